@@ -1,0 +1,165 @@
+"""What a worker says to the agent of its node: JSON lines over a Unix socket, in the node's private folder.
+
+The worker's side is `Link` (blocking, a few lines, standard library + msgspec). The socket's path is in
+EVERSTEP_AGENT. A worker that never connects still runs: it only has no beacon and no checkpoints.
+"""
+
+import os
+import socket
+from typing import TypeVar
+
+import msgspec
+
+AGENT_VARIABLE = "EVERSTEP_AGENT"
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """First line of every connection. Answer: Welcome."""
+
+    pid: int
+    rank: int
+    local_rank: int
+    round: int
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The agent knows this worker."""
+
+    job: str
+    store: str
+    """URI of the store."""
+
+
+class Announce(msgspec.Struct, frozen=True, tag=True):
+    """The worker's state needs `capacity` bytes a slot. Answer: Segment."""
+
+    capacity: int
+
+
+class Segment(msgspec.Struct, frozen=True, tag=True):
+    """The shared memory file of this worker: a control page, then `slots` slots of `capacity` bytes."""
+
+    path: str
+    slots: int
+    capacity: int
+
+
+class Acquire(msgspec.Struct, frozen=True, tag=True):
+    """The worker wants to stage `iteration`. Answer: Slot, as soon as one may be overwritten."""
+
+    iteration: int
+
+
+class Slot(msgspec.Struct, frozen=True, tag=True):
+    """Write at most `capacity` bytes at `offset` of the segment."""
+
+    slot: int
+    offset: int
+    waited_s: float
+    """How long no slot was free: told in the ledger, never silent."""
+
+
+class Staged(msgspec.Struct, frozen=True, tag=True):
+    """The commit of a stage: `size` bytes of safetensors in `slot` are whole. Answer: Done."""
+
+    slot: int
+    iteration: int
+    size: int
+    persist: bool
+    """Copy it to the store now, whatever the interval says."""
+
+
+class Flush(msgspec.Struct, frozen=True, tag=True):
+    """Wait until `iteration` is committed in the store. Answer: Done with its manifest key, or Problem."""
+
+    iteration: int
+
+
+class Fetch(msgspec.Struct, frozen=True, tag=True):
+    """What does this round start from? Answer: Fetched, when the bytes lie verified in this node's memory."""
+
+
+class Fetched(msgspec.Struct, frozen=True, tag=True):
+    """Read `size` bytes at `offset` of `path`; `path` is empty when the round starts from nothing."""
+
+    path: str
+    offset: int
+    size: int
+    round: int
+    iteration: int
+    digest: str
+    """xxh3_128 of those bytes, to be checked while copying."""
+    source: str
+    """memory | peer NODE | store KEY"""
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """Telemetry of one iteration: metric names and values. No answer."""
+
+    iteration: int
+    values: dict[str, float | int | str]
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """As asked."""
+
+    detail: str = ""
+
+
+class Problem(msgspec.Struct, frozen=True, tag=True):
+    """Not as asked; one line that says why and how to mend it."""
+
+    message: str
+
+
+Request = Hello | Announce | Acquire | Staged | Flush | Fetch | Report
+Reply = Welcome | Segment | Slot | Fetched | Done | Problem
+
+_reply = msgspec.json.Decoder(Reply)
+_encode = msgspec.json.Encoder().encode
+R = TypeVar("R")
+
+
+class LinkError(ConnectionError):
+    """The agent went away, or answered with a Problem."""
+
+
+class Link:
+    """A worker's connection to its agent. Not thread-safe: one Link a thread."""
+
+    def __init__(self, path: str, hello: Hello) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._lines = self._socket.makefile("rb")
+        self.welcome = self.ask(hello, Welcome)
+
+    @classmethod
+    def from_environment(cls) -> "Link | None":
+        """The link of this worker, or None where no agent started it."""
+        path = os.environ.get(AGENT_VARIABLE)
+        if not path:
+            return None
+        number = {name: int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "EVERSTEP_ROUND")}
+        return cls(path, Hello(os.getpid(), number["RANK"], number["LOCAL_RANK"], number["EVERSTEP_ROUND"]))
+
+    def tell(self, request: Request) -> None:
+        """Send without waiting for an answer (Report)."""
+        self._socket.sendall(_encode(request) + b"\n")
+
+    def ask(self, request: Request, answer: type[R]) -> R:
+        """Send and wait for the answer of that type. Raises LinkError for a Problem or a lost agent."""
+        self.tell(request)
+        line = self._lines.readline()
+        if not line:
+            raise LinkError("the agent of this node is gone")
+        reply = _reply.decode(line)
+        if isinstance(reply, Problem):
+            raise LinkError(reply.message)
+        if not isinstance(reply, answer):
+            raise LinkError(f"expected {answer.__name__}, the agent answered {type(reply).__name__}")
+        return reply
+
+    def close(self) -> None:
+        """Hang up."""
+        self._lines.close()
+        self._socket.close()

@@ -1,0 +1,172 @@
+"""What an agent and its job's master say to each other: JSON bodies over HTTP, one Struct each.
+
+Every request carries `Authorization: Bearer TOKEN` and names the node. Every reply carries the master's epoch: an
+agent refuses a reply of a lower epoch than it has seen. `PROTOCOL` is raised when a field changes its meaning.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+PROTOCOL = 1
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """A whole staged shard that somebody can serve: in a node's memory (`node`) or in the store (`key`)."""
+
+    round: int
+    iteration: int
+    shard: int = 0
+    shards: int = 1
+    size: int = 0
+    """Bytes of the safetensors file."""
+    node: str = ""
+    address: str = ""
+    """host:port of the agent that serves it from memory."""
+    index: int = 0
+    """Which segment of that agent holds it (the local rank that staged it)."""
+    key: str = ""
+    """Object in the store."""
+    digest: str = ""
+    """xxh3_128 as 32 hex digits; empty while the agent is still computing it (then asked for when read)."""
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """The one state that a round starts from, and for each shard the places to read it, best first.
+
+    `sources` is the same for every node; a node that holds a shard itself reads its own memory first.
+    """
+
+    round: int
+    iteration: int
+    sources: tuple[Holding, ...]
+    reason: str
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A node's place in a round."""
+
+    node: str
+    host: str
+    address: str
+    slots: int
+
+
+class Round(msgspec.Struct, frozen=True):
+    """One agreed membership: members per role, in rank order. A new round restarts the workers."""
+
+    number: int
+    members: dict[str, tuple[Member, ...]]
+    master_addr: str
+    master_port: int
+    restore: Restore | None
+    reason: str
+
+
+class Join(msgspec.Struct, frozen=True):
+    """POST /v1/join: an agent asks to be in the next round. Answered with a Seat, or 204 after the long poll."""
+
+    node: str
+    role: str
+    host: str
+    slots: int
+    address: str
+    """host:port of the agent's own server."""
+    master_port: int
+    """A port that is free on this host for torch's rendezvous, should this node get rank 0."""
+    holdings: tuple[Holding, ...] = ()
+    after_round: int = 0
+    """The last round this agent was in: it wants a later one."""
+    protocol: int = PROTOCOL
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """Where a node sits in a round: all that it needs to start its workers."""
+
+    epoch: int
+    round: int
+    role: str
+    group_rank: int
+    group_world_size: int
+    first_rank: int
+    """Global rank of this node's first worker; the others follow."""
+    world_size: int
+    role_first_rank: int
+    role_world_size: int
+    master_addr: str
+    master_port: int
+    restart_count: int
+    """Rounds of this job before this one."""
+    restore: Restore | None
+    persists: bool
+    """This node persists the replicated shard of this round."""
+
+
+class Action(StrEnum):
+    """What the master tells an agent to do next."""
+
+    CONTINUE = "continue"
+    REJOIN = "rejoin"
+    """The round is over: kill the workers and join again."""
+    LEAVE = "leave"
+    """End the workers, release everything, exit 0."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """POST /v1/heartbeat: a long poll. Answered at once when there is something to do, else when it ends."""
+
+    node: str
+    round: int
+    iteration: int = 0
+    phase: str = ""
+    telemetry: tuple[dict[str, float | int | str], ...] = ()
+    """What the workers reported since the last heartbeat, each with v, time, round, iteration, rank."""
+    seen: int = 0
+    """The last `Directive.number` this agent carried out."""
+
+
+class Directive(msgspec.Struct, frozen=True):
+    """The answer to a heartbeat."""
+
+    epoch: int
+    number: int
+    action: Action
+    reason: str = ""
+
+
+class WorkerExit(msgspec.Struct, frozen=True):
+    """POST /v1/fault: a worker of this node died otherwise than by finishing."""
+
+    node: str
+    round: int
+    rank: int
+    local_rank: int
+    exit_code: int
+    """As subprocess has it: negative for a signal."""
+    iteration: int
+    error: str = ""
+    """The traceback or last words, at most 16 KiB."""
+    time: float = 0.0
+    """Unix time of the death."""
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """POST /v1/finished: all workers of this node ended the round with exit 0."""
+
+    node: str
+    round: int
+
+
+class Persisted(msgspec.Struct, frozen=True):
+    """POST /v1/persisted: a shard lies whole in the store. Answered when the master has journaled it."""
+
+    node: str
+    holding: Holding
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """The answer to what needs none."""
+
+    epoch: int
+    committed: str = ""
+    """To Persisted: the key of the checkpoint's manifest, once it is visible."""

@@ -1,0 +1,63 @@
+"""Where nodes come from, behind one Protocol: processes of this machine (`process`); pods come later.
+
+May import `runtime.job` and the standard library. The master compares what it wants with `observe()` and calls
+`create` and `delete`; both may be repeated without harm.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+
+class NodeRequest(msgspec.Struct, frozen=True):
+    """A node that the master wants. The name is deterministic: a second create of it does nothing."""
+
+    name: str
+    role: str
+    host: str
+    """Where it shall run; empty: anywhere. Locally `local-0`, `local-1`..."""
+    environment: Mapping[str, str]
+    """EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER...; never written into a command line."""
+    arguments: Sequence[str]
+    """For `python -m runtime.agent`."""
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A node that exists."""
+
+    name: str
+    uid: str
+    """Tells this incarnation from a later one of the same name (locally pid and start time)."""
+    role: str
+    host: str
+
+
+class Gone(msgspec.Struct, frozen=True):
+    """A node ceased to exist."""
+
+    name: str
+    uid: str
+    exit_code: int | None
+    """None where nobody can know it (adopted nodes)."""
+    reason: str
+
+
+class Platform(Protocol):
+    """A maker of nodes for one job."""
+
+    async def observe(self) -> list[Node]:
+        """The job's nodes that exist now, also those an earlier master made."""
+        ...
+
+    async def create(self, request: NodeRequest) -> Node:
+        """Make the node, or return it when it exists."""
+        ...
+
+    async def delete(self, name: str, uid: str) -> None:
+        """End that incarnation with everything it started and held (workers, shared memory). Idempotent."""
+        ...
+
+    def gone(self) -> AsyncIterator[Gone]:
+        """Yields as soon as a node that `observe` or `create` returned is gone."""
+        ...
