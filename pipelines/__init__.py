@@ -1,0 +1,1 @@
+"""Pipelines to copy: one file each, one screen each."""

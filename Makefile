@@ -1,0 +1,42 @@
+# make finetune: everything from nothing. make test: every check. make help: the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help finetune test test-fast lint bench accept-main-job soak clean
+.DEFAULT_GOAL := help
+
+help:  ## what can be made
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "make: Python 3.11 or newer is needed, this is %d.%d; say make PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	-@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib everstep runtime steps pipelines >/dev/null 2>&1
+	@touch $@
+
+finetune: $(READY)  ## install, then fine-tune a small Llama on real text, on this machine
+	$(BIN)/python pipelines/llama_finetune.py
+
+lint: $(READY)  ## style, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+test: lint  ## lint, then all tests; says what this machine could not run and why
+	$(BIN)/python -m pytest -rs
+
+bench: $(READY)  ## the README's figures: steps' times, recovery after a kill, memory (about 10 minutes)
+	$(BIN)/python -m benchmarks.main_job
+
+accept-main-job: $(READY)  ## every line the main job promises: wanted, measured, holds or not
+	$(BIN)/python -m benchmarks.accept_main_job
+
+soak: $(READY)  ## kills at many random moments (about an hour)
+	$(BIN)/python -m pytest -rs tests/faults --soak
+
+clean:  ## remove what was installed and run
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

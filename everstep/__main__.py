@@ -1,0 +1,7 @@
+"""`python -m everstep`: the `everstep` command where its script is not on the PATH."""
+
+import sys
+
+from everstep.cli import main
+
+sys.exit(main())

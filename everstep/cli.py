@@ -1,0 +1,45 @@
+"""The `everstep` command: one verb a file in `everstep/commands`, imported only when it is called."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from everstep.version import VERSION
+
+VERBS = {
+    "workflow": "run, lint, watch, resume, retry or stop an Argo manifest on this machine",
+    "scale": "change the number of nodes of a running job",
+}
+EXAMPLES = """examples:
+  python pipelines/llama_finetune.py                   run a pipeline here
+  everstep workflow run pipeline.yaml                  run any supported Argo manifest here
+  everstep workflow get llama-finetune-x7k2            what a run's steps do
+  everstep scale llama-finetune-x7k2 --nodes 1         shrink its training to one node
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the verb, hand over; returns the exit code (0 done, 2 bad input)."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="everstep",
+        description="Training pipelines that survive.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"everstep {VERSION}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    called = next((word for word in given if not word.startswith("-")), None)
+    for verb, text in VERBS.items():
+        below = verbs.add_parser(verb, help=text, description=text)
+        if verb == called:
+            module = importlib.import_module(f"everstep.commands.{verb}")
+            module.configure(below)
+            below.set_defaults(run=module.run)
+    chosen = parser.parse_args(given)
+    return chosen.run(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Fine-tune a Llama on checked machines: corpus -> tokenize -> train -> evaluate, and a report whatever happens."""
+
+from dataclasses import dataclass
+
+from hera.workflows import DAG, Workflow
+
+import everstep
+from steps import check, corpus, evaluate, preprocess, report, train
+
+
+@dataclass(frozen=True)
+class Config:
+    """Each field is a flag of this file and a parameter of the workflow."""
+
+    corpus: str = ""
+    """Comma separated paths and globs of text; empty: the sources and topics that every Python carries."""
+    tokenizer: str = ""
+    """A tokenizer.json or a Hugging Face directory; empty: a byte-level BPE is trained on the corpus."""
+    model: str = "tiny"
+    """tiny (a few million random weights) or a Hugging Face directory of a Llama."""
+    script: str = ""
+    """A training script of yours instead of steps/train/llama.py."""
+    nodes: int = 2
+    """Nodes that train together."""
+    min_nodes: int = 1
+    """With fewer healthy nodes the training waits, then gives up."""
+    iterations: int = 200
+    """Optimizer steps."""
+
+    def check(self) -> None:
+        """Raise for input that no step could use, before anything starts."""
+        corpus.Config(source=self.corpus).check()
+        preprocess.Config(tokenizer=self.tokenizer).check()
+        train.Config(
+            model=self.model, script=self.script, nodes=self.nodes, min_nodes=self.min_nodes, iterations=self.iterations
+        ).check()
+
+
+def build(config: Config) -> Workflow:
+    """The workflow; the same object runs here and on Argo."""
+    with Workflow(
+        generate_name="llama-finetune-", entrypoint="main", arguments=everstep.parameters(config)
+    ) as workflow:
+        with DAG(name="main"):
+            text = corpus.task(source=everstep.parameter("corpus"))
+            tokens = preprocess.task("tokenize", input=text.uri, tokenizer=everstep.parameter("tokenizer"))
+            health = check.task(nodes=everstep.parameter("nodes"), min_nodes=everstep.parameter("min_nodes"))
+            trained = train.task(
+                dataset=tokens.uri,
+                model=everstep.parameter("model"),
+                script=everstep.parameter("script"),
+                nodes=everstep.parameter("nodes"),
+                min_nodes=everstep.parameter("min_nodes"),
+                iterations=everstep.parameter("iterations"),
+                avoid_hosts=health.avoid_hosts,
+            )
+            score = evaluate.task(
+                checkpoint=trained.checkpoint, validation=tokens.validation, model=everstep.parameter("model")
+            )
+            text >> tokens >> trained >> score
+            health >> trained
+        report.on_exit(workflow)
+    return workflow
+
+
+if __name__ == "__main__":
+    everstep.submit(build, Config)

@@ -1,0 +1,148 @@
+"""How every step begins and ends: flags from its config, outputs to files, errors in one line, exit codes.
+
+Exit codes: 0 done, 1 the training's own error, 2 bad input, 3 no healthy quorum, 75 infrastructure (try again),
+143 told to end (SIGTERM).
+"""
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from everstep import flags
+from everstep.errors import BadInput
+
+BAD_INPUT = 2
+NO_QUORUM = 3
+TRY_AGAIN = 75
+TERMINATED = 128 + signal.SIGTERM
+
+
+class StepError(BadInput):
+    """The step cannot go on: one line that says what, where and how to mend it, and the exit code."""
+
+    def __init__(self, message: str, code: int = BAD_INPUT) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class StepConfig(Protocol):
+    """What each step's frozen dataclass has besides its own parameters."""
+
+    @property
+    def store(self) -> str:
+        """URI of the store: a directory."""
+        ...
+
+    @property
+    def run(self) -> str:
+        """Name of the run this step belongs to."""
+        ...
+
+    @property
+    def outputs(self) -> str:
+        """Folder for output parameters and artifacts, one file each."""
+        ...
+
+    def check(self) -> None:
+        """Raise StepError for what can be known before anything starts. Cheap; standard library only."""
+        ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a step gives."""
+
+    summary: str
+    """One line for a person: `214 documents  11.8 MB`."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """Output parameters by name."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Anything the report tells of this step (JSON)."""
+    artifacts: Mapping[str, Path] = field(default_factory=dict)
+    """Output artifacts by name: a file or a folder."""
+
+
+C = TypeVar("C", bound=StepConfig)
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived. A BaseException, so that only `main` and cleanup (`finally`) see it."""
+
+
+def _terminate(signum: int, frame: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Terminated
+
+
+def main(step: str, config_type: type[C], run: Callable[[C], Result]) -> NoReturn:
+    """Run a step as a process: parse the flags, check them, work, write the outputs and the summary, exit."""
+    config = flags.parse(config_type, f"python -m steps.{step}", _help(step, config_type))
+    signal.signal(signal.SIGTERM, _terminate)
+    started = time.time()
+    try:
+        config.check()
+        result = run(config)
+        _write(step, config, result, time.time() - started)
+    except StepError as error:
+        print(f"{step}: {error}", file=sys.stderr)
+        sys.exit(error.code)
+    except Terminated:
+        print(f"{step}: told to end", file=sys.stderr)
+        sys.exit(TERMINATED)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        place = error.filename or config.store
+        print(f"{step}: no space left on the disk of {place}; free some, or choose another --store", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    print(result.summary, file=sys.stderr)
+    sys.exit(0)
+
+
+def _help(step: str, config_type: type[Any]) -> str:
+    example = f"python -m steps.{step} --store runs/store --outputs /tmp/out"
+    return f"{(config_type.__doc__ or '').strip()}\n\nExample: {example}"
+
+
+def _write(step: str, config: StepConfig, result: Result, seconds: float) -> None:
+    """Outputs as files, each under its final name only when whole; then the summary for the report."""
+    folder = Path(config.outputs)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in result.outputs.items():
+        _replace(folder / name, value.encode())
+    for name, source in result.artifacts.items():
+        target = folder / name
+        if source.resolve() == target.resolve():
+            continue
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        else:
+            _replace(target, source.read_bytes())
+
+    from runtime.store import open_store
+
+    told = {
+        "step": step,
+        "summary": result.summary,
+        "seconds": round(seconds, 3),
+        "facts": dict(result.facts),
+        "settings": dataclasses.asdict(config),  # type: ignore[call-overload]
+    }
+    open_store(config.store).put(f"runs/{config.run}/steps/{step}.json", json.dumps(told, indent=1).encode())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_bytes(data)
+    fresh.replace(path)

@@ -1,0 +1,117 @@
+"""From a step's config to its Hera template: every field is a flag, every flag an input parameter.
+
+A template is a plain Hera `Container`; `StepTask` is a plain Hera `Task` on which an output parameter is an attribute.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hera.workflows import (
+    Artifact,
+    Container,
+    EmptyDirVolume,
+    NoneArchiveStrategy,
+    Parameter,
+    Resources,
+    RetryStrategy,
+    Task,
+)
+from hera.workflows import models as argo
+
+from everstep.version import IMAGE
+
+OUTPUTS = "/tmp/outputs"
+"""Where a pod's step leaves its outputs."""
+GIVEN = {"store": "{{workflow.parameters.store}}", "run": "{{workflow.name}}", "outputs": OUTPUTS}
+"""The fields that every config has, and what they are in any workflow. The workflow has a parameter `store`."""
+RETRY = RetryStrategy(
+    limit=3,
+    retry_policy="Always",
+    expression="lastRetry.status == 'Error' || !(asInt(lastRetry.exitCode) in [0, 1, 2, 3])",
+    backoff=argo.Backoff(duration="1", factor=2),
+)
+"""Again after whatever is not the user's: a lost pod, a kill, exit 75. Codes 1, 2 and 3 would come again."""
+
+
+class StepTask(Task):
+    """A Hera task; `task.uri` is `{{tasks.NAME.outputs.parameters.uri}}` for each output of its template."""
+
+    def __getattr__(self, name: str) -> str:
+        template = self.__dict__.get("template")
+        outputs = getattr(template, "outputs", None) or []
+        if any(isinstance(output, Parameter) and output.name == name.replace("_", "-") for output in outputs):
+            return f"{{{{tasks.{self.name}.outputs.parameters.{name.replace('_', '-')}}}}}"
+        raise AttributeError(f"step {self.__dict__.get('name')} has no output {name}")
+
+
+def step_template(
+    step: str,
+    config: type[Any],
+    *,
+    title: str,
+    description: str,
+    outputs: Sequence[str] = (),
+    artifacts: Sequence[str] = (),
+    fixed: Mapping[str, str] = {},
+    cpu: float = 1,
+    memory: str = "2Gi",
+    shared_memory: str = "",
+    deadline_s: int | None = None,
+) -> Container:
+    """The template that runs `python -m steps.<step>` with a flag for each field of `config`.
+
+    `fixed` gives fields a value (or an Argo variable) instead of an input; `shared_memory` a /dev/shm of that size.
+    """
+    given = {**GIVEN, **fixed}
+    inputs = [
+        Parameter(name=_flag(entry.name), default=str(entry.default), description=_one_line(config, entry.name))
+        for entry in dataclasses.fields(config)
+        if entry.name not in given
+    ]
+    arguments = [
+        f"--{_flag(entry.name)}={given.get(entry.name, f'{{{{inputs.parameters.{_flag(entry.name)}}}}}')}"
+        for entry in dataclasses.fields(config)
+    ]
+    files = [Parameter(name=_flag(name), value_from=argo.ValueFrom(path=f"{OUTPUTS}/{name}")) for name in outputs]
+    files += [Artifact(name=_flag(_stem(n)), path=f"{OUTPUTS}/{n}", archive=NoneArchiveStrategy()) for n in artifacts]
+    return Container(
+        name=step,
+        image=IMAGE,
+        command=["python", "-m", f"steps.{step}"],
+        args=arguments,
+        inputs=inputs,
+        outputs=files,
+        annotations={"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description},
+        resources=Resources(cpu_request=cpu, memory_request=memory, memory_limit=memory),
+        retry_strategy=RETRY,
+        active_deadline_seconds=deadline_s,
+        volumes=[EmptyDirVolume(name="shared-memory", mount_path="/dev/shm", medium="Memory", size_limit=shared_memory)]
+        if shared_memory
+        else None,
+        pod_security_context=argo.PodSecurityContext(run_as_non_root=True, run_as_user=1000, fs_group=1000),
+    )
+
+
+def step_task(template: Container, name: str, arguments: Mapping[str, Any]) -> StepTask:
+    """A task of that template; argument names are the config's fields."""
+    known = {parameter.name for parameter in template.inputs or [] if isinstance(parameter, Parameter)}
+    values = {_flag(key): str(value) for key, value in arguments.items()}
+    if unknown := sorted(set(values) - known):
+        raise TypeError(f"step {template.name} has no input {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    return StepTask(name=name, template=template, arguments=values)
+
+
+def _flag(field: str) -> str:
+    return field.replace("_", "-")
+
+
+def _stem(name: str) -> str:
+    return name.rsplit(".", 1)[0]
+
+
+def _one_line(config: type[Any], field: str) -> str | None:
+    """The first line of the string below the field in the dataclass's source, which is also its help."""
+    from everstep.flags import field_help
+
+    return field_help(config, field) or None

@@ -1,0 +1,64 @@
+"""What `python pipelines/llama_finetune.py` says before it starts anything."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PIPELINE = ROOT / "pipelines" / "llama_finetune.py"
+
+
+def pipeline(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The pipeline as a user calls it, in an empty folder."""
+    return subprocess.run(
+        [sys.executable, str(PIPELINE), *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_printed_manifest_is_a_workflow_with_every_step(tmp_path: Path) -> None:
+    shown = pipeline("-o", "yaml", "--nodes", "3", cwd=tmp_path)
+    manifest = yaml.safe_load(shown.stdout)
+    templates = {template["name"]: template for template in manifest["spec"]["templates"]}
+    tasks = {task["name"]: task for task in templates["main"]["dag"]["tasks"]}
+    assert shown.returncode == 0
+    assert set(tasks) == {"corpus", "tokenize", "check", "train", "evaluate"}
+    assert tasks["train"]["depends"] == "tokenize && check"
+    assert manifest["spec"]["onExit"] == "report"
+    assert {"name": "nodes", "value": "3"} in manifest["spec"]["arguments"]["parameters"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--corpus", "nothing-*.jsonl"], "nothing-*.jsonl"),
+        (["--nodes", "0"], "nodes"),
+        (["--nodes", "1", "--min-nodes", "2"], "min"),
+        (["--nonsense", "1"], "--nonsense"),
+        (["--target", "argo"], "argo"),
+        (["--model", "no/such/model"], "no/such/model"),
+        (["--tokenizer", "no/such/tokenizer.json"], "no/such/tokenizer.json"),
+        (["--script", "no/such/script.py"], "no/such/script.py"),
+        (["--iterations", "0"], "iterations"),
+        (["--name", "../up"], "../up"),
+    ],
+)
+def test_bad_input_is_one_line_exit_code_2_and_nothing_written(arguments: list[str], part: str, tmp_path: Path) -> None:
+    run = pipeline(*arguments, cwd=tmp_path)
+    assert run.returncode == 2, run.stderr
+    assert part in run.stderr
+    assert run.stderr.strip().count("\n") == 0, run.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_folder_without_weights_is_refused_by_name(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    run = pipeline("--model", str(model), cwd=tmp_path)
+    assert run.returncode == 2
+    assert "safetensors" in run.stderr
+    assert run.stderr.strip().count("\n") == 0
