@@ -1,0 +1,21 @@
+"""Token datasets in Megatron's indexed format, the order in which training reads them, and finished data in the store.
+
+Imports numpy and the standard library; of Everstep only `runtime.store`. The story begins in `dataset`.
+"""
+
+from runtime.data.dataset import TokenDataset, open_dataset
+from runtime.data.errors import DatasetError
+from runtime.data.indexed import IndexedDataset, IndexedWriter, token_dtype, write_index
+from runtime.data.sampler import Sampler, sample_count
+
+__all__ = [
+    "DatasetError",
+    "IndexedDataset",
+    "IndexedWriter",
+    "Sampler",
+    "TokenDataset",
+    "open_dataset",
+    "sample_count",
+    "token_dtype",
+    "write_index",
+]

@@ -1,0 +1,87 @@
+"""Faults on purpose: named points in the code at which a test kills, stops or ends the process that passes by.
+
+`point("checkpoint.after_copy", iteration=7)` does nothing unless EVERSTEP_FAULT names it. Imports the standard library
+only. The rules, separated by ';':
+
+    EVERSTEP_FAULT="checkpoint.mid_copy,iteration=7,node=worker-1-0=kill;train.iteration,rank=1=exit:3"
+
+Conditions are compared with the point's facts, then with EVERSTEP_NODE (node), RANK (rank) and LOCAL_RANK
+(local_rank). Each rule fires once in a job, in whatever process comes first: the file EVERSTEP_FAULT_DIR/<point> (the
+second rule for the same point: <point>.2, and so on) is created first, so that a test can assert that it fired.
+"""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["FAULT_DIR_VARIABLE", "FAULT_VARIABLE", "Rule", "parse_rules", "point"]
+
+FAULT_VARIABLE = "EVERSTEP_FAULT"
+FAULT_DIR_VARIABLE = "EVERSTEP_FAULT_DIR"
+_IMPLIED = {"node": "EVERSTEP_NODE", "rank": "RANK", "local_rank": "LOCAL_RANK"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Do `action` (kill, stop, exit:CODE) at `point` when every condition holds; the file `mark` tells of it."""
+
+    point: str
+    conditions: tuple[tuple[str, str], ...]
+    action: str
+    mark: str
+
+
+def point(name: str, **facts: object) -> None:
+    """A place where a test may want this process to die. Free when EVERSTEP_FAULT is unset."""
+    text = os.environ.get(FAULT_VARIABLE)
+    if not text:
+        return
+    folder = Path(os.environ[FAULT_DIR_VARIABLE])
+    for rule in parse_rules(text):
+        if rule.point == name and _holds(rule, facts, os.environ) and _first(rule, folder):
+            _act(rule.action)
+
+
+def parse_rules(text: str) -> Iterator[Rule]:
+    """The rules in the text of EVERSTEP_FAULT. Raises ValueError for one that cannot be read."""
+    seen: Counter[str] = Counter()
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        head, equals, action = part.rpartition("=")
+        name, *conditions = head.split(",")
+        pairs = tuple((key, value) for key, _, value in (condition.partition("=") for condition in conditions))
+        if not equals or not name or not _is_action(action) or not all(key and value for key, value in pairs):
+            raise ValueError(f"{FAULT_VARIABLE}: cannot read {part!r}; write POINT[,FACT=VALUE]...=kill|stop|exit:CODE")
+        seen[name] += 1
+        yield Rule(name, pairs, action, name if seen[name] == 1 else f"{name}.{seen[name]}")
+
+
+def _is_action(action: str) -> bool:
+    return action in ("kill", "stop") or (action.startswith("exit:") and action[5:].isdigit())
+
+
+def _holds(rule: Rule, facts: Mapping[str, object], environment: Mapping[str, str]) -> bool:
+    for key, wanted in rule.conditions:
+        found = facts[key] if key in facts else environment.get(_IMPLIED.get(key, ""))
+        if found is None or str(found) != wanted:
+            return False
+    return True
+
+
+def _first(rule: Rule, folder: Path) -> bool:
+    try:
+        os.close(os.open(folder / rule.mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _act(action: str) -> None:
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        os._exit(int(action.removeprefix("exit:")))

@@ -132,6 +132,8 @@ class Directive(msgspec.Struct, frozen=True):
     number: int
     action: Action
     reason: str = ""
+    round: int = 0
+    """The round that REJOIN ends: an agent that has a seat in a later one ignores it."""
 
 
 class WorkerExit(msgspec.Struct, frozen=True):
@@ -164,9 +166,17 @@ class Persisted(msgspec.Struct, frozen=True):
     holding: Holding
 
 
+class Scale(msgspec.Struct, frozen=True):
+    """POST /v1/scale: so many nodes of this role, within the bounds of the job's spec."""
+
+    nodes: int
+    role: str = "worker"
+
+
 class Ack(msgspec.Struct, frozen=True):
     """The answer to what needs none."""
 
     epoch: int
     committed: str = ""
-    """To Persisted: the key of the checkpoint's manifest, once it is visible."""
+    """To Persisted: the key of the checkpoint's manifest, once it is visible. While other shards are missing the
+    answer waits some seconds and may then be empty: post the same again to wait on."""

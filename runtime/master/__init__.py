@@ -1,0 +1,11 @@
+"""The master: the shell around the brain. HTTP server, journal, clock, and the loop that makes nodes as wanted.
+
+The story begins in `run.run`. `desk` stands between: it feeds events to the brain, journals what it decides and only
+then shows the new state to everybody else. May import `runtime.job`, `runtime.store`, `runtime.platform`,
+`runtime.faults`.
+"""
+
+from runtime.master.journal import find_master, read_journal
+from runtime.master.run import Outcome, Progress, run
+
+__all__ = ["Outcome", "Progress", "find_master", "read_journal", "run"]

@@ -1,0 +1,104 @@
+"""Finished data: a folder of the store whose manifest is created last, so that it is there whole or not at all.
+
+A `Draft` is where it grows: a hidden folder beside its final place, locked while its writer lives. Drafts whose
+writer died are removed by the next writer. Content decides the name, so two writers of one folder write the same.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.store import NoSuchKey, open_store
+
+_DRAFT = ".draft-"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A folder that is not yet visible; `commit` makes it so."""
+
+    folder: Path
+    store: str
+    key: str
+    manifest: str
+
+    def commit(self, meta: Mapping[str, Any]) -> None:
+        """Make what is in the folder durable, give it its final name, then create the manifest."""
+        for path in sorted(self.folder.rglob("*")):
+            if path.is_file():
+                _sync(path)
+        final = local_root(self.store) / self.key
+        try:
+            self.folder.rename(final)
+        except OSError as error:
+            # Somebody was first with the same content: a final name is only ever given to a whole folder.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        _sync(final.parent)
+        open_store(self.store).create(f"{self.key}/{self.manifest}", _json(meta))
+
+
+def local_root(store: str) -> Path:
+    """The folder of a directory store, absolute."""
+    return Path(store.removeprefix("file://")).absolute()
+
+
+def find(store: str, key: str, manifest: str) -> dict[str, Any] | None:
+    """The manifest of finished data, None while there is none."""
+    try:
+        return json.loads(open_store(store).get(f"{key}/{manifest}"))
+    except NoSuchKey:
+        return None
+
+
+@contextmanager
+def draft(store: str, key: str, manifest: str) -> Iterator[Draft]:
+    """A new, empty folder for the data `key` (`corpora/<digest>`). What was not committed is removed at the end."""
+    parent = (local_root(store) / key).parent
+    parent.mkdir(parents=True, exist_ok=True)
+    _sweep(parent)
+    folder = parent / f"{_DRAFT}{Path(key).name}-{os.getpid()}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Draft(folder, store, key, manifest)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the drafts whose writers are gone: nobody holds their lock."""
+    for path in parent.glob(f"{_DRAFT}*"):
+        try:
+            lock = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(lock)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _json(meta: Mapping[str, Any]) -> bytes:
+    return (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode()

@@ -1,0 +1,138 @@
+"""Megatron's indexed dataset: `NAME.bin` holds the tokens of all documents, `NAME.idx` where each begins.
+
+`.idx`, little-endian: 9 bytes magic, u64 version 1, u8 dtype code, u64 N sequences, u64 D document indices, N int32
+lengths in tokens, N int64 byte offsets into `.bin`, D int64 indices of the sequences at which documents begin (the
+first is 0, the last N). The same bytes as Megatron-LM's `IndexedDatasetBuilder` and GPT-NeoX's
+`MMapIndexedDatasetBuilder` write for the same documents. Here every document is one sequence.
+"""
+
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.data.errors import DatasetError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+DTYPES: dict[int, type[np.generic]] = {
+    1: np.uint8,
+    2: np.int8,
+    3: np.int16,
+    4: np.int32,
+    5: np.int64,
+    6: np.float64,
+    7: np.float32,
+    8: np.uint16,
+}
+CODES = {np.dtype(kind): code for code, kind in DTYPES.items()}
+UINT16_BELOW = 65500
+"""Vocabularies smaller than this are stored in 16 bits (Megatron-LM, `DType.optimal_dtype`)."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The type that Megatron's tools choose for a vocabulary of that size."""
+    return np.dtype(np.uint16 if vocab_size < UINT16_BELOW else np.int32)
+
+
+def write_index(path: Path, dtype: npt.DTypeLike, lengths: npt.ArrayLike) -> None:
+    """Write `path` (the `.idx`) for documents of those lengths (tokens, in order), durably and whole or not at all."""
+    kind = np.dtype(dtype)
+    sizes = np.asarray(lengths, dtype="<i4")
+    offsets = np.zeros(len(sizes), dtype="<i8")
+    np.cumsum(sizes[:-1].astype("<i8") * kind.itemsize, out=offsets[1:])
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with fresh.open("wb") as file:
+        file.write(HEADER.pack(MAGIC, VERSION, CODES[kind], len(sizes), len(sizes) + 1))
+        file.write(sizes.tobytes())
+        file.write(offsets.tobytes())
+        file.write(np.arange(len(sizes) + 1, dtype="<i8").tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+class IndexedWriter:
+    """Writes documents one after another; the `.idx` comes last, when the `with` block ends without an error."""
+
+    def __init__(self, prefix: Path, dtype: npt.DTypeLike) -> None:
+        """`prefix` without suffix: `prefix.bin` and `prefix.idx` are written."""
+        self.dtype = np.dtype(dtype)
+        self._index = _path(prefix, "idx")
+        self._file = _path(prefix, "bin").open("wb")
+        self._lengths: list[int] = []
+
+    def add(self, tokens: npt.ArrayLike | Sequence[int]) -> None:
+        """One document; one of no tokens is left out, as by Megatron's writers."""
+        array = np.asarray(tokens, dtype=self.dtype)
+        if array.size:
+            self._file.write(array.tobytes())
+            self._lengths.append(array.size)
+
+    def __enter__(self) -> "IndexedWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._file.close()
+        if kind is None:
+            write_index(self._index, self.dtype, self._lengths)
+
+
+class IndexedDataset:
+    """An indexed dataset, mapped into memory: `dataset[i]` is sequence i. Raises DatasetError when it is none."""
+
+    def __init__(self, prefix: Path) -> None:
+        index, data = _path(prefix, "idx"), _path(prefix, "bin")
+        for path in (index, data):
+            if not path.is_file():
+                raise DatasetError(f"{path}: no such file; an indexed dataset is a .bin and an .idx")
+        raw = np.memmap(index, dtype=np.uint8, mode="r") if index.stat().st_size else np.empty(0, np.uint8)
+        code, count, documents = _header(index, raw)
+        self.dtype = np.dtype(DTYPES[code])
+        start = HEADER.size
+        self.lengths: npt.NDArray[np.int32] = np.frombuffer(raw, "<i4", count, start)
+        """Tokens of each sequence, (N,)."""
+        self.offsets: npt.NDArray[np.int64] = np.frombuffer(raw, "<i8", count, start + 4 * count)
+        """Byte at which each sequence begins, (N,)."""
+        self.documents: npt.NDArray[np.int64] = np.frombuffer(raw, "<i8", documents, start + 12 * count)
+        """Index of the first sequence of each document and, last, N: (documents + 1,)."""
+        size, wanted = data.stat().st_size, int(self.lengths.sum(dtype=np.int64)) * self.dtype.itemsize
+        if size != wanted:
+            raise DatasetError(f"{data}: {size} bytes where its .idx says {wanted}; the dataset is half-written")
+        self.tokens: np.ndarray = np.memmap(data, dtype=self.dtype, mode="r") if size else np.empty(0, self.dtype)
+        """All tokens, one after another, 1-D."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sequence {index} of {len(self)}")
+        start = int(self.offsets[index]) // self.dtype.itemsize
+        return self.tokens[start : start + int(self.lengths[index])]
+
+
+def _header(path: Path, raw: np.ndarray) -> tuple[int, int, int]:
+    if len(raw) < HEADER.size or bytes(raw[:9]) != MAGIC:
+        raise DatasetError(f"{path}: not a Megatron index (its first bytes are not MMIDIDX)")
+    _, version, code, count, documents = HEADER.unpack(bytes(raw[: HEADER.size]))
+    if version != VERSION or code not in DTYPES:
+        raise DatasetError(f"{path}: version {version} with dtype code {code} is not one of Megatron's")
+    wanted = HEADER.size + 12 * count + 8 * documents
+    if len(raw) != wanted:
+        raise DatasetError(f"{path}: {len(raw)} bytes where its header says {wanted}; the index is cut off")
+    return code, count, documents
+
+
+def _path(prefix: Path, suffix: str) -> Path:
+    return prefix.with_name(f"{prefix.name}.{suffix}")

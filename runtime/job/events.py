@@ -1,0 +1,106 @@
+"""What the brain is told. Facts from agents carry the message as it came; it may be late, repeated or wrong."""
+
+from dataclasses import dataclass
+
+from runtime.job.messages import Finished, Heartbeat, Join, Persisted, WorkerExit
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A master has claimed the job and begins."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """An agent asks to be in the next round."""
+
+    join: Join
+
+
+@dataclass(frozen=True)
+class HeartbeatSeen:
+    """An agent gave a sign of life."""
+
+    heartbeat: Heartbeat
+
+
+@dataclass(frozen=True)
+class WorkerExited:
+    """An agent reports a worker's death."""
+
+    exit: WorkerExit
+
+
+@dataclass(frozen=True)
+class NodeFinishedRound:
+    """An agent reports that all its workers ended well."""
+
+    finished: Finished
+
+
+@dataclass(frozen=True)
+class ShardStored:
+    """An agent reports a shard in the store."""
+
+    persisted: Persisted
+
+
+@dataclass(frozen=True)
+class ManifestWritten:
+    """The manifest of a checkpoint exists."""
+
+    round: int
+    iteration: int
+    key: str
+
+
+@dataclass(frozen=True)
+class NodeCreated:
+    """The platform has made a node that was asked for."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class NodeGone:
+    """The platform says that a node is no more."""
+
+    node: str
+    detail: str
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class ScaleAsked:
+    """Somebody wants another number of nodes."""
+
+    role: str
+    nodes: int
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """The job shall end for good, with its nodes."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = (
+    Opened
+    | Joined
+    | HeartbeatSeen
+    | WorkerExited
+    | NodeFinishedRound
+    | ShardStored
+    | ManifestWritten
+    | NodeCreated
+    | NodeGone
+    | ScaleAsked
+    | StopAsked
+    | Tick
+)

@@ -1,0 +1,49 @@
+"""What a round starts from: a pure choice among what is held in memory and in the store."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from runtime.job.messages import Holding, Restore
+from runtime.job.state import NodePhase, State
+
+SOURCES = 4
+"""Places in memory that are named per shard; a node that holds the shard itself needs none of them."""
+
+
+def holdings(state: State) -> list[Holding]:
+    """Every shard that somebody can serve now: waiting nodes from memory, the store whatever was persisted."""
+    memory = [
+        held
+        for node in state.nodes.values()
+        if node.phase is NodePhase.WAITING
+        for held in node.holdings
+        if held.node == node.name
+    ]
+    stored = [shard for checkpoint in state.checkpoints.values() for shard in checkpoint.shards]
+    return memory + stored
+
+
+def choose(held: Iterable[Holding]) -> Restore | None:
+    """The newest (round, iteration) of which every shard is held by somebody, with its sources; None: start afresh.
+
+    Shards of one (round, iteration) that were cut differently never mix. Memory comes before the store.
+    """
+    groups: defaultdict[tuple[int, int, int], list[Holding]] = defaultdict(list)
+    for holding in held:
+        groups[holding.round, holding.iteration, holding.shards].append(holding)
+    for (round_, iteration, shards), group in sorted(groups.items(), reverse=True):
+        by_shard: defaultdict[int, list[Holding]] = defaultdict(list)
+        for holding in group:
+            by_shard[holding.shard].append(holding)
+        if shards < 1 or not set(range(shards)) <= set(by_shard):
+            continue
+        sources = tuple(source for shard in range(shards) for source in _best(by_shard[shard]))
+        places = "memory" if all(by_shard[s][0].node for s in range(shards)) else "the store"
+        return Restore(round_, iteration, sources, f"iteration {iteration} of round {round_} is whole in {places}")
+    return None
+
+
+def _best(group: list[Holding]) -> list[Holding]:
+    group.sort(key=lambda held: (bool(held.key), held.node, held.index, held.key))
+    memory = [held for held in group if held.node]
+    return memory[:SOURCES] + [held for held in group if not held.node][:1]

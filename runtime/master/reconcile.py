@@ -1,0 +1,83 @@
+"""The loop that makes the platform's nodes those that the state wants. Level-triggered: what was lost is done again.
+
+Only nodes that the journal knows are ever deleted: an unknown one belongs to a newer master.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from runtime.job.events import NodeCreated, NodeGone
+from runtime.job.sizes import Wanted, wanted
+from runtime.job.state import NodePhase
+from runtime.master.desk import Desk
+from runtime.platform import Gone, Node, NodeRequest, Platform
+
+LOOK_AGAIN_S = 5.0
+"""How often the platform is looked at although nothing changed."""
+
+
+class Reconciler:
+    """Creates and deletes nodes for one master."""
+
+    def __init__(self, desk: Desk, platform: Platform, request: Callable[[Wanted], NodeRequest]) -> None:
+        self._desk = desk
+        self._platform = platform
+        self._request = request
+        self._created: set[str] = set()
+        self.empty = asyncio.Event()
+        """Set while no known node exists."""
+
+    async def run(self) -> None:
+        """Watch and reconcile until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch())
+            tasks.create_task(self._loop())
+
+    async def pass_once(self) -> None:
+        """One comparison of wanted and observed, and what follows from it."""
+        desk = self._desk
+        observed: Mapping[str, Node] = {node.name: node for node in await self._platform.observe()}
+        state, now = desk.state, desk.clock()
+        want = {node.name: node for node in wanted(state, desk.spec, now)}
+        actions = []
+        for name, node in want.items():
+            if name in observed:
+                continue
+            if node.create and name not in self._created:
+                actions.append(self._create(node))
+            else:
+                desk.feed(NodeGone(name, "it does not exist any more"))
+        for name, node in observed.items():
+            if name in state.nodes and name not in want:
+                actions.append(self._platform.delete(name, node.uid))
+        await asyncio.gather(*actions)
+        left = [name for name in observed if name in state.nodes]
+        (self.empty.clear if left or any(node.create for node in want.values()) else self.empty.set)()
+
+    async def _create(self, node: Wanted) -> None:
+        try:
+            await self._platform.create(self._request(node))
+        except OSError as error:
+            self._desk.feed(NodeGone(node.name, f"the platform could not make it: {error}"))
+            return
+        self._created.add(node.name)
+        if self._desk.state.nodes[node.name].phase is NodePhase.REQUESTED:
+            self._desk.feed(NodeCreated(node.name))
+
+    async def _loop(self) -> None:
+        while True:
+            self._desk.changed.clear()
+            await self.pass_once()
+            try:
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self._desk.changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _watch(self) -> None:
+        async for gone in self._platform.gone():
+            self._gone(gone)
+
+    def _gone(self, gone: Gone) -> None:
+        self._desk.feed(NodeGone(gone.name, gone.reason, gone.exit_code))
+        self._desk.changed.set()

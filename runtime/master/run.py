@@ -1,0 +1,235 @@
+"""One master's life: claim the job, serve its agents, keep its nodes, end with an Outcome."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+
+from runtime.job.events import Opened, StopAsked
+from runtime.job.messages import Heartbeat
+from runtime.job.sizes import Wanted
+from runtime.job.spec import JobSpec, problems
+from runtime.job.state import State, member_names
+from runtime.master import journal
+from runtime.master.desk import Desk
+from runtime.master.manifest import checkpoint_key
+from runtime.master.reconcile import Reconciler
+from runtime.master.server import application
+from runtime.master.telemetry import Telemetry
+from runtime.platform import NodeRequest, Platform
+from runtime.store import Store
+
+TRY_AGAIN = 75
+TERMINATED = 143
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How it ended."""
+
+    state: Literal["succeeded", "failed", "stopped", "no_quorum", "fenced"]
+    """`stopped`: told to, by `stop`; the nodes were removed or left training as `remove_nodes` said."""
+    reason: str
+    error: str
+    """The first failing rank's traceback; empty where there is none."""
+    checkpoint: str | None
+    """Key prefix in the store of the newest committed checkpoint."""
+    iterations: int
+    exit_code: int
+    """0 succeeded, 1 failed, 3 no quorum, 75 fenced (another master has the job), 143 stopped."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Where the job is: on every change of the round or its reason, and with each new iteration's telemetry."""
+
+    iteration: int
+    nodes: int
+    """In the running or last round."""
+    round: int
+    reason: str
+    loss: float | None = None
+
+
+class _Reporter:
+    """Builds Progress from states and telemetry."""
+
+    def __init__(self, tell: Callable[[Progress], None] | None, state: State) -> None:
+        self._tell = tell
+        self._last = self._from(state, None, state.iteration)
+
+    def state(self, state: State) -> None:
+        self._send(self._from(state, self._last.loss, max(self._last.iteration, state.iteration)))
+
+    def telemetry(self, beat: Heartbeat) -> None:
+        iteration, loss = self._last.iteration, self._last.loss
+        for line in beat.telemetry:
+            at = line.get("iteration")
+            if "loss" in line and isinstance(at, int) and line.get("round") == self._last.round:
+                iteration, loss = at, float(line["loss"])
+        self._send(msgspec.structs.replace(self._last, iteration=iteration, loss=loss))
+
+    def _from(self, state: State, loss: float | None, iteration: int) -> Progress:
+        number = state.round.number if state.round else 0
+        return Progress(iteration, len(member_names(state.round)), number, state.reason, loss)
+
+    def _send(self, fresh: Progress) -> None:
+        if fresh != self._last and self._tell:
+            self._tell(fresh)
+        self._last = fresh
+
+
+async def run(
+    spec: JobSpec,
+    store: Store,
+    platform: Platform,
+    *,
+    token: str,
+    agent_arguments: Sequence[str],
+    agent_environment: Mapping[str, str],
+    stop: asyncio.Event,
+    remove_nodes: Callable[[], bool] = lambda: True,
+    on_progress: Callable[[Progress], None] | None = None,
+    host: str = "127.0.0.1",
+) -> Outcome:
+    """Run the job to its end, or until `stop` is set; then `remove_nodes()` says whether its nodes end or go on.
+
+    `agent_arguments` are appended to each node's `--node --role --host --slots`; `agent_environment` to its
+    EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE. A job that has succeeded before returns at once; one that
+    ended otherwise is taken up again. Raises ValueError for a spec that contradicts itself, StoreError and
+    journal.JournalError when the journal can be neither written nor read.
+    """
+    if wrong := problems(spec):
+        raise ValueError("; ".join(wrong))
+    listener = socket.create_server((host, 0), backlog=1024)
+    try:
+        address = f"{host}:{listener.getsockname()[1]}"
+        claimed, state = await asyncio.to_thread(_claim, store, spec.job, address)
+    except journal.Fenced as error:
+        listener.close()
+        return Outcome("fenced", str(error), "", None, 0, TRY_AGAIN)
+    except BaseException:
+        listener.close()
+        raise
+    desk = Desk(spec, store, claimed, state)
+
+    def request(node: Wanted) -> NodeRequest:
+        told = {
+            **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": token,
+            "EVERSTEP_MASTER": f"http://{address}", "EVERSTEP_STORE": store.uri, "EVERSTEP_NODE": node.name,
+        }  # fmt: skip
+        own = [
+            "--node",
+            node.name,
+            "--role",
+            node.role,
+            "--host",
+            node.host,
+            "--slots",
+            str(spec.roles[node.role].slots),
+        ]
+        return NodeRequest(node.name, node.role, node.host, told, [*own, *agent_arguments])
+
+    reconciler = Reconciler(desk, platform, request)
+    telemetry = Telemetry(store, spec.job, state.epoch)
+    reporter = _Reporter(on_progress, state)
+    desk.on_state.append(reporter.state)
+
+    def on_telemetry(beat: Heartbeat) -> None:
+        telemetry.add(beat.node, beat.telemetry, desk.clock())
+        reporter.telemetry(beat)
+
+    runner = web.AppRunner(application(desk, token, on_telemetry), access_log=None, shutdown_timeout=0.2)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    try:
+        return await _live(desk, reconciler, telemetry, stop, remove_nodes)
+    except* journal.Fenced as group:
+        why = str(group.exceptions[0])
+        return Outcome("fenced", why, "", None, desk.state.iteration, TRY_AGAIN)
+    finally:
+        await runner.cleanup()
+        await telemetry.flush()
+
+
+def _claim(store: Store, job: str, address: str) -> tuple[journal.Journal, State]:
+    import time
+
+    return journal.claim(store, job, address, time.time())
+
+
+async def _live(
+    desk: Desk,
+    reconciler: Reconciler,
+    telemetry: Telemetry,
+    stop: asyncio.Event,
+    remove_nodes: Callable[[], bool],
+) -> Outcome:
+    """Everything at once, until the job has ended and its nodes are gone, or this master is told to stop."""
+    ended = asyncio.Event()
+    desk.on_state.append(lambda state: ended.set() if state.ended else None)
+
+    async def end() -> Outcome:
+        await reconciler.pass_once()  # Who is gone since the last master must not be counted on.
+        desk.feed(Opened())
+        await desk.durable()
+        if not desk.state.ended:
+            ended.clear()
+            if await _first(ended, stop) is stop:
+                if not remove_nodes():
+                    await desk.durable()
+                    return Outcome(
+                        "stopped", "told to stop; its nodes go on training", "", _newest(desk), desk.state.iteration,
+                        TERMINATED,
+                    )  # fmt: skip
+                desk.feed(StopAsked("told to stop"))
+                await desk.durable()
+        await _emptied(desk, reconciler)
+        return _outcome(desk)
+
+    async with asyncio.TaskGroup() as tasks:
+        background = [tasks.create_task(part()) for part in (desk.run, telemetry.run)]
+        main = tasks.create_task(end())
+        await asyncio.sleep(0)
+        background.append(tasks.create_task(reconciler.run()))
+        try:
+            outcome = await asyncio.shield(main)
+        finally:
+            for task in background:
+                task.cancel()
+    return outcome
+
+
+async def _first(*events: asyncio.Event) -> asyncio.Event:
+    """The first of these events to be set."""
+    tasks = {asyncio.create_task(event.wait()): event for event in events}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(tasks[task] for task in tasks if task in done)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _emptied(desk: Desk, reconciler: Reconciler) -> None:
+    """Until the nodes have left by themselves, or were deleted when their time was over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(desk.spec.patience.leave_s * 2 + 5):
+            while True:
+                reconciler.empty.clear()
+                desk.changed.set()
+                await reconciler.empty.wait()
+                return
+
+
+def _newest(desk: Desk) -> str | None:
+    committed = [key for key, known in desk.state.checkpoints.items() if known.manifest]
+    return checkpoint_key(desk.spec.job, *max(committed)) if committed else None
+
+
+def _outcome(desk: Desk) -> Outcome:
+    ended = desk.state.ended
+    assert ended is not None, "a job that ended says how"
+    return Outcome(ended.result.value, ended.reason, ended.error, _newest(desk), desk.state.iteration, ended.exit_code)

@@ -1,0 +1,190 @@
+"""The steps of a run and how they hang together: from the manifest and Argo's status.nodes to boxes and arrows. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from runtime.report.read import Run
+
+WIDTH, HEIGHT, GAP = 150, 58, 14
+ARROW = 34
+"""Pixels: a box, the gap beside it, the arrow to the next level."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A task of the workflow as the page shows it."""
+
+    name: str
+    template: str
+    phase: str
+    after: tuple[str, ...] = ()
+    begin: float | None = None
+    end: float | None = None
+    seconds: float | None = None
+    message: str = ""
+    exit_code: str = ""
+    log: str = ""
+    attempts: int = 1
+
+
+@dataclass(frozen=True)
+class Box:
+    """A step's place in the drawing, in pixels."""
+
+    step: Step
+    x: int
+    y: int
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Boxes and the arrows (SVG paths) between them."""
+
+    width: int
+    height: int
+    boxes: tuple[Box, ...]
+    arrows: tuple[str, ...]
+
+
+def steps(run: Run, now: float) -> list[Step]:
+    """The run's steps in the manifest's order, the exit handler last; without a workflow those that left a summary or
+    failed."""
+    spec = _dict(run.workflow.get("spec"))
+    templates = {str(t.get("name")): t for t in map(_dict, spec.get("templates") or [])}
+    tasks = _tasks(_dict(templates.get(str(spec.get("entrypoint")))))
+    nodes = [_dict(node) for node in _dict(_dict(run.workflow.get("status")).get("nodes")).values()]
+    if not tasks:
+        return _without_workflow(run)
+    found = [_step(run, name, template, after, nodes, now) for name, template, after in tasks]
+    if handler := str(spec.get("onExit") or ""):
+        last = _leaves(found)
+        node = next((n for n in nodes if str(n.get("name", "")).endswith(".onExit")), None)
+        step = _with_node(Step(handler, handler, "Pending", after=last), run, node, nodes, now)
+        found.append(step)
+    return found
+
+
+def _tasks(entry: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """(name, template, names it waits for) of a DAG's tasks or of lists of steps."""
+    if dag := _dict(entry.get("dag")):
+        tasks = [_dict(task) for task in dag.get("tasks") or []]
+        names = {str(task.get("name")) for task in tasks}
+        found = []
+        for task in tasks:
+            words = re.findall(r"[A-Za-z0-9_-]+", str(task.get("depends") or "")) + list(task.get("dependencies") or [])
+            after = tuple(dict.fromkeys(word for word in words if word in names))
+            found.append((str(task.get("name")), str(task.get("template") or ""), after))
+        return found
+    found, before = [], ()
+    for group in entry.get("steps") or []:
+        here = [_dict(step) for step in group]
+        found += [(str(step.get("name")), str(step.get("template") or ""), before) for step in here]
+        before = tuple(str(step.get("name")) for step in here)
+    return found
+
+
+def _leaves(found: list[Step]) -> tuple[str, ...]:
+    waited = {name for step in found for name in step.after}
+    return tuple(step.name for step in found if step.name not in waited)
+
+
+def _step(
+    run: Run, name: str, template: str, after: tuple[str, ...], nodes: list[Mapping[str, Any]], now: float
+) -> Step:
+    attempts = {str(child) for node in nodes if node.get("type") == "Retry" for child in node.get("children") or []}
+    node = next((n for n in nodes if n.get("displayName") == name and str(n.get("id")) not in attempts), None)
+    return _with_node(Step(name, template, "Pending", after=after), run, node, nodes, now)
+
+
+def _with_node(
+    step: Step, run: Run, node: Mapping[str, Any] | None, nodes: list[Mapping[str, Any]], now: float
+) -> Step:
+    if node is None:
+        return step
+    begin, end = moment(node.get("startedAt")), moment(node.get("finishedAt"))
+    tries = [n for n in nodes if node.get("type") == "Retry" and n.get("id") in (node.get("children") or [])]
+    tries = [n for n in tries if re.search(r"\(\d+\)$", str(n.get("name", "")))]
+    last = max(tries, key=lambda n: int(str(n.get("name")).rsplit("(", 1)[1][:-1]), default=node)
+    phase = str(node.get("phase") or "Pending")
+    idle = phase in ("Pending", "Skipped", "Omitted")
+    return replace(
+        step,
+        phase=phase,
+        begin=begin,
+        end=end,
+        seconds=None if begin is None or idle else max((end or now) - begin, 0.0),
+        message=str(node.get("message") or ""),
+        exit_code=str(_dict(last.get("outputs")).get("exitCode") or _dict(node.get("outputs")).get("exitCode") or ""),
+        log=run.logs.get(str(last.get("id")), run.logs.get(str(node.get("id")), "")),
+        attempts=max(len(tries), 1),
+    )
+
+
+def _without_workflow(run: Run) -> list[Step]:
+    found = [
+        Step(name, name, "Succeeded", seconds=_float(told.get("seconds")))
+        for name, told in sorted(run.steps.items(), key=lambda item: str(item[0]))
+    ]
+    for failure in run.failures:
+        name = str(failure.get("displayName") or "")
+        if name and name != run.name:
+            template = str(failure.get("templateName") or "")
+            message = str(failure.get("message") or "")
+            found.append(Step(name, template, str(failure.get("phase") or "Failed"), message=message))
+    return found
+
+
+def draw(found: list[Step], *, across: bool) -> Drawing:
+    """Boxes in levels (a step stands one level after the latest that it waits for), from left to right or downward."""
+    level: dict[str, int] = {}
+    for _ in found:
+        for step in found:
+            level[step.name] = 1 + max((level.get(name, -1) for name in step.after), default=-1)
+    rows: dict[int, list[Step]] = {}
+    for step in found:
+        rows.setdefault(level[step.name], []).append(step)
+    widest = max((len(row) for row in rows.values()), default=0)
+    along, beside = (WIDTH, HEIGHT) if across else (HEIGHT, WIDTH)
+    breadth = widest * (beside + GAP) - GAP
+    boxes: dict[str, Box] = {}
+    for depth, row in rows.items():
+        margin = (breadth - (len(row) * (beside + GAP) - GAP)) // 2
+        for index, step in enumerate(row):
+            main, cross = depth * (along + ARROW), margin + index * (beside + GAP)
+            boxes[step.name] = Box(step, *((main, cross) if across else (cross, main)))
+    arrows = tuple(
+        _arrow(boxes[name], boxes[step.name], across) for step in found for name in step.after if name in boxes
+    )
+    length = max(len(rows) * (along + ARROW) - ARROW, 0)
+    width, height = (length, breadth) if across else (breadth, length)
+    return Drawing(max(width, 1), max(height, 1), tuple(boxes.values()), arrows)
+
+
+def _arrow(source: Box, target: Box, across: bool) -> str:
+    """From edge to edge; where a level is passed over, the bend lies just before the target."""
+    if across:
+        x1, y1, x2, y2 = source.x + WIDTH, source.y + HEIGHT // 2, target.x - 5, target.y + HEIGHT // 2
+        bend = x2 - ARROW // 2
+        return f"M{x1} {y1}H{bend - 8}C{bend + 2} {y1} {bend - 4} {y2} {x2} {y2}"
+    x1, y1, x2, y2 = source.x + WIDTH // 2, source.y + HEIGHT, target.x + WIDTH // 2, target.y - 5
+    bend = y2 - ARROW // 2
+    return f"M{x1} {y1}V{bend - 8}C{x1} {bend + 2} {x2} {bend - 4} {x2} {y2}"
+
+
+def moment(text: object) -> float | None:
+    """Argo's RFC 3339 time as Unix seconds."""
+    try:
+        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp() if text else None
+    except ValueError:
+        return None
+
+
+def _float(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _dict(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,230 @@
+"""From a job's records and telemetry to what happened: rounds, restarts with their cost, the curve of iterations.
+
+Pure. Times are Unix seconds; a restart's cost counts from the fault to the first finished iteration that is later than
+the last one finished before it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runtime.job import records as job
+
+
+@dataclass(frozen=True)
+class Point:
+    """One finished iteration as its telemetry tells it."""
+
+    time: float
+    """When it was finished."""
+    round: int
+    iteration: int
+    loss: float | None = None
+    tokens: float | None = None
+    seconds: float = 0.0
+    """From the iteration before (or the start of the workers' loop) to its end, stall included."""
+    stall_s: float = 0.0
+    """Of these, spent waiting for the checkpoint."""
+
+
+@dataclass(frozen=True)
+class RoundSpan:
+    """A round from its agreement to its end (None: still running)."""
+
+    number: int
+    begin: float
+    end: float | None
+    nodes: tuple[str, ...]
+    reason: str
+    restored: int | None
+    """The iteration it began with; None: from the beginning."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One round that ended before the job did, and what that cost."""
+
+    time: float
+    """Of the fault."""
+    round: int
+    """The round that ended."""
+    node: str
+    """Whose fault or loss it was; empty for growth and the like."""
+    what: str
+    """What died: `rank 1 of worker-1-0 (signal 9)`."""
+    reason: str
+    decision: str
+    """What the next round was: its members' number, where the state came from."""
+    seconds: float | None
+    """None: training has not gone on yet."""
+    lost: int | None
+    """Iterations that were computed again; None: no round has followed yet."""
+    error: str = ""
+
+    @property
+    def until(self) -> float | None:
+        """When training had gone on."""
+        return None if self.seconds is None else self.time + self.seconds
+
+
+@dataclass(frozen=True)
+class History:
+    """Everything the report tells of one job."""
+
+    rounds: tuple[RoundSpan, ...] = ()
+    restarts: tuple[Restart, ...] = ()
+    points: tuple[Point, ...] = ()
+    """Every finished iteration by time; one that was rolled back appears once a round."""
+    takeovers: tuple[float, ...] = ()
+    """When a further master took the job over."""
+    commits: tuple[tuple[float, int], ...] = ()
+    """(time, iteration) of each checkpoint in the store."""
+    begin: float | None = None
+    end: float | None = None
+    """Of the job; None: it has not ended."""
+    result: str = ""
+    reason: str = ""
+    error: str = ""
+
+    @property
+    def curve(self) -> tuple[Point, ...]:
+        """One point an iteration, in order: that of its latest round."""
+        latest: dict[int, Point] = {}
+        for point in self.points:
+            if point.iteration not in latest or point.round >= latest[point.iteration].round:
+                latest[point.iteration] = point
+        return tuple(latest[iteration] for iteration in sorted(latest))
+
+
+def history(records: Sequence[job.Record], telemetry: Iterable[Mapping[str, Any]]) -> History:
+    """The fold of a journal (in its order) and telemetry lines (in any order; lines of other kinds are passed over)."""
+    points = _points(telemetry)
+    formed = [record for record in records if isinstance(record, job.RoundFormed)]
+    ended = next((record for record in reversed(records) if isinstance(record, job.JobEnded)), None)
+    if ended is not None and any(isinstance(r, job.JobReopened) for r in records[records.index(ended) :]):
+        ended = None
+    claims = [record for record in records if isinstance(record, job.MasterClaimed)]
+    return History(
+        rounds=tuple(_rounds(records, ended)),
+        restarts=tuple(_restarts(records, formed, points, ended)),
+        points=tuple(points),
+        takeovers=tuple(record.time for record in claims[1:]),
+        commits=tuple((record.time, record.iteration) for record in records if isinstance(record, job.Committed)),
+        begin=records[0].time if records else (points[0].time - points[0].seconds if points else None),
+        end=ended.time if ended else None,
+        result=ended.result.value if ended else "",
+        reason=ended.reason if ended else "",
+        error=ended.error if ended else "",
+    )
+
+
+def _points(telemetry: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """Rank 0's lines; every other rank tells of the same iterations. Several lines of one iteration of a round are
+    one point."""
+    found: dict[tuple[int, int], Point] = {}
+    for line in telemetry:
+        time, iteration = _number(line.get("time")), _number(line.get("iteration"))
+        if time is None or iteration is None or line.get("kind") not in (None, "iteration") or line.get("rank"):
+            continue
+        point = Point(
+            time=time,
+            round=int(_number(line.get("round")) or 0),
+            iteration=int(iteration),
+            loss=_number(line.get("loss")),
+            tokens=_number(line.get("tokens")),
+            seconds=max(_number(line.get("seconds")) or 0.0, 0.0),
+            stall_s=max(_number(line.get("stall_s")) or 0.0, 0.0),
+        )
+        found[point.round, point.iteration] = point
+    return sorted(found.values(), key=lambda point: (point.time, point.round, point.iteration))
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _rounds(records: Sequence[job.Record], ended: job.JobEnded | None) -> list[RoundSpan]:
+    spans: list[RoundSpan] = []
+    for record in records:
+        if spans and spans[-1].end is None:
+            over = isinstance(record, job.RoundFormed) or (
+                isinstance(record, job.RoundBroken) and record.round == spans[-1].number
+            )
+            if over or record is ended:
+                spans[-1] = replace(spans[-1], end=record.time)
+        if isinstance(record, job.RoundFormed):
+            nodes = tuple(member.node for members in record.round.members.values() for member in members)
+            restore = record.round.restore
+            restored = restore.iteration if restore else None
+            spans.append(RoundSpan(record.round.number, record.time, None, nodes, record.round.reason, restored))
+    return spans
+
+
+def _restarts(
+    records: Sequence[job.Record],
+    formed: Sequence[job.RoundFormed],
+    points: Sequence[Point],
+    ended: job.JobEnded | None,
+) -> list[Restart]:
+    broken = [record for record in records if isinstance(record, job.RoundBroken)]
+    found = []
+    for index, record in enumerate(broken):
+        faults = [r for r in records if isinstance(r, job.WorkerFaulted) and r.round == record.round]
+        fault = min(faults, key=_died) if faults else None
+        time = min(record.time, _died(fault)) if fault else record.time
+        last = max(
+            [p.iteration for p in points if p.time <= time and p.round <= record.round] + [record.iteration, 0],
+        )
+        following = next((r for r in formed if r.round.number > record.round), None)
+        restored = following.round.restore if following else None
+        progress = [p.time for p in points if p.round > record.round and p.iteration > last]
+        until = min(progress, default=None)
+        if until is None and ended is not None and ended.result == job.JobResult.SUCCEEDED:
+            until = ended.time
+        if index + 1 < len(broken):
+            until = min(until or math.inf, broken[index + 1].time)
+        found.append(
+            Restart(
+                time=time,
+                round=record.round,
+                node=record.node or (fault.node if fault else ""),
+                what=_what(record, fault),
+                reason=record.reason.value,
+                decision=_decision(following, formed),
+                seconds=None if until is None else max(until - time, 0.0),
+                lost=None if following is None else max(last - (restored.iteration if restored else 0), 0),
+                error=fault.error if fault else "",
+            )
+        )
+    return found
+
+
+def _died(fault: job.WorkerFaulted) -> float:
+    return fault.died or fault.time
+
+
+def _what(broken: job.RoundBroken, fault: job.WorkerFaulted | None) -> str:
+    if fault is not None and fault.node in ("", broken.node or fault.node):
+        how = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
+        return f"rank {fault.rank} on {fault.node} ({how})"
+    if broken.node:
+        return f"node {broken.node}"
+    return broken.detail or "nothing; membership changed"
+
+
+def _decision(following: job.RoundFormed | None, formed: Sequence[job.RoundFormed]) -> str:
+    if following is None:
+        return "no round followed yet"
+    number = following.round.number
+    before = next((r for r in reversed(formed) if r.round.number < number), None)
+    now = sum(len(members) for members in following.round.members.values())
+    was = sum(len(members) for members in before.round.members.values()) if before else now
+    size = f"{now} node{'' if now == 1 else 's'}" + (f" (before: {was})" if was != now else "")
+    restore = following.round.restore
+    if restore is None:
+        return f"round {number}, {size}, from the beginning"
+    place = "memory" if any(source.node for source in restore.sources) else "the store"
+    return f"round {number}, {size}, iteration {restore.iteration} from {place}"

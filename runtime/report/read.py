@@ -1,0 +1,160 @@
+"""Everything a run left, read once: the workflow, the steps' summaries, each job's journal and telemetry.
+
+What is missing or torn is no error (a report is made for failed runs first of all) but a line in `Run.notes`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.job import records as job
+from runtime.report.history import History, history
+from runtime.store import NoSuchKey, Store
+
+_RECORD = msgspec.json.Decoder(job.Record)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the page is made from."""
+
+    name: str
+    uid: str = ""
+    phase: str = ""
+    """Argo's: Succeeded, Failed, Error, Running; empty: unknown."""
+    duration_s: float | None = None
+    failures: tuple[Mapping[str, Any], ...] = ()
+    """Argo's `workflow.failures`: displayName, message, templateName, phase, podName, finishedAt."""
+    workflow: Mapping[str, Any] = field(default_factory=dict)
+    """Argo's Workflow, or empty."""
+    steps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Per step: summary, facts, seconds."""
+    jobs: Mapping[str, History] = field(default_factory=dict)
+    """Per job, by its name without the workflow's uid: `train`."""
+    logs: Mapping[str, str] = field(default_factory=dict)
+    """The last lines of a node's log, by Argo's node id."""
+    notes: tuple[str, ...] = ()
+    """What could not be read."""
+
+
+def read_run(
+    store: Store,
+    name: str,
+    *,
+    uid: str = "",
+    phase: str = "",
+    duration_s: float | None = None,
+    failures: tuple[Mapping[str, Any], ...] = (),
+    folder: Path | None = None,
+) -> Run:
+    """The run `name`. `folder` is its run folder (workflow.json, logs), which a cluster does not have."""
+    notes: list[str] = []
+    workflow = _workflow(folder, notes)
+    uid = uid or str(_dict(workflow.get("metadata")).get("uid") or "")
+    jobs: dict[str, History] = {}
+    if uid:
+        for name_of_job in _jobs(store, uid):
+            jobs[name_of_job] = _history(store, f"jobs/{uid}-{name_of_job}", notes)
+    else:
+        notes.append("The workflow's uid is unknown: no job can be found in the store.")
+    return Run(
+        name=name,
+        uid=uid,
+        phase=phase or str(_dict(workflow.get("status")).get("phase") or ""),
+        duration_s=duration_s,
+        failures=failures,
+        workflow=workflow,
+        steps=_steps(store, name, notes),
+        jobs=jobs,
+        logs=_logs(folder, workflow),
+        notes=tuple(notes),
+    )
+
+
+def _dict(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _workflow(folder: Path | None, notes: list[str]) -> Mapping[str, Any]:
+    if folder is None:
+        notes.append("No run folder here (workflow.json): no times of single steps.")
+        return {}
+    try:
+        return _dict(json.loads((folder / "workflow.json").read_bytes()))
+    except FileNotFoundError:
+        notes.append("The run folder has no workflow.json: no times of single steps.")
+    except (OSError, ValueError) as error:
+        notes.append(f"workflow.json cannot be read: {error}")
+    return {}
+
+
+def _steps(store: Store, name: str, notes: list[str]) -> dict[str, Mapping[str, Any]]:
+    found = {}
+    for entry in store.list(f"runs/{name}/steps/"):
+        try:
+            found[entry.key.rsplit("/", 1)[1].removesuffix(".json")] = _dict(json.loads(store.get(entry.key)))
+        except (NoSuchKey, ValueError) as error:
+            notes.append(f"{entry.key} cannot be read: {error}")
+    return found
+
+
+def _jobs(store: Store, uid: str) -> list[str]:
+    """The jobs of that workflow, by their prefix."""
+    prefix = f"jobs/{uid}-"
+    return sorted({entry.key.removeprefix(prefix).split("/", 1)[0] for entry in _under_jobs(store, prefix)})
+
+
+def _under_jobs(store: Store, prefix: str) -> Iterator[Any]:
+    return (entry for entry in store.list(prefix) if "/journal/" in entry.key or "/telemetry/" in entry.key)
+
+
+def _history(store: Store, prefix: str, notes: list[str]) -> History:
+    records: list[job.Record] = []
+    for entry in store.list(f"{prefix}/journal/"):
+        for number, line in enumerate(store.get(entry.key).splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                records.append(_RECORD.decode(line))
+            except msgspec.MsgspecError as error:
+                notes.append(f"{entry.key}, line {number}: not a record this version knows ({error})")
+    if not records:
+        notes.append(f"{prefix} has no journal: no rounds and restarts.")
+    telemetry: list[Mapping[str, Any]] = []
+    torn = 0
+    for entry in store.list(f"{prefix}/telemetry/"):
+        for line in store.get(entry.key).splitlines():
+            try:
+                telemetry.append(_dict(json.loads(line)))
+            except ValueError:
+                torn += 1
+    if torn:
+        notes.append(f"{prefix}/telemetry: {torn} unreadable lines were passed over.")
+    return history(records, telemetry)
+
+
+def _logs(folder: Path | None, workflow: Mapping[str, Any], lines: int = 25) -> dict[str, str]:
+    """The last lines of the logs of pods that failed."""
+    found: dict[str, str] = {}
+    if folder is None:
+        return found
+    nodes = _dict(_dict(workflow.get("status")).get("nodes"))
+    for node in map(_dict, nodes.values()):
+        if node.get("phase") not in ("Failed", "Error"):
+            continue
+        for name in (node.get("id"), node.get("podName"), node.get("name"), node.get("displayName")):
+            path = folder / "logs" / f"{name}.log"
+            if name and "/" not in str(name) and path.is_file():
+                found[str(node.get("id"))] = _tail(path, lines)
+                break
+    return found
+
+
+def _tail(path: Path, lines: int, limit: int = 64 << 10) -> str:
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - limit, 0))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,167 @@
+"""A store in a directory: an object is a file, its key the path. Needs a file system with hard links.
+
+Objects appear by rename or link of a finished temporary file beside them, so that no reader sees a half-written one.
+Temporary names begin with `~`, which no key can.
+"""
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+
+from runtime.store.protocol import Entry, NoSuchKey, StoreError, check_key, check_prefix
+
+_CHUNK = 64 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DirectoryStore:
+    """The Store in `directory`, which is made when missing. Raises StoreError when it cannot be."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._root = Path(os.path.abspath(directory))
+        self.uri = str(self._root)
+        with _told(self._root, "make"):
+            self._root.mkdir(parents=True, exist_ok=True)
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        with self._reading(key) as file:
+            file.seek(start)
+            return file.read(-1 if length is None else length)
+
+    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+        with self._reading(key) as file:
+            file.seek(start)
+            done = 0
+            while done < len(buffer):
+                count = file.readinto(buffer[done : done + _CHUNK])
+                if not count:
+                    raise StoreError(f"{self._root / key}: ends at byte {start + done}, {len(buffer) - done} too early")
+                done += count
+
+    def put(self, key: str, source: bytes | memoryview | Path) -> None:
+        self._write(key, source, _replace)
+
+    def create(self, key: str, data: bytes) -> bool:
+        if self._path(key).exists():
+            return False
+        return self._write(key, data, _link)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        check_prefix(prefix)
+        folder = prefix.rpartition("/")[0]
+        return self._walk(self._root / folder, f"{folder}/" if folder else "", prefix)
+
+    def delete(self, key: str) -> None:
+        with _told(self._path(key), "remove"), suppress(FileNotFoundError, NotADirectoryError):
+            self._path(key).unlink()
+
+    def free_bytes(self) -> int:
+        """What can still be written here."""
+        return shutil.disk_usage(self._root).free
+
+    def _path(self, key: str) -> Path:
+        check_key(key)
+        return self._root / key
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[FileIO]:
+        path = self._path(key)
+        with _told(path, "read"):
+            try:
+                file = path.open("rb", buffering=0)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                raise NoSuchKey(key) from None
+            with file:
+                yield file
+
+    def _write(self, key: str, source: bytes | memoryview | Path, publish: Callable[[Path, Path], bool]) -> bool:
+        path = self._path(key)
+        with _told(path, "write"):
+            _make_durable(path.parent)
+            temporary = path.parent / f"~{os.getpid()}-{secrets.token_hex(6)}"
+            try:
+                with temporary.open("xb", buffering=0) as file:
+                    _copy(source, file.fileno())
+                    os.fsync(file.fileno())
+                published = publish(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync_directory(path.parent)
+            return published
+
+    def _walk(self, folder: Path, base: str, prefix: str) -> Iterator[Entry]:
+        try:
+            with os.scandir(folder) as found:
+                entries = sorted(found, key=lambda entry: entry.name + "/" * entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            key = base + entry.name
+            if entry.name.startswith("~"):
+                continue
+            if entry.is_dir():
+                if (key + "/").startswith(prefix) or prefix.startswith(key + "/"):
+                    yield from self._walk(folder / entry.name, key + "/", prefix)
+            elif key.startswith(prefix):
+                with suppress(FileNotFoundError):
+                    facts = entry.stat()
+                    yield Entry(key, facts.st_size, facts.st_mtime)
+
+
+def _copy(source: bytes | memoryview | Path, file: int) -> None:
+    if isinstance(source, Path):
+        with source.open("rb") as origin:
+            while os.sendfile(file, origin.fileno(), None, _CHUNK):
+                pass
+        return
+    with memoryview(source).cast("B") as rest:
+        done = 0
+        while done < len(rest):
+            done += os.write(file, rest[done : done + _CHUNK])
+
+
+def _make_durable(folder: Path) -> None:
+    """Make the folder and its missing parents so that they outlive a power cut."""
+    if folder.is_dir():
+        return
+    _make_durable(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_directory(folder.parent)
+
+
+def _sync_directory(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(temporary: Path, path: Path) -> bool:
+    os.replace(temporary, path)
+    return True
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    return True
+
+
+@contextmanager
+def _told(path: Path, verb: str) -> Iterator[None]:
+    """Turn the file system's refusal into one line with the path and the mend."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        mend = "; free some space or choose another --store" if error.errno in _FULL else ""
+        raise StoreError(f"{path}: cannot {verb}: {error.strerror}{mend}") from error

@@ -1,0 +1,20 @@
+"""The Hera template of the node check."""
+
+from steps.check.config import Config
+from steps.template import StepTask, step_task, step_template
+
+
+def task(name: str = "check", **arguments: object) -> StepTask:
+    """A task with the outputs `avoid_hosts` (JSON list) and the artifact `verdict`."""
+    template = step_template(
+        "check",
+        Config,
+        title="Check the nodes",
+        description="Matrix products and all-reduce in pairs; names the hosts that training avoids.",
+        outputs=("avoid_hosts",),
+        artifacts=("verdict.json",),
+        cpu=1,
+        memory="2Gi",
+        deadline_s=300,
+    )
+    return step_task(template, name, arguments)

@@ -1,0 +1,173 @@
+"""The parameters of the training."""
+
+import json
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from steps.entry import StepError
+
+TINY = "tiny"
+LLAMA = Path(__file__).with_name("llama.py")
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Train elastically: between min-nodes and nodes of them, whatever dies; goes on from its newest checkpoint."""
+
+    dataset: str = ""
+    """URI of a token dataset, as steps.preprocess gives it."""
+    model: str = TINY
+    """tiny (about 5 million random weights) or a Hugging Face directory of a Llama (config.json, *.safetensors)."""
+    script: str = ""
+    """A training script of yours; empty: steps/train/llama.py. It is given the same flags as that one."""
+    script_arguments: str = ""
+    """Arguments for your script instead of those flags, as in a shell; {dataset} and {iterations} are filled in."""
+    nodes: int = 2
+    """Nodes that train together."""
+    min_nodes: int = 1
+    """With fewer the training waits; without them for too long it ends with exit code 3."""
+    workers_per_node: int = 1
+    """Training processes on each node."""
+    iterations: int = 200
+    """Optimizer steps."""
+    sequence_length: int = 128
+    """Tokens a sample."""
+    global_batch: int = 8
+    """Samples an iteration, over all ranks, whatever their number."""
+    learning_rate: float = 1.5e-3
+    """Peak of the learning rate."""
+    warmup: int = 20
+    """Iterations of linear warm-up; a cosine follows."""
+    seed: int = 0
+    """Decides the random weights and the order of the data."""
+    persist_interval: int = 50
+    """Iterations between two checkpoints in the store; in memory there is one of every iteration."""
+    avoid_hosts: str = "[]"
+    """JSON list of hosts not to use, as steps.check gives it."""
+    job: str = "by-hand-train"
+    """Name of the job: the same name goes on where it stopped."""
+    max_relaunches: int = 3
+    """Replacements of one node before the training goes on without it."""
+    max_restarts: int = 3
+    """Restarts that an error of the script may cost."""
+    replacement_wait_s: float = 10.0
+    """Seconds that survivors wait for a lost node's replacement before they go on fewer."""
+    store: str = "runs/store"
+    """URI of the store: a directory."""
+    run: str = "by-hand"
+    """Name of the run."""
+    outputs: str = "outputs"
+    """Folder for checkpoint and iterations."""
+
+    def check(self) -> None:
+        """Raise StepError for what can be known before anything starts: numbers, paths, the model's directory."""
+        self._check_numbers()
+        if not _JOB.fullmatch(self.job):
+            raise StepError(f"--job {self.job!r}: use letters, digits and . _ -")
+        self.avoided()
+        if self.script and not os.path.isfile(self.script):
+            raise StepError(f"--script {self.script}: no such file")
+        try:
+            shlex.split(self.script_arguments)
+        except ValueError as error:
+            raise StepError(f"--script-arguments {self.script_arguments!r}: {error}") from None
+        if self.script_arguments and not self.script:
+            raise StepError("--script-arguments: they are for a --script of yours; name one")
+        model = {} if self.model == TINY else check_model(self.model, self.sequence_length)
+        if self.dataset:
+            self._check_dataset(model)
+
+    def _check_numbers(self) -> None:
+        for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval"):
+            if getattr(self, name) < 1:
+                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1 is needed")
+        if self.min_nodes > self.nodes:
+            raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
+        ranks = self.nodes * self.workers_per_node
+        if self.global_batch < ranks:
+            raise StepError(f"--global-batch {self.global_batch}: fewer samples than the {ranks} ranks; raise it")
+        if not self.learning_rate > 0:
+            raise StepError(f"--learning-rate {self.learning_rate:g}: must be above 0")
+        for name in ("warmup", "max_relaunches", "max_restarts", "replacement_wait_s", "seed"):
+            if getattr(self, name) < 0:
+                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: cannot be negative")
+
+    def avoided(self) -> tuple[str, ...]:
+        """The hosts of `avoid_hosts`. Raises StepError when it is no JSON list of names."""
+        try:
+            hosts = json.loads(self.avoid_hosts or "[]")
+        except ValueError:
+            hosts = None
+        if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+            raise StepError(f"--avoid-hosts {self.avoid_hosts}: must be a JSON list of names, like '[\"local-1\"]'")
+        return tuple(hosts)
+
+    def _check_dataset(self, model: dict[str, Any]) -> None:
+        """`model` is the config.json of the model's directory; empty for tiny."""
+        place = Path(self.dataset.partition("#")[0].removeprefix("file://"))
+        try:
+            facts = json.loads((place / "dataset.json").read_bytes())
+            tokens, vocab_size = int(facts["train"]["tokens"]), int(facts["vocab_size"])
+        except (FileNotFoundError, NotADirectoryError):
+            raise StepError(f"--dataset {self.dataset}: no dataset.json there; steps.preprocess makes one") from None
+        except (ValueError, KeyError, TypeError):
+            raise StepError(f"--dataset {place / 'dataset.json'}: not a dataset; make it again") from None
+        if tokens <= self.sequence_length:
+            raise StepError(f"--dataset {self.dataset}: {tokens} tokens are fewer than one --sequence-length needs")
+        if model and int(model.get("vocab_size", 0)) < vocab_size:
+            mend = "tokenize with the model's own tokenizer (--tokenizer)"
+            raise StepError(f"--model {self.model}: {model.get('vocab_size')} tokens, the dataset {vocab_size}; {mend}")
+
+    def script_path(self) -> Path:
+        """The script that the workers run, absolute."""
+        return Path(self.script).absolute() if self.script else LLAMA
+
+    def script_flags(self) -> list[str]:
+        """The arguments that the workers give it."""
+        if self.script_arguments:
+            known = {"{dataset}": self.dataset, "{iterations}": str(self.iterations)}
+            words = shlex.split(self.script_arguments)
+            for name, value in known.items():
+                words = [word.replace(name, value) for word in words]
+            return words
+        flags = {
+            "dataset": self.dataset,
+            "model": self.model if self.model == TINY else str(Path(self.model).absolute()),
+            "iterations": self.iterations,
+            "sequence-length": self.sequence_length,
+            "global-batch": self.global_batch,
+            "learning-rate": self.learning_rate,
+            "warmup": self.warmup,
+            "seed": self.seed,
+        }
+        return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def check_model(model: str, sequence_length: int) -> dict[str, Any]:
+    """The config.json of a Hugging Face directory that training can go on from.
+
+    Raises StepError: no such directory, no config, no weights, no Llama, too long sequences.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        raise StepError(f"--model {model}: neither `{TINY}` nor a directory")
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except FileNotFoundError:
+        raise StepError(f"--model {model}: no config.json in it; give a Hugging Face directory") from None
+    except ValueError as error:
+        raise StepError(f"--model {folder / 'config.json'}: not JSON ({error})") from None
+    if not isinstance(config, dict) or config.get("model_type") != "llama":
+        kind = config.get("model_type") if isinstance(config, dict) else None
+        raise StepError(f"--model {model}: a {kind or 'nameless'} model; only llama can be trained yet")
+    if not any(folder.glob("*.safetensors")):
+        raise StepError(f"--model {model}: no weights in it (*.safetensors); download them, or use `{TINY}`")
+    longest = int(config.get("max_position_embeddings", sequence_length))
+    if sequence_length > longest:
+        raise StepError(f"--sequence-length {sequence_length}: {model} reads at most {longest} tokens")
+    return config

@@ -1,0 +1,121 @@
+"""Train a Llama in plain PyTorch: copy this file and make it yours. The lines with `everstep.` make it survive.
+
+    everstep launch steps/train/llama.py --dataset runs/store/datasets/DIGEST
+
+`--model tiny` has about 5 million random weights; a Hugging Face directory of a Llama goes on from its weights.
+Everything after a restart is a function of (seed, consumed samples, world size): no worker's death changes a weight.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
+
+import everstep
+
+TINY = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4}
+
+
+def arguments() -> argparse.Namespace:
+    """The flags; steps/train passes those of its config."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", required=True, help="folder or URI of a token dataset (steps.preprocess makes it)")
+    parser.add_argument("--model", default="tiny", help="tiny, or a Hugging Face directory of a Llama")
+    parser.add_argument("--iterations", type=int, default=200)
+    parser.add_argument("--sequence-length", type=int, default=128, help="tokens a sample")
+    parser.add_argument("--global-batch", type=int, default=8, help="samples an iteration, over all ranks")
+    parser.add_argument("--learning-rate", type=float, default=1.5e-3, help="its peak")
+    parser.add_argument("--warmup", type=int, default=20, help="iterations until the peak")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def dataset_facts(uri: str) -> dict[str, Any]:
+    """dataset.json: the sizes and the tokenizer of the data."""
+    return json.loads((Path(uri.partition("#")[0].removeprefix("file://")) / "dataset.json").read_text())
+
+
+def build_model(name: str, vocab_size: int, seed: int, bos: int | None = None) -> LlamaForCausalLM:
+    """`tiny` with random weights from the seed, or a Hugging Face directory's weights, in float32.
+
+    Raises SystemExit when the directory's vocabulary is smaller than the dataset's.
+    """
+    if name != "tiny":
+        model = LlamaForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa")
+        if model.config.vocab_size < vocab_size:
+            raise SystemExit(f"{name}: {model.config.vocab_size} tokens, the dataset's tokenizer has {vocab_size}")
+        return model
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            **TINY,
+            vocab_size=vocab_size,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            bos_token_id=bos,
+            eos_token_id=bos,
+            attn_implementation="sdpa",
+        )
+    )
+
+
+def learning_rate(iteration: int, peak: float, warmup: int, iterations: int) -> float:
+    """Linear warm-up, then half a cosine down to a tenth of the peak; `iteration` counts from 1."""
+    if iteration <= warmup:
+        return peak * iteration / warmup
+    done = (iteration - warmup) / max(1, iterations - warmup)
+    return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done))))
+
+
+def main() -> None:
+    """Train to the last iteration, from the newest checkpoint if there is one."""
+    options = arguments()
+    torch.use_deterministic_algorithms(True)
+    job = everstep.init()
+    facts = dataset_facts(options.dataset)
+
+    model = build_model(options.model, facts["vocab_size"], options.seed, facts.get("eod")).to(job.device)
+    replica = DistributedDataParallel(model) if torch.distributed.is_initialized() else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    batches = everstep.batches(
+        options.dataset,
+        sequence_length=options.sequence_length,
+        global_batch=options.global_batch,
+        seed=options.seed,
+        iterations=options.iterations,
+    )
+
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "batches": batches,
+        "config": {"settings": json.dumps(vars(options)), "model": model.config.to_json_string(use_diff=False)},
+    }
+    checkpointer = everstep.Checkpointer(state)
+    checkpointer.load(state)
+
+    for batch in batches:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(batch.iteration, options.learning_rate, options.warmup, options.iterations)
+        everstep.phase("forward")
+        logits = replica(input_ids=batch.inputs.to(job.device), use_cache=False).logits
+        loss = cross_entropy(logits.flatten(0, 1), batch.targets.to(job.device).flatten())
+        everstep.phase("backward")
+        (loss * batch.weight).backward()  # ranks with fewer samples count less
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        checkpointer.save(batch.iteration, state)
+        everstep.report(loss=loss.item(), gradient_norm=norm.item())
+    checkpointer.finish(state)
+
+
+if __name__ == "__main__":
+    main()
