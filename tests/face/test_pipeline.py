@@ -57,8 +57,8 @@ def test_bad_input_is_one_line_exit_code_2_and_nothing_written(arguments: list[s
 def test_a_model_folder_without_weights_is_refused_by_name(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text("{}")
+    (model / "config.json").write_text('{"model_type": "llama"}')
     run = pipeline("--model", str(model), cwd=tmp_path)
     assert run.returncode == 2
-    assert "safetensors" in run.stderr
+    assert "no weights in it (*.safetensors)" in run.stderr
     assert run.stderr.strip().count("\n") == 0

@@ -1,0 +1,279 @@
+"""Drives real runs for tests and benchmarks: starts them, watches, kills, and looks for what is left behind."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from runtime.checkpoint.segment import SegmentFile
+
+ROOT = Path(__file__).parents[1]
+SHARED_MEMORY = Path("/dev/shm")
+PATIENCE_S = 240.0
+"""Nothing that is waited for here takes so long; then the wait fails, whatever the machine is busy with."""
+
+
+def wait_until(found: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
+    """The first true value of `found`. Raises TimeoutError that names what was waited for."""
+    pause, deadline = threading.Event(), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := found():
+            return value
+        pause.wait(0.005)
+    raise TimeoutError(f"{what}: not within {seconds:.0f} s")
+
+
+def job_mark(job: str) -> str:
+    """What the names of a job's shared memory begin with."""
+    return f"everstep-{hashlib.sha256(job.encode()).hexdigest()[:12]}-"
+
+
+@dataclass
+class Watched:
+    """The processes and shared memory of one run folder, found by what they carry in their environment."""
+
+    folder: Path
+    store: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the run."""
+        wanted = f"EVERSTEP_RUN_DIR={self.folder}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError, psutil.NoSuchProcess):
+                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                        process = psutil.Process(int(entry.name))
+                        if process.status() != psutil.STATUS_ZOMBIE:
+                            found.append(process)
+        return found
+
+    def of(self, *words: str) -> list[psutil.Process]:
+        """Those whose command line has all these words."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                if set(words) <= set(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def agents(self) -> list[psutil.Process]:
+        """One a node, in the order of their names."""
+        return sorted(self.of("runtime.agent"), key=lambda process: process.cmdline())
+
+    def workers(self) -> list[psutil.Process]:
+        """The training processes: children of the fork servers."""
+        found = []
+        for agent in self.agents():
+            with suppress(psutil.NoSuchProcess):
+                found += [worker for server in agent.children() for worker in server.children()]
+        return found
+
+    def step(self) -> psutil.Process | None:
+        """The train step, which is the master."""
+        steps = [process for process in self.of("steps.train") if process.name() != "sh"]
+        return steps[0] if steps else None
+
+    def segments(self) -> list[Path]:
+        """Shared memory of the run's jobs."""
+        return [path for job in self.jobs() for path in SHARED_MEMORY.glob(f"{job_mark(job)}*")]
+
+    def jobs(self) -> list[str]:
+        """Jobs that this run began."""
+        return sorted(path.stem for path in (self.folder / "jobs").glob("*.token"))
+
+    def iteration(self) -> int:
+        """The newest iteration that any worker's beacon shows; 0 before."""
+        newest = 0
+        for path in self.segments():
+            with suppress(OSError, ValueError):
+                newest = max(newest, SegmentFile.open(path).beacon().iteration)
+        return newest
+
+    def wait_iteration(self, iteration: int) -> int:
+        """Until a worker has reached it, or the started process has ended."""
+        wait_until(lambda: self.iteration() >= iteration or self.over(), f"iteration {iteration}")
+        return self.iteration()
+
+    def over(self) -> bool:
+        """Has the newest process that we started ended?"""
+        return self.started[-1].poll() is not None
+
+    def records(self) -> list[dict[str, Any]]:
+        """The journals of the run's jobs, as JSON."""
+        lines = [
+            json.loads(line)
+            for job in self.jobs()
+            for path in sorted((self.store / "jobs" / job / "journal").glob("[0-9]*"))
+            for line in path.read_text().splitlines()
+        ]
+        return [line for line in lines if line["kind"] != "Segment"]
+
+    def telemetry(self) -> list[dict[str, Any]]:
+        """What the workers reported, in the order of its time."""
+        lines = [
+            json.loads(line)
+            for job in self.jobs()
+            for path in (self.store / "jobs" / job / "telemetry").glob("*.jsonl")
+            for line in path.read_text().splitlines()
+        ]
+        return sorted(lines, key=lambda line: line["time"])
+
+    def left(self) -> list[str]:
+        """Processes and shared memory that are still there."""
+        return [f"{p.pid} {' '.join(p.cmdline()[:6])}" for p in self.processes()] + [str(p) for p in self.segments()]
+
+    def kill_all(self) -> None:
+        """End whatever is left of a failed test."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for path in self.segments():
+            path.unlink(missing_ok=True)
+
+
+@dataclass
+class TrainStep(Watched):
+    """`python -m steps.train` by itself, as the executor would start it."""
+
+    flags: dict[str, str] = field(default_factory=dict)
+    faults: str = ""
+
+    @property
+    def fault_folder(self) -> Path:
+        """Where fired faults leave their mark."""
+        return self.folder / "faults"
+
+    @property
+    def outputs(self) -> Path:
+        """Its output parameters."""
+        return self.folder / "outputs"
+
+    @property
+    def log(self) -> Path:
+        """Its stdout and stderr."""
+        return self.folder / "step.log"
+
+    def start(self, **more: str) -> subprocess.Popen[bytes]:
+        """Start it (again)."""
+        self.fault_folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "workflow.json").exists():
+            store = {"name": "store", "value": str(self.store)}
+            workflow = {"metadata": {"name": "test", "uid": "uid"}, "spec": {"arguments": {"parameters": [store]}}}
+            (self.folder / "workflow.json").write_text(json.dumps(workflow))
+        flags = {"store": str(self.store), "outputs": str(self.outputs), "run": "test", "job": "uid-train"}
+        flags |= self.flags | more
+        environment = {**os.environ, "EVERSTEP_RUN_DIR": str(self.folder), "OMP_NUM_THREADS": "1"}
+        if self.faults:
+            environment |= {"EVERSTEP_FAULT": self.faults, "EVERSTEP_FAULT_DIR": str(self.fault_folder)}
+        command = [sys.executable, "-m", "steps.train", *(f"--{name}={value}" for name, value in flags.items())]
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        self.started.append(process)
+        return process
+
+    def finish(self) -> int:
+        """Wait for the end; its exit code, negative for a signal."""
+        return self.started[-1].wait(timeout=PATIENCE_S)
+
+    def fired(self) -> list[str]:
+        """Names of the faults that fired."""
+        return sorted(path.name for path in self.fault_folder.iterdir())
+
+    def checkpoint(self) -> Path:
+        """Folder of the final checkpoint."""
+        return Path((self.outputs / "checkpoint").read_text())
+
+
+@dataclass
+class Pipeline(Watched):
+    """`python pipelines/llama_finetune.py`, as a user calls it."""
+
+    name: str = "run"
+    flags: tuple[str, ...] = ()
+
+    @property
+    def log(self) -> Path:
+        """Stdout and stderr of the launcher."""
+        return self.folder.parent / f"{self.name}.log"
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the launcher (again)."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(ROOT / "pipelines/llama_finetune.py"), "--name", self.name]
+        command += ["--store", str(self.store), "--runs", str(self.folder.parent), *self.flags]
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.started.append(process)
+        return process
+
+    def finish(self) -> int:
+        """Wait for the end; its exit code, negative for a signal."""
+        return self.started[-1].wait(timeout=2 * PATIENCE_S)
+
+    def workflow(self) -> dict[str, Any]:
+        """The newest workflow.json."""
+        return json.loads((self.folder / "workflow.json").read_text())
+
+    def phases(self) -> dict[str, str]:
+        """Phase of each node by its display name."""
+        with suppress(FileNotFoundError):
+            return {node["displayName"]: node["phase"] for node in self.workflow()["status"].get("nodes", {}).values()}
+        return {}
+
+
+def kill(process: psutil.Process) -> float:
+    """SIGKILL; returns when it was sent (Unix time). Asserts that the process was there and is gone."""
+    assert process.is_running(), f"{process} was gone before it could be killed"
+    sent = time.time()
+    os.kill(process.pid, signal.SIGKILL)
+    with suppress(psutil.NoSuchProcess):
+        wait_until(
+            lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, f"the end of {process}"
+        )
+    return sent
+
+
+def effective(telemetry: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One line an iteration: the last time that it was done counts; the earlier ones were rolled back."""
+    last: dict[int, dict[str, Any]] = {}
+    for line in telemetry:
+        if "loss" in line:
+            known = last.get(line["iteration"])
+            if known is None or line["round"] >= known["round"]:
+                last[line["iteration"]] = line
+    return (last[iteration] for iteration in sorted(last))
+
+
+def tensors(checkpoint: Path) -> dict[str, bytes]:
+    """Every tensor of a checkpoint by name, as bytes; the JSON state is left out (it names the round)."""
+    from safetensors import safe_open
+
+    found = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                if not name.startswith("__"):
+                    found[name] = file.get_tensor(name).contiguous().view(-1).numpy().tobytes()
+    return found

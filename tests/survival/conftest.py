@@ -1,0 +1,86 @@
+"""A small dataset and a small Llama: a training of two nodes takes seconds. And what an undisturbed one gives."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness import TrainStep, tensors
+
+VOCABULARY = 257
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A token dataset of bytes: 40,000 tokens to train on."""
+    import numpy as np
+
+    from runtime.data.indexed import IndexedWriter
+
+    folder = tmp_path_factory.mktemp("dataset")
+    text = (Path(__file__).parents[2] / "runtime/job/messages.py").read_bytes() * 10
+    told = {}
+    for split, part in (("train", text[:40_000]), ("validation", text[40_000:42_000])):
+        documents = [part[start : start + 1000] for start in range(0, len(part), 1000)]
+        with IndexedWriter(folder / split, np.uint16) as writer:
+            for document in documents:
+                writer.add(np.frombuffer(document, dtype=np.uint8).astype(np.uint16))
+        told[split] = {"prefix": split, "documents": len(documents), "tokens": len(part)}
+    facts = {
+        "version": 1,
+        **told,
+        "tokenizer": "tokenizer.json",
+        "vocab_size": VOCABULARY,
+        "eod": 256,
+        "dtype": "uint16",
+    }
+    (folder / "dataset.json").write_text(json.dumps(facts))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of 40,000 parameters as a Hugging Face directory."""
+    import torch
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    folder = tmp_path_factory.mktemp("model")
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=128, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def flags(dataset: Path, model: Path) -> dict[str, str]:
+    """A training of 60 iterations on 2 nodes."""
+    return {
+        "dataset": str(dataset), "model": str(model), "nodes": "2", "min-nodes": "1", "iterations": "60",
+        "sequence-length": "64", "global-batch": "6", "persist-interval": "20", "max-relaunches": "20",
+        "replacement-wait-s": "120",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def training(tmp_path: Path, flags: dict[str, str]) -> Iterator[TrainStep]:
+    """A training in a folder of its own; whatever a failed test leaves is ended."""
+    step = TrainStep(tmp_path / "run", tmp_path / "store", flags=flags)
+    yield step
+    step.kill_all()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, flags: dict[str, str]) -> dict[str, bytes]:
+    """The final tensors (weights and optimizer) of a training that nothing happened to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    step = TrainStep(folder / "run", folder / "store", flags=flags)
+    step.start()
+    try:
+        assert step.finish() == 0, step.log.read_text()
+    finally:
+        step.kill_all()
+    return tensors(step.checkpoint())
