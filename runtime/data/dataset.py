@@ -1,4 +1,4 @@
-"""A token dataset as `steps.preprocess` makes it: `dataset.json` names the splits, each one Megatron indexed dataset."""
+"""A token dataset as `steps.preprocess` makes it: `dataset.json` names the splits, each a Megatron indexed dataset."""
 
 import json
 from collections.abc import Mapping

@@ -17,7 +17,7 @@ from typing import Any
 
 from runtime.store import NoSuchKey, open_store
 
-_DRAFT = ".draft-"
+_DRAFT = "~draft-"
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class WriteManifest:
 Decision = Journal | WriteManifest
 
 
-class Refused(ValueError):
+class Refused(ValueError):  # noqa: N818 (a name that reads well in `except`)
     """The one who asked is told no; the text says why."""
 
 
@@ -141,7 +141,7 @@ class Brain:
         self._decisions.append(Journal(record))
 
     def _rearm(self) -> None:
-        self._heard = {name: self._now for name in self.state.nodes}
+        self._heard = dict.fromkeys(self.state.nodes, self._now)
 
     def _opened(self) -> None:
         ended = self.state.ended
@@ -192,6 +192,7 @@ class Brain:
             return
         if node.phase not in (NodePhase.RUNNING, NodePhase.REJOINING, NodePhase.WAITING):
             return
+        self._iterations[exit_.node] = max(self._iterations.get(exit_.node, 0), exit_.iteration)
         reason = policy.reason_of(exit_.exit_code)
         fault = WorkerFaulted(
             time=self._now, node=exit_.node, round=exit_.round, rank=exit_.rank, local_rank=exit_.local_rank,
@@ -249,7 +250,6 @@ class Brain:
         current = self.state.round
         assert current is not None, "only a running round can be broken"
         iteration = max(self._iterations.values(), default=0)
-        iteration = max([iteration, *(f.iteration for f in self.state.blamed.values() if f.round == current.number)])
         self._record(
             RoundBroken(
                 time=self._now, round=current.number, reason=reason, detail=detail, node=node, iteration=iteration

@@ -28,7 +28,7 @@ EXITS: dict[int, Reason] = {
     201: Reason.HARDWARE,
     202: Reason.HARDWARE,
     247: Reason.OOM,
-    **{code: Reason.KILLED for code in (129, 130, 137, 143)},
+    **dict.fromkeys((129, 130, 137, 143), Reason.KILLED),
 }
 """Exit codes that mean something; signals count as 128 + number. Every other code is the user's error (1, 134...)."""
 

@@ -46,7 +46,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=True
     v: int = VERSION
 
 
-class MasterClaimed(Fact):
+class MasterClaimed(Fact, frozen=True, kw_only=True):
     """A master took the job over: the first record of each. Agents read its address here."""
 
     epoch: int
@@ -54,11 +54,11 @@ class MasterClaimed(Fact):
     """host:port of its HTTP server."""
 
 
-class JobReopened(Fact):
+class JobReopened(Fact, frozen=True, kw_only=True):
     """A master took up a job that had ended otherwise than by success: counters start anew, old nodes are lost."""
 
 
-class NodeRequested(Fact):
+class NodeRequested(Fact, frozen=True, kw_only=True):
     """The platform shall make this node."""
 
     node: str
@@ -70,7 +70,7 @@ class NodeRequested(Fact):
     """The lost node whose place it takes; empty for a first launch and for growth."""
 
 
-class NodeJoined(Fact):
+class NodeJoined(Fact, frozen=True, kw_only=True):
     """An agent waits for the next round, and says what it holds."""
 
     node: str
@@ -82,7 +82,7 @@ class NodeJoined(Fact):
     after_round: int
 
 
-class NodeReleased(Fact):
+class NodeReleased(Fact, frozen=True, kw_only=True):
     """The node is told to leave."""
 
     node: str
@@ -91,7 +91,7 @@ class NodeReleased(Fact):
     """Its host gets no more nodes of this job."""
 
 
-class NodeLost(Fact):
+class NodeLost(Fact, frozen=True, kw_only=True):
     """The node is no more, or counts as such."""
 
     node: str
@@ -100,14 +100,14 @@ class NodeLost(Fact):
     exit_code: int | None = None
 
 
-class NodeFinished(Fact):
+class NodeFinished(Fact, frozen=True, kw_only=True):
     """All workers of the node ended the round with exit 0."""
 
     node: str
     round: int
 
 
-class WorkerFaulted(Fact):
+class WorkerFaulted(Fact, frozen=True, kw_only=True):
     """A worker died otherwise than by finishing."""
 
     node: str
@@ -122,13 +122,13 @@ class WorkerFaulted(Fact):
     """Unix time of the death by the node's clock."""
 
 
-class RoundFormed(Fact):
+class RoundFormed(Fact, frozen=True, kw_only=True):
     """A membership was agreed; its reason is in the round."""
 
     round: Round
 
 
-class RoundBroken(Fact):
+class RoundBroken(Fact, frozen=True, kw_only=True):
     """The running round is over; its members are told to join again."""
 
     round: int
@@ -140,13 +140,13 @@ class RoundBroken(Fact):
     """The newest iteration anyone reported from it."""
 
 
-class ShardPersisted(Fact):
+class ShardPersisted(Fact, frozen=True, kw_only=True):
     """A shard lies whole in the store."""
 
     holding: Holding
 
 
-class Committed(Fact):
+class Committed(Fact, frozen=True, kw_only=True):
     """A checkpoint became visible: its manifest exists."""
 
     round: int
@@ -155,14 +155,14 @@ class Committed(Fact):
     """Of the manifest."""
 
 
-class DesiredChanged(Fact):
+class DesiredChanged(Fact, frozen=True, kw_only=True):
     """Somebody asked for another number of nodes."""
 
     role: str
     nodes: int
 
 
-class JobEnded(Fact):
+class JobEnded(Fact, frozen=True, kw_only=True):
     """The last decision of a job."""
 
     result: JobResult

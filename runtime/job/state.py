@@ -61,7 +61,7 @@ class NodePhase(StrEnum):
     LOST = "lost"
 
 
-class UnlistedTransition(ValueError):
+class UnlistedTransition(ValueError):  # noqa: N818 (a name that reads well in a traceback)
     """A record that the tables do not allow in this state: a broken journal, or a fault of the brain."""
 
 

@@ -46,17 +46,11 @@ class Desk:
         self._journal = journal
         self._batch: list[Record] = []
         self._waiters: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
-        self._durable: set[asyncio.Future[None]] = set()
+        self._decided = self._written = 0
+        self._durable: list[tuple[int, asyncio.Future[None]]] = []
         self._full = asyncio.Event()
         self._sooner = asyncio.Event()
         self._commits: asyncio.Queue[WriteManifest] = asyncio.Queue()
-
-    async def run(self) -> None:
-        """Writes, ticks and commits until cancelled. Raises Fenced, StoreError."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._write())
-            tasks.create_task(self._tick())
-            tasks.create_task(self._commit())
 
     def feed(self, event: Event) -> None:
         """Give the brain an event. What follows shows in `state` as soon as it is journaled. Raises Refused."""
@@ -65,6 +59,7 @@ class Desk:
             match decision:
                 case Journal(record):
                     self._batch.append(record)
+                    self._decided += 1
                     self._full.set()
                 case WriteManifest():
                     self._commits.put_nowait(decision)
@@ -73,9 +68,9 @@ class Desk:
 
     async def durable(self) -> None:
         """Until everything decided so far is in the journal."""
-        if self.state is not self.brain.state:
+        if self._written < self._decided:
             future = asyncio.get_running_loop().create_future()
-            self._durable.add(future)
+            self._durable.append((self._decided, future))
             await future
 
     async def until(self, key: str, ready: Callable[[State], bool], seconds: float) -> bool:
@@ -94,18 +89,21 @@ class Desk:
                 self._waiters[key].discard(future)
         return True
 
-    async def _write(self) -> None:
+    async def write(self) -> None:
+        """Journal what is decided, until cancelled. Raises Fenced, StoreError."""
         while True:
             await self._full.wait()
             self._full.clear()
             batch, self._batch, state = self._batch, [], self.brain.state
             if not batch:
                 continue
-            waiting, self._durable = self._durable, set()
             await asyncio.to_thread(self._journal.append, batch)
             faults.point("master.after_journal", records=len(batch))
+            self._written += len(batch)
             self._publish(state)
-            for future in waiting:
+            due = [future for count, future in self._durable if count <= self._written]
+            self._durable = [(count, future) for count, future in self._durable if count > self._written]
+            for future in due:
                 if not future.done():
                     future.set_result(None)
 
@@ -122,7 +120,8 @@ class Desk:
         for listener in self.on_state:
             listener(state)
 
-    async def _tick(self) -> None:
+    async def tick(self) -> None:
+        """Tell the brain when its deadlines have come, until cancelled."""
         while True:
             self._sooner.clear()
             deadline = self.brain.next_deadline()
@@ -133,7 +132,8 @@ class Desk:
                 self.feed(Tick())
                 self.changed.set()
 
-    async def _commit(self) -> None:
+    async def commit(self) -> None:
+        """Make whole checkpoints visible, until cancelled. Raises StoreError."""
         while True:
             asked = await self._commits.get()
             key = await asyncio.to_thread(manifest.commit, self.store, self.spec.job, asked)

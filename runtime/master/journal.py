@@ -15,7 +15,7 @@ from runtime.job.state import State, fold
 from runtime.store import NoSuchKey, Store, StoreError
 
 
-class Fenced(RuntimeError):
+class Fenced(RuntimeError):  # noqa: N818 (a name that reads well in `except`)
     """Another master has taken the job over."""
 
 
@@ -124,14 +124,13 @@ def _create(store: Store, job: str, header: Segment, records: list[Record]) -> b
 
 def _parse(key: str, data: bytes) -> tuple[Segment, list[Record]]:
     first, *lines = data.splitlines()
-    number = 1
+    header, records = None, []
     try:
         header = _header(first)
         if header.v > VERSION:
             raise JournalError(f"{key} has version {header.v}, this Everstep reads up to {VERSION}; use a newer one")
-        records = []
-        for number, line in enumerate(lines, 2):
+        for line in lines:
             records.append(_record(line))
     except msgspec.DecodeError as error:
-        raise JournalError(f"{key} line {number}: {error}") from error
+        raise JournalError(f"{key} line {len(records) + (2 if header else 1)}: {error}") from error
     return header, records

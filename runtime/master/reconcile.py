@@ -12,7 +12,7 @@ from runtime.job.state import NodePhase
 from runtime.master.desk import Desk
 from runtime.platform import Gone, Node, NodeRequest, Platform
 
-LOOK_AGAIN_S = 5.0
+LOOK_AGAIN_S = 2.0
 """How often the platform is looked at although nothing changed."""
 
 
@@ -26,12 +26,6 @@ class Reconciler:
         self._created: set[str] = set()
         self.empty = asyncio.Event()
         """Set while no known node exists."""
-
-    async def run(self) -> None:
-        """Watch and reconcile until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch())
-            tasks.create_task(self._loop())
 
     async def pass_once(self) -> None:
         """One comparison of wanted and observed, and what follows from it."""
@@ -64,7 +58,8 @@ class Reconciler:
         if self._desk.state.nodes[node.name].phase is NodePhase.REQUESTED:
             self._desk.feed(NodeCreated(node.name))
 
-    async def _loop(self) -> None:
+    async def loop(self) -> None:
+        """Compare again on each change and every few seconds, until cancelled."""
         while True:
             self._desk.changed.clear()
             await self.pass_once()
@@ -74,7 +69,8 @@ class Reconciler:
             except TimeoutError:
                 continue
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
+        """Tell the brain at once of nodes that are gone, until cancelled."""
         async for gone in self._platform.gone():
             self._gone(gone)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -106,7 +107,7 @@ async def run(
     listener = socket.create_server((host, 0), backlog=1024)
     try:
         address = f"{host}:{listener.getsockname()[1]}"
-        claimed, state = await asyncio.to_thread(_claim, store, spec.job, address)
+        claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
     except journal.Fenced as error:
         listener.close()
         return Outcome("fenced", str(error), "", None, 0, TRY_AGAIN)
@@ -146,18 +147,11 @@ async def run(
     await web.SockSite(runner, listener).start()
     try:
         return await _live(desk, reconciler, telemetry, stop, remove_nodes)
-    except* journal.Fenced as group:
-        why = str(group.exceptions[0])
-        return Outcome("fenced", why, "", None, desk.state.iteration, TRY_AGAIN)
+    except journal.Fenced as error:
+        return Outcome("fenced", str(error), "", None, desk.state.iteration, TRY_AGAIN)
     finally:
         await runner.cleanup()
         await telemetry.flush()
-
-
-def _claim(store: Store, job: str, address: str) -> tuple[journal.Journal, State]:
-    import time
-
-    return journal.claim(store, job, address, time.time())
 
 
 async def _live(
@@ -168,45 +162,52 @@ async def _live(
     remove_nodes: Callable[[], bool],
 ) -> Outcome:
     """Everything at once, until the job has ended and its nodes are gone, or this master is told to stop."""
-    ended = asyncio.Event()
-    desk.on_state.append(lambda state: ended.set() if state.ended else None)
+    main = asyncio.create_task(_to_the_end(desk, reconciler, stop, remove_nodes))
+    parts = (desk.write, desk.tick, desk.commit, reconciler.watch, telemetry.run)
+    tasks = {main, *(asyncio.create_task(part()) for part in parts)}
+    try:
+        while not main.done():
+            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        return main.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def end() -> Outcome:
-        await reconciler.pass_once()  # Who is gone since the last master must not be counted on.
-        desk.feed(Opened())
-        await desk.durable()
-        if not desk.state.ended:
-            ended.clear()
-            if await _first(ended, stop) is stop:
-                if not remove_nodes():
-                    await desk.durable()
-                    return Outcome(
-                        "stopped", "told to stop; its nodes go on training", "", _newest(desk), desk.state.iteration,
-                        TERMINATED,
-                    )  # fmt: skip
-                desk.feed(StopAsked("told to stop"))
+
+async def _to_the_end(
+    desk: Desk, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
+) -> Outcome:
+    ended = asyncio.Event()
+    desk.on_state.append(lambda state: ended.set() if state.ended else ended.clear())
+    await reconciler.pass_once()  # Who died while no master looked must not be counted on.
+    desk.feed(Opened())
+    await desk.durable()
+    loop = asyncio.create_task(reconciler.loop())
+    try:
+        if not desk.state.ended and await _first(ended, stop, failing=loop) is stop:
+            if not remove_nodes():
                 await desk.durable()
+                why = "told to stop; its nodes go on training"
+                return Outcome("stopped", why, "", _newest(desk), desk.state.iteration, TERMINATED)
+            desk.feed(StopAsked("told to stop"))
+            await desk.durable()
         await _emptied(desk, reconciler)
         return _outcome(desk)
-
-    async with asyncio.TaskGroup() as tasks:
-        background = [tasks.create_task(part()) for part in (desk.run, telemetry.run)]
-        main = tasks.create_task(end())
-        await asyncio.sleep(0)
-        background.append(tasks.create_task(reconciler.run()))
-        try:
-            outcome = await asyncio.shield(main)
-        finally:
-            for task in background:
-                task.cancel()
-    return outcome
+    finally:
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
 
 
-async def _first(*events: asyncio.Event) -> asyncio.Event:
-    """The first of these events to be set."""
+async def _first(*events: asyncio.Event, failing: asyncio.Task[None]) -> asyncio.Event:
+    """The first of these events to be set; raises what `failing` raises meanwhile."""
     tasks = {asyncio.create_task(event.wait()): event for event in events}
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([*tasks, failing], return_when=asyncio.FIRST_COMPLETED)
+        if failing in done:
+            failing.result()
         return next(tasks[task] for task in tasks if task in done)
     finally:
         for task in tasks:
@@ -217,11 +218,9 @@ async def _emptied(desk: Desk, reconciler: Reconciler) -> None:
     """Until the nodes have left by themselves, or were deleted when their time was over."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(desk.spec.patience.leave_s * 2 + 5):
-            while True:
-                reconciler.empty.clear()
-                desk.changed.set()
-                await reconciler.empty.wait()
-                return
+            reconciler.empty.clear()
+            desk.changed.set()
+            await reconciler.empty.wait()
 
 
 def _newest(desk: Desk) -> str | None:

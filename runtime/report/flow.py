@@ -1,4 +1,4 @@
-"""The steps of a run and how they hang together: from the manifest and Argo's status.nodes to boxes and arrows. Pure."""
+"""A run's steps and how they hang together: from the manifest and Argo's status.nodes to boxes and arrows. Pure."""
 
 import re
 from collections.abc import Mapping

@@ -1,0 +1,130 @@
+"""A shared memory file: a control page, then slots of equal size. Made by the agent, written by one worker.
+
+Our own files in /dev/shm by open and mmap: Python 3.11's SharedMemory unlinks what it only attached to. The space is
+allocated at once (posix_fallocate), because writing to a sparse file of a full tmpfs ends a process with SIGBUS.
+"""
+
+import ctypes
+import mmap
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.checkpoint.errors import SegmentError
+
+PAGE = 4096
+_MAGIC = b"EVERSTEP"
+_VERSION = 1
+_HEAD = struct.Struct("<8sIIQ")
+"""Magic, version, slots, capacity of a slot in bytes."""
+_BEACON_AT = 64
+_BEACON = struct.Struct("<QQdH48s")
+"""Sequence (odd while it is being written), iteration, Unix time, length of the phase's name, the name."""
+_MADV_POPULATE_WRITE = 23
+
+
+@dataclass(frozen=True)
+class Beacon:
+    """How far a worker says it is."""
+
+    iteration: int = 0
+    phase: str = ""
+    time: float = 0.0
+    """Unix time of the last change; 0 before the first."""
+
+
+class SegmentFile:
+    """A mapped segment. `slot(n)` is a writable view of one slot's bytes."""
+
+    def __init__(self, path: Path, memory: mmap.mmap, slots: int, capacity: int) -> None:
+        self.path = path
+        self.slots = slots
+        self.capacity = capacity
+        self._memory = memory
+        self._view = memoryview(memory)
+
+    @classmethod
+    def create(cls, path: Path, slots: int, capacity: int) -> "SegmentFile":
+        """Make the file, replacing one of that name. Raises SegmentError with the arithmetic when it does not fit."""
+        capacity = _rounded(capacity)
+        size = PAGE + slots * capacity
+        path.unlink(missing_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.posix_fallocate(file, 0, size)
+            memory = mmap.mmap(file, size)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            free = os.statvfs(path.parent)
+            raise SegmentError(
+                f"{path.parent}: {slots} slots of {capacity / 1e6:.1f} MB need {size / 1e6:.1f} MB, "
+                f"{free.f_bavail * free.f_frsize / 1e6:.1f} MB are free ({error.strerror}); enlarge {path.parent} "
+                "(in a pod: a memory-backed emptyDir with a larger sizeLimit) or run fewer workers a node"
+            ) from error
+        finally:
+            os.close(file)
+        _HEAD.pack_into(memory, 0, _MAGIC, _VERSION, slots, capacity)
+        return cls(path, memory, slots, capacity)
+
+    @classmethod
+    def open(cls, path: Path) -> "SegmentFile":
+        """Map a segment that the agent made. Raises SegmentError when it is none."""
+        try:
+            file = os.open(path, os.O_RDWR)
+        except OSError as error:
+            raise SegmentError(f"{path}: {error.strerror}; the agent of this node made another segment or ended") from None
+        try:
+            memory = mmap.mmap(file, 0)
+        finally:
+            os.close(file)
+        magic, version, slots, capacity = _HEAD.unpack_from(memory, 0)
+        if (magic, version) != (_MAGIC, _VERSION) or len(memory) != PAGE + slots * capacity:
+            raise SegmentError(f"{path}: not a segment of version {_VERSION}; agent and worker must be the same Everstep")
+        return cls(path, memory, slots, capacity)
+
+    def slot(self, number: int) -> memoryview:
+        """The bytes of one slot, (capacity,) uint8."""
+        start = self.offset(number)
+        return self._view[start : start + self.capacity]
+
+    def offset(self, number: int) -> int:
+        """Where a slot begins in the file."""
+        if not 0 <= number < self.slots:
+            raise IndexError(f"slot {number} of {self.slots}")
+        return PAGE + number * self.capacity
+
+    def set_beacon(self, beacon: Beacon) -> None:
+        """Say how far this worker is. One writer."""
+        name = beacon.phase.encode()[:48]
+        (sequence,) = struct.unpack_from("<Q", self._memory, _BEACON_AT)
+        struct.pack_into("<Q", self._memory, _BEACON_AT, sequence + 1)
+        struct.pack_into(
+            "<QdH48s", self._memory, _BEACON_AT + 8, beacon.iteration, beacon.time, len(name), name.ljust(48, b"\0")
+        )
+        struct.pack_into("<Q", self._memory, _BEACON_AT, sequence + 2)
+
+    def beacon(self) -> Beacon:
+        """What the worker said last. A reading that met a change is read again; a dead writer's half one is given."""
+        for _ in range(16):
+            before, iteration, time, length, name = _BEACON.unpack_from(self._memory, _BEACON_AT)
+            (after,) = struct.unpack_from("<Q", self._memory, _BEACON_AT)
+            if before == after and not before % 2:
+                break
+        return Beacon(iteration, name[:length].decode(errors="replace"), time)
+
+    def populate(self) -> None:
+        """Map every page now, in a thread: the first save then meets no page faults. Best effort."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        libc = ctypes.CDLL(None, use_errno=True)
+        arguments = (ctypes.c_void_p(address), ctypes.c_size_t(len(self._memory)), _MADV_POPULATE_WRITE)
+        threading.Thread(target=libc.madvise, args=arguments, name="everstep-populate", daemon=True).start()
+
+    def unlink(self) -> None:
+        """Remove the file; the memory goes when the last process that maps it lets go."""
+        self.path.unlink(missing_ok=True)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // PAGE) * PAGE

@@ -1,0 +1,147 @@
+"""Which slot of a segment may be written, and which states are held whole. Pure: no IO, no clock, no lock.
+
+A slot's life is one table of (state, event); an unlisted pair raises. Three slots are enough that a worker never waits
+while one state is being persisted: the newest whole one, the one being read, the one being written.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Identity(NamedTuple):
+    """A staged state: after a rollback the same iteration comes again, in a later round."""
+
+    round: int
+    iteration: int
+
+
+class SlotState(StrEnum):
+    """What a slot's bytes are worth."""
+
+    FREE = "free"
+    WRITING = "writing"
+    """Torn until it is whole: never offered to anybody."""
+    WHOLE = "whole"
+
+
+class SlotEvent(StrEnum):
+    """What happens to a slot."""
+
+    ACQUIRE = "acquire"
+    STAGE = "stage"
+    ABANDON = "abandon"
+    """The writer died or gave up."""
+    DROP = "drop"
+    """The content proved wrong, or is held twice."""
+
+
+TRANSITIONS: dict[tuple[SlotState, SlotEvent], SlotState] = {
+    (SlotState.FREE, SlotEvent.ACQUIRE): SlotState.WRITING,
+    (SlotState.WHOLE, SlotEvent.ACQUIRE): SlotState.WRITING,
+    (SlotState.WRITING, SlotEvent.STAGE): SlotState.WHOLE,
+    (SlotState.WRITING, SlotEvent.ABANDON): SlotState.FREE,
+    (SlotState.WHOLE, SlotEvent.DROP): SlotState.FREE,
+}
+
+
+class SlotError(RuntimeError):
+    """An event that the table does not list, or a pinned slot about to change."""
+
+
+@dataclass(frozen=True)
+class SlotFacts:
+    """One slot."""
+
+    state: SlotState = SlotState.FREE
+    identity: Identity | None = None
+    size: int = 0
+    digest: str = ""
+    """xxh3_128 of its bytes; empty until somebody computed it."""
+    pins: int = 0
+    """Readers at work; a pinned slot is never written."""
+
+
+class SlotTable:
+    """The slots of one segment."""
+
+    def __init__(self, count: int) -> None:
+        if count < 2:
+            raise ValueError(f"{count} slots; at least 2 are needed so that one state is always whole")
+        self._slots = [SlotFacts()] * count
+
+    def __getitem__(self, slot: int) -> SlotFacts:
+        return self._slots[slot]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def whole(self) -> list[int]:
+        """Slots that hold a whole state, the newest first."""
+        found = [number for number, slot in enumerate(self._slots) if slot.state is SlotState.WHOLE]
+        return sorted(found, key=lambda number: self._slots[number].identity or (), reverse=True)
+
+    def newest(self) -> int | None:
+        """The slot of the newest whole state."""
+        return next(iter(self.whole()), None)
+
+    def find(self, identity: Identity) -> int | None:
+        """The slot that holds that state whole."""
+        return next((number for number in self.whole() if self._slots[number].identity == identity), None)
+
+    def writing(self) -> list[int]:
+        """Slots with a writer."""
+        return [number for number, slot in enumerate(self._slots) if slot.state is SlotState.WRITING]
+
+    def acquire(self, identity: Identity) -> int | None:
+        """A slot to write `identity` into: a free one, else the oldest whole one that is neither the newest nor pinned;
+        None when there is none now."""
+        free = [number for number, slot in enumerate(self._slots) if slot.state is SlotState.FREE]
+        old = [number for number in reversed(self.whole()[1:]) if not self._slots[number].pins]
+        chosen = next(iter(free + old), None)
+        if chosen is not None:
+            self._slots[chosen] = SlotFacts(self._next(chosen, SlotEvent.ACQUIRE), identity)
+        return chosen
+
+    def stage(self, slot: int, size: int) -> None:
+        """The writer is done: `size` bytes are whole. A state held already keeps its first slot."""
+        state, identity = self._next(slot, SlotEvent.STAGE), self._slots[slot].identity
+        known = identity is not None and self.find(identity) is not None
+        self._slots[slot] = replace(self._slots[slot], state=state, size=size)
+        if known:
+            self.drop(slot)
+
+    def abandon(self, slot: int) -> None:
+        """The writer is dead or gave up: what it wrote is forgotten."""
+        self._slots[slot] = SlotFacts(self._next(slot, SlotEvent.ABANDON))
+
+    def drop(self, slot: int) -> None:
+        """The content is not to be used."""
+        self._slots[slot] = SlotFacts(self._next(slot, SlotEvent.DROP))
+
+    def digested(self, slot: int, digest: str) -> None:
+        """The digest of a whole slot is known."""
+        if self._slots[slot].state is not SlotState.WHOLE:
+            raise SlotError(f"slot {slot} is {self._slots[slot].state}: it has no digest")
+        self._slots[slot] = replace(self._slots[slot], digest=digest)
+
+    def pin(self, slot: int) -> None:
+        """A reader begins."""
+        if self._slots[slot].state is not SlotState.WHOLE:
+            raise SlotError(f"slot {slot} is {self._slots[slot].state}: nobody may read it")
+        self._slots[slot] = replace(self._slots[slot], pins=self._slots[slot].pins + 1)
+
+    def unpin(self, slot: int) -> None:
+        """A reader ends."""
+        if not self._slots[slot].pins:
+            raise SlotError(f"slot {slot} has no reader")
+        self._slots[slot] = replace(self._slots[slot], pins=self._slots[slot].pins - 1)
+
+    def _next(self, slot: int, event: SlotEvent) -> SlotState:
+        facts = self._slots[slot]
+        if facts.pins:
+            raise SlotError(f"slot {slot} is being read: no {event} now")
+        try:
+            return TRANSITIONS[facts.state, event]
+        except KeyError:
+            raise SlotError(f"slot {slot} is {facts.state}: no {event} now") from None

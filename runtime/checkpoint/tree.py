@@ -1,0 +1,183 @@
+"""A user's state as a flat list of tensors and one JSON value, and back into the live objects.
+
+JSON says what is not a tensor as itself, with these signs (the key is `$`): a tensor's name, a tuple, a dict whose keys
+are not all strings, a float that JSON lacks.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from runtime.checkpoint.errors import StateError
+from runtime.checkpoint.stateful import Stateful, prepare_optimizer, take_back, unwrapped
+
+SIGN = "$"
+RESERVED = "__everstep_"
+
+
+@dataclass
+class Tree:
+    """A flattened state."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By key path, parts joined with '.'; a tensor that stands at two places is here once."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Every key path at which a tensor stands -> its name in `tensors`."""
+    json: Any = None
+    """The rest, ready for json.dumps."""
+
+
+def flatten(state: Any) -> Tree:
+    """Tensors and JSON of `state`: dicts, lists, tuples, tensors, numbers, strings, None and objects with state_dict.
+
+    Raises StateError naming the key path of anything else.
+    """
+    tree = Tree()
+    known: dict[tuple[Any, ...], str] = {}
+    tree.json = _encode(state, "", tree, known)
+    return tree
+
+
+def _encode(value: Any, path: str, tree: Tree, known: dict[tuple[Any, ...], str]) -> Any:
+    value = unwrapped(value)
+    if isinstance(value, torch.Tensor):
+        return {SIGN: "tensor", "name": _add(value, path, tree, known)}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {SIGN: "float", "value": repr(value)}
+    if isinstance(value, dict):
+        inner = {key: _encode(item, _join(path, key), tree, known) for key, item in value.items()}
+        if all(isinstance(key, str) for key in inner) and SIGN not in inner:
+            return inner
+        if not all(isinstance(key, str | int) and not isinstance(key, bool) for key in inner):
+            raise StateError(f"{path or 'state'}: a dict with keys that are neither strings nor integers")
+        return {SIGN: "dict", "items": [[key, item] for key, item in inner.items()]}
+    if isinstance(value, list | tuple):
+        items = [_encode(item, _join(path, place), tree, known) for place, item in enumerate(value)]
+        return items if isinstance(value, list) else {SIGN: "tuple", "items": items}
+    if isinstance(value, Stateful):
+        return _encode(value.state_dict(), path, tree, known)
+    raise StateError(
+        f"{path or 'state'}: a {type(value).__name__} cannot be checkpointed; give tensors, numbers, strings, dicts and "
+        "lists of them, or an object with state_dict and load_state_dict"
+    )
+
+
+def _add(tensor: torch.Tensor, path: str, tree: Tree, known: dict[tuple[Any, ...], str]) -> str:
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        raise StateError(f"{path}: only dense tensors with data can be checkpointed, not {tensor.layout} on {tensor.device}")
+    if path in tree.places or path.startswith(RESERVED):
+        raise StateError(f"{path}: two tensors of the state have this key path, or it begins with {RESERVED}")
+    same = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
+    name = known.setdefault(same, path) if tensor.numel() else path
+    tree.places[path] = name
+    if name == path:
+        tree.tensors[name] = tensor.detach()
+    return name
+
+
+def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
+    """The state that `_encode` wrote; `tensor(name)` gives what stands for each tensor."""
+    if isinstance(value, list):
+        return [decode(item, tensor) for item in value]
+    if not isinstance(value, dict):
+        return value
+    match value.get(SIGN):
+        case None:
+            return {key: decode(item, tensor) for key, item in value.items()}
+        case "tensor":
+            return tensor(value["name"])
+        case "tuple":
+            return tuple(decode(item, tensor) for item in value["items"])
+        case "dict":
+            return {key: decode(item, tensor) for key, item in value["items"]}
+        case "float":
+            return float(value["value"])
+        case other:
+            raise StateError(f"a checkpoint of a later Everstep: unknown sign {other!r}")
+
+
+def places(value: Any, path: str = "") -> dict[str, str]:
+    """Key path -> tensor name of a JSON state, as `Tree.places` has it."""
+    if isinstance(value, list):
+        items: Any = enumerate(value)
+    elif not isinstance(value, dict):
+        return {}
+    elif value.get(SIGN) == "tensor":
+        return {path: value["name"]}
+    elif value.get(SIGN) == "tuple":
+        items = enumerate(value["items"])
+    elif value.get(SIGN) == "dict":
+        items = value["items"]
+    else:
+        items = value.items()
+    found: dict[str, str] = {}
+    for key, item in items:
+        found.update(places(item, _join(path, key)))
+    return found
+
+
+def prepare(state: Any, path: str = "") -> None:
+    """Make the optimizers in `state` have a state, so that its tensors and their sizes are known."""
+    if isinstance(state, torch.optim.Optimizer):
+        prepare_optimizer(state, path)
+    elif isinstance(state, dict):
+        for key, item in state.items():
+            prepare(item, _join(path, key))
+
+
+def put_back(state: dict[str, Any], saved: Any) -> None:
+    """Set everything in the live `state` that is no tensor from JSON `saved`; the tensors hold their values already."""
+    for key, item in saved.items():
+        live = unwrapped(state.get(key))
+        if isinstance(live, torch.Tensor):
+            continue
+        if isinstance(live, Stateful):
+            own = flatten(live)
+            names = {path: own.tensors[name] for path, name in own.places.items()}
+            take_back(live, _merged(item, names), _has_more(item))
+        elif isinstance(live, dict) and isinstance(item, dict) and SIGN not in item:
+            put_back(live, item)
+        else:
+            state[key] = _merged(item, {path: value for path, value in _live_tensors(live).items()})
+
+
+def _live_tensors(live: Any) -> dict[str, torch.Tensor]:
+    tree = flatten(live)
+    return {path: tree.tensors[name] for path, name in tree.places.items()}
+
+
+def _merged(saved: Any, live: dict[str, torch.Tensor]) -> Any:
+    """`saved` with the live tensor at each of its places."""
+    return decode(_by_place(saved, ""), live.__getitem__)
+
+
+def _by_place(value: Any, path: str) -> Any:
+    if isinstance(value, list):
+        return [_by_place(item, _join(path, place)) for place, item in enumerate(value)]
+    if not isinstance(value, dict) or value.get(SIGN) == "float":
+        return value
+    match value.get(SIGN):
+        case "tensor":
+            return {SIGN: "tensor", "name": path}
+        case "tuple":
+            items = [_by_place(item, _join(path, place)) for place, item in enumerate(value["items"])]
+            return {SIGN: "tuple", "items": items}
+        case "dict":
+            return {SIGN: "dict", "items": [[key, _by_place(item, _join(path, key))] for key, item in value["items"]]}
+    return {key: _by_place(item, _join(path, key)) for key, item in value.items()}
+
+
+def _has_more(value: Any) -> bool:
+    """Is there anything but tensors?"""
+    if isinstance(value, dict):
+        return value.get(SIGN) != "tensor" and (SIGN in value or any(_has_more(item) for item in value.values()))
+    return True
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)

@@ -1,0 +1,177 @@
+"""The page: one HTML file that needs nothing else. Everything that comes from a run is escaped by jinja2."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from runtime.report import charts, flow
+from runtime.report.charts import Chart, Timeline
+from runtime.report.history import History
+from runtime.report.ledger import Ledger, ledger
+from runtime.report.read import Run
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What the page shows of one job."""
+
+    name: str
+    told: History
+    ledger: Ledger | None
+    charts: tuple[Chart, ...]
+    timeline: Timeline | None
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What a step says of itself: its line, short facts, and texts that need room."""
+
+    name: str
+    summary: str
+    short: tuple[tuple[str, str], ...]
+    long: tuple[tuple[str, str], ...]
+
+
+def render(run: Run, now: float) -> str:
+    """The page of that run as it is at `now` (Unix seconds)."""
+    found = flow.steps(run, now)
+    jobs = [view(name, told, found, now) for name, told in run.jobs.items()]
+    phase = run.phase or ("Failed" if any(step.phase in ("Failed", "Error") for step in found) else "Unknown")
+    template = _environment().get_template("page.html")
+    return template.render(
+        run=run,
+        phase=phase,
+        begin=min((step.begin for step in found if step.begin is not None), default=None),
+        duration=_duration(run, found, now),
+        now=now,
+        steps=found,
+        across=flow.draw(found, across=True),
+        down=flow.draw(found, across=False),
+        box=(flow.WIDTH, flow.HEIGHT),
+        failed=[step for step in found if step.phase in ("Failed", "Error")],
+        next=what_next(run, phase, found),
+        jobs=jobs,
+        facts=[step_facts(name, told) for name, told in run.steps.items()],
+    )
+
+
+def overview(run: Run, now: float) -> str:
+    """The jobs in one line: `1 restart, 0.9 s lost, goodput 93 %`; without a job, that."""
+    found = flow.steps(run, now)
+    lines = []
+    for name, told in run.jobs.items():
+        span_of_job = ledger(told, *window(name, told, found, now))
+        count = len(told.restarts)
+        line = f"{count} restart{'' if count == 1 else 's'}"
+        if span_of_job is not None:
+            lost = f", {span(span_of_job.restart_s)} lost" if count else ""
+            line += f"{lost}, goodput {span_of_job.goodput * 100:.0f} %"
+        lines.append(line)
+    return "; ".join(lines) or "no training"
+
+
+def view(name: str, told: History, found: list[flow.Step], now: float) -> JobView:
+    """A job with its ledger over the seconds of the step it belongs to (its journal's, where that is unknown)."""
+    span = ledger(told, *window(name, told, found, now))
+    drawn = [chart for chart in (charts.loss(told), charts.throughput(told)) if chart]
+    missing = []
+    if not told.rounds:
+        missing.append("No round was formed: no timeline.")
+    if len(told.points) < 2:
+        missing.append("Fewer than two iterations were reported: no curves.")
+    elif len(drawn) < 2:
+        missing.append("Iterations were reported without loss or without tokens: a curve is left out.")
+    if span is None:
+        missing.append("The job's beginning and end are unknown: no ledger.")
+    return JobView(name, told, span, tuple(drawn), charts.timeline(told, span) if span else None, tuple(missing))
+
+
+def window(name: str, told: History, found: list[flow.Step], now: float) -> tuple[float, float]:
+    """Begin and end of the step that ran this job, else of the job; equal when neither is known."""
+    step = next((s for s in found if s.begin is not None and name in (s.name, s.template)), None)
+    if step is not None and step.begin is not None:
+        return step.begin, step.end or now
+    last = max([told.end or 0.0, *(point.time for point in told.points), *(r.begin for r in told.rounds)], default=0.0)
+    return (told.begin, last) if told.begin is not None else (0.0, 0.0)
+
+
+def what_next(run: Run, phase: str, found: list[flow.Step]) -> str:
+    """One sentence for whoever opened the page: what to do now."""
+    codes = {step.exit_code for step in found if step.phase in ("Failed", "Error")}
+    again = f"run the pipeline again with --name {run.name}: it goes on at the unfinished step"
+    if phase == "Succeeded":
+        return "All steps are done."
+    if phase in ("Running", "Pending"):
+        return "The run has not ended; what follows is how it stood."
+    if "1" in codes:
+        return f"The training's own error: mend the script or its data, then {again}."
+    if "2" in codes:
+        return f"Bad input: mend what the message names, then {again}, or start a new run."
+    if "3" in codes:
+        return f"Too few healthy nodes: see the verdict of check, or lower --min-nodes, then {again}."
+    return f"Look at the message, then {again}."
+
+
+def step_facts(name: str, told: Mapping[str, Any]) -> StepFacts:
+    """Facts in the order the step gave them; a text of several lines or more than 80 characters is long."""
+    facts = told.get("facts")
+    shown = [(str(key), _text(value)) for key, value in (facts if isinstance(facts, dict) else {}).items()]
+    return StepFacts(
+        name=name,
+        summary=str(told.get("summary") or ""),
+        short=tuple(item for item in shown if len(item[1]) <= 80 and "\n" not in item[1]),
+        long=tuple(item for item in shown if len(item[1]) > 80 or "\n" in item[1]),
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", " ")
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else charts.short(value)
+    return json.dumps(value, indent=1 if len(json.dumps(value)) > 80 else None, ensure_ascii=False)
+
+
+def _duration(run: Run, found: list[flow.Step], now: float) -> float | None:
+    if run.duration_s is not None:
+        return run.duration_s
+    begins = [step.begin for step in found if step.begin is not None]
+    ends = [step.end or now for step in found if step.begin is not None]
+    return max(ends) - min(begins) if begins else None
+
+
+def span(seconds: float | None) -> str:
+    """`0.9 s`, `1 min 12 s`, `2 h 03 min`."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _clock(time: float | None, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
+    return "–" if time is None else datetime.fromtimestamp(time, UTC).strftime(form)
+
+
+def _environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"span": span, "clock": _clock, "percent": lambda share: f"{share * 100:.1f} %"}
+    return made

@@ -1,0 +1,35 @@
+"""The parameters of the corpus step."""
+
+from dataclasses import dataclass
+
+from steps.entry import StepError
+
+
+@dataclass(frozen=True)
+class Config:
+    """Collect text, drop exact duplicates, hold out a share, and write it as lm-dataformat archives."""
+
+    source: str = ""
+    """Comma separated files, globs and folders (.jsonl, .jsonl.zst, .jsonl.gz, .txt, lm-dataformat archives); empty:
+    this Python's standard library and its documentation."""
+    text_key: str = "text"
+    """Key of the text in each line of .jsonl files."""
+    validation_share: float = 0.02
+    """Share of the documents held out for evaluation, chosen by their hash; 0 holds out none."""
+    store: str = "runs/store"
+    """Where finished data is kept: a folder."""
+    run: str = "by-hand"
+    """Name of the run this step belongs to."""
+    outputs: str = "outputs"
+    """Folder for the output parameters, one file each."""
+
+    def check(self) -> None:
+        """Raise StepError for numbers that cannot be and input that is not there."""
+        if not 0 <= self.validation_share < 1:
+            raise StepError(f"--validation-share {self.validation_share}: give a share from 0 to below 1")
+        if not self.text_key:
+            raise StepError("--text-key is empty: give the key of the text in each line, such as text")
+        if self.source:
+            from steps.corpus.sources import find
+
+            find(self.source)

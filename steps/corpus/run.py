@@ -1,0 +1,127 @@
+"""From sources to `<store>/corpora/<digest of input and settings>/` with `train/`, `validation/` and `corpus.json`."""
+
+import hashlib
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.data import finished
+from steps.corpus.archive import ArchiveWriter, Split
+from steps.corpus.config import Config
+from steps.corpus.sources import Source, find, from_files, standard_library
+from steps.entry import Result, StepError
+from steps.progress import Progress
+
+MANIFEST = "corpus.json"
+FORMAT = 1
+"""Raised when the same input and settings give another corpus than before."""
+_LISTED = 1000
+
+
+@dataclass
+class Counts:
+    """What was seen of the input."""
+
+    duplicates: int = 0
+    empty: int = 0
+    smallest: int = 1 << 64
+    """The smallest document hash, of 64 bits."""
+
+
+def run(config: Config) -> Result:
+    """Make the corpus, or find that it is there. Raises StepError for input that cannot be read."""
+    sources = from_files(find(config.source), config.text_key) if config.source else standard_library()
+    settings = {"text_key": config.text_key, "validation_share": config.validation_share}
+    digest = _digest(sources, settings)
+    key = f"corpora/{digest}"
+    meta = finished.find(config.store, key, MANIFEST)
+    if meta is None:
+        meta = _make(config, sources, settings, key)
+    else:
+        print(f"corpus {digest} is in the store already", file=sys.stderr)
+    return Result(
+        summary=f"{meta['documents'] + meta['validation_documents']} documents  "
+        f"{(meta['bytes'] + meta['validation_bytes']) / 1e6:.1f} MB",
+        outputs={"uri": str(finished.local_root(config.store) / key), "documents": str(meta["documents"])},
+        facts={name: value for name, value in meta.items() if name not in ("files", "sources")},
+    )
+
+
+def _digest(sources: list[Source], settings: dict[str, Any]) -> str:
+    """Names and contents of the input, and the settings: 16 hexadecimal digits."""
+    total, done, progress = sum(source.size for source in sources), 0, Progress()
+    named = []
+    for source in sources:
+        progress.say(f"looking at {source.name}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+        named.append((source.name, source.digest()))
+        done += source.size
+    return hashlib.sha256(json.dumps([FORMAT, settings, named]).encode()).hexdigest()[:16]
+
+
+def _make(config: Config, sources: list[Source], settings: dict[str, Any], key: str) -> dict[str, Any]:
+    root = finished.local_root(config.store)
+    with finished.draft(config.store, key, MANIFEST) as draft:
+        need, free = sum(source.size for source in sources) // 2, shutil.disk_usage(root).free
+        if free < need:
+            raise StepError(
+                f"{root}: {free / 1e6:.0f} MB free, about {need / 1e6:.0f} MB needed; "
+                "free some, or choose another --store"
+            )
+        share = round(config.validation_share * (1 << 64))
+        train, held, counts = _write(draft.folder, sources, share)
+        if config.validation_share and train.documents > 1 and not held.documents:
+            # A small corpus: no hash fell into the share, so the document with the smallest is held out.
+            train, held, counts = _write(draft.folder, sources, counts.smallest + 1)
+        _refuse_useless(config, train, held)
+        meta = {
+            "version": 1,
+            "documents": train.documents,
+            "bytes": train.bytes,
+            "validation_documents": held.documents,
+            "validation_bytes": held.bytes,
+            "files": {"train": train.files, "validation": held.files},
+            "duplicates": counts.duplicates,
+            "empty": counts.empty,
+            "sources": [source.name for source in sources[:_LISTED]],
+            "settings": settings,
+        }
+        draft.commit(meta)
+    return meta
+
+
+def _refuse_useless(config: Config, train: Split, held: Split) -> None:
+    if not train.documents + held.documents:
+        raise StepError(f"--source {config.source}: no text in it")
+    if not train.documents:
+        raise StepError(f"--validation-share {config.validation_share}: all documents are held out; give a smaller one")
+    if config.validation_share and not held.documents:
+        raise StepError(
+            f"--source {config.source}: a single document, of which none can be held out; "
+            "split it into several, or give --validation-share 0"
+        )
+
+
+def _write(folder: Path, sources: list[Source], share: int) -> tuple[Split, Split, Counts]:
+    """Write both archives; documents whose hash is below `share` are held out."""
+    counts, seen, progress, done = Counts(), set[bytes](), Progress(), 0
+    with ArchiveWriter(folder / "train") as train, ArchiveWriter(folder / "validation") as held:
+        for number, source in enumerate(sources):
+            for document in source.documents():
+                data = document.text.encode()
+                if not data:
+                    counts.empty += 1
+                    continue
+                digest = hashlib.sha256(data).digest()
+                if digest in seen:
+                    counts.duplicates += 1
+                    continue
+                seen.add(digest)
+                value = int.from_bytes(digest[:8], "big")
+                counts.smallest = min(counts.smallest, value)
+                (held if value < share else train).add(document.text, len(data), source.name)
+            done += source.size
+            progress.say(f"{number + 1} of {len(sources)} files  {done / 1e6:.1f} MB")
+    return train.split, held.split, counts

@@ -1,0 +1,24 @@
+"""The corpus step as an Argo template."""
+
+from hera.workflows import Container
+
+from steps.corpus.config import Config
+from steps.template import StepTask, step_task, step_template
+
+
+def template() -> Container:
+    """Outputs: `uri` of the corpus, its number of `documents`."""
+    return step_template(
+        "corpus",
+        Config,
+        title="Corpus",
+        description="Collects text, drops duplicates, holds out a share for evaluation.",
+        outputs=("uri", "documents"),
+        cpu=1,
+        memory="1Gi",
+    )
+
+
+def task(name: str = "corpus", **arguments: object) -> StepTask:
+    """A task of it; arguments are the fields of `Config`."""
+    return step_task(template(), name, arguments)

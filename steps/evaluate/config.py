@@ -1,0 +1,37 @@
+"""The parameters of the evaluation."""
+
+from dataclasses import dataclass
+
+from steps.entry import StepError
+from steps.train.config import TINY, check_model
+
+
+@dataclass(frozen=True)
+class Config:
+    """Measure a checkpoint of steps/train/llama.py on held-out text and export it as a Hugging Face directory."""
+
+    checkpoint: str = ""
+    """URI of a committed checkpoint, as steps.train gives it."""
+    validation: str = ""
+    """URI of the held-out split: the dataset's with #validation."""
+    model: str = TINY
+    """What the training began with: tiny or a Hugging Face directory; the untrained model of the comparison."""
+    windows: int = 96
+    """At most so many stretches of validation text are read, evenly spaced; each is as long as a training sample."""
+    sample_tokens: int = 48
+    """Length of the text that the model writes as a sample; 0: none."""
+    store: str = "runs/store"
+    """URI of the store: a directory."""
+    run: str = "by-hand"
+    """Name of the run."""
+    outputs: str = "outputs"
+    """Folder for perplexity, model and metrics.json."""
+
+    def check(self) -> None:
+        """Raise StepError for numbers and paths that cannot be used."""
+        if self.windows < 1:
+            raise StepError(f"--windows {self.windows}: at least 1 is needed")
+        if self.sample_tokens < 0:
+            raise StepError(f"--sample-tokens {self.sample_tokens}: cannot be negative")
+        if self.model != TINY:
+            check_model(self.model, 1)

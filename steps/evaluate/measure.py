@@ -1,0 +1,60 @@
+"""What a causal language model is worth on a stretch of tokens, and what it writes. Pure functions over a model."""
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlamaForCausalLM
+
+
+def spread(total: int, wanted: int) -> list[int]:
+    """At most `wanted` of 0..total-1, evenly spaced, the same on every call."""
+    count = min(total, wanted)
+    return [index * total // count for index in range(count)]
+
+
+def perplexity(model: "LlamaForCausalLM", tokens: np.ndarray, length: int, windows: int, batch: int = 8) -> float:
+    """exp of the mean negative log likelihood per token over `windows` stretches of `length` targets.
+
+    Args:
+        tokens: 1-D, whole numbers; a stretch i is tokens[i*length : i*length + length + 1].
+    """
+    import torch
+
+    chosen = spread((len(tokens) - 1) // length, windows)
+    total = 0.0
+    with torch.inference_mode():
+        for first in range(0, len(chosen), batch):
+            rows = [tokens[i * length : i * length + length + 1] for i in chosen[first : first + batch]]
+            block = torch.from_numpy(np.stack(rows).astype(np.int64))
+            logits = model(input_ids=block[:, :-1], use_cache=False).logits
+            total += _summed_loss(logits, block[:, 1:])
+    mean = total / (len(chosen) * length)
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+def _summed_loss(logits: "torch.Tensor", targets: "torch.Tensor") -> float:
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum").item()
+
+
+def write(model: "LlamaForCausalLM", prompt: np.ndarray, count: int, seed: int = 0, top: int = 40) -> list[int]:
+    """`count` tokens that follow `prompt` (1-D), each drawn from the `top` likeliest; the same for a seed."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    given = torch.from_numpy(prompt.astype(np.int64))[None]
+    cache, written = None, []
+    with torch.inference_mode():
+        for _ in range(count):
+            told = model(input_ids=given, past_key_values=cache, use_cache=True)
+            cache = told.past_key_values
+            best = told.logits[0, -1].float().topk(min(top, told.logits.shape[-1]))
+            drawn = torch.multinomial((best.values / 0.8).softmax(0), 1, generator=generator)
+            given = best.indices[drawn][None]
+            written.append(int(given))
+    return written

@@ -1,0 +1,134 @@
+"""Measure the trained and the untrained model, export the trained one; done once for a checkpoint and settings."""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.data.errors import DatasetError
+from runtime.store import NoSuchKey, open_store
+from steps.entry import Result, StepError
+from steps.evaluate.config import Config
+from steps.train.config import TINY
+
+if TYPE_CHECKING:
+    from runtime.data import TokenDataset
+    from steps.evaluate.checkpoint import Trained
+
+VERSION = 1
+MANIFEST = "everstep-model.json"
+PROMPT_TOKENS = 12
+
+
+def run(config: Config) -> Result:
+    """Raises StepError for a checkpoint or a dataset that is not there or does not fit."""
+    from runtime.data import finished, open_dataset
+
+    for name in ("checkpoint", "validation"):
+        if not getattr(config, name):
+            raise StepError(f"--{name}: missing; give the URI")
+    try:
+        data = open_dataset(config.validation)
+    except DatasetError as error:
+        raise StepError(f"--validation {error}") from None
+    key = f"models/{_digest(config, data)}"
+    metrics = finished.find(config.store, key, MANIFEST)
+    if metrics is None:
+        metrics = _evaluate(config, data, key)
+    else:
+        print("this checkpoint was evaluated before", file=sys.stderr)
+    uri = f"{config.store.rstrip('/')}/{key}"
+    folder = Path(config.outputs)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "metrics.json"
+    path.write_text(json.dumps(metrics, indent=1) + "\n")
+    outputs = {"perplexity": f"{metrics['perplexity']:.4f}", "model": uri}
+    summary = f"perplexity {_short(metrics['perplexity'])} (untrained: {_short(metrics['untrained_perplexity'])})"
+    return Result(summary, outputs, {**metrics, "model": uri}, {path.name: path})
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def _digest(config: Config, data: "TokenDataset") -> str:
+    """Content decides the name: the checkpoint's manifest, the dataset's, and what is asked."""
+    checkpoint, _, name = config.checkpoint.removeprefix("file://").rstrip("/").rpartition("/")
+    try:
+        manifest = open_store(checkpoint or ".").get(f"{name}/manifest.json")
+    except NoSuchKey:
+        raise StepError(f"--checkpoint {config.checkpoint}: no committed checkpoint (no manifest.json)") from None
+    asked = [VERSION, config.model, config.windows, config.sample_tokens, data.split, dict(data.meta)]
+    return hashlib.sha256(manifest + json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
+    threads = str(min(4, len(os.sched_getaffinity(0))))
+    os.environ.setdefault("OMP_NUM_THREADS", threads)
+    import torch
+
+    from runtime.data import finished
+    from steps.evaluate import checkpoint, measure
+    from steps.train.llama import build_model
+
+    torch.set_num_threads(int(threads))
+    trained = checkpoint.read(config.checkpoint)
+    if int(trained.config["vocab_size"]) < data.vocab_size:
+        known = trained.config["vocab_size"]
+        raise StepError(f"--validation {config.validation}: {data.vocab_size} tokens, the model knows {known}")
+    length, seed = int(trained.settings["sequence_length"]), int(trained.settings["seed"])
+    if len(data.tokens) <= length:
+        raise StepError(f"--validation {config.validation}: {len(data.tokens)} tokens are fewer than one sample")
+    samples = (len(data.tokens) - 1) // length
+    windows = min(config.windows, samples)
+    print(f"perplexity over {windows} of {samples} stretches of {length} tokens, evenly spaced", file=sys.stderr)
+
+    base = build_model(config.model, data.vocab_size, seed, data.eod).eval()
+    untrained = measure.perplexity(base, data.tokens, length, windows)
+    print(f"untrained model: perplexity {_short(untrained)}", file=sys.stderr)
+    model = trained.build().eval()
+    reached = measure.perplexity(model, data.tokens, length, windows)
+    print(f"trained model: perplexity {_short(reached)}", file=sys.stderr)
+    metrics = {
+        "version": VERSION,
+        "perplexity": reached,
+        "untrained_perplexity": untrained,
+        "began_as": "random weights" if config.model == TINY else config.model,
+        "iteration": trained.iteration,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "windows": windows,
+        "of_windows": samples,
+        "window_tokens": length,
+        **_sample(config, data, model),
+    }
+    with finished.draft(config.store, key, MANIFEST) as draft:
+        _export(trained, model, data, draft.folder)
+        draft.commit(metrics)
+    return metrics
+
+
+def _sample(config: Config, data: "TokenDataset", model: Any) -> dict[str, str]:
+    if not config.sample_tokens:
+        return {}
+    from tokenizers import Tokenizer
+
+    from steps.evaluate import measure
+
+    tokenizer = Tokenizer.from_file(str(data.tokenizer))
+    prompt = data.tokens[:PROMPT_TOKENS]
+    written = measure.write(model, prompt, config.sample_tokens)
+    return {"prompt": tokenizer.decode(prompt.tolist()), "sample": tokenizer.decode(written)}
+
+
+def _export(trained: "Trained", model: Any, data: "TokenDataset", folder: Path) -> None:
+    """config.json, model.safetensors, tokenizer.json and its config, as transformers reads them."""
+    from transformers import PreTrainedTokenizerFast
+
+    model.save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(data.tokenizer), clean_up_tokenization_spaces=False)
+    if data.eod is not None:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(data.eod)
+    tokenizer.model_max_length = int(trained.config.get("max_position_embeddings", 2048))
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,116 @@
+"""Spark for the time of one step: quiet, on the loopback address only, nothing left behind.
+
+Spark's Java process ends when its standard input closes, so it also ends when this process is killed; its Python
+workers end with it.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steps.entry import StepError
+from steps.preprocess.java import find_java, make_home
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_END_S = 10.0
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = spark: %m%n%ex
+"""
+
+
+@contextmanager
+def spark(master: str) -> Iterator["SparkContext"]:
+    """A SparkContext; its Java process has ended when the block has. Raises StepError when Java does not start."""
+    scratch = Path(tempfile.mkdtemp(prefix="everstep-spark-"))
+    before = dict(os.environ)
+    try:
+        _environment(scratch)
+        try:
+            context = _start(master, scratch)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        yield context
+    finally:
+        _end()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _environment(scratch: Path) -> None:
+    """What Spark's scripts and workers read from the environment, for as long as it takes to start them."""
+    root = str(Path(__file__).parents[2])
+    os.environ.update(
+        JAVA_HOME=str(make_home(scratch / "java", find_java(os.environ))),
+        SPARK_LOCAL_IP="127.0.0.1",
+        SPARK_LOCAL_DIRS=str(scratch),
+        SPARK_CONF_DIR=str(scratch),
+        PYSPARK_PYTHON=sys.executable,
+        PYSPARK_DRIVER_PYTHON=sys.executable,
+        PYSPARK_SUBMIT_ARGS="pyspark-shell",
+        PYTHONPATH=os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+    )
+    for name in ("SPARK_HOME", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
+        os.environ.pop(name, None)
+    (scratch / "log4j2.properties").write_text(_LOG4J)
+
+
+def _start(master: str, scratch: Path) -> "SparkContext":
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    conf = SparkConf(loadDefaults=False).setMaster(master).setAppName("everstep-preprocess")
+    conf.setAll(
+        [
+            ("spark.ui.enabled", "false"),
+            ("spark.ui.showConsoleProgress", "false"),
+            # Without a secret given, Spark makes a random one for local masters; on a command line all could read it.
+            ("spark.authenticate", "true"),
+            ("spark.driver.host", "127.0.0.1"),
+            ("spark.driver.bindAddress", "127.0.0.1"),
+            ("spark.driver.memory", "512m"),
+            ("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"),
+            ("spark.local.dir", str(scratch)),
+            ("spark.python.worker.reuse", "true"),
+            ("spark.task.maxFailures", "1"),
+        ]
+    )
+    try:
+        return SparkContext(conf=conf)
+    except PySparkRuntimeError as error:
+        raise StepError(f"Spark did not start: {str(error).splitlines()[0]}", code=75) from error
+
+
+def _end() -> None:
+    """Close Java's standard input, which ends it, and wait; kill it if it does not."""
+    context_type = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    gateway = context_type and context_type._gateway
+    if not gateway:
+        return
+    process: subprocess.Popen[bytes] = gateway.proc
+    if process.stdin:
+        process.stdin.close()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    active = context_type._active_spark_context
+    if active:
+        active._jsc = None
+    context_type._active_spark_context = context_type._gateway = context_type._jvm = None

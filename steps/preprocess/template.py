@@ -1,0 +1,24 @@
+"""The preprocess step as an Argo template."""
+
+from hera.workflows import Container
+
+from steps.preprocess.config import Config
+from steps.template import StepTask, step_task, step_template
+
+
+def template() -> Container:
+    """Outputs: `uri` of the dataset, and `validation`, the URI of its held-out split."""
+    return step_template(
+        "preprocess",
+        Config,
+        title="Tokenize",
+        description="Tokenizes the corpus on Spark into Megatron's indexed format.",
+        outputs=("uri", "validation"),
+        cpu=2,
+        memory="3Gi",
+    )
+
+
+def task(name: str = "tokenize", **arguments: object) -> StepTask:
+    """A task of it; arguments are the fields of `Config`."""
+    return step_task(template(), name, arguments)

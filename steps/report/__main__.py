@@ -1,0 +1,62 @@
+"""`python -m steps.report --run NAME`: the page of a run."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from steps.entry import Result, main
+from steps.report.config import Config
+
+
+def run(config: Config) -> Result:
+    """Read the run, write `<outputs>/report.html`, and a copy into the run's folder where there is one."""
+    from runtime.report import read_run, render
+    from runtime.report.page import overview
+    from runtime.store import open_store
+
+    place = os.environ.get("EVERSTEP_RUN_DIR")
+    folder = Path(place) if place else None
+    now = time.time()
+    told = read_run(
+        open_store(config.store),
+        config.run,
+        uid=_given(config.uid),
+        phase=_given(config.status),
+        duration_s=float(_given(config.duration)) if _given(config.duration) else None,
+        failures=failures(_given(config.failures)),
+        folder=folder,
+    )
+    page = Path(config.outputs) / "report.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(render(told, now), encoding="utf-8")
+    if folder is not None:
+        fresh = folder / ".report.html"
+        shutil.copyfile(page, fresh)
+        fresh.replace(folder / "report.html")
+    line = overview(told, now)
+    return Result(f"report.html  {line}", artifacts={"report.html": page})
+
+
+def _given(value: str) -> str:
+    """Empty for a variable that the executor left as it stands."""
+    return "" if value.startswith("{{") else value
+
+
+def failures(text: str) -> tuple[dict[str, Any], ...]:
+    """Argo quotes the list once more (`"[{\\"displayName\\": ...}]"`, `"null"` when empty). Unreadable: none."""
+    value: Any = text
+    for _ in range(2):
+        if not isinstance(value, str):
+            break
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return ()
+    return tuple(item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
+
+
+if __name__ == "__main__":
+    main("report", Config, run)

@@ -1,0 +1,35 @@
+"""The report step's parameters."""
+
+import math
+from dataclasses import dataclass
+
+from steps.entry import StepError
+
+
+@dataclass(frozen=True)
+class Config:
+    """Write the report of a run: report.html."""
+
+    store: str = "runs/store"
+    """Directory that keeps data, checkpoints and journals."""
+    run: str = "by-hand"
+    """Name of the run to report on."""
+    outputs: str = "outputs"
+    """Folder for report.html."""
+    uid: str = ""
+    """Uid of the workflow: its jobs are jobs/<uid>-<step>. Empty: as workflow.json says."""
+    status: str = ""
+    """Phase of the workflow: Succeeded, Failed, Error. Empty: as workflow.json says."""
+    failures: str = ""
+    """Argo's workflow.failures: a JSON list of failed nodes, quoted or not."""
+    duration: str = ""
+    """Argo's workflow.duration: seconds."""
+
+    def check(self) -> None:
+        """Raises StepError for a duration that is no number; what Argo left unresolved counts as not given."""
+        try:
+            good = not self.duration or self.duration.startswith("{{") or math.isfinite(float(self.duration))
+        except ValueError:
+            good = False
+        if not good:
+            raise StepError(f"--duration {self.duration}: not a number of seconds")

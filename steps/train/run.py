@@ -1,0 +1,176 @@
+"""The step's process: the job's master lives here; its nodes are agents on this machine that outlive it.
+
+Told to end (SIGTERM), it removes its nodes only when the run was stopped for good (`spec.shutdown` in the run's
+workflow.json); otherwise they train on, and a retry of the step takes them over.
+"""
+
+import asyncio
+import functools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from steps.entry import TRY_AGAIN, Result, StepError, Terminated
+from steps.train.config import TINY, Config
+from steps.train.credentials import job_token
+
+if TYPE_CHECKING:
+    from runtime.master import Outcome, Progress
+    from runtime.store import Store
+
+RUN_DIR_VARIABLE = "EVERSTEP_RUN_DIR"
+LINES_EVERY_S = 0.5
+"""A line of progress at most this often."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""For the agents, before anything imports numpy or torch: several nodes share this machine, and sums keep their order."""
+
+
+def run(config: Config) -> Result:
+    """Train to the end. Raises StepError: 1 the script's own error, 3 too few nodes, 75 another master has the job."""
+    from runtime.store import StoreError, open_store
+
+    if not config.dataset:
+        raise StepError("--dataset: missing; give the URI that steps.preprocess told")
+    if config.model == TINY and not config.script:
+        print("model tiny: random weights, trained from nothing", file=sys.stderr)
+    store = open_store(config.store)
+    started = time.time()
+    lines = ProgressLines(config.iterations, sys.stderr, time.monotonic)
+    try:
+        outcome = asyncio.run(_train(config, store, lines.show))
+    except StoreError as error:
+        raise StepError(f"--store {config.store}: {error}", TRY_AGAIN) from None
+    if outcome.state == "stopped":
+        print(outcome.reason, file=sys.stderr)
+        raise Terminated
+    if outcome.state != "succeeded":
+        raise StepError(_failure(config, outcome), outcome.exit_code)
+    if outcome.checkpoint is None:
+        raise StepError("trained to the end, but no checkpoint was committed; call everstep's Checkpointer.finish", 1)
+    facts = {**history(store, config.job), **asked(config), "loss": lines.loss, "seconds": round(time.time() - started, 2)}
+    facts |= {"iterations": outcome.iterations, "parameters": parameters(store, outcome.checkpoint)}
+    outputs = {
+        "checkpoint": f"{config.store.rstrip('/')}/{outcome.checkpoint}",
+        "iterations": str(outcome.iterations),
+    }
+    return Result(_summary(facts), outputs, facts)
+
+
+async def _train(config: Config, store: "Store", show: "Callable[[Progress], None]") -> "Outcome":
+    from runtime.job.spec import JobSpec, Patience, RoleSpec
+    from runtime.master import run as run_master
+    from runtime.platform.process import ProcessPlatform
+
+    folder = Path(os.environ.get(RUN_DIR_VARIABLE, "runs/by-hand")).absolute()
+    patience = Patience(
+        replacement_wait_s=config.replacement_wait_s,
+        max_relaunches=config.max_relaunches,
+        max_restarts=config.max_restarts,
+    )
+    spec = JobSpec(
+        job=config.job,
+        roles={"worker": RoleSpec(config.nodes, config.min_nodes, config.workers_per_node)},
+        patience=patience,
+        avoid_hosts=config.avoided(),
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    script = [f"--persist-interval={config.persist_interval}", "--", str(config.script_path()), *config.script_flags()]
+    return await run_master(
+        spec,
+        store,
+        ProcessPlatform(folder, config.job),
+        token=job_token(folder, config.job),
+        agent_arguments=script,
+        agent_environment=ONE_THREAD,
+        stop=stop,
+        remove_nodes=functools.partial(stopped_for_good, folder),
+        on_progress=show,
+    )
+
+
+def stopped_for_good(folder: Path) -> bool:
+    """Is the run of this folder told to stop or terminate? A step by hand, of no run, is."""
+    try:
+        workflow = json.loads((folder / "workflow.json").read_bytes())
+    except FileNotFoundError:
+        return True
+    return bool(workflow.get("spec", {}).get("shutdown"))
+
+
+class ProgressLines:
+    """`iteration 140/200  loss 3.71  2 nodes`, a line for a change, at most two a second; a new reason is told too."""
+
+    def __init__(self, iterations: int, stream: TextIO, clock: Callable[[], float]) -> None:
+        self.loss: float | None = None
+        """The newest that was reported."""
+        self._iterations = iterations
+        self._stream = stream
+        self._clock = clock
+        self._next = 0.0
+        self._reason = ""
+
+    def show(self, progress: "Progress") -> None:
+        """Take the newest progress; print it when its time has come."""
+        self.loss = progress.loss if progress.loss is not None else self.loss
+        if progress.reason != self._reason:
+            self._reason = progress.reason
+            print(progress.reason, file=self._stream, flush=True)
+        if self._clock() < self._next or not progress.iteration:
+            return
+        self._next = self._clock() + LINES_EVERY_S
+        words = [f"iteration {progress.iteration}/{self._iterations}"]
+        if progress.loss is not None:
+            words.append(f"loss {progress.loss:.2f}")
+        words.append(f"{progress.nodes} node{'' if progress.nodes == 1 else 's'}")
+        print("  ".join(words), file=self._stream, flush=True)
+
+
+def _failure(config: Config, outcome: "Outcome") -> str:
+    """The reason, below it the first failing rank's traceback."""
+    last = f"; newest checkpoint: {outcome.checkpoint}" if outcome.checkpoint else ""
+    error = f"\n{outcome.error.rstrip()}" if outcome.error else ""
+    return f"{config.script_path().name}: {outcome.reason}{last}{error}"
+
+
+def _summary(facts: dict[str, Any]) -> str:
+    words = [f"{facts['iterations']} iterations"]
+    if facts["loss"] is not None:
+        words.append(f"loss {facts['loss']:.2f}")
+    if facts["parameters"]:
+        words.append(f"{facts['parameters'] / 1e6:.1f} M parameters")
+    if facts["restarts"]:
+        words.append(f"{facts['restarts']} restart{'' if facts['restarts'] == 1 else 's'}")
+    return "  ".join(words)
+
+
+def asked(config: Config) -> dict[str, Any]:
+    """What the report tells of the settings."""
+    return {"nodes": config.nodes, "model": config.script or config.model, "job": config.job}
+
+
+def history(store: "Store", job: str) -> dict[str, int]:
+    """Rounds that were formed, restarts (rounds that broke) and masters, from the job's journal."""
+    from runtime.job.records import MasterClaimed, RoundBroken, RoundFormed
+    from runtime.master import read_journal
+
+    kinds = [type(record) for record in read_journal(store, job)]
+    counted = {"rounds": RoundFormed, "restarts": RoundBroken, "masters": MasterClaimed}
+    return {name: kinds.count(kind) for name, kind in counted.items()}
+
+
+def parameters(store: "Store", checkpoint: str) -> int | None:
+    """Numbers in the tensors under `model` of a checkpoint, read from its safetensors header; None without any."""
+    manifest = json.loads(store.get(f"{checkpoint}/manifest.json"))
+    key = manifest["objects"][0]["key"]
+    length = int.from_bytes(store.get(key, 0, 8), "little")
+    header = json.loads(store.get(key, 8, length))
+    shapes = [entry["shape"] for name, entry in header.items() if name.startswith("model.")]
+    return sum(functools.reduce(int.__mul__, shape, 1) for shape in shapes) or None

@@ -1,0 +1,208 @@
+"""The rules one by one: what a death means, what is restored, which specs contradict themselves."""
+
+import pytest
+
+from runtime.job import restore
+from runtime.job.brain import Brain, Journal
+from runtime.job.events import Event, Joined, NodeFinishedRound, NodeGone, Opened, ScaleAsked, WorkerExited
+from runtime.job.messages import Action, Finished, Holding, Join, WorkerExit
+from runtime.job.policy import reason_of
+from runtime.job.records import JobResult, MasterClaimed, NodeRequested, Reason, Record
+from runtime.job.seats import directive, seat
+from runtime.job.spec import JobSpec, Patience, RoleSpec, problems
+from runtime.job.state import NodePhase, State, UnlistedTransition, apply, fold
+
+
+class Job:
+    """A brain at a standing clock, with a round of all its nodes running."""
+
+    def __init__(self, nodes: int = 2, patience: Patience = Patience()) -> None:  # noqa: B008 (frozen)
+        spec = JobSpec("j", {"worker": RoleSpec(nodes, 1)}, patience)
+        self.brain = Brain(spec, fold([MasterClaimed(time=1.0, epoch=1, address="m:1")]), 1.0)
+        self.records: list[Record] = []
+        self.send(Opened())
+        self.join_all()
+
+    def send(self, event: Event) -> None:
+        self.records += [d.record for d in self.brain.handle(event, 1.0) if isinstance(d, Journal)]
+
+    @property
+    def state(self) -> State:
+        return self.brain.state
+
+    @property
+    def number(self) -> int:
+        return self.state.round.number if self.state.round else 0
+
+    def join_all(self) -> None:
+        for node in sorted(self.state.nodes.values(), key=lambda n: n.name):
+            if node.phase in (NodePhase.REQUESTED, NodePhase.REJOINING):
+                self.send(Joined(Join(node.name, "worker", node.host, 1, f"{node.name}:1", 1, (), self.number)))
+
+    def fault(
+        self, name: str, code: int, iteration: int = 3, error: str = "ValueError: bad", died: float = 1.0
+    ) -> None:
+        self.send(WorkerExited(WorkerExit(name, self.number, 0, 0, code, iteration, error, died)))
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (-9, Reason.KILLED), (137, Reason.KILLED), (-15, Reason.KILLED), (143, Reason.KILLED), (1, Reason.USER_ERROR),
+        (-6, Reason.USER_ERROR), (134, Reason.USER_ERROR), (-11, Reason.USER_ERROR), (247, Reason.OOM),
+        (201, Reason.HARDWARE), (202, Reason.HARDWARE), (14, Reason.HARDWARE),
+    ],
+)  # fmt: skip
+def test_an_exit_code_has_one_reason(code: int, reason: Reason) -> None:
+    assert reason_of(code) is reason
+
+
+def test_the_same_error_at_the_same_iteration_twice_fails_with_its_traceback() -> None:
+    job = Job()
+    job.fault("worker-0-0", 1)
+    job.join_all()
+    assert job.number == 2
+    job.fault("worker-0-0", 1)
+    job.join_all()
+    assert job.state.ended is not None
+    assert (job.state.ended.result, job.state.ended.exit_code) == (JobResult.FAILED, 1)
+    assert job.state.ended.error == "ValueError: bad"
+
+
+def test_the_traceback_is_that_of_the_rank_that_failed_first() -> None:
+    job = Job()
+    for _ in range(2):
+        job.fault("worker-1-0", 1, error="RuntimeError: peer closed", died=5.0)
+        job.fault("worker-0-0", 1, error="ValueError: bad", died=4.0)
+        job.join_all()
+    assert job.state.ended is not None
+    assert job.state.ended.error == "ValueError: bad"
+
+
+def test_different_errors_fail_the_job_after_max_restarts() -> None:
+    job = Job()
+    for iteration in range(4):
+        assert job.state.ended is None
+        job.fault("worker-0-0", 1, iteration)
+        job.join_all()
+    assert job.state.ended is not None
+    assert "3 restarts" in job.state.ended.reason
+
+
+def test_an_error_that_only_echoes_a_kill_is_not_charged() -> None:
+    job = Job(patience=Patience(no_progress=0))
+    for _ in range(6):
+        job.fault("worker-1-0", 1, error="RuntimeError: Connection closed by peer")
+        job.fault("worker-0-0", -9)
+        job.join_all()
+    assert job.state.ended is None
+    assert job.number == 7
+
+
+def test_rounds_without_a_new_iteration_end_the_job_whatever_the_cause() -> None:
+    job = Job(patience=Patience(no_progress=3))
+    for _ in range(3):
+        assert job.state.ended is None
+        job.fault("worker-0-0", -9, iteration=0)
+        job.join_all()
+    assert job.state.ended is not None
+    assert "without a new iteration" in job.state.ended.reason
+
+
+def test_kills_that_each_leave_a_new_iteration_behind_never_end_the_job() -> None:
+    job = Job(patience=Patience(no_progress=3))
+    for iteration in range(1, 12):
+        job.fault("worker-0-0", -9, iteration)
+        job.join_all()
+    assert job.state.ended is None
+
+
+def test_faulty_hardware_is_replaced_on_another_host() -> None:
+    job = Job()
+    job.fault("worker-0-0", 201)
+    told = directive(job.state, "worker-0-0")
+    assert told is not None
+    assert told.action is Action.LEAVE
+    request = next(r for r in reversed(job.records) if isinstance(r, NodeRequested))
+    assert (request.node, request.host, request.replaces) == ("worker-0-1", "local-2", "worker-0-0")
+
+
+def test_a_node_is_given_up_after_its_last_replacement_and_the_others_go_on() -> None:
+    job = Job()
+    for launch in range(4):
+        job.send(NodeGone(f"worker-1-{launch}", "killed"))
+        job.join_all()
+    assert job.state.ended is None
+    assert [n.name for n in job.state.nodes.values() if n.phase is NodePhase.RUNNING] == ["worker-0-0"]
+
+
+def test_a_finished_node_joins_again_when_another_fails_at_the_end() -> None:
+    job = Job()
+    job.send(NodeFinishedRound(Finished("worker-0-0", 1)))
+    job.fault("worker-1-0", -9)
+    told = directive(job.state, "worker-0-0")
+    assert told is not None
+    assert (told.action, told.round) == (Action.REJOIN, 1)
+
+
+def test_a_node_lost_after_it_finished_costs_nothing() -> None:
+    job = Job()
+    job.send(NodeFinishedRound(Finished("worker-0-0", 1)))
+    job.send(NodeGone("worker-0-0", "killed"))
+    job.send(NodeFinishedRound(Finished("worker-1-0", 1)))
+    assert job.state.ended is not None
+    assert job.state.ended.result is JobResult.SUCCEEDED
+
+
+def test_scaling_down_lets_the_highest_index_leave_and_up_asks_for_it_again() -> None:
+    job = Job()
+    job.send(ScaleAsked("worker", 1))
+    job.join_all()
+    assert job.state.round is not None
+    assert [m.node for m in job.state.round.members["worker"]] == ["worker-0-0"]
+    job.send(ScaleAsked("worker", 2))
+    assert job.state.nodes["worker-1-1"].phase is NodePhase.REQUESTED
+    assert job.state.relaunches == {}
+
+
+def test_a_seat_is_a_function_of_the_round_and_the_node() -> None:
+    round_ = Job(nodes=3).state.round
+    assert round_ is not None
+    seats = [seat(round_, f"worker-{index}-0", 1) for index in range(3)]
+    assert [s and (s.group_rank, s.first_rank, s.world_size, s.persists) for s in seats] == [
+        (0, 0, 3, True), (1, 1, 3, False), (2, 2, 3, False),
+    ]  # fmt: skip
+    assert seat(round_, "worker-9-0", 1) is None
+
+
+def test_an_unlisted_transition_raises() -> None:
+    again = NodeRequested(time=1.0, node="worker-0-0", role="worker", index=0, launch=0, host="")
+    with pytest.raises(UnlistedTransition):
+        apply(Job().state, again)
+
+
+def test_only_a_state_of_which_every_shard_is_held_is_restored() -> None:
+    torn = Holding(2, 9, shard=0, shards=2, node="a")
+    whole = [Holding(1, 8, shard=s, shards=2, node="a") for s in range(2)]
+    stored = Holding(1, 8, shard=0, shards=2, key="k")
+    chosen = restore.choose([stored, torn, *whole])
+    assert chosen is not None
+    assert (chosen.round, chosen.iteration) == (1, 8)
+    assert [(s.shard, s.node, s.key) for s in chosen.sources] == [(0, "a", ""), (0, "", "k"), (1, "a", "")]
+    assert restore.choose([torn]) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        (JobSpec("j", {"worker": RoleSpec(0, 1)}), "nodes is 0"),
+        (JobSpec("j", {"worker": RoleSpec(1, 2)}), "more than nodes"),
+        (JobSpec("j", {"worker": RoleSpec(1, 1, 0)}), "workers a node"),
+        (JobSpec("../j", {"worker": RoleSpec(1, 1)}), "no name for a job"),
+        (JobSpec("j", {"Wor ker": RoleSpec(1, 1)}), "no name for a role"),
+        (JobSpec("j", {}), "at least one role"),
+        (JobSpec("j", {"worker": RoleSpec(1, 1)}, Patience(cooldown_s=-1)), "cooldown-s"),
+    ],
+)
+def test_a_spec_that_contradicts_itself_is_told_where(spec: JobSpec, word: str) -> None:
+    assert any(word in line for line in problems(spec))

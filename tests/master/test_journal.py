@@ -1,0 +1,72 @@
+"""The journal: one sequence, one master."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from runtime.job.records import DesiredChanged
+from runtime.job.state import fold
+from runtime.master.journal import Fenced, Journal, JournalError, claim, find_master, read_journal
+from runtime.store import DirectoryStore
+
+
+def test_the_newest_claim_tells_where_the_master_is(tmp_path: Path) -> None:
+    store = DirectoryStore(str(tmp_path))
+    assert find_master(store, "j") is None
+    claim(store, "j", "a:1", 1.0)
+    claim(store, "j", "b:2", 2.0)
+    assert find_master(store, "j") == (2, "b:2")
+
+
+def test_a_zombie_is_fenced_by_its_next_write(tmp_path: Path) -> None:
+    store = DirectoryStore(str(tmp_path))
+    zombie, _ = claim(store, "j", "a:1", 1.0)
+    claim(store, "j", "b:2", 2.0)
+    with pytest.raises(Fenced):
+        zombie.append([DesiredChanged(time=3.0, role="worker", nodes=1)])
+    assert fold(read_journal(store, "j")).sizes == {}
+
+
+def test_of_eight_that_claim_at_once_the_epochs_are_all_different(tmp_path: Path) -> None:
+    store = DirectoryStore(str(tmp_path))
+
+    def attempt(number: int) -> Journal | None:
+        try:
+            return claim(store, "j", f"a:{number}", 1.0)[0]
+        except Fenced:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        won = [journal for journal in pool.map(attempt, range(8)) if journal]
+    assert won
+    assert sorted(journal.epoch for journal in won) == list(range(1, len(won) + 1))
+    still = 0
+    for journal in won:
+        try:
+            journal.append([DesiredChanged(time=2.0, role="worker", nodes=1)])
+            still += 1
+        except Fenced:
+            continue
+    assert still == 1, "only the newest may write"
+
+
+def test_an_ambiguous_success_is_known_by_its_nonce(tmp_path: Path) -> None:
+    class Forgetful(DirectoryStore):
+        def create(self, key: str, data: bytes) -> bool:
+            super().create(key, data)
+            return False
+
+    journal, _ = claim(Forgetful(str(tmp_path)), "j", "a:1", 1.0)
+    journal.append([DesiredChanged(time=2.0, role="worker", nodes=1)])
+    assert fold(read_journal(DirectoryStore(str(tmp_path)), "j")).sizes == {"worker": 1}
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
+    store = DirectoryStore(str(tmp_path))
+    claim(store, "j", "a:1", 1.0)
+    store.create(
+        "jobs/j/journal/000002", store.get("jobs/j/journal/000001").splitlines()[0] + b'\n{"kind": "Nonsense"}\n'
+    )
+    with pytest.raises(JournalError, match="000002 line 2"):
+        list(read_journal(store, "j"))

@@ -1,0 +1,288 @@
+"""A real master over real HTTP on loopback; agents that only speak, nodes that exist only in a dict."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from runtime.job.messages import Ack, Action, Directive, Finished, Heartbeat, Holding, Join, Persisted, Seat, WorkerExit
+from runtime.job.records import NodeRequested, RoundFormed
+from runtime.job.spec import JobSpec, Patience, RoleSpec
+from runtime.master import Outcome, Progress, find_master, read_journal, run
+from runtime.platform import Gone, Node, NodeRequest
+from runtime.store import DirectoryStore
+
+SPEC = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(leave_s=0.2))
+TOKEN = "t0ken"
+SECONDS = 20.0
+M = TypeVar("M")
+
+
+class DictPlatform:
+    """Nodes in a dict; `kill` is what a machine's death looks like."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.requests: dict[str, NodeRequest] = {}
+        self.came: asyncio.Queue[str] = asyncio.Queue()
+        self._gone: asyncio.Queue[Gone] = asyncio.Queue()
+
+    async def observe(self) -> list[Node]:
+        return list(self.nodes.values())
+
+    async def create(self, request: NodeRequest) -> Node:
+        self.requests[request.name] = request
+        node = self.nodes.setdefault(request.name, Node(request.name, f"{request.name}@1", request.role, request.host))
+        self.came.put_nowait(request.name)
+        return node
+
+    async def delete(self, name: str, uid: str) -> None:
+        self.kill(name)
+
+    def kill(self, name: str) -> None:
+        if node := self.nodes.pop(name, None):
+            self._gone.put_nowait(Gone(name, node.uid, None, "killed"))
+
+    async def gone(self) -> AsyncIterator[Gone]:
+        while True:
+            yield await self._gone.get()
+
+
+class Agent:
+    """What an agent says, without workers."""
+
+    def __init__(self, session: aiohttp.ClientSession, address: str, name: str) -> None:
+        self.session, self.address, self.name = session, address, name
+
+    async def post(self, verb: str, message: Any, token: str = TOKEN) -> tuple[int, bytes]:
+        body = message if isinstance(message, bytes) else msgspec.json.encode(message)
+        headers = {"Authorization": f"Bearer {token}"}
+        async with self.session.post(f"http://{self.address}/v1/{verb}", data=body, headers=headers) as answer:
+            return answer.status, await answer.read()
+
+    async def ask(self, verb: str, message: Any, kind: type[M]) -> M:
+        status, body = await self.post(verb, message)
+        assert status == 200, (status, body)
+        return msgspec.json.decode(body, type=kind)
+
+    async def join(self, after: int = 0, holdings: tuple[Holding, ...] = ()) -> Seat:
+        return await self.ask("join", Join(self.name, "worker", "h", 1, "127.0.0.1:7", 29500, holdings, after), Seat)
+
+    async def beat(self, round_: int, seen: int) -> Directive:
+        return await self.ask("heartbeat", Heartbeat(self.name, round_, seen=seen), Directive)
+
+    async def told(self, action: Action, round_: int = 0) -> Directive:
+        """Heartbeats until the master says so."""
+        seen = 0
+        while True:
+            directive = await self.beat(round_, seen)
+            seen = directive.number
+            if directive.action is action:
+                return directive
+
+
+class Job:
+    """One master and its surroundings."""
+
+    def __init__(self, folder: Path, session: aiohttp.ClientSession, spec: JobSpec = SPEC) -> None:
+        self.store = DirectoryStore(str(folder))
+        self.platform = DictPlatform()
+        self.session = session
+        self.spec = spec
+        self.progress: list[Progress] = []
+        self.begin()
+
+    def begin(self, remove: bool = True) -> None:
+        self.stop = asyncio.Event()
+        self.task: asyncio.Task[Outcome] = asyncio.create_task(
+            run(
+                self.spec, self.store, self.platform, token=TOKEN, agent_arguments=["--", "x.py"],
+                agent_environment={}, stop=self.stop, remove_nodes=lambda: remove, on_progress=self.progress.append,
+            )
+        )  # fmt: skip
+
+    async def agent(self) -> Agent:
+        """The next node that the platform made."""
+        name = await self.platform.came.get()
+        master = find_master(self.store, self.spec.job)
+        assert master is not None
+        return Agent(self.session, master.address, name)
+
+
+def played(folder: Path, story: Callable[[Job], Any], spec: JobSpec = SPEC) -> Any:
+    """Run the story against a fresh job, with a deadline."""
+
+    async def play() -> Any:
+        async with asyncio.timeout(SECONDS), aiohttp.ClientSession() as session:
+            job = Job(folder, session, spec)
+            try:
+                return await story(job)
+            finally:
+                job.task.cancel()
+                await asyncio.gather(job.task, return_exceptions=True)
+
+    return asyncio.run(play())
+
+
+async def _two(job: Job) -> tuple[Agent, Agent, Seat, Seat]:
+    first, second = await job.agent(), await job.agent()
+    one, two = await asyncio.gather(first.join(), second.join())
+    return first, second, one, two
+
+
+async def _finish(job: Job, round_: int, *agents: Agent) -> Outcome:
+    for agent in agents:
+        await agent.ask("finished", Finished(agent.name, round_), Ack)
+    for agent in agents:
+        await agent.told(Action.LEAVE, round_)
+        job.platform.kill(agent.name)
+    return await job.task
+
+
+def test_two_nodes_join_get_their_seats_and_finish(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        first, second, one, two = await _two(job)
+        assert (one.round, one.world_size, two.world_size) == (1, 2, 2)
+        assert {one.first_rank, two.first_rank} == {0, 1}
+        assert [one.persists, two.persists].count(True) == 1
+        assert job.platform.requests[first.name].environment["EVERSTEP_JOB_TOKEN"] == TOKEN
+        outcome = await _finish(job, 1, first, second)
+        assert (outcome.state, outcome.exit_code) == ("succeeded", 0)
+        assert not job.platform.nodes
+
+    played(tmp_path, story)
+
+
+def test_a_workers_death_leads_to_a_new_round_from_memory(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        first, second, _, _ = await _two(job)
+        polling = asyncio.create_task(second.told(Action.REJOIN, 1))
+        await first.ask("fault", WorkerExit(first.name, 1, 0, 0, -9, 5), Ack)
+        assert (await polling).round == 1
+        held = [(Holding(1, 5, node=agent.name, address="127.0.0.1:7"),) for agent in (first, second)]
+        one, two = await asyncio.gather(first.join(1, held[0]), second.join(1, held[1]))
+        assert (one.round, two.round, one.restart_count) == (2, 2, 1)
+        assert one.restore is not None
+        assert one.restore == two.restore
+        assert (one.restore.round, one.restore.iteration) == (1, 5)
+        assert (await _finish(job, 2, first, second)).state == "succeeded"
+
+    played(tmp_path, story)
+
+
+def test_a_lost_node_is_replaced_and_the_survivor_told_to_rejoin(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        first, second, _, _ = await _two(job)
+        job.platform.kill(second.name)
+        await first.told(Action.REJOIN, 1)
+        fresh = await job.agent()
+        assert fresh.name == second.name[:-1] + "1"
+        one, two = await asyncio.gather(first.join(1), fresh.join())
+        assert (one.round, two.round, two.world_size) == (2, 2, 2)
+        requested = [r for r in read_journal(job.store, "j") if isinstance(r, NodeRequested)]
+        assert requested[-1].replaces == second.name
+        assert (await second.post("heartbeat", Heartbeat(second.name, 1)))[0] == 200
+        assert (await second.post("join", Join(second.name, "worker", "h", 1, "a:1", 1)))[0] == 409
+
+    played(tmp_path, story)
+
+
+def test_a_second_master_takes_over_without_disturbing_the_round(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        first, second, _, _ = await _two(job)
+        job.task.cancel()
+        await asyncio.gather(job.task, return_exceptions=True)
+        job.begin()
+        while (master := find_master(job.store, "j")) is None or master.epoch < 2:
+            await asyncio.sleep(0)
+        for agent in (first, second):
+            agent.address = master.address
+            directive = await agent.ask("heartbeat", Heartbeat(agent.name, 1, telemetry=({"iteration": 1},)), Directive)
+            assert (directive.epoch, directive.action) == (2, Action.CONTINUE)
+        assert (await _finish(job, 1, first, second)).state == "succeeded"
+        assert sum(isinstance(r, RoundFormed) for r in read_journal(job.store, "j")) == 1
+
+    played(tmp_path, story)
+
+
+def test_an_older_master_that_writes_again_is_fenced(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        first, second, _, _ = await _two(job)
+        zombie = job.task
+        job.begin()
+        while (master := find_master(job.store, "j")) is None or master.epoch < 2:
+            await asyncio.sleep(0)
+        posting = asyncio.create_task(first.post("finished", Finished(first.name, 1)))
+        outcome = await zombie
+        posting.cancel()
+        await asyncio.gather(posting, return_exceptions=True)
+        assert (outcome.state, outcome.exit_code) == ("fenced", 75)
+        assert set(job.platform.nodes) == {first.name, second.name}
+
+    played(tmp_path, story)
+
+
+def test_a_wrong_token_and_malformed_bodies_are_refused_by_name(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        agent = await job.agent()
+        assert (await agent.post("heartbeat", Heartbeat(agent.name, 0), token="wrong"))[0] == 401
+        status, body = await agent.post("join", b'{"node": "worker-0-0", "role": 7}')
+        assert (status, b"$.role" in body) == (400, True)
+        assert (await agent.post("join", b"not json"))[0] == 400
+        assert (await agent.post("fault", b" " * (2 << 20)))[0] == 400
+        assert (await agent.post("heartbeat", Heartbeat("worker-9-9", 0)))[0] == 409
+        status, body = await agent.post("scale", {"role": "worker", "nodes": 5})
+        assert (status, b"nodes" in body) == (400, True)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with job.session.get(f"http://{agent.address}/v1/status", headers=headers) as answer:
+            assert (await answer.json())["refused"]["unauthorized"] == 1
+
+    played(tmp_path, story)
+
+
+def test_a_persisted_shard_is_answered_with_its_committed_manifest(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        first, second, _, _ = await _two(job)
+        key = "jobs/j/checkpoints/000001-000000004/rank-00000.safetensors"
+        holding = Holding(1, 4, size=3, key=key, digest="d" * 32)
+        acks = [await first.ask("persisted", Persisted(first.name, holding), Ack) for _ in range(2)]
+        assert {ack.committed for ack in acks} == {"jobs/j/checkpoints/000001-000000004/manifest.json"}
+        told = json.loads(job.store.get(acks[0].committed))
+        assert (told["world_size"], told["objects"][0]["key"]) == (2, key)
+        outcome = await _finish(job, 1, first, second)
+        assert outcome.checkpoint == "jobs/j/checkpoints/000001-000000004"
+
+    played(tmp_path, story)
+
+
+def test_a_stopped_master_may_leave_its_nodes_training(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        job.task.cancel()
+        await asyncio.gather(job.task, return_exceptions=True)
+        job.begin(remove=False)
+        await _two(job)
+        job.stop.set()
+        assert (await job.task).state == "stopped"
+        assert len(job.platform.nodes) == 2
+        assert not [r for r in read_journal(job.store, "j") if type(r).__name__ == "JobEnded"]
+
+    played(tmp_path, story)
+
+
+def test_a_stopped_job_removes_its_nodes_and_can_be_taken_up_again(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        await _two(job)
+        job.stop.set()
+        assert (await job.task).exit_code == 143
+        assert not job.platform.nodes
+        job.begin()
+        first, second = await job.agent(), await job.agent()
+        one, _ = await asyncio.gather(first.join(), second.join())
+        assert one.round == 2
+        assert first.name.endswith("-1")
+
+    played(tmp_path, story)

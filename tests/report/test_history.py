@@ -1,0 +1,82 @@
+"""What happened in a job, from its records and telemetry."""
+
+import pytest
+
+from runtime.job import records as job
+from runtime.job.messages import Member, Restore, Round
+from runtime.report.history import history
+
+
+def formed(time: float, number: int, iteration: int | None = None) -> job.RoundFormed:
+    restore = None if iteration is None else Restore(number - 1, iteration, (), "newest")
+    member = Member("worker-0-0", "local-0", "127.0.0.1:1", 1)
+    return job.RoundFormed(time=time, round=Round(number, {"worker": (member,)}, "127.0.0.1", 1, restore, "all joined"))
+
+
+def broken(time: float, number: int, iteration: int = 0) -> job.RoundBroken:
+    return job.RoundBroken(
+        time=time, round=number, reason=job.Reason.KILLED, detail="", node="worker-0-0", iteration=iteration
+    )
+
+
+def fault(time: float, died: float) -> job.WorkerFaulted:
+    return job.WorkerFaulted(
+        time=time, node="worker-0-0", round=1, rank=1, local_rank=1, exit_code=-9, iteration=7,
+        reason=job.Reason.KILLED, died=died,
+    )  # fmt: skip
+
+
+def at(time: float, number: int, iteration: int, **more: object) -> dict[str, object]:
+    return {"v": 1, "time": time, "round": number, "iteration": iteration, "rank": 0, "loss": 1.0, **more}
+
+
+def test_a_restart_costs_from_the_death_to_the_first_later_iteration() -> None:
+    records = [formed(1, 1), fault(10.2, 10.0), broken(10.3, 1, 7), formed(10.4, 2, 5)]
+    lines = [at(8, 1, 6), at(9, 1, 7), at(11, 2, 6), at(12, 2, 7), at(13.5, 2, 8), at(15, 2, 9)]
+    (restart,) = history(records, lines).restarts
+    assert restart.time == 10.0
+    assert restart.seconds == 3.5
+    assert restart.lost == 2
+    assert restart.what == "rank 1 on worker-0-0 (signal 9)"
+
+
+def test_the_last_iteration_counts_even_when_its_telemetry_was_lost() -> None:
+    records = [formed(1, 1), broken(10, 1, 9), formed(11, 2, 9)]
+    (restart,) = history(records, [at(8, 1, 6), at(12, 2, 10)]).restarts
+    assert (restart.lost, restart.seconds) == (0, 2.0)
+
+
+def test_a_restart_that_is_not_over_has_no_cost_yet() -> None:
+    (restart,) = history([formed(1, 1), broken(10, 1, 9)], []).restarts
+    assert (restart.seconds, restart.lost) == (None, None)
+
+
+def test_a_second_fault_before_any_progress_ends_the_first_restart() -> None:
+    records = [formed(1, 1), broken(10, 1, 4), formed(11, 2, 4), broken(12, 2, 4), formed(13, 3, 4)]
+    first, second = history(records, [at(9, 1, 4), at(15, 3, 5)]).restarts
+    assert (first.seconds, second.seconds) == (2.0, 3.0)
+
+
+def test_a_fault_after_the_last_iteration_costs_until_the_job_ended() -> None:
+    done = job.JobEnded(time=14, result=job.JobResult.SUCCEEDED, reason="done")
+    (restart,) = history([formed(1, 1), broken(10, 1, 9), formed(11, 2, 9), done], [at(9, 1, 9)]).restarts
+    assert restart.seconds == 4.0
+
+
+def test_the_latest_round_wins_for_an_iteration() -> None:
+    told = history([], [at(5, 2, 7, loss=2.0), at(3, 1, 7, loss=9.0), at(2, 1, 6)])
+    assert [(point.iteration, point.loss) for point in told.curve] == [(6, 1.0), (7, 2.0)]
+
+
+def test_a_loss_that_is_no_number_is_left_out() -> None:
+    assert history([], [at(5, 1, 7, loss=float("nan"))]).points[0].loss is None
+
+
+@pytest.mark.parametrize("line", [{"kind": "restored", "time": 1, "iteration": 2}, {"time": "x"}, {}])
+def test_other_lines_are_passed_over(line: dict[str, object]) -> None:
+    assert history([], [line]).points == ()
+
+
+def test_a_reopened_job_has_not_ended() -> None:
+    failed = job.JobEnded(time=4, result=job.JobResult.FAILED, reason="error")
+    assert history([formed(1, 1), failed, job.JobReopened(time=5)], []).end is None

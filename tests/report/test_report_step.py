@@ -1,0 +1,63 @@
+"""The step: flags, the page in both places, the exit handler in the manifest."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hera.workflows import DAG, Workflow
+
+from steps import report
+from steps.report.__main__ import failures
+
+
+def step(*flags: str, run_dir: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "EVERSTEP_RUN_DIR"}
+    if run_dir is not None:
+        environment["EVERSTEP_RUN_DIR"] = str(run_dir)
+    command = [sys.executable, "-m", "steps.report", *flags]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_page_is_an_artifact_and_in_the_run_folder(maker: ModuleType, tmp_path: Path) -> None:
+    made = maker.full_run(tmp_path)
+    out = tmp_path / "out"
+    done = step(
+        f"--store={made.store}", f"--run={made.name}", f"--outputs={out}", f"--uid={made.uid}", "--status=Succeeded",
+        '--failures="null"', "--duration=151.2", run_dir=made.folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("report.html  2 restarts, ")
+    assert "goodput" in done.stderr
+    assert (out / "report.html").read_bytes() == (made.folder / "report.html").read_bytes()
+
+
+def test_a_duration_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    done = step(f"--store={tmp_path}", "--duration=long")
+    assert done.returncode == 2
+    assert "not a number of seconds" in done.stderr
+
+
+@pytest.mark.parametrize("text", ['"[{\\"displayName\\": \\"a\\"}]"', '[{"displayName": "a"}]'])
+def test_failures_are_read_quoted_or_not(text: str) -> None:
+    assert failures(text) == ({"displayName": "a"},)
+
+
+@pytest.mark.parametrize("text", ["", '"null"', "null", "{{workflow.failures}}", "[1]"])
+def test_no_failures_are_none(text: str) -> None:
+    assert failures(text) == ()
+
+
+def test_the_handler_takes_argos_variables_and_no_inputs() -> None:
+    with Workflow(generate_name="x-", entrypoint="main") as workflow:
+        with DAG(name="main"):
+            pass
+        report.on_exit(workflow)
+    spec = workflow.to_dict()["spec"]
+    (handler,) = [template for template in spec["templates"] if template["name"] == spec["onExit"]]
+    assert "--failures={{workflow.failures}}" in handler["container"]["args"]
+    assert "--uid={{workflow.uid}}" in handler["container"]["args"]
+    assert not handler.get("inputs", {}).get("parameters")
+    assert handler["outputs"]["artifacts"][0]["name"] == "report"
