@@ -1,6 +1,7 @@
 """Where nodes come from, behind one Protocol: processes of this machine (`process`); pods come later.
 
-May import `runtime.job` and the standard library. The master compares what it wants with `observe()` and calls
+May import `runtime.job` and the standard library. The story begins in `process`; `registry` is what outlives a master,
+`debris` what a dead node leaves. The master compares what it wants with `observe()` and calls
 `create` and `delete`; both may be repeated without harm.
 """
 

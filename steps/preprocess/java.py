@@ -50,7 +50,10 @@ def make_home(folder: Path, java: Path) -> Path:
     program.parent.mkdir(parents=True)
     program.write_text(
         "#!/bin/sh\n"
-        'for argument; do shift; [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"; done\n'
+        "for argument; do\n"
+        "  shift\n"
+        '  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"\n'
+        "done\n"
         f'exec {shlex.quote(str(java))} "$@"\n'
     )
     program.chmod(0o755)

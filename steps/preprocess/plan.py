@@ -7,6 +7,7 @@ documents in the order of the corpus.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 SMALLEST = 1 << 20
 LARGEST = 64 << 20
@@ -47,7 +48,7 @@ def shards(split: str, files: Sequence[tuple[str, int]], count: int) -> list[Sha
     total = sum(size for _, size in files)
     cuts = [total * number // count for number in range(count + 1)]
     planned = []
-    for first, last in zip(cuts, cuts[1:], strict=False):
+    for first, last in pairwise(cuts):
         pieces, offset = [], 0
         for path, size in files:
             start, end = max(first - offset, 0), min(last - offset, size)

@@ -1,4 +1,4 @@
-"""From a corpus to `<store>/datasets/<digest of corpus, tokenizer and settings>/`, made by Spark, found when it is there."""
+"""From a corpus to `<store>/datasets/<digest of corpus, tokenizer and settings>/`, made by Spark or found there."""
 
 import hashlib
 import json
@@ -53,14 +53,12 @@ def _corpus(folder: Path) -> dict[str, Any]:
     path = folder / "corpus.json"
     try:
         meta = json.loads(path.read_bytes())
-        files = [
-            (folder / split / file["name"], file["line_bytes"]) for split in SPLITS for file in meta["files"][split]
-        ]
+        named = [(split, file["name"], int(file["line_bytes"])) for split in SPLITS for file in meta["files"][split]]
     except (ValueError, KeyError, TypeError):
         raise StepError(f"{path}: not the manifest of a corpus; make it again with python -m steps.corpus") from None
-    for file, _ in files:
-        if not file.is_file():
-            raise StepError(f"{file}: missing, though corpus.json names it; make the corpus again")
+    for split, name, _ in named:
+        if not (folder / split / name).is_file():
+            raise StepError(f"{folder / split / name}: missing, though corpus.json names it; make the corpus again")
     return meta
 
 
@@ -189,7 +187,8 @@ def _progress(folder: Path, documents: int, started: float) -> Iterator[None]:
             done = [COUNTS.unpack(data) for data in counts if len(data) == COUNTS.size]
             seen, tokens, size = (sum(column) for column in zip(*done, strict=True)) if done else (0, 0, 0)
             rate = size / 1e6 / (time.monotonic() - started)
-            print(f"{seen} of {documents} documents  {tokens / 1e6:.1f} M tokens  {rate:.1f} MB/s", file=sys.stderr)
+            if seen:
+                print(f"{seen} of {documents} documents  {tokens / 1e6:.1f} M tokens  {rate:.1f} MB/s", file=sys.stderr)
 
     thread = threading.Thread(target=tell, name="progress", daemon=True)
     thread.start()

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steps.entry import StepError
 from steps.preprocess.java import find_java, make_home
@@ -25,6 +25,9 @@ _END_S = 10.0
 _LOG4J = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
+# Spark prints a line about its default level unless this logger has one.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
@@ -98,11 +101,15 @@ def _start(master: str, scratch: Path) -> "SparkContext":
 
 def _end() -> None:
     """Close Java's standard input, which ends it, and wait; kill it if it does not."""
-    context_type = getattr(sys.modules.get("pyspark"), "SparkContext", None)
-    gateway = context_type and context_type._gateway
-    if not gateway:
+    pyspark = sys.modules.get("pyspark")
+    if pyspark is None or pyspark.SparkContext._gateway is None:
         return
-    process: subprocess.Popen[bytes] = gateway.proc
+    kind: Any = pyspark.SparkContext
+    process: subprocess.Popen[bytes] = kind._gateway.proc
+    context = kind._active_spark_context
+    if context is not None and context._accumulatorServer is not None:
+        # It would print a traceback when Java closes its connection.
+        context._accumulatorServer.handle_error = lambda *_: None
     if process.stdin:
         process.stdin.close()
     try:
@@ -110,7 +117,6 @@ def _end() -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    active = context_type._active_spark_context
-    if active:
-        active._jsc = None
-    context_type._active_spark_context = context_type._gateway = context_type._jvm = None
+    if context is not None:
+        context._jsc = None
+    kind._active_spark_context = kind._gateway = kind._jvm = None

@@ -3,7 +3,7 @@
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -45,7 +45,7 @@ class Written:
     bytes: int
 
 
-def write_shards(job: Job, planned: Iterator[Shard]) -> Iterator[Written]:
+def write_shards(job: Job, planned: Iterable[Shard]) -> Iterator[Written]:
     """Tokenize what this task was given."""
     from pyspark import TaskContext
 

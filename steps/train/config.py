@@ -35,11 +35,11 @@ class Config:
     """Training processes on each node."""
     iterations: int = 200
     """Optimizer steps."""
-    sequence_length: int = 128
+    sequence_length: int = 96
     """Tokens a sample."""
     global_batch: int = 8
     """Samples an iteration, over all ranks, whatever their number."""
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 3e-3
     """Peak of the learning rate."""
     warmup: int = 20
     """Iterations of linear warm-up; a cosine follows."""

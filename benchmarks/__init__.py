@@ -1,0 +1,1 @@
+"""Figures: ratios against a limit or a peer, measured in one run; never asserted in tests."""

@@ -1,0 +1,187 @@
+"""The README's figures: the default run's steps and memory, and what kill -9 of a worker costs. `make bench`.
+
+Whole-process figures of one run on this machine; the budgets stand beside them.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+from tests.harness import Pipeline, TrainStep, Watched, kill, wait_until
+
+MIB = 1 << 20
+
+
+@dataclass
+class Memory:
+    """Peak of what a run's processes use (PSS) and of its shared memory, in bytes, sampled."""
+
+    peak: int = 0
+    samples: int = 0
+
+
+@contextmanager
+def memory_of(run: Watched, launcher: int, every_s: float = 0.5) -> Iterator[Memory]:
+    """Sample while the block runs. Memory mapped from /dev/shm counts twice: the figure errs upwards."""
+    seen, over = Memory(), threading.Event()
+
+    def sample() -> None:
+        while not over.wait(every_s):
+            total = sum(path.stat().st_size for path in run.segments() if path.exists())
+            for process in {*run.processes(), *tree(launcher)}:
+                with suppress(psutil.Error):
+                    total += process.memory_full_info().pss
+            seen.peak = max(seen.peak, total)
+            seen.samples += 1
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and everything below it."""
+    with suppress(psutil.NoSuchProcess):
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    return []
+
+
+@dataclass(frozen=True)
+class DefaultRun:
+    """What the default pipeline took."""
+
+    exit_code: int
+    seconds: float
+    steps: dict[str, float]
+    """Seconds by step."""
+    peak_bytes: int
+    dataset: str
+    folder: Path
+    left: list[str]
+
+
+def default_run(folder: Path, *flags: str) -> DefaultRun:
+    """`python pipelines/llama_finetune.py` from nothing."""
+    run = Pipeline(folder / "runs" / "bench", folder / "runs" / "store", name="bench", flags=flags)
+    started = time.monotonic()
+    launcher = run.start()
+    with memory_of(run, launcher.pid) as memory:
+        code = run.finish()
+    seconds = time.monotonic() - started
+    nodes = run.workflow()["status"]["nodes"].values()
+    steps = {
+        node["displayName"]: (_moment(node["finishedAt"]) - _moment(node["startedAt"])).total_seconds()
+        for node in nodes
+        if node["type"] == "Pod" and node.get("finishedAt")
+    }
+    tokens = next(node for node in nodes if node["displayName"].startswith("tokenize") and node.get("outputs"))
+    dataset = next(p["value"] for p in tokens["outputs"]["parameters"] if p["name"] == "uri")
+    return DefaultRun(code, seconds, steps, memory.peak, dataset, run.folder, run.left())
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill -9 of a worker."""
+
+    seconds: float
+    """Until the first iteration that was later than any before had been finished by all ranks."""
+    lost: int
+    """Iterations that had to be done again."""
+
+
+def kills(folder: Path, dataset: str, count: int, seed: int = 0) -> list[Kill]:
+    """Kill `count` random workers of one training of the default model, a few iterations apart."""
+    choose = random.Random(seed)
+    run = TrainStep(
+        folder / "runs" / "kills",
+        folder / "runs" / "store",
+        flags={"dataset": dataset, "iterations": str(20 * count + 40), "persist-interval": "50", "job": "kills-train"},
+    )
+    run.start()
+    moments: list[tuple[float, int]] = []
+    try:
+        reached = run.wait_iteration(10)
+        for number in range(count):
+            threading.Event().wait(choose.random() * 0.3)
+            before = run.iteration()
+            moments.append((kill(choose.choice(run.workers())), before))
+            reached = run.wait_iteration(max(reached, before) + choose.randrange(6, 14))
+            print(f"kill {number + 1}/{count} at iteration {before}", file=sys.stderr)
+        run.wait_iteration(reached + 5)
+        code = run.finish()
+        assert code == 0, run.log.read_text()[-2000:]
+    finally:
+        run.kill_all()
+    lines = [line for line in run.telemetry() if "loss" in line]
+    found = []
+    for moment, _ in moments:
+        before = max((line["iteration"] for line in lines if line["time"] <= moment), default=0)
+        after = next(line for line in lines if line["time"] > moment and line["iteration"] > before)
+        first = next(line for line in lines if line["time"] > moment and line["round"] == after["round"])
+        found.append(Kill(after["time"] - moment, max(0, before - first["iteration"] + 1)))
+    return found
+
+
+def table(rows: list[tuple[str, str, str]]) -> str:
+    """A Markdown table of (what, measured, budget)."""
+    head = [("what", "measured", "budget"), ("---", "---", "---")]
+    return "\n".join(f"| {what} | {measured} | {budget} |" for what, measured, budget in head + rows)
+
+
+def rows_of(run: DefaultRun, killed: list[Kill]) -> list[tuple[str, str, str]]:
+    """The figures as rows."""
+    seconds = [kill.seconds for kill in killed]
+    rows = [(f"step `{name}`", f"{took:.1f} s", "") for name, took in run.steps.items()]
+    rows += [
+        ("the default run, after the installation", f"{run.seconds:.0f} s", "<= 180 s"),
+        ("peak memory of the whole run (PSS + shared memory)", f"{run.peak_bytes / MIB:.0f} MiB", "<= 4096 MiB"),
+    ]
+    if killed:
+        rows += [
+            (
+                f"kill -9 of a worker -> next iteration finished, {len(killed)} kills",
+                f"median {statistics.median(seconds):.2f} s, maximum {max(seconds):.2f} s",
+                "<= 1 s",
+            ),
+            ("iterations lost at a kill, at most", str(max(kill.lost for kill in killed)), "<= 1"),
+        ]
+    return rows
+
+
+def main() -> None:
+    """Measure everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
+        run = default_run(Path(name))
+        if run.exit_code:
+            sys.exit(f"the default run ended with {run.exit_code}; see {run.folder}")
+        killed = kills(Path(name), run.dataset, options.kills)
+        wait_until(lambda: not run.left, "nothing left of the run", 5)
+    print(f"{os.cpu_count()} cores\n\n{table(rows_of(run, killed))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What the agent needs of the keeper of this node's staged shards (runtime.checkpoint.keeper is one)."""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from runtime.agent.link import Fetched, Segment, Slot, Staged
+from runtime.job.messages import Holding, Seat
+
+
+class Keeper(Protocol):
+    """Slots in shared memory, their digests, the copy to the store and the state that a round starts from.
+
+    Methods that may block are called in a thread: announce, acquire, fetched, flush, committed. What cannot be done
+    raises RuntimeError or OSError with a line for the worker.
+    """
+
+    def new_round(self, seat: Seat) -> None:
+        """A round begins: start to fetch `seat.restore` in a thread."""
+        ...
+
+    def announce(self, local_rank: int, capacity: int) -> Segment:
+        """Make room for a worker's slots."""
+        ...
+
+    def acquire(self, local_rank: int, iteration: int) -> Slot:
+        """Blocks until a slot may be overwritten."""
+        ...
+
+    def try_acquire(self, local_rank: int, iteration: int) -> Slot | None:
+        """A slot that may be overwritten now, or None. Never blocks."""
+        ...
+
+    def staged(self, local_rank: int, message: Staged) -> None:
+        """The commit of a stage. Never blocks."""
+        ...
+
+    def worker_died(self, local_rank: int) -> None:
+        """What it was writing is free again."""
+        ...
+
+    def fetched(self, local_rank: int) -> Fetched:
+        """Blocks until the state that the round starts from lies in this node's memory."""
+        ...
+
+    def flush(self, local_rank: int, iteration: int) -> str:
+        """Blocks until the iteration is committed in the store; the key of its manifest."""
+        ...
+
+    def committed(self, holding: Holding, manifest: str) -> None:
+        """The master made the checkpoint visible."""
+        ...
+
+    def holdings(self, address: str) -> tuple[Holding, ...]:
+        """What can be served now."""
+        ...
+
+    def open_shard(self, index: int, round: int, iteration: int) -> AbstractContextManager[memoryview]:  # noqa: A002
+        """A held shard's bytes, pinned while open. Raises KeyError when it is not held."""
+        ...
+
+    def beacon(self, local_rank: int) -> tuple[int, str]:
+        """Iteration and phase that the worker shows."""
+        ...
+
+    def close(self) -> None:
+        """Remove all shared memory."""
+        ...

@@ -1,0 +1,71 @@
+"""What the fork server imports ahead of the script: its own top-level imports, found without running it.
+
+Standard library only.
+"""
+
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from runtime.agent.script import import_root, split_command
+
+
+def source_of(command: Sequence[str]) -> str | None:
+    """The file of the script or module; None where there is none to read."""
+    script, module, _ = split_command(command)
+    if script:
+        return script
+    try:
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{module}.__main__")
+    except (ImportError, ValueError):
+        return None
+    return spec.origin if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def top_level_imports(source: bytes, name: str) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The absolute imports that running the module would do first. Raises SyntaxError."""
+    for statement in ast.parse(source, name).body:
+        if isinstance(statement, ast.Import):
+            yield statement
+        elif isinstance(statement, ast.ImportFrom) and not statement.level and statement.module != "__future__":
+            yield statement
+
+
+def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
+    """Import them all; what failed, one line each, for a warning: the worker will meet it again and say more."""
+    script, _, _ = split_command(command)
+    sys.path[0] = import_root(script)
+    failed = [line for name in modules if (line := _attempt(f"import {name}", name))]
+    path = source_of(command)
+    if path is None:
+        return failed
+    try:
+        statements = list(top_level_imports(Path(path).read_bytes(), path))
+    except (OSError, SyntaxError, ValueError) as error:
+        return [*failed, f"{path}: {error}"]
+    return [*failed, *(line for item in statements if (line := _attempt(ast.unparse(item), path)))]
+
+
+def _attempt(statement: str, place: str) -> str | None:
+    """Run one import statement: `from x import y` also resolves names that a package imports lazily."""
+    try:
+        exec(compile(statement, f"<preload of {place}>", "exec", dont_inherit=True), {"__name__": "preload"})
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; reported, and met again in the worker
+        return f"{statement}: {type(error).__name__}: {error}"
+    return None
+
+
+def why_not_to_fork() -> str | None:
+    """Why a fork of this process would be unsafe now; None when it is safe."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        return f"preloading left {threads} threads"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "preloading made a CUDA context"
+    return None

@@ -1,0 +1,191 @@
+"""Nodes that are processes of this machine: detached agents which outlive the master that made them.
+
+The story begins in `ProcessPlatform.create`. A node is registered before it runs (it waits for a word on its stdin),
+so that no crash of its maker can leave one that nobody knows.
+"""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from runtime.platform import Gone, Node, NodeRequest, debris
+from runtime.platform.registry import Registered, Registry
+
+_GATE = 'read -r go && exec "$@" </dev/null'
+"""Run by sh as the node's first program; without a word from its maker it ends."""
+_DEATH_S = 10.0
+
+
+class ProcessPlatform:
+    """The nodes of one job, registered in the run's folder. Used from one event loop."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        job: str,
+        command: Sequence[str] = (sys.executable, "-m", "runtime.agent"),
+        shared_memory: Path = debris.SHARED_MEMORY,
+    ) -> None:
+        self._run_dir = run_dir.absolute()
+        self._job = job
+        self._command = list(command)
+        self._shared_memory = shared_memory
+        self._registry = Registry(run_dir / "nodes")
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._gone: asyncio.Queue[Gone] = asyncio.Queue()
+
+    async def observe(self) -> list[Node]:
+        """The job's live nodes, also those an earlier master made. Debris of dead ones is removed."""
+        found = []
+        for entry in list(self._registry.all()):
+            if entry.job != self._job:
+                continue
+            if entry.alive():
+                self._watch(entry)
+                found.append(entry.node())
+            elif entry.uid not in self._watches:
+                await self._clean(entry)
+        return found
+
+    async def create(self, request: NodeRequest) -> Node:
+        """Start the node detached, or return the live one of that name. Raises OSError when it cannot be started."""
+        known = self._registry.get(request.name)
+        if known is not None and known.alive():
+            self._watch(known)
+            return known.node()
+        if known is not None:
+            await self._clean(known)
+        entry, process = self._start(request)
+        self._children[entry.uid] = process
+        self._watch(entry)
+        return entry.node()
+
+    async def delete(self, name: str, uid: str) -> None:
+        """SIGKILL the node with everything it started, and remove what it held."""
+        entry = self._registry.get(name)
+        if entry is None or entry.uid != uid:
+            return
+        _kill(entry)
+        if watch := self._watches.get(uid):
+            await asyncio.shield(watch)
+        else:
+            await self._clean(entry)
+
+    async def gone(self) -> AsyncIterator[Gone]:
+        """Each node's end, after its debris is removed."""
+        while True:
+            yield await self._gone.get()
+
+    def _start(self, request: NodeRequest) -> tuple[Registered, subprocess.Popen[bytes]]:
+        self._registry.path(request.name)  # Refuses a name that is none before it becomes a path.
+        log = self._run_dir / "logs" / f"{request.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ, "EVERSTEP_RUN_DIR": str(self._run_dir), **request.environment}
+        environment |= {"EVERSTEP_JOB": self._job, "EVERSTEP_NODE": request.name}
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _GATE, "everstep-node", *self._command, *request.arguments],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+        assert process.stdin is not None, "asked for a pipe"
+        began = debris.start_time(process.pid)
+        if began is None:
+            raise OSError(f"node {request.name} ended at once; see {log}")
+        entry = Registered(
+            request.name, self._job, request.role, request.host, process.pid, began, round(time.time(), 3)
+        )
+        self._registry.put(entry)
+        with suppress(BrokenPipeError), process.stdin as gate:
+            gate.write(b"go\n")
+        return entry, process
+
+    def _watch(self, entry: Registered) -> None:
+        if entry.uid not in self._watches:
+            self._watches[entry.uid] = asyncio.create_task(self._until_gone(entry))
+
+    async def _until_gone(self, entry: Registered) -> None:
+        await _death(entry)
+        child = self._children.pop(entry.uid, None)
+        code = child.wait() if child else None
+        await self._clean(entry)
+        self._watches.pop(entry.uid, None)
+        self._gone.put_nowait(Gone(entry.name, entry.uid, code, _reason(code)))
+
+    async def _clean(self, entry: Registered) -> None:
+        await asyncio.to_thread(debris.clean, entry.job, entry.name, self._shared_memory)
+        self._registry.remove(entry)
+
+
+def end_nodes(run_dir: Path) -> list[str]:
+    """End every registered node of a run, with all it started and held; the names of those that were alive."""
+    registry, ended = Registry(run_dir / "nodes"), []
+    for entry in list(registry.all()):
+        if _kill(entry, _DEATH_S):
+            ended.append(entry.name)
+        debris.clean(entry.job, entry.name)
+        registry.remove(entry)
+    return ended
+
+
+def _reason(code: int | None) -> str:
+    if code is None:
+        return "its process ended"
+    if code < 0:
+        return f"its agent was ended by {signal.Signals(-code).name}"
+    return f"its agent ended with exit code {code}"
+
+
+def _open(entry: Registered) -> int | None:
+    """A pidfd of this very process, or None when it is gone."""
+    try:
+        pidfd = os.pidfd_open(entry.pid)
+    except ProcessLookupError:
+        return None
+    if entry.alive():
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+def _kill(entry: Registered, wait_s: float = 0.0) -> bool:
+    """SIGKILL the agent, and wait so long for its death; False when it was gone. A reused pid is never hit."""
+    pidfd = _open(entry)
+    if pidfd is None:
+        return False
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(wait_s * 1000)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+async def _death(entry: Registered) -> None:
+    """Until the process has ended."""
+    pidfd = _open(entry)
+    if pidfd is None:
+        return
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)

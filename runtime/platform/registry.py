@@ -1,0 +1,83 @@
+"""Which nodes a run has on this machine: one file a node, `<run folder>/nodes/<node>.json`, outliving their maker."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from runtime.platform import Node
+from runtime.platform.debris import start_time
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """A node that was started. Pid and start time together are never reused."""
+
+    name: str
+    job: str
+    role: str
+    host: str
+    pid: int
+    start_time: int
+    """Clock ticks after boot, field 22 of /proc/<pid>/stat."""
+    created: float
+    """Unix time."""
+
+    @property
+    def uid(self) -> str:
+        """Tells this incarnation from another of the same name."""
+        return f"{self.pid}-{self.start_time}"
+
+    def node(self) -> Node:
+        """As the master sees it."""
+        return Node(self.name, self.uid, self.role, self.host)
+
+    def alive(self) -> bool:
+        """Is it this very process that has the pid?"""
+        return start_time(self.pid) == self.start_time
+
+
+class Registry:
+    """The folder of registrations."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, name: str) -> Path:
+        """The file of a node. Raises ValueError for a name that no node has (names become paths)."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"not a node's name: {name!r}; letters, digits and _.- only")
+        return self._folder / f"{name}.json"
+
+    def get(self, name: str) -> Registered | None:
+        """The registration, whether the process lives or not; a file that cannot be read is none."""
+        try:
+            return msgspec.json.decode(self.path(name).read_bytes(), type=Registered)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def put(self, entry: Registered) -> None:
+        """Register, atomically and durably."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self.path(entry.name)
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.encode(entry))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+
+    def remove(self, entry: Registered) -> None:
+        """Forget this incarnation; a later one of that name stays."""
+        known = self.get(entry.name)
+        if known is not None and known.uid == entry.uid:
+            self.path(entry.name).unlink(missing_ok=True)
+
+    def all(self) -> Iterator[Registered]:
+        """Every registration, by name."""
+        for path in sorted(self._folder.glob("[!.]*.json")):
+            if entry := self.get(path.stem):
+                yield entry

@@ -1,0 +1,102 @@
+"""What the training refuses before anything starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steps.entry import StepError
+from steps.train import Config
+from steps.train.config import LLAMA
+
+
+def model_folder(folder: Path, **changes: object) -> Path:
+    folder.mkdir()
+    config = {"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 256, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def dataset(folder: Path, vocab_size: int = 100, tokens: int = 5000) -> str:
+    folder.mkdir()
+    (folder / "dataset.json").write_text(json.dumps({"train": {"tokens": tokens}, "vocab_size": vocab_size}))
+    return str(folder)
+
+
+def refused(**changes: object) -> str:
+    with pytest.raises(StepError) as caught:
+        Config(**changes).check()  # type: ignore[arg-type]
+    assert caught.value.code == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_defaults_can_be_run() -> None:
+    Config().check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"nodes": 0}, "--nodes 0: at least 1"),
+        ({"min_nodes": 0}, "--min-nodes 0: at least 1"),
+        ({"min_nodes": 3}, "--min-nodes 3: more than --nodes 2"),
+        ({"workers_per_node": 0}, "--workers-per-node 0"),
+        ({"iterations": 0}, "--iterations 0"),
+        ({"persist_interval": 0}, "--persist-interval 0"),
+        ({"global_batch": 1}, "fewer samples than the 2 ranks"),
+        ({"learning_rate": 0.0}, "--learning-rate 0"),
+        ({"learning_rate": float("nan")}, "--learning-rate nan"),
+        ({"warmup": -1}, "--warmup -1"),
+        ({"avoid_hosts": "local-1"}, "JSON list"),
+        ({"avoid_hosts": "[1]"}, "JSON list"),
+        ({"job": "../up"}, "--job"),
+        ({"script": "no/such.py"}, "--script no/such.py: no such file"),
+        ({"script_arguments": "--x"}, "name one"),
+        ({"model": "no/such"}, "neither `tiny` nor a directory"),
+        ({"dataset": "no/such"}, "no dataset.json there"),
+    ],
+)
+def test_bad_input_is_one_line_with_its_flag(changes: dict, words: str) -> None:
+    assert words in refused(**changes)
+
+
+def test_a_model_directory_without_weights_is_refused(tmp_path: Path) -> None:
+    assert "no weights in it (*.safetensors)" in refused(model=str(model_folder(tmp_path / "m")))
+
+
+def test_a_model_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
+    assert "a gpt2 model; only llama" in refused(model=str(model_folder(tmp_path / "m", model_type="gpt2")))
+
+
+def test_sequences_longer_than_the_model_reads_are_refused(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m")
+    (folder / "model.safetensors").touch()
+    assert "reads at most 256 tokens" in refused(model=str(folder), sequence_length=512)
+
+
+def test_a_dataset_with_more_tokens_than_the_model_knows_is_refused(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m")
+    (folder / "model.safetensors").touch()
+    data = dataset(tmp_path / "d", vocab_size=101)
+    assert "100 tokens, the dataset 101; tokenize with" in refused(model=str(folder), dataset=data)
+    Config(model=str(folder), dataset=dataset(tmp_path / "e")).check()
+
+
+def test_a_dataset_shorter_than_one_sample_is_refused(tmp_path: Path) -> None:
+    assert "fewer than one" in refused(dataset=dataset(tmp_path / "d", tokens=96))
+
+
+def test_the_default_script_is_given_its_flags() -> None:
+    config = Config(dataset="d#train", iterations=7)
+    assert config.script_path() == LLAMA
+    assert {"--dataset=d#train", "--iterations=7", "--model=tiny"} <= set(config.script_flags())
+
+
+def test_own_arguments_replace_the_flags_and_know_the_dataset(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.touch()
+    data = dataset(tmp_path / "a b")
+    config = Config(dataset=data, script=str(script), script_arguments="--data={dataset} 'x y' -n {iterations}")
+    config.check()
+    assert config.script_flags() == [f"--data={data}", "x y", "-n", "200"]

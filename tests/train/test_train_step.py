@@ -1,0 +1,52 @@
+"""The parts of the train step that need no job."""
+
+import io
+import json
+import os
+import stat
+from pathlib import Path
+
+from runtime.master import Progress
+from runtime.store import open_store
+from steps.train.credentials import job_token
+from steps.train.run import ProgressLines, parameters, stopped_for_good
+
+
+def test_a_retry_finds_the_token_of_the_first_try(tmp_path: Path) -> None:
+    first = job_token(tmp_path, "j")
+    assert job_token(tmp_path, "j") == first
+    assert job_token(tmp_path, "k") != first
+    assert stat.S_IMODE((tmp_path / "jobs/j.token").stat().st_mode) == 0o600
+    assert sorted(os.listdir(tmp_path / "jobs")) == ["j.token", "k.token"]
+
+
+def test_progress_is_told_at_most_twice_a_second_and_reasons_at_once() -> None:
+    out, now = io.StringIO(), [10.0]
+    lines = ProgressLines(200, out, lambda: now[0])
+    lines.show(Progress(0, 2, 1, "the job begins"))
+    for iteration in range(1, 5):
+        lines.show(Progress(iteration, 2, 1, "the job begins", loss=4.0 - iteration))
+        now[0] += 0.2
+    assert out.getvalue().splitlines() == [
+        "the job begins",
+        "iteration 1/200  loss 3.00  2 nodes",
+        "iteration 4/200  loss 0.00  2 nodes",
+    ]
+    assert lines.loss == 0.0
+
+
+def test_nodes_are_left_training_unless_the_run_was_stopped_for_good(tmp_path: Path) -> None:
+    assert stopped_for_good(tmp_path)
+    (tmp_path / "workflow.json").write_text('{"spec": {}}')
+    assert not stopped_for_good(tmp_path)
+    (tmp_path / "workflow.json").write_text('{"spec": {"shutdown": "Terminate"}}')
+    assert stopped_for_good(tmp_path)
+
+
+def test_parameters_are_counted_in_the_header_of_the_shard(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    shapes = {"model.a": [3, 4], "model.b": [5], "optimizer.a": [3, 4]}
+    header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}).encode()
+    store.put("c/rank-00000.safetensors", len(header).to_bytes(8, "little") + header)
+    store.put("c/manifest.json", json.dumps({"objects": [{"key": "c/rank-00000.safetensors"}]}).encode())
+    assert parameters(store, "c") == 17
