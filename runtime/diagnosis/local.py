@@ -4,6 +4,9 @@ The forks die with their parent (PR_SET_PDEATHSIG). Only for a process that has 
 otherwise, since a fork would inherit locks that nobody unlocks.
 """
 
+# torch.distributed documents its stores but does not list them in __all__:
+# pyright: reportPrivateImportUsage=false
+
 import ctypes
 import os
 import selectors

@@ -1,4 +1,4 @@
-"""A checkpoint of steps/train/llama.py, read from the store: the model's weights, its config, the training's settings."""
+"""A checkpoint of steps/train/llama.py in the store: the weights, the model's config, the training's settings."""
 
 import json
 from dataclasses import dataclass
@@ -9,10 +9,7 @@ from steps.entry import StepError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import LlamaForCausalLM
-
-MODEL = "model."
-"""Prefix of the weights' names in the shard."""
+    from transformers.models.llama import LlamaForCausalLM
 
 
 @dataclass(frozen=True)
@@ -28,15 +25,53 @@ class Trained:
     iteration: int
 
     def build(self) -> "LlamaForCausalLM":
-        """The model with those weights, float32."""
-        import torch
+        """The model with those weights. Raises StepError when they are not those of its config."""
         from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
-        model = LlamaForCausalLM(LlamaConfig(**{**self.config, "dtype": "float32"}))
-        with torch.no_grad():
-            own = model.state_dict()
-            if missing := sorted(set(own) - set(self.weights)):
-                raise StepError(f"the checkpoint lacks {missing[0]} and {len(missing) - 1} more weights of its model")
-            for name, weight in own.items():
-                weight.copy_(self.weights[name])
+        model = LlamaForCausalLM(LlamaConfig(**self.config))
+        try:
+            model.load_state_dict(self.weights)
+        except RuntimeError as error:
+            raise StepError(f"--checkpoint: its weights are not those of its config: {error}") from None
         return model
+
+
+def read_manifest(uri: str) -> bytes:
+    """The checkpoint's manifest.json. Raises StepError when there is no committed checkpoint."""
+    store, name = _split(uri)
+    try:
+        return open_store(store).get(f"{name}/manifest.json")
+    except NoSuchKey:
+        raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json)") from None
+
+
+def read(uri: str) -> Trained:
+    """Read and verify the replicated shard. Raises StepError: damaged, sharded, or not of our training script."""
+    import xxhash
+
+    from runtime.checkpoint.layout import read_shard
+
+    manifest = json.loads(read_manifest(uri))
+    store, name = _split(uri)
+    if len(manifest["objects"]) != 1:
+        raise StepError(
+            f"--checkpoint {uri}: {len(manifest['objects'])} shards; only a whole model can be evaluated yet"
+        )
+    entry = manifest["objects"][0]
+    data = bytearray(entry["size"])
+    open_store(store).read_into(f"{name}/{entry['key'].rpartition('/')[2]}", 0, memoryview(data))
+    if entry["digest"] and xxhash.xxh3_128_hexdigest(data) != entry["digest"]:
+        raise StepError(f"--checkpoint {uri}: {entry['key']} is damaged (its digest is not the manifest's)")
+    state, _ = read_shard(data)
+    try:
+        told = state["config"]
+        return Trained(state["model"], json.loads(told["model"]), json.loads(told["settings"]), manifest["iteration"])
+    except (KeyError, TypeError):
+        mend = "checkpoint them as steps/train/llama.py does, or leave this step out"
+        raise StepError(f"--checkpoint {uri}: no state `model` and `config` of a Llama in it; {mend}") from None
+
+
+def _split(uri: str) -> tuple[str, str]:
+    """The folder above the checkpoint, as a store, and the checkpoint's name in it."""
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    return folder or ".", name

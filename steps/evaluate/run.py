@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.data.errors import DatasetError
-from runtime.store import NoSuchKey, open_store
 from steps.entry import Result, StepError
+from steps.evaluate.checkpoint import read, read_manifest
 from steps.evaluate.config import Config
 from steps.train.config import TINY
 
@@ -55,11 +55,7 @@ def _short(value: float) -> str:
 
 def _digest(config: Config, data: "TokenDataset") -> str:
     """Content decides the name: the checkpoint's manifest, the dataset's, and what is asked."""
-    checkpoint, _, name = config.checkpoint.removeprefix("file://").rstrip("/").rpartition("/")
-    try:
-        manifest = open_store(checkpoint or ".").get(f"{name}/manifest.json")
-    except NoSuchKey:
-        raise StepError(f"--checkpoint {config.checkpoint}: no committed checkpoint (no manifest.json)") from None
+    manifest = read_manifest(config.checkpoint)
     asked = [VERSION, config.model, config.windows, config.sample_tokens, data.split, dict(data.meta)]
     return hashlib.sha256(manifest + json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -70,11 +66,11 @@ def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
     import torch
 
     from runtime.data import finished
-    from steps.evaluate import checkpoint, measure
+    from steps.evaluate import measure
     from steps.train.llama import build_model
 
     torch.set_num_threads(int(threads))
-    trained = checkpoint.read(config.checkpoint)
+    trained = read(config.checkpoint)
     if int(trained.config["vocab_size"]) < data.vocab_size:
         known = trained.config["vocab_size"]
         raise StepError(f"--validation {config.validation}: {data.vocab_size} tokens, the model knows {known}")

@@ -20,7 +20,7 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 import everstep
 
-TINY = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4}
+TINY: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4}
 
 
 def arguments() -> argparse.Namespace:
@@ -42,27 +42,19 @@ def dataset_facts(uri: str) -> dict[str, Any]:
     return json.loads((Path(uri.partition("#")[0].removeprefix("file://")) / "dataset.json").read_text())
 
 
-def build_model(name: str, vocab_size: int, seed: int, bos: int | None = None) -> LlamaForCausalLM:
+def build_model(name: str, vocab_size: int, seed: int, eod: int | None = None) -> LlamaForCausalLM:
     """`tiny` with random weights from the seed, or a Hugging Face directory's weights, in float32.
 
     Raises SystemExit when the directory's vocabulary is smaller than the dataset's.
     """
     if name != "tiny":
-        model = LlamaForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="sdpa")
+        model = LlamaForCausalLM.from_pretrained(name, dtype=torch.float32)
         if model.config.vocab_size < vocab_size:
             raise SystemExit(f"{name}: {model.config.vocab_size} tokens, the dataset's tokenizer has {vocab_size}")
         return model
     torch.manual_seed(seed)
     return LlamaForCausalLM(
-        LlamaConfig(
-            **TINY,
-            vocab_size=vocab_size,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-            bos_token_id=bos,
-            eos_token_id=bos,
-            attn_implementation="sdpa",
-        )
+        LlamaConfig(**TINY, vocab_size=vocab_size, tie_word_embeddings=True, bos_token_id=eod, eos_token_id=eod)
     )
 
 

@@ -27,7 +27,7 @@ RUN_DIR_VARIABLE = "EVERSTEP_RUN_DIR"
 LINES_EVERY_S = 0.5
 """A line of progress at most this often."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""For the agents, before anything imports numpy or torch: several nodes share this machine, and sums keep their order."""
+"""For the agents, before anything imports numpy or torch: nodes share this machine, and sums keep their order."""
 
 
 def run(config: Config) -> Result:
@@ -52,7 +52,12 @@ def run(config: Config) -> Result:
         raise StepError(_failure(config, outcome), outcome.exit_code)
     if outcome.checkpoint is None:
         raise StepError("trained to the end, but no checkpoint was committed; call everstep's Checkpointer.finish", 1)
-    facts = {**history(store, config.job), **asked(config), "loss": lines.loss, "seconds": round(time.time() - started, 2)}
+    facts = {
+        **history(store, config.job),
+        **asked(config),
+        "loss": lines.loss,
+        "seconds": round(time.time() - started, 2),
+    }
     facts |= {"iterations": outcome.iterations, "parameters": parameters(store, outcome.checkpoint)}
     outputs = {
         "checkpoint": f"{config.store.rstrip('/')}/{outcome.checkpoint}",
@@ -82,7 +87,13 @@ async def _train(config: Config, store: "Store", show: "Callable[[Progress], Non
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, stop.set)
-    script = [f"--persist-interval={config.persist_interval}", "--", str(config.script_path()), *config.script_flags()]
+    script = [
+        "--preload=everstep.training",
+        f"--persist-interval={config.persist_interval}",
+        "--",
+        str(config.script_path()),
+        *config.script_flags(),
+    ]
     return await run_master(
         spec,
         store,

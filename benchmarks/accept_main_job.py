@@ -1,0 +1,158 @@
+"""`make accept-main-job`: every promise of the main job: wanted, measured, holds or not. Exit code 1 if one fails.
+
+Survival and bad input are proven by the tests named in each line; times and memory are measured here.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.main_job import MIB, DefaultRun, default_run, kills
+from tests.harness import ROOT, Pipeline
+
+SURVIVAL = "tests/survival"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One promise."""
+
+    promise: str
+    wanted: str
+    measured: str
+    holds: bool
+
+
+def first_run(run: DefaultRun) -> Iterator[Line]:
+    """`make finetune`, after the installation."""
+    phases = Pipeline(run.folder, run.folder).phases()
+    bad = {name: phase for name, phase in phases.items() if phase not in ("Succeeded", "Skipped", "Omitted")}
+    yield Line("the default run ends", "exit 0", f"exit {run.exit_code}", run.exit_code == 0)
+    yield Line("its time after the installation", "<= 180 s", f"{run.seconds:.0f} s", run.seconds <= 180)
+    yield Line("every step of the DAG and the exit handler", "Succeeded", str(bad or "all"), not bad)
+    report = run.folder / "report.html"
+    page = report.read_text() if report.exists() else ""
+    outside = [word for word in ('src="http', 'href="http', "@import") if word in page]
+    yield Line(
+        "report.html, self-contained", "one file", f"{len(page) >> 10} KiB {outside or ''}", bool(page) and not outside
+    )
+    yield Line(
+        "peak memory of the whole run", "<= 4096 MiB", f"{run.peak_bytes / MIB:.0f} MiB", run.peak_bytes <= 4096 * MIB
+    )
+    yield Line("processes and shared memory left", "none", str(run.left or "none"), not run.left)
+    yield model_loads(run)
+
+
+def model_loads(run: DefaultRun) -> Line:
+    """The exported directory in a fresh process."""
+    nodes = Pipeline(run.folder, run.folder).workflow()["status"]["nodes"].values()
+    evaluated = next(node for node in nodes if node["displayName"].startswith("evaluate") and node.get("outputs"))
+    model = next(p["value"] for p in evaluated["outputs"]["parameters"] if p["name"] == "model")
+    code = (
+        "import sys; from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        "m = AutoModelForCausalLM.from_pretrained(sys.argv[1]); t = AutoTokenizer.from_pretrained(sys.argv[1])\n"
+        "out = m.generate(**t('def main', return_tensors='pt'), max_new_tokens=5); print(type(m).__name__, len(out))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True, check=False)
+    said = (loaded.stdout or loaded.stderr).strip().splitlines()[-1:]
+    return Line("transformers loads the exported model", "it generates", " ".join(said), loaded.returncode == 0)
+
+
+def printed_manifest(folder: Path, run: DefaultRun) -> Line:
+    """`-o yaml` against what ran."""
+    command = [sys.executable, str(ROOT / "pipelines/llama_finetune.py"), "-o", "yaml"]
+    command += ["--store", str(folder / "runs/store")]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    same = yaml.safe_load(shown.stdout)["spec"] == Pipeline(run.folder, run.folder).workflow()["spec"]
+    return Line("-o yaml prints the manifest that ran", "equal specs", "equal" if same else "different", same)
+
+
+def second_tokenization(folder: Path, run: DefaultRun) -> Line:
+    """The tokenize step again: it finds its dataset."""
+    nodes = Pipeline(run.folder, run.folder).workflow()["status"]["nodes"].values()
+    corpus = next(node for node in nodes if node["displayName"].startswith("corpus") and node.get("outputs"))
+    uri = next(p["value"] for p in corpus["outputs"]["parameters"] if p["name"] == "uri")
+    command = [sys.executable, "-m", "steps.preprocess", "--input", uri, "--store", str(folder / "runs/store")]
+    started = time.monotonic()
+    again = subprocess.run([*command, "--outputs", str(folder / "out")], cwd=ROOT, capture_output=True, check=False)
+    seconds = time.monotonic() - started
+    return Line("tokenizing the same again", "< 1 s", f"{seconds:.2f} s", again.returncode == 0 and seconds < 1)
+
+
+def help_time() -> Line:
+    """`everstep --help`, the best of 5."""
+    times = []
+    for _ in range(5):
+        started = time.monotonic()
+        subprocess.run([Path(sys.executable).with_name("everstep"), "--help"], capture_output=True, check=True)
+        times.append(time.monotonic() - started)
+    return Line("everstep --help", "< 0.3 s", f"{min(times):.2f} s", min(times) < 0.3)
+
+
+def recovery(folder: Path, run: DefaultRun, count: int) -> Iterator[Line]:
+    """kill -9 of a worker, the default model, 2 nodes x 1 worker."""
+    killed = kills(folder, run.dataset, count)
+    seconds = [kill.seconds for kill in killed]
+    told = f"median {statistics.median(seconds):.2f} s, max {max(seconds):.2f} s of {len(killed)}"
+    yield Line("kill -9 of a worker -> next iteration", "<= 1 s", told, max(seconds) <= 1)
+    lost = max(kill.lost for kill in killed)
+    yield Line("iterations lost at a kill", "<= 1", str(lost), lost <= 1)
+
+
+def proven(promise: str, *tests: str) -> Line:
+    """A promise that tests prove: they are run."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    last = run.stdout.strip().splitlines()[-1] if run.stdout.strip() else run.stderr.strip()[-80:]
+    return Line(promise, "tests pass", last, run.returncode == 0 and "skipped" not in last)
+
+
+def survival() -> Iterator[Line]:
+    """It survives, and refuses bad input."""
+    training = f"{SURVIVAL}/test_training_survives.py"
+    yield proven("a worker killed at each named point: equal weights", training, "-k", "worker_killed")
+    yield proven("a node lost at each named point", training, "-k", "node_lost")
+    yield proven("the step killed at each named point", training, "-k", "step_killed or step_is_gone")
+    yield proven("everything killed: on from the store", training, "-k", "everything_killed")
+    yield proven("kills at random moments", training, "-k", "random")
+    yield proven("2 -> 1 -> 2 nodes: every sample once", f"{SURVIVAL}/test_samples.py")
+    yield proven("the launcher killed, the run taken up by name; Ctrl-C", f"{SURVIVAL}/test_launcher.py")
+    yield proven(
+        "bad input: one line, exit 2, nothing written", "tests/face", "tests/corpus", "tests/preprocess", "tests/train"
+    )
+
+
+def main() -> None:
+    """Measure, print the table, exit 1 if a line does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    options = parser.parse_args()
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
+        folder = Path(name)
+        run = default_run(folder)
+        lines += first_run(run)
+        lines += [printed_manifest(folder, run), second_tokenization(folder, run), help_time()]
+        lines += recovery(folder, run, options.kills)
+    lines += survival()
+    shown = Table("promise", "wanted", "measured", "holds")
+    for line in lines:
+        shown.add_row(line.promise, line.wanted, line.measured, "yes" if line.holds else "NO")
+    Console().print(shown)
+    sys.exit(0 if all(line.holds for line in lines) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The agent's way to its master: POSTs that are repeated until a master of this job answers them.
+
+A master may die and another take over at another address, which the journal names: whoever cannot be reached, or
+answers for another job or an older epoch, is no master of ours any more.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from runtime.job.messages import Ack, Directive, Finished, Heartbeat, Join, Persisted, Seat, WorkerExit
+
+JOIN_TIMEOUT_S = 40.0
+HEARTBEAT_TIMEOUT_S = 15.0
+TELL_TIMEOUT_S = 15.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.5
+
+Reply = TypeVar("Reply", Seat, Directive, Ack)
+_encode = msgspec.json.Encoder().encode
+
+
+class NoPlace(Exception):  # noqa: N818 (a name that reads well in `except`)
+    """409: the master has no place for this node in its job."""
+
+
+class NotUnderstood(Exception):  # noqa: N818
+    """400: the master refuses the message; both must be the same Everstep."""
+
+
+class MasterClient:
+    """Posts to whoever is the job's master. Every call returns only with an answer: cancel it to give up."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        find: Callable[[], tuple[int, str] | None],
+        chance: random.Random,
+        say: Callable[[str], None],
+    ) -> None:
+        """`find` (blocking) gives the newest (epoch, host:port) that claimed the job, or None."""
+        self._session = session
+        self._address = url.removeprefix("http://").rstrip("/")
+        self._find = find
+        self._chance = chance
+        self._say = say
+        self._lost = False
+        self.epoch = 0
+        """The highest that answered."""
+        self.heard = time.monotonic()
+        """When a master last answered."""
+
+    async def join(self, message: Join) -> Seat | None:
+        """A seat, or None when the long poll ended without one."""
+        return await self._post("join", message, Seat, JOIN_TIMEOUT_S)
+
+    async def heartbeat(self, message: Heartbeat) -> Directive | None:
+        """What to do; None when the master had nothing to say."""
+        return await self._post("heartbeat", message, Directive, HEARTBEAT_TIMEOUT_S)
+
+    async def fault(self, message: WorkerExit) -> None:
+        """Told when it returns."""
+        await self._post("fault", message, Ack, TELL_TIMEOUT_S)
+
+    async def finished(self, message: Finished) -> None:
+        """Told when it returns."""
+        await self._post("finished", message, Ack, TELL_TIMEOUT_S)
+
+    async def persisted(self, message: Persisted) -> str:
+        """The key of the checkpoint's manifest; empty when it is not yet visible."""
+        ack = await self._post("persisted", message, Ack, TELL_TIMEOUT_S)
+        return ack.committed if ack else ""
+
+    async def _post(self, path: str, message: msgspec.Struct, kind: type[Reply], timeout_s: float) -> Reply | None:
+        body, pause = _encode(message), _FIRST_PAUSE_S
+        timeout = aiohttp.ClientTimeout(total=timeout_s, connect=5.0)
+        while True:
+            address = self._address
+            try:
+                async with self._session.post(f"http://{address}/v1/{path}", data=body, timeout=timeout) as reply:
+                    status, text = reply.status, await reply.read()
+                answered, wrong = self._read(status, text, kind)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                answered, wrong = None, f"{type(error).__name__} {error}".strip()
+            if not wrong:
+                self._found(address)
+                return answered
+            if await self._moved(address):
+                continue
+            if status_of(wrong) == 409:
+                raise NoPlace(wrong)
+            self._say_lost(address, path, wrong)
+            await asyncio.sleep(pause * self._chance.uniform(0.5, 1.5))
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def _read(self, status: int, text: bytes, kind: type[Reply]) -> tuple[Reply | None, str]:
+        """The answer, or why this was none of our master's."""
+        if status == 204:
+            return None, ""
+        if status == 400:
+            raise NotUnderstood(text.decode(errors="replace"))
+        if status != 200:
+            return None, f"{status} {text[:500].decode(errors='replace')}"
+        try:
+            reply = msgspec.json.decode(text, type=kind)
+        except msgspec.DecodeError as error:
+            return None, f"an answer that is no {kind.__name__}: {error}"
+        if reply.epoch < self.epoch:
+            return None, f"an answer of epoch {reply.epoch}, older than {self.epoch}"
+        self.epoch = reply.epoch
+        return reply, ""
+
+    async def _moved(self, address: str) -> bool:
+        """Is there another address to try now?"""
+        if self._address != address:
+            return True
+        try:
+            found = await asyncio.to_thread(self._find)
+        except (OSError, RuntimeError, KeyError):
+            return False  # The store cannot be read now either.
+        if found is None or found[0] < self.epoch or found[1] == address:
+            return False
+        self._address = found[1]
+        self._say(f"the master of epoch {found[0]} is at {found[1]}")
+        return True
+
+    def _found(self, address: str) -> None:
+        self.heard = time.monotonic()
+        if self._lost:
+            self._lost = False
+            self._say(f"the master at {address} answers")
+
+    def _say_lost(self, address: str, path: str, wrong: str) -> None:
+        if not self._lost:
+            self._lost = True
+            self._say(f"the master at {address} does not answer {path} ({wrong}); the workers go on")
+
+
+def status_of(wrong: str) -> int:
+    """The HTTP status at the start of a failed answer's text; 0 where there was none."""
+    first = wrong.partition(" ")[0]
+    return int(first) if first.isdigit() else 0

@@ -1,0 +1,173 @@
+"""The agent's end of the fork server, and what the two say to each other: one JSON message a packet.
+
+A packet of the agent is Spawn (with the worker's stdout and stderr as file descriptors) or Signal; the fork server
+says Ready once, then Forked and Exited for each worker.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+
+LARGEST_PACKET = 1 << 18
+_NOT_FOR_WORKERS = ("EVERSTEP_JOB_TOKEN",)
+
+
+class Spawn(msgspec.Struct, frozen=True, tag=True):
+    """Fork a worker."""
+
+    id: int
+    environment: Mapping[str, str]
+    """Set over the environment that the fork server was started with."""
+
+
+class Signal(msgspec.Struct, frozen=True, tag=True):
+    """To the worker's whole process group."""
+
+    id: int
+    signal: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Preloading is over."""
+
+    seconds: float
+    plain: str
+    """Why workers are started by exec instead of by fork alone; empty when they are not."""
+    warnings: tuple[str, ...] = ()
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    """The worker runs."""
+
+    id: int
+    pid: int
+
+
+class Exited(msgspec.Struct, frozen=True, tag=True):
+    """The worker is dead, and its process group with it."""
+
+    id: int
+    exit_code: int
+    """Negative for a signal."""
+    time: float
+    """Unix time."""
+
+
+class ForkServerLost(RuntimeError):
+    """The fork server ended by itself; its workers die with it."""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Ready | Forked | Exited).decode
+
+
+class ForkServer:
+    """A running fork server, on an event loop."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        preload: Sequence[str],
+        on_exit: Callable[[Exited], None],
+        on_lost: Callable[[], None],
+        *,
+        plain: bool = False,
+    ) -> None:
+        """Start it. `plain`: preload nothing, start every worker by exec."""
+        self._loop = asyncio.get_running_loop()
+        self._on_exit = on_exit
+        self._on_lost = on_lost
+        self._pidfds: dict[int, int] = {}
+        self.ready: asyncio.Future[Ready] = self._loop.create_future()
+        """Raises ForkServerLost when it ended before."""
+        self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_WORKERS}
+        flags = [f"--socket={theirs.fileno()}", *(f"--preload={name}" for name in preload)]
+        flags += ["--plain"] if plain else []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "runtime.agent.forkserver", *flags, "--", *command],
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket, self._readable)
+        self.alive = True
+
+    def spawn(self, number: int, environment: Mapping[str, str], stdout: int, stderr: int) -> None:
+        """Fork a worker; its end is told by `on_exit`. Raises ForkServerLost."""
+        try:
+            socket.send_fds(self._socket, [_encode(Spawn(number, environment))], [stdout, stderr])
+        except OSError as error:
+            raise ForkServerLost(f"the fork server cannot be told to fork: {error}") from error
+
+    def signal(self, number: int, signum: int) -> None:
+        """Send a signal to a worker's process group; nothing when it is gone."""
+        with suppress(OSError):
+            self._socket.send(_encode(Signal(number, signum)))
+
+    async def close(self) -> None:
+        """End it; workers that still live die with it."""
+        self._forget()
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
+        await self._last_workers()
+
+    def _readable(self) -> None:
+        try:
+            packet = self._socket.recv(LARGEST_PACKET)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            packet = b""
+        if not packet:
+            self._lost()
+            return
+        message = _decode(packet)
+        if isinstance(message, Ready):
+            self.ready.set_result(message)
+        elif isinstance(message, Forked):
+            with suppress(ProcessLookupError):
+                self._pidfds[message.id] = os.pidfd_open(message.pid)
+        else:
+            if (pidfd := self._pidfds.pop(message.id, None)) is not None:
+                os.close(pidfd)
+            self._on_exit(message)
+
+    def _forget(self) -> None:
+        if self.alive:
+            self.alive = False
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+
+    def _lost(self) -> None:
+        self._forget()
+        if not self.ready.done():
+            self.ready.set_exception(ForkServerLost("the fork server ended while it preloaded"))
+        self._loop.create_task(self._told_lost())
+
+    async def _told_lost(self) -> None:
+        await asyncio.to_thread(self._process.wait)
+        await self._last_workers()
+        self._on_lost()
+
+    async def _last_workers(self) -> None:
+        """Until the workers are dead that the fork server's death takes along."""
+        pidfds, self._pidfds = self._pidfds, {}
+        for pidfd in pidfds.values():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            dead = asyncio.Event()
+            self._loop.add_reader(pidfd, dead.set)
+            await dead.wait()
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)

@@ -1,0 +1,173 @@
+"""The fork server: `python -m runtime.agent.forkserver --socket FD [--preload M]... -- script.py args`.
+
+It imports what the script will import, once, and stays a process of one thread without a CUDA context; then a worker
+is a fork of it, some 20 ms instead of the seconds that importing torch takes. Where that cannot be (threads, CUDA, no
+memory of it wanted) workers are forked and then exec Python: slower, otherwise the same.
+"""
+
+import argparse
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+import msgspec
+
+from runtime.agent.forking import LARGEST_PACKET, Exited, Forked, Ready, Signal, Spawn
+from runtime.agent.preload import preload, why_not_to_fork
+from runtime.agent.script import run_and_exit
+
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_PR_SET_PDEATHSIG = 1
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Spawn | Signal).decode
+
+
+def die_with_parent(parent: int) -> None:
+    """Be SIGKILLed when `parent` dies; at once when it is dead."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class _Server:
+    def __init__(self, channel: socket.socket, command: Sequence[str], base: dict[str, str], plain: bool) -> None:
+        self._channel = channel
+        self._command = list(command)
+        self._base = base
+        self._plain = plain
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
+        self._workers: dict[int, tuple[int, int]] = {}
+        """pidfd -> (id, pid)"""
+
+    def serve(self) -> None:
+        """Until the agent hangs up."""
+        while True:
+            for file, _ in self._poll.poll():
+                if file in self._workers:
+                    self._exited(file)
+                elif not self._asked():
+                    return
+
+    def end_workers(self) -> None:
+        """SIGKILL whoever is left."""
+        for _, pid in self._workers.values():
+            _signal_group(pid, signal.SIGKILL)
+
+    def _asked(self) -> bool:
+        packet, files, _, _ = socket.recv_fds(self._channel, LARGEST_PACKET, 2)
+        if not packet:
+            return False
+        message = _decode(packet)
+        if isinstance(message, Spawn):
+            self._fork(message, files[0], files[1])
+        else:
+            for number, pid in self._workers.values():
+                if number == message.id:
+                    _signal_group(pid, message.signal)
+        return True
+
+    def _fork(self, spawn: Spawn, stdout: int, stderr: int) -> None:
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(server, spawn, stdout, stderr)
+        os.close(stdout)
+        os.close(stderr)
+        pidfd = os.pidfd_open(pid)
+        self._workers[pidfd] = (spawn.id, pid)
+        self._poll.register(pidfd, select.POLLIN)
+        self._channel.send(_encode(Forked(spawn.id, pid)))
+
+    def _exited(self, pidfd: int) -> None:
+        died = time.time()
+        number, pid = self._workers.pop(pidfd)
+        self._poll.unregister(pidfd)
+        _signal_group(pid, signal.SIGKILL)  # Before the wait: until then nobody else can have this group's number.
+        _, status = os.waitpid(pid, 0)
+        os.close(pidfd)
+        self._channel.send(_encode(Exited(number, os.waitstatus_to_exitcode(status), died)))
+
+    def _become_worker(self, server: int, spawn: Spawn, stdout: int, stderr: int) -> NoReturn:
+        try:
+            os.setsid()
+            die_with_parent(server)
+            for file in self._workers:
+                os.close(file)
+            self._channel.close()
+            os.dup2(stdout, 1)
+            os.dup2(stderr, 2)
+            os.close(stdout)
+            os.close(stderr)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            environment = {**self._base, **spawn.environment}
+            if self._plain:
+                os.execve(sys.executable, [sys.executable, *self._command], environment)
+            os.environ.clear()
+            os.environ.update(environment)
+            _own_threads_and_chance(environment)
+        except BaseException:
+            with suppress(Exception):
+                sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        run_and_exit(self._command)
+
+
+def _own_threads_and_chance(environment: dict[str, str]) -> None:
+    """What libraries read when they were imported, for this worker now."""
+    if isinstance(sys.stdout, object) and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    torch = sys.modules.get("torch")
+    if torch is not None and environment.get("OMP_NUM_THREADS", "").isdigit():
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and "numpy.random" in sys.modules:
+        numpy.random.seed()  # Forks must not share one random state.
+
+
+def _signal_group(pid: int, signum: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signum)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Preload, say Ready, fork on request."""
+    parser = argparse.ArgumentParser(prog="python -m runtime.agent.forkserver", description=__doc__.splitlines()[0])
+    parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--preload", action="append", default=[])
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    told = parser.parse_args(arguments)
+    command = told.command[1:] if told.command[:1] == ["--"] else told.command
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # A Ctrl-C or a group's SIGTERM is the agent's to decide on.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    began, base = time.monotonic(), dict(os.environ)
+    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # Or numpy starts threads while it is imported.
+    warnings = [] if told.plain else preload(command, told.preload)
+    reason = "asked for" if told.plain else why_not_to_fork() or ""
+    gc.collect()
+    gc.freeze()  # What is shared with the workers stays shared: their collections do not touch it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    channel = socket.socket(fileno=told.socket)
+    os.set_inheritable(told.socket, False)
+    channel.send(_encode(Ready(time.monotonic() - began, reason, tuple(warnings))))
+    server = _Server(channel, command, base, plain=bool(reason))
+    try:
+        server.serve()
+    finally:
+        server.end_workers()
+
+
+if __name__ == "__main__":
+    die_with_parent(os.getppid())
+    main(sys.argv[1:])

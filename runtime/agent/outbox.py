@@ -1,0 +1,77 @@
+"""What goes to the master beside joins: telemetry in batches, and shards that lie whole in the store."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from runtime.agent.client import MasterClient, NotUnderstood
+from runtime.job.messages import Directive, Heartbeat, Holding, Persisted
+
+Line = dict[str, float | int | str]
+CADENCE_S = 0.5
+_MOST_LINES = 20_000
+"""Kept while the master cannot be reached; then the oldest are dropped: telemetry may be lost."""
+_BATCH = 500
+_COMMIT_TRIES = 24
+
+
+class Outbox:
+    """Sends what workers and keeper have to tell."""
+
+    def __init__(
+        self,
+        client: MasterClient,
+        node: str,
+        say: Callable[[str], None],
+        on_directive: Callable[[Directive | None], None],
+        place: Callable[[], tuple[int, int]],
+    ) -> None:
+        """`place` gives the round and the last directive's number that the agent has carried out."""
+        self._client = client
+        self._node = node
+        self._say = say
+        self._on_directive = on_directive
+        self._place = place
+        self._lines: deque[Line] = deque(maxlen=_MOST_LINES)
+        self._some = asyncio.Event()
+        self._sending = asyncio.Lock()
+
+    def add(self, line: Mapping[str, float | int | str]) -> None:
+        """One line of telemetry; version, time and node are added."""
+        self._lines.append({**line, "v": 1, "time": round(time.time(), 4), "node": self._node})
+        self._some.set()
+
+    async def run(self) -> None:
+        """Send telemetry as it comes, at most twice a second, until cancelled."""
+        while True:
+            await self._some.wait()
+            await self.flush()
+            await asyncio.sleep(CADENCE_S)
+
+    async def flush(self) -> None:
+        """Until everything that was added has been sent."""
+        async with self._sending:
+            while self._lines:
+                batch = [self._lines[index] for index in range(min(_BATCH, len(self._lines)))]
+                newest = batch[-1]
+                round_, seen = self._place()
+                beat = Heartbeat(
+                    self._node, round_, int(newest.get("iteration", 0)), telemetry=tuple(batch), seen=seen
+                )
+                try:
+                    self._on_directive(await self._client.heartbeat(beat))
+                except NotUnderstood as error:
+                    self._say(f"{len(batch)} lines of telemetry were refused: {error}")
+                for _ in range(min(len(batch), len(self._lines))):
+                    self._lines.popleft()
+            self._some.clear()
+
+    async def persisted(self, holding: Holding) -> str:
+        """Tell that a shard is in the store; the manifest's key, or empty when it never became visible."""
+        for _ in range(_COMMIT_TRIES):
+            if manifest := await self._client.persisted(Persisted(self._node, holding)):
+                return manifest
+            await asyncio.sleep(CADENCE_S)
+        self._say(f"the checkpoint of iteration {holding.iteration} was not committed: other shards are missing")
+        return ""

@@ -1,0 +1,62 @@
+"""The agent's own HTTP server: other agents read the shards that lie in this node's memory.
+
+GET /v1/segments/<index>/<round>/<iteration>: the bytes (Range is understood); 404 when they are not held (any more),
+401 without the job's token.
+"""
+
+import hmac
+import re
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from runtime.agent.keeping import Keeper
+
+_CHUNK = 1 << 20
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+
+
+def application(keeper: Keeper, token: str) -> web.Application:
+    """The server of one agent."""
+    bearer = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def guard(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, bearer):
+            return web.Response(status=401, text="the Authorization header has not this job's token")
+        return await handler(request)
+
+    async def segment(request: web.Request) -> web.StreamResponse:
+        index, round_, iteration = (int(request.match_info[name]) for name in ("index", "round", "iteration"))
+        try:
+            with keeper.open_shard(index, round_, iteration) as shard:
+                return await _send(request, shard)
+        except KeyError:
+            return web.Response(status=404, text=f"shard {index} of round {round_}, iteration {iteration} is not held")
+
+    app = web.Application(middlewares=[guard])
+    app.add_routes([web.get(r"/v1/segments/{index:\d+}/{round:\d+}/{iteration:\d+}", segment)])
+    return app
+
+
+async def _send(request: web.Request, shard: memoryview) -> web.StreamResponse:
+    start, end, status = 0, len(shard), 200
+    if found := _RANGE.fullmatch(request.headers.get("Range", "")):
+        start, status = int(found[1]), 206
+        end = min(int(found[2]) + 1 if found[2] else end, end)
+        if start >= end:
+            return web.Response(status=416, headers={"Content-Range": f"bytes */{len(shard)}"})
+    response = web.StreamResponse(status=status)
+    response.content_type = "application/octet-stream"
+    response.content_length = end - start
+    if status == 206:
+        response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(shard)}"
+    await response.prepare(request)
+    for at in range(start, end, _CHUNK):
+        # The transport may keep what it cannot send at once, and the slot is unpinned when we return: hence a copy.
+        await response.write(bytes(shard[at : min(at + _CHUNK, end)]))
+    await response.write_eof()
+    return response

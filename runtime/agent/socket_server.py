@@ -1,0 +1,191 @@
+"""The agent's end of the worker link: reads the workers' lines, asks the keeper, answers.
+
+What cannot block is answered from the event loop at once (a stage costs the worker two such answers); the rest is
+done in threads, one request of a worker at a time.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+
+import msgspec
+
+from runtime.agent.keeping import Keeper
+from runtime.agent.link import (
+    Acquire,
+    Announce,
+    Done,
+    Fetch,
+    Flush,
+    Hello,
+    Problem,
+    Reply,
+    Report,
+    Request,
+    Staged,
+    Welcome,
+)
+from runtime.job.messages import Seat
+
+LONGEST_LINE = 1 << 20
+_decode = msgspec.json.Decoder(Request).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class LinkServer:
+    """Listens on one Unix socket; only workers of the current round are answered."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        welcome: Welcome,
+        slots: int,
+        threads: Executor,
+        on_report: Callable[[int, Report], None],
+        on_fetched: Callable[[int, msgspec.Struct], None],
+    ) -> None:
+        """`on_report` and `on_fetched` get the local rank and what it reported or was told to restore."""
+        self.keeper = keeper
+        self.welcome = welcome
+        self.slots = slots
+        self.threads = threads
+        self.on_report = on_report
+        self.on_fetched = on_fetched
+        self.seat: Seat | None = None
+        self.connections: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def open(self, path: Path) -> None:
+        """Listen."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Connection(self), str(path))
+
+    def begin(self, seat: Seat) -> None:
+        """From now on this round's workers are answered."""
+        self.seat = seat
+
+    def end(self) -> None:
+        """Hang up on the round's workers: nothing that they still say counts."""
+        self.seat = None
+        for connection in list(self.connections):
+            connection.abort()
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self.end()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, server: LinkServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._lines: deque[bytes] = deque()
+        self._busy: asyncio.Task[None] | None = None
+        self._local_rank: int | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self._transport = None
+
+    def abort(self) -> None:
+        """Hang up now."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        self._lines.extend(lines)
+        if len(self._buffer) > LONGEST_LINE:
+            self._refuse("a line of more than 1 MiB")
+        elif self._busy is None:
+            self._work()
+
+    def _work(self) -> None:
+        """Answer what is there, until something must be waited for."""
+        while self._lines and self._transport is not None and self._busy is None:
+            try:
+                request = _decode(self._lines.popleft())
+            except msgspec.DecodeError as error:
+                self._refuse(f"not understood: {error}")
+                return
+            try:
+                self._answer(request)
+            except (RuntimeError, OSError, KeyError, ValueError) as error:
+                self._send(_problem(error))
+
+    def _answer(self, request: Request) -> None:
+        keeper, rank = self._server.keeper, self._local_rank
+        if isinstance(request, Hello):
+            self._greet(request)
+            return
+        if rank is None:
+            self._refuse("Hello comes first")
+            return
+        match request:
+            case Report():
+                self._server.on_report(rank, request)
+            case Staged():
+                keeper.staged(rank, request)
+                self._send(Done())
+            case Acquire(iteration):
+                if slot := keeper.try_acquire(rank, iteration):
+                    self._send(slot)
+                else:
+                    self._later(lambda: keeper.acquire(rank, iteration))
+            case Announce(capacity):
+                self._later(lambda: keeper.announce(rank, capacity))
+            case Flush(iteration):
+                self._later(lambda: Done(keeper.flush(rank, iteration)))
+            case Fetch():
+                self._later(lambda: keeper.fetched(rank), lambda reply: self._server.on_fetched(rank, reply))
+
+    def _greet(self, hello: Hello) -> None:
+        seat = self._server.seat
+        if seat is None or hello.round != seat.round:
+            self._refuse(f"round {hello.round} is over")
+        elif not 0 <= hello.local_rank < self._server.slots:
+            self._refuse(f"local rank {hello.local_rank} of {self._server.slots} workers")
+        else:
+            self._local_rank = hello.local_rank
+            self._send(self._server.welcome)
+
+    def _later(self, call: Callable[[], Reply], done: Callable[[Reply], None] = lambda _: None) -> None:
+        self._busy = asyncio.get_running_loop().create_task(self._wait(call, done))
+
+    async def _wait(self, call: Callable[[], Reply], done: Callable[[Reply], None]) -> None:
+        try:
+            reply = await asyncio.get_running_loop().run_in_executor(self._server.threads, call)
+            if self._transport is not None:
+                done(reply)
+        except (RuntimeError, OSError, KeyError, ValueError) as error:
+            reply = _problem(error)
+        self._busy = None
+        self._send(reply)
+        self._work()
+
+    def _send(self, reply: Reply) -> None:
+        if self._transport is not None:
+            self._transport.write(_encode(reply) + b"\n")
+
+    def _refuse(self, why: str) -> None:
+        self._send(Problem(why))
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+
+def _problem(error: Exception) -> Problem:
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return Problem(text or type(error).__name__)

@@ -1,0 +1,186 @@
+"""Where each tensor of a state lies in a shard: byte for byte a safetensors file.
+
+8 bytes of header length, the JSON header padded with spaces, then data (the format's own rules: offsets without holes,
+the header begins with '{'). Data begins on a page; so does each tensor of at least SMALL bytes, and the gaps before
+them are named pad tensors. Smaller ones stand packed behind them, wide types first, so that each is aligned to its own
+type. The first tensor, STATE, is the JSON part of the state: uint8 of a fixed capacity, padded with spaces.
+
+Source: the safetensors README, section "Format".
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from runtime.checkpoint.errors import RestoreError, StateError
+from runtime.checkpoint.tree import RESERVED, decode
+
+PAGE = 4096
+SMALL = 64 << 10
+STATE = f"{RESERVED}state__"
+_PAD = f"{RESERVED}pad_"
+
+_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_TYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor's bytes in the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    """First byte, counted from the beginning of the file."""
+    size: int
+
+    def view(self, buffer: memoryview) -> torch.Tensor:
+        """The tensor that shares those bytes of `buffer`."""
+        if not self.size:
+            return torch.empty(self.shape, dtype=self.dtype)
+        count = self.size // self.dtype.itemsize
+        return torch.frombuffer(buffer, dtype=self.dtype, offset=self.start, count=count).view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A whole shard."""
+
+    header: bytes
+    """Length and JSON, as it stands at the beginning of the file."""
+    places: Mapping[str, Place]
+    """By tensor name, in file order, without pads and without STATE."""
+    state: Place
+    """Where the JSON part stands."""
+    size: int
+    """Bytes of the file."""
+
+    def matches(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Do these tensors have the names, shapes and types of this layout?"""
+        return len(tensors) == len(self.places) and all(
+            (place := self.places.get(name)) is not None
+            and place.dtype is tensor.dtype
+            and place.shape == tuple(tensor.shape)
+            for name, tensor in tensors.items()
+        )
+
+    def write_state(self, buffer: memoryview, value: Any) -> None:
+        """Put the header and the JSON state into the shard's bytes. Raises StateError when the state has outgrown it."""
+        text = json_bytes(value)
+        if len(text) > self.state.size:
+            raise StateError(
+                f"state: its part that is no tensor grew to {len(text)} bytes, {self.state.size} were announced; "
+                "keep what grows in tensors of fixed size, or make a new Checkpointer"
+            )
+        buffer[: len(self.header)] = self.header
+        start = self.state.start
+        buffer[start : start + self.state.size] = text.ljust(self.state.size)
+
+
+def json_bytes(value: Any) -> bytes:
+    """The JSON part as it is written."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def state_capacity(value: Any) -> int:
+    """Bytes set aside for the JSON part: room to grow to four times what it is now, at least 64 KiB."""
+    return _up(max(SMALL, 4 * len(json_bytes(value))))
+
+
+def plan(tensors: Mapping[str, torch.Tensor], capacity: int) -> Layout:
+    """Lay out `tensors` and a JSON part of `capacity` bytes. Raises StateError for a type that safetensors lacks."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise StateError(f"{name}: safetensors has no name for {tensor.dtype}")
+    sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in tensors.items()}
+    big = sorted((name for name in tensors if sizes[name] >= SMALL), key=lambda name: (-sizes[name], name))
+    small = sorted((n for n in tensors if sizes[n] < SMALL), key=lambda n: (-tensors[n].dtype.itemsize, n))
+    rows: list[tuple[str, str, tuple[int, ...], int]] = [(STATE, "U8", (capacity,), capacity)]
+    end = capacity
+    for name in big + small:
+        if gap := (_up(end) - end if sizes[name] >= SMALL else -end % tensors[name].dtype.itemsize):
+            rows.append((f"{_PAD}{len(rows):06d}__", "U8", (gap,), gap))
+            end += gap
+        rows.append((name, _NAMES[tensors[name].dtype], tuple(tensors[name].shape), sizes[name]))
+        end += sizes[name]
+    return _laid_out(rows)
+
+
+def _laid_out(rows: list[tuple[str, str, tuple[int, ...], int]]) -> Layout:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "everstep": "1"}}
+    end = 0
+    for name, kind, shape, size in rows:
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    length = _up(8 + len(text)) - 8
+    return read_header(length.to_bytes(8, "little") + text.ljust(length))
+
+
+def read_header(data: bytes | memoryview) -> Layout:
+    """The layout that a shard's first bytes tell. Raises RestoreError when it is no shard of ours."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 + length:
+        raise RestoreError(f"a shard whose header has {length} bytes, of which {len(data) - 8} are there: it is torn")
+    header = bytes(data[: 8 + length])
+    try:
+        told: dict[str, Any] = json.loads(header[8:])
+        entries = [(name, entry) for name, entry in told.items() if name != "__metadata__"]
+        places = {name: _place(entry, 8 + length) for name, entry in entries if not name.startswith(_PAD)}
+        size = 8 + length + max(entry["data_offsets"][1] for _, entry in entries)
+        state = places.pop(STATE)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RestoreError(f"not a shard of Everstep: its header cannot be read ({error!r})") from None
+    return Layout(header, places, state, size)
+
+
+def _place(entry: dict[str, Any], base: int) -> Place:
+    start, end = entry["data_offsets"]
+    place = Place(_TYPES[entry["dtype"]], tuple(entry["shape"]), base + start, end - start)
+    if math.prod(place.shape) * place.dtype.itemsize != place.size:
+        raise ValueError(f"{place.shape} of {place.dtype} in {place.size} bytes")
+    return place
+
+
+def read_shard(data: bytearray | memoryview) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A whole shard: its state as nested dicts with tensors in them, and all tensors by name. They share `data`."""
+    view = memoryview(data)
+    layout = read_header(view)
+    if len(view) < layout.size:
+        raise RestoreError(f"a shard of {layout.size} bytes, of which {len(view)} are there: it is torn")
+    tensors = {name: place.view(view) for name, place in layout.places.items()}
+    return decode(read_json(layout, view)["state"], tensors.__getitem__), tensors
+
+
+def read_json(layout: Layout, data: memoryview) -> dict[str, Any]:
+    """The JSON part: {"iteration": n, "state": ...}."""
+    start = layout.state.start
+    try:
+        return json.loads(bytes(data[start : start + layout.state.size]))
+    except ValueError as error:
+        raise RestoreError(f"not a shard of Everstep: its state is no JSON ({error})") from None
+
+
+def _up(size: int) -> int:
+    return -(-size // PAGE) * PAGE

@@ -1,0 +1,144 @@
+"""A checkpoint as training leaves it -> figures, a sample, a directory that transformers loads."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.data import IndexedWriter
+from runtime.store import open_store
+from steps.entry import StepError
+from steps.evaluate import Config
+from steps.evaluate.run import run
+
+TEXT = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog sat"] * 12
+
+
+@dataclass(frozen=True)
+class Setting:
+    config: Config
+    folder: Path
+
+
+def make_dataset(folder: Path) -> int:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    folder.mkdir()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=270, special_tokens=["<|endoftext|>"], initial_alphabet=letters)
+    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    documents = [[*tokenizer.encode(text).ids, 0] for text in TEXT]
+    meta = {"version": 1, "tokenizer": "tokenizer.json", "vocab_size": tokenizer.get_vocab_size(), "eod": 0}
+    for split in ("train", "validation"):
+        with IndexedWriter(folder / split, np.uint16) as writer:
+            for document in documents:
+                writer.add(document)
+        meta[split] = {"prefix": split, "documents": len(documents), "tokens": sum(map(len, documents))}
+    (folder / "dataset.json").write_text(json.dumps(meta))
+    return tokenizer.get_vocab_size()
+
+
+def make_checkpoint(store: Path, vocab_size: int) -> str:
+    """A one-layer Llama, staged and committed by the runtime's own layout."""
+    import torch
+    import xxhash
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
+
+    from runtime.checkpoint.layout import plan, state_capacity
+    from runtime.checkpoint.stage import Stager
+    from runtime.checkpoint.tree import flatten
+
+    torch.manual_seed(1)
+    sizes: dict = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=vocab_size, tie_word_embeddings=True))
+    settings = {"sequence_length": 16, "seed": 0}
+    config = {"settings": json.dumps(settings), "model": model.config.to_json_string(use_diff=False)}
+    tree = flatten({"model": model, "config": config})
+    value = {"iteration": 5, "state": tree.json}
+    layout = plan(tree.tensors, state_capacity(value))
+    data = bytearray(layout.size)
+    Stager(layout).stage(0, memoryview(data), tree.tensors, value, 5)
+    key = "jobs/j/checkpoints/000001-000000005"
+    shard = {"key": f"{key}/rank-00000.safetensors", "size": len(data), "digest": xxhash.xxh3_128_hexdigest(data)}
+    open_store(str(store)).put(shard["key"], bytes(data))
+    told = {"version": 1, "iteration": 5, "objects": [shard]}
+    open_store(str(store)).create(f"{key}/manifest.json", json.dumps(told).encode())
+    return f"{store}/{key}"
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    vocab_size = make_dataset(tmp_path / "data")
+    checkpoint = make_checkpoint(tmp_path / "store", vocab_size)
+    config = Config(
+        checkpoint=checkpoint,
+        validation=f"{tmp_path}/data#validation",
+        store=f"{tmp_path}/store",
+        outputs=f"{tmp_path}/out",
+        windows=4,
+        sample_tokens=5,
+    )
+    return Setting(config, tmp_path)
+
+
+def test_the_exported_directory_loads_in_transformers_with_the_same_weights(setting: Setting) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from steps.evaluate.checkpoint import read
+
+    result = run(setting.config)
+    model = AutoModelForCausalLM.from_pretrained(result.outputs["model"])
+    saved = read(setting.config.checkpoint).weights
+    assert {name: torch.equal(weight, saved[name]) for name, weight in model.state_dict().items()} == dict.fromkeys(
+        saved, True
+    )
+    tokenizer = AutoTokenizer.from_pretrained(result.outputs["model"])
+    assert tokenizer.decode(tokenizer("the cat sat")["input_ids"]) == "the cat sat"
+    assert tokenizer.eos_token == "<|endoftext|>"
+
+
+def test_the_result_names_both_perplexities_and_a_sample(setting: Setting) -> None:
+    result = run(setting.config)
+    metrics = json.loads((setting.folder / "out/metrics.json").read_text())
+    assert float(result.outputs["perplexity"]) == pytest.approx(metrics["perplexity"], abs=1e-3)
+    assert metrics["untrained_perplexity"] > 1
+    assert metrics["windows"] == 4
+    assert result.summary.startswith("perplexity ")
+    assert metrics["sample"]
+
+
+def test_a_second_run_finds_what_the_first_one_made(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(setting.config)
+    monkeypatch.setattr("steps.evaluate.run._evaluate", None)
+    assert run(setting.config) == first
+
+
+def test_a_damaged_checkpoint_is_refused(setting: Setting) -> None:
+    shard = Path(setting.config.checkpoint) / "rank-00000.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(StepError, match="is damaged"):
+        run(setting.config)
+    assert not list(setting.folder.glob("store/models/*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"checkpoint": ""}, "--checkpoint: missing"),
+        ({"validation": ""}, "--validation: missing"),
+        ({"validation": "no/such#validation"}, "no finished dataset"),
+        ({"checkpoint": "no/such"}, "no committed checkpoint"),
+    ],
+)
+def test_what_is_not_there_is_named(setting: Setting, changes: dict, words: str) -> None:
+    with pytest.raises(StepError, match=words):
+        run(replace(setting.config, **changes))

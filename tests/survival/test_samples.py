@@ -1,0 +1,95 @@
+"""From 2 nodes to 1 and back to 2: every sample is applied once an epoch, in the order of (seed, consumed samples)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.data import Sampler, sample_count
+from tests.harness import ROOT, TrainStep
+
+ITERATIONS, BATCH, LENGTH, SEED = 240, 7, 64, 3
+
+SCRIPT = """
+import json, os, sys, threading
+import torch
+import everstep
+
+dataset, folder, iterations = sys.argv[1], sys.argv[2], int(sys.argv[3])
+job = everstep.init()
+model = torch.nn.Linear(1, 1)
+batches = everstep.batches(dataset, sequence_length=64, global_batch=7, seed=3, iterations=iterations)
+state = {"model": model, "batches": batches}
+checkpointer = everstep.Checkpointer(state)
+checkpointer.load(state)
+told = open(f"{folder}/{job.round}-{job.rank}-{os.getpid()}.jsonl", "a", buffering=1)
+for batch in batches:
+    line = {"round": job.round, "iteration": batch.iteration, "world": job.world_size, "rank": job.rank}
+    told.write(json.dumps({**line, "samples": batch.samples.tolist()}) + "\\n")
+    threading.Event().wait(0.03)
+    loss = torch.zeros(())
+    if job.world_size > 1:
+        torch.distributed.all_reduce(loss)
+    checkpointer.save(batch.iteration, state)
+    everstep.report(loss=0.0)
+checkpointer.finish(state)
+"""
+
+
+@pytest.fixture
+def scaled(training: TrainStep, dataset: Path) -> TrainStep:
+    """A training whose workers write down the samples that they apply."""
+    script = training.folder.parent / "script.py"
+    script.write_text(SCRIPT)
+    (training.folder.parent / "samples").mkdir()
+    training.flags = {
+        **{name: training.flags[name] for name in ("dataset", "nodes", "min-nodes", "persist-interval")},
+        "script": str(script),
+        "script-arguments": f"{{dataset}} {training.folder.parent / 'samples'} {{iterations}}",
+        "iterations": str(ITERATIONS),
+    }
+    return training
+
+
+def scale(training: TrainStep, nodes: int) -> None:
+    """`everstep scale`, as a user calls it."""
+    command = [sys.executable, "-m", "everstep", "scale", training.folder.name, "--nodes", str(nodes)]
+    subprocess.run([*command, "--runs", str(training.folder.parent)], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_two_one_two_nodes_apply_every_sample_once(scaled: TrainStep, dataset: Path) -> None:
+    scaled.start()
+    at = scaled.wait_iteration(30)
+    scale(scaled, 1)
+    at = scaled.wait_iteration(max(at, 30) + 40)
+    scale(scaled, 2)
+    assert scaled.finish() == 0, scaled.log.read_text()
+
+    applied: dict[int, dict[int, dict[int, list[int]]]] = {}
+    worlds: dict[int, int] = {}
+    for path in (scaled.folder.parent / "samples").iterdir():
+        for text in path.read_text().splitlines():
+            line = json.loads(text)
+            applied.setdefault(line["iteration"], {}).setdefault(line["round"], {})[line["rank"]] = line["samples"]
+            worlds[line["round"]] = line["world"]
+    in_order = [worlds[round_] for round_ in sorted(worlds)]
+    assert in_order[0] == 2
+    assert 1 in in_order
+    assert in_order[-1] == 2
+
+    order: list[int] = []
+    for iteration in range(1, ITERATIONS + 1):
+        ranks = applied[iteration][max(applied[iteration])]
+        order += [sample for rank in sorted(ranks) for sample in ranks[rank]]
+    tokens = json.loads((dataset / "dataset.json").read_text())["train"]["tokens"]
+    samples = sample_count(tokens, LENGTH)
+    sampler = Sampler(samples, BATCH, SEED)
+    assert order == np.concatenate([sampler.indices(BATCH * i) for i in range(ITERATIONS)]).tolist()
+    epochs = len(order) // samples
+    assert epochs >= 2
+    for epoch in range(epochs):
+        assert sorted(order[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
+    assert scaled.left() == []
