@@ -11,10 +11,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -27,6 +28,7 @@ from runtime.agent.link import Fetched, Report, Welcome
 from runtime.agent.outbox import Outbox
 from runtime.agent.ports import free_port
 from runtime.agent.server import application
+from runtime.agent.settings import Settings
 from runtime.agent.socket_server import LinkServer
 from runtime.agent.workers import WorkerEnd, Workers
 from runtime.job.messages import Action, Directive, Finished, Heartbeat, Holding, Join, Seat, WorkerExit
@@ -36,34 +38,6 @@ TRY_AGAIN = 75
 _UNKNOWN_YET_S = 0.5
 _LAST_TELEMETRY_S = 1.0
 _THREADS = 64
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What one agent is told on its command line and in its environment."""
-
-    job: str
-    token: str
-    master: str
-    """URL."""
-    store: str
-    """URI."""
-    node: str
-    role: str
-    host: str
-    slots: int
-    command: Sequence[str]
-    """`[-m] script args...`"""
-    preload: Sequence[str] = ()
-    plain: bool = False
-    """Start workers by exec."""
-    max_restarts: int = 3
-    """Only told to the workers (TORCHELASTIC_MAX_RESTARTS); the master decides."""
-    dead_man_s: float = 300.0
-    grace_s: float = 3.0
-    run_dir: str = ""
-    address: str = "127.0.0.1"
-    """Where this agent's own server listens."""
 
 
 class Leave(Exception):  # noqa: N818 (a name that reads well in `raise`)
@@ -117,19 +91,16 @@ class Agent:
         threads = ThreadPoolExecutor(_THREADS, "everstep-link")
         headers = {"Authorization": f"Bearer {self._settings.token}", "Content-Type": "application/json"}
         self._keeper = keeper = self._make_keeper(self._persisted)
-        self._workers = Workers(
-            self._settings.command, self._settings.preload, self._log, self._events.put_nowait
-        )
+        self._workers = Workers(self._settings.command, self._settings.preload, self._log, self._events.put_nowait)
         welcome = Welcome(self._settings.job, self._settings.store)
         self._link = LinkServer(keeper, welcome, self._settings.slots, threads, self._report, self._restored)
         self._loop = asyncio.get_running_loop()
+        self._failed = self._loop.create_future()
         self._threads = threads
         runner = web.AppRunner(application(keeper, self._settings.token), access_log=None, shutdown_timeout=0.2)
         try:
             async with aiohttp.ClientSession(headers=headers) as session:
-                self._client = MasterClient(
-                    session, self._settings.master, self._find_master, self._chance, self._say
-                )
+                self._client = MasterClient(session, self._settings.master, self._find_master, self._chance, self._say)
                 self._outbox = Outbox(
                     self._client, self._settings.node, self._say, self._act, lambda: (self._round, self._seen)
                 )
@@ -152,7 +123,7 @@ class Agent:
         self._address = f"{self._settings.address}:{runner.addresses[0][1]}"
 
     async def _until_leave(self) -> int:
-        parts = (self._rounds, self._listen, self._outbox.run, self._dead_man, self._wait_told)
+        parts = (self._rounds, self._listen, self._outbox.run, self._dead_man, self._wait_told, self._failure)
         tasks = [asyncio.create_task(part()) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -210,7 +181,7 @@ class Agent:
                 return seat
 
     async def _one_round(self, seat: Seat) -> WorkerEnd | None:
-        """Start the workers and wait: the first that died otherwise than by finishing, or None: the round was broken."""
+        """Start the workers and wait: the first that died and had not finished, or None when the round was broken."""
         self._round, self._seated, self._reported = seat.round, time.monotonic(), {}
         self._say(
             f"round {seat.round}: ranks {seat.first_rank}..{seat.first_rank + self._settings.slots - 1} "
@@ -284,7 +255,7 @@ class Agent:
             return
         self._seen = directive.number
         if directive.action is Action.LEAVE:
-            self._post(_raise(Leave(0, directive.reason or "the master said so")))
+            self._fail(Leave(0, directive.reason or "the master said so"))
         elif directive.action is Action.REJOIN:
             self._events.put_nowait(_Broken(directive.round, directive.reason))
 
@@ -330,3 +301,43 @@ class Agent:
         manifest = await self._outbox.persisted(holding)
         if manifest:
             await self._loop.run_in_executor(self._threads, self._keeper.committed, holding, manifest)
+
+    def _post(self, story: Coroutine[Any, Any, None]) -> None:
+        """Tell the master in the background; what it raises ends the agent."""
+        task = asyncio.create_task(story)
+        self._posting.add(task)
+        task.add_done_callback(self._posted)
+
+    def _posted(self, task: asyncio.Task[None]) -> None:
+        self._posting.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def _failure(self) -> None:
+        await self._failed
+
+    def _facts(self) -> NodeFacts:
+        settings = self._settings
+        return NodeFacts(
+            job=settings.job,
+            node=settings.node,
+            slots=settings.slots,
+            link=str(self._folder / "link"),
+            store=settings.store,
+            run_dir=settings.run_dir,
+            max_restarts=settings.max_restarts,
+            cores=len(os.sched_getaffinity(0)),
+            threads=os.environ.get("OMP_NUM_THREADS", ""),
+        )
+
+    def _say(self, text: str) -> None:
+        print(f"agent {self._settings.node}: {text}", file=sys.stderr, flush=True)
+
+
+def _place(seat: Seat) -> str:
+    assert seat.restore is not None
+    return f"iteration {seat.restore.iteration} of round {seat.restore.round} ({seat.restore.reason})"

@@ -60,7 +60,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     """Unix time."""
 
 
-class ForkServerLost(RuntimeError):
+class ForkServerLost(RuntimeError):  # noqa: N818 (a name that reads well in `except`)
     """The fork server ended by itself; its workers die with it."""
 
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -115,9 +116,8 @@ class _Server:
             os.environ.clear()
             os.environ.update(environment)
             _own_threads_and_chance(environment)
-        except BaseException:
-            with suppress(Exception):
-                sys.excepthook(*sys.exc_info())
+        except BaseException:  # noqa: BLE001 - the outermost edge of the worker
+            traceback.print_exc()
             os._exit(1)
         run_and_exit(self._command)
 
@@ -141,7 +141,9 @@ def _signal_group(pid: int, signum: int) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Preload, say Ready, fork on request."""
-    parser = argparse.ArgumentParser(prog="python -m runtime.agent.forkserver", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m runtime.agent.forkserver", description="Imports once, forks workers."
+    )
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--preload", action="append", default=[])
     parser.add_argument("--plain", action="store_true")

@@ -4,6 +4,7 @@ The worker's side is `Link` (blocking, a few lines, standard library + msgspec).
 EVERSTEP_AGENT. A worker that never connects still runs: it only has no beacon and no checkpoints.
 """
 
+import math
 import os
 import socket
 from typing import TypeVar
@@ -120,6 +121,11 @@ _encode = msgspec.json.Encoder().encode
 R = TypeVar("R")
 
 
+def _finite(value: float | int | str) -> float | int | str:
+    """JSON has no nan and no inf: they travel as text, which float() reads again."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class LinkError(ConnectionError):
     """The agent went away, or answered with a Problem."""
 
@@ -144,6 +150,8 @@ class Link:
 
     def tell(self, request: Request) -> None:
         """Send without waiting for an answer (Report)."""
+        if isinstance(request, Report):
+            request = msgspec.structs.replace(request, values={k: _finite(v) for k, v in request.values.items()})
         self._socket.sendall(_encode(request) + b"\n")
 
     def ask(self, request: Request, answer: type[R]) -> R:

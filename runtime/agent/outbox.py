@@ -56,9 +56,7 @@ class Outbox:
                 batch = [self._lines[index] for index in range(min(_BATCH, len(self._lines)))]
                 newest = batch[-1]
                 round_, seen = self._place()
-                beat = Heartbeat(
-                    self._node, round_, int(newest.get("iteration", 0)), telemetry=tuple(batch), seen=seen
-                )
+                beat = Heartbeat(self._node, round_, int(newest.get("iteration", 0)), telemetry=tuple(batch), seen=seen)
                 try:
                     self._on_directive(await self._client.heartbeat(beat))
                 except NotUnderstood as error:

@@ -30,9 +30,9 @@ def source_of(command: Sequence[str]) -> str | None:
 def top_level_imports(source: bytes, name: str) -> Iterator[ast.Import | ast.ImportFrom]:
     """The absolute imports that running the module would do first. Raises SyntaxError."""
     for statement in ast.parse(source, name).body:
-        if isinstance(statement, ast.Import):
-            yield statement
-        elif isinstance(statement, ast.ImportFrom) and not statement.level and statement.module != "__future__":
+        if isinstance(statement, ast.Import) or (
+            isinstance(statement, ast.ImportFrom) and not statement.level and statement.module != "__future__"
+        ):
             yield statement
 
 

@@ -52,7 +52,7 @@ def _exit_code(command: Sequence[str]) -> int:
         code = _code_of(end)
     except KeyboardInterrupt:
         code = 130
-    except BaseException as error:  # The outermost edge of the worker: told, then exit code 1.
+    except BaseException as error:  # noqa: BLE001 - the outermost edge of the worker
         traceback.print_exception(error.with_traceback(_own_frames_cut(error)))
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # Waits for the script's threads, as the interpreter does.

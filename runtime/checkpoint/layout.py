@@ -86,7 +86,7 @@ class Layout:
         )
 
     def write_state(self, buffer: memoryview, value: Any) -> None:
-        """Put the header and the JSON state into the shard's bytes. Raises StateError when the state has outgrown it."""
+        """Put the header and the JSON state into the shard's bytes. Raises StateError when it outgrew its place."""
         text = json_bytes(value)
         if len(text) > self.state.size:
             raise StateError(

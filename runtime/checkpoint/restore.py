@@ -28,7 +28,7 @@ def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
     live = flatten(state)
     saved = read_json(layout, data)
     sources = places(saved["state"])
-    _check(layout, sources, live, state, saved["state"])
+    _check(layout, sources, live, (state, saved["state"]))
     found = _copy_checked(data[: layout.size], layout, sources, live)
     if digest and found != digest:
         raise RestoreError(f"the checkpoint's digest is {found}, {digest} was promised: its bytes are damaged")
@@ -58,7 +58,8 @@ def _copy_checked(data: memoryview, layout: Layout, sources: dict[str, str], liv
     return digest.hexdigest()
 
 
-def _check(layout: Layout, sources: dict[str, str], live: Tree, state: dict[str, Any], saved: dict[str, Any]) -> None:
+def _check(layout: Layout, sources: dict[str, str], live: Tree, both: tuple[dict[str, Any], Any]) -> None:
+    state, saved = both
     missing = [path for path in live.places if path not in sources] + [key for key in state if key not in saved]
     unexpected = [path for path in sources if path not in live.places] + [key for key in saved if key not in state]
     misshaped = [

@@ -48,7 +48,7 @@ class SegmentFile:
     @classmethod
     def create(cls, path: Path, slots: int, capacity: int) -> "SegmentFile":
         """Make the file, replacing one of that name. Raises SegmentError with the arithmetic when it does not fit."""
-        capacity = _rounded(capacity)
+        capacity = rounded(capacity)
         size = PAGE + slots * capacity
         path.unlink(missing_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -74,20 +74,28 @@ class SegmentFile:
         try:
             file = os.open(path, os.O_RDWR)
         except OSError as error:
-            raise SegmentError(f"{path}: {error.strerror}; the agent of this node made another segment or ended") from None
+            raise SegmentError(f"{path}: {error.strerror}; the agent of this node made another or ended") from None
         try:
             memory = mmap.mmap(file, 0)
         finally:
             os.close(file)
         magic, version, slots, capacity = _HEAD.unpack_from(memory, 0)
         if (magic, version) != (_MAGIC, _VERSION) or len(memory) != PAGE + slots * capacity:
-            raise SegmentError(f"{path}: not a segment of version {_VERSION}; agent and worker must be the same Everstep")
+            raise SegmentError(
+                f"{path}: not a segment of version {_VERSION}; agent and worker must be the same Everstep"
+            )
         return cls(path, memory, slots, capacity)
 
     def slot(self, number: int) -> memoryview:
         """The bytes of one slot, (capacity,) uint8."""
         start = self.offset(number)
         return self._view[start : start + self.capacity]
+
+    def bytes_at(self, offset: int, size: int) -> memoryview:
+        """Any stretch of the file. Raises SegmentError when it ends before."""
+        if offset + size > len(self._view):
+            raise SegmentError(f"{self.path}: {size} bytes at {offset} were promised, it has {len(self._view)}")
+        return self._view[offset : offset + size]
 
     def offset(self, number: int) -> int:
         """Where a slot begins in the file."""
@@ -126,5 +134,6 @@ class SegmentFile:
         self.path.unlink(missing_ok=True)
 
 
-def _rounded(size: int) -> int:
+def rounded(size: int) -> int:
+    """Up to whole pages."""
     return -(-size // PAGE) * PAGE

@@ -20,7 +20,9 @@ class Stager:
         self._views: dict[int, dict[str, torch.Tensor]] = {}
         self._halves = _halved(layout)
 
-    def stage(self, slot: int, buffer: memoryview, tensors: Mapping[str, torch.Tensor], json: Any, iteration: int) -> None:
+    def stage(
+        self, slot: int, buffer: memoryview, tensors: Mapping[str, torch.Tensor], json: Any, iteration: int
+    ) -> None:
         """Write the whole shard into `buffer`, the bytes of slot number `slot`."""
         views = self._views.get(slot)
         if views is None:
@@ -40,7 +42,9 @@ def copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         return
     devices = {tensor.device for tensor in (*targets, *sources) if tensor.device.type != "cpu"}
     with torch.no_grad():
-        torch._foreach_copy_(targets, sources, non_blocking=bool(devices))
+        torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+            targets, sources, non_blocking=bool(devices)
+        )
     for device in devices:
         torch.accelerator.synchronize(device)
 

@@ -31,10 +31,9 @@ def unwrapped(value: Any) -> Any:
     return value.module if isinstance(value, DistributedDataParallel) else value
 
 
-def take_back(target: Any, merged: dict[str, Any], has_other_than_tensors: bool) -> None:
+def take_back(target: Stateful, merged: dict[str, Any]) -> None:
     """Give `target` its state. Its own tensors hold the restored values already, and `merged` names those tensors."""
-    if not isinstance(target, torch.nn.Module) or has_other_than_tensors:
-        target.load_state_dict(merged)
+    target.load_state_dict(merged)
 
 
 _FROM_ZERO = ("Adam", "AdamW", "Adamax", "RMSprop", "Adadelta", "SGD")
@@ -42,7 +41,7 @@ _FROM_ZERO = ("Adam", "AdamW", "Adamax", "RMSprop", "Adadelta", "SGD")
 
 
 def prepare_optimizer(optimizer: torch.optim.Optimizer, path: str) -> None:
-    """Make the optimizer's state exist before its first step, so that its size is known and it can be restored in place.
+    """Make the state exist before the first step, so that its size is known and it can be restored in place.
 
     One step with lr 0 and zero gradients makes the tensors; then they are set to zero, as a fresh optimizer starts.
     Weights and gradients are put back bit for bit. Raises StateError for an optimizer that starts otherwise.

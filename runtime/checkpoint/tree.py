@@ -62,14 +62,16 @@ def _encode(value: Any, path: str, tree: Tree, known: dict[tuple[Any, ...], str]
     if isinstance(value, Stateful):
         return _encode(value.state_dict(), path, tree, known)
     raise StateError(
-        f"{path or 'state'}: a {type(value).__name__} cannot be checkpointed; give tensors, numbers, strings, dicts and "
-        "lists of them, or an object with state_dict and load_state_dict"
+        f"{path or 'state'}: a {type(value).__name__} cannot be checkpointed; give tensors, numbers, strings, "
+        "dicts and lists of them, or an object with state_dict and load_state_dict"
     )
 
 
 def _add(tensor: torch.Tensor, path: str, tree: Tree, known: dict[tuple[Any, ...], str]) -> str:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
-        raise StateError(f"{path}: only dense tensors with data can be checkpointed, not {tensor.layout} on {tensor.device}")
+        raise StateError(
+            f"{path}: only dense tensors with data can be checkpointed, not {tensor.layout} on {tensor.device}"
+        )
     if path in tree.places or path.startswith(RESERVED):
         raise StateError(f"{path}: two tensors of the state have this key path, or it begins with {RESERVED}")
     same = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
@@ -130,25 +132,30 @@ def prepare(state: Any, path: str = "") -> None:
             prepare(item, _join(path, key))
 
 
-def put_back(state: dict[str, Any], saved: Any) -> None:
-    """Set everything in the live `state` that is no tensor from JSON `saved`; the tensors hold their values already."""
-    for key, item in saved.items():
-        live = unwrapped(state.get(key))
-        if isinstance(live, torch.Tensor):
-            continue
-        if isinstance(live, Stateful):
-            own = flatten(live)
-            names = {path: own.tensors[name] for path, name in own.places.items()}
-            take_back(live, _merged(item, names), _has_more(item))
-        elif isinstance(live, dict) and isinstance(item, dict) and SIGN not in item:
-            put_back(live, item)
-        else:
-            state[key] = _merged(item, {path: value for path, value in _live_tensors(live).items()})
+def put_back(live: Any, saved: Any) -> Any:
+    """Set everything in `live` that is no tensor from the JSON `saved`; its tensors hold their values already.
 
-
-def _live_tensors(live: Any) -> dict[str, torch.Tensor]:
-    tree = flatten(live)
-    return {path: tree.tensors[name] for path, name in tree.places.items()}
+    Returns what stands in the place of `live` now: itself when it could be changed in place.
+    """
+    inner = unwrapped(live)
+    if isinstance(inner, torch.Tensor) or (isinstance(inner, torch.nn.Module) and not _has_more(saved)):
+        return live
+    if isinstance(inner, Stateful):
+        own = flatten(inner)
+        take_back(inner, _merged(saved, {path: own.tensors[name] for path, name in own.places.items()}))
+        return live
+    if isinstance(inner, dict) and isinstance(saved, dict) and saved.get(SIGN) in (None, "dict"):
+        for key, item in saved["items"] if SIGN in saved else saved.items():
+            inner[key] = put_back(inner.get(key), item)
+        return live
+    items = saved["items"] if isinstance(saved, dict) and saved.get(SIGN) == "tuple" else saved
+    if isinstance(inner, list | tuple) and isinstance(items, list) and len(inner) == len(items):
+        both = [put_back(old, item) for old, item in zip(inner, items, strict=True)]
+        if isinstance(inner, tuple):
+            return tuple(both)
+        inner[:] = both
+        return live
+    return _merged(saved, {})
 
 
 def _merged(saved: Any, live: dict[str, torch.Tensor]) -> Any:

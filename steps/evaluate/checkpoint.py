@@ -1,6 +1,7 @@
 """A checkpoint of steps/train/llama.py in the store: the weights, the model's config, the training's settings."""
 
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +41,11 @@ def read_manifest(uri: str) -> bytes:
     """The checkpoint's manifest.json. Raises StepError when there is no committed checkpoint."""
     store, name = _split(uri)
     try:
-        return open_store(store).get(f"{name}/manifest.json")
+        if os.path.isdir(store.removeprefix("file://")):  # opening a store makes its folder
+            return open_store(store).get(f"{name}/manifest.json")
     except NoSuchKey:
-        raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json)") from None
+        pass
+    raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json)")
 
 
 def read(uri: str) -> Trained:

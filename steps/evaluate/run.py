@@ -121,7 +121,9 @@ def _sample(config: Config, data: "TokenDataset", model: Any) -> dict[str, str]:
 def _export(trained: "Trained", model: Any, data: "TokenDataset", folder: Path) -> None:
     """config.json, model.safetensors, tokenizer.json and its config, as transformers reads them."""
     from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(data.tokenizer), clean_up_tokenization_spaces=False)
     if data.eod is not None:

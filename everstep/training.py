@@ -1,0 +1,255 @@
+"""What a training script uses: `init`, `batches`, `Checkpointer`, `report`, `phase`.
+
+    job = everstep.init()
+    batches = everstep.batches(dataset, sequence_length=256, global_batch=16, seed=0, iterations=200)
+    state = {"model": model, "optimizer": optimizer, "batches": batches}
+    checkpointer = everstep.Checkpointer(state)
+    checkpointer.load(state)
+    for batch in batches:
+        ...
+        checkpointer.save(batch.iteration, state)
+        everstep.report(loss=loss.item())
+    checkpointer.finish(state)
+
+Without an agent the same script runs in one process: no beacon, and checkpoints only where EVERSTEP_STORE says. Like
+torch.distributed's default group, the worker's session is one a process: `init` makes it, the other calls find it.
+"""
+
+import atexit
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from runtime import faults
+from runtime.agent.link import Link, Report
+from runtime.checkpoint.alone import Alone
+from runtime.checkpoint.checkpointer import Checkpointer as _Checkpointer
+from runtime.data import DatasetError, Sampler, open_dataset, sample_count
+from runtime.store import open_store
+
+__all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """This worker's place in its job."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    round: int
+    link: Link | None = None
+    """To the node's agent; None in a plain `python script.py`."""
+
+    def mean(self, value: float, weight: float = 1.0) -> float:
+        """The weighted mean over all ranks, the same on each; every rank must call it (one small all-reduce)."""
+        if self.world_size == 1:
+            return value
+        both = torch.tensor([value * weight, weight], dtype=torch.float64, device=self.device)
+        dist.all_reduce(both)
+        return float(both[0] / both[1])
+
+
+class Batch(NamedTuple):
+    """This rank's share of one global batch."""
+
+    inputs: torch.Tensor
+    """(n, sequence_length) int64; n differs by at most 1 between ranks; a rank without a sample has one of weight 0."""
+    targets: torch.Tensor
+    """(n, sequence_length) int64: the inputs, one token later."""
+    weight: float
+    """Multiply the mean loss with it: DDP's mean over ranks is then the mean over the global batch."""
+    consumed: int
+    """Samples of the stream that are applied once this batch is."""
+    iteration: int
+    """From 1."""
+
+
+@dataclass
+class _Session:
+    """What this process knows of itself as a worker."""
+
+    context: Context
+    checkpointer: _Checkpointer | None = None
+    iteration: int = 0
+    pending: dict[str, float | int | str] = field(default_factory=dict)
+
+    def beacon(self, name: str) -> None:
+        if self.checkpointer is not None:
+            self.checkpointer.beacon(self.iteration, name)
+
+    def send(self, facts: Mapping[str, float | int | str]) -> None:
+        """One iteration's telemetry, from rank 0 for all."""
+        if self.context.link is not None and self.context.rank == 0:
+            stall = self.checkpointer.stall_s if self.checkpointer else 0.0
+            self.context.link.tell(Report(self.iteration, {**facts, "stall_s": stall, **self.pending}))
+        self.pending.clear()
+
+
+_session: _Session | None = None
+
+
+def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
+    """Join the process group (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: as torchrun sets them), greet the agent, seed
+    torch so that every rank builds the same model. Without WORLD_SIZE: a single process.
+
+    Raises LinkError (the agent is gone) and what torch.distributed raises.
+    """
+    global _session
+    rank, world_size, local_rank = (
+        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    link = Link.from_environment()
+    if world_size > 1 or "WORLD_SIZE" in os.environ:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+        atexit.register(_leave)
+    torch.manual_seed(seed)
+    context = Context(rank, world_size, local_rank, device, int(os.environ.get("EVERSTEP_ROUND", 0)), link)
+    _session = _Session(context)
+    return context
+
+
+def Checkpointer(state: dict[str, Any]) -> _Checkpointer:  # noqa: N802 (reads as the class that it makes)
+    """Checkpoints of `state`: `load(state)`, `save(iteration, state)`, `finish(state)`; see runtime.checkpoint."""
+    session = _current("Checkpointer")
+    context, alone = session.context, None
+    if context.link is None:
+        alone = _alone()
+    made = _Checkpointer(
+        state, link=context.link, local_rank=context.local_rank or context.rank * (alone is not None), alone=alone
+    )
+    session.checkpointer = made
+    session.beacon("start")
+    return made
+
+
+def batches(
+    dataset: str, *, sequence_length: int, global_batch: int, seed: int = 0, iterations: int | None = None
+) -> "Batches":
+    """This rank's share of each global batch of `dataset` (a URI that steps.preprocess made), endless or so many.
+
+    Put it into the checkpointed state: it goes on after the last applied sample. Raises DatasetError.
+    """
+    return Batches(_current("batches"), dataset, sequence_length, Order(global_batch, seed, iterations))
+
+
+def report(**values: float | int | str) -> None:
+    """Add to this iteration's telemetry. Rank 0's values are the job's; average them first with `Context.mean`."""
+    _current("report").pending.update(values)
+
+
+def phase(name: str) -> None:
+    """Say what this worker does now ("forward", "data"): where it hangs, if it hangs."""
+    _current("phase").beacon(name)
+
+
+class Order(NamedTuple):
+    """Which samples make which batch."""
+
+    global_batch: int
+    seed: int
+    iterations: int | None
+
+
+class Batches:
+    """An iterator over Batch whose position is checkpointed. Seeds torch before each batch from (seed, consumed, rank),
+    so that dropout repeats after a restart whatever happened before."""
+
+    def __init__(self, session: _Session, dataset: str, length: int, order: Order) -> None:
+        self._session, self._length, self._order = session, length, order
+        opened = open_dataset(dataset)
+        self._tokens = opened.tokens
+        samples = sample_count(len(opened.tokens), length)
+        if not samples:
+            raise DatasetError(
+                f"{dataset}: {len(opened.tokens)} tokens are not one sample of {length}; "
+                "give more text or shorter samples"
+            )
+        self._sampler = Sampler(samples, order.global_batch, order.seed)
+        self.consumed = 0
+
+    @property
+    def iteration(self) -> int:
+        """Iterations done or, inside the loop, under way."""
+        return self.consumed // self._order.global_batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"consumed": self.consumed}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        self.consumed = int(state_dict["consumed"])
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields the batches that are left; each iteration's telemetry goes out when the next begins."""
+        order, rank = self._order, self._session.context.rank
+        while order.iterations is None or self.iteration < order.iterations:
+            began = time.perf_counter()
+            start = self.consumed
+            self.consumed += order.global_batch
+            self._session.iteration = self.iteration
+            self._session.beacon("batch")
+            faults.point("train.iteration", iteration=self.iteration)
+            torch.manual_seed(_mixed(order.seed, start, rank))
+            yield self._batch(start)
+            self._session.send(
+                {
+                    "consumed": self.consumed,
+                    "tokens": order.global_batch * self._length,
+                    "seconds": time.perf_counter() - began,
+                }
+            )
+        self._session.beacon("end")
+
+    def _batch(self, start: int) -> Batch:
+        context, length = self._session.context, self._length
+        share = self._sampler.share(start, context.rank, context.world_size)
+        weight = len(share) * context.world_size / self._order.global_batch
+        if not len(share):  # every rank must take part in the all-reduce
+            share = self._sampler.indices(start)[:1]
+        rows = np.stack([self._tokens[i * length : i * length + length + 1] for i in share]).astype(np.int64)
+        tokens = torch.from_numpy(rows)
+        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), weight, self.consumed, self.iteration)
+
+
+def _mixed(*numbers: int) -> int:
+    """One seed of several numbers, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1
+
+
+def _alone() -> Alone | None:
+    uri = os.environ.get("EVERSTEP_STORE")
+    if not uri:
+        print(
+            "everstep: no agent started this script, its checkpoints are not kept; "
+            "set EVERSTEP_STORE=DIRECTORY to keep them there",
+            file=sys.stderr,
+        )
+        return None
+    job = os.environ.get("EVERSTEP_JOB") or f"{Path(sys.argv[0]).stem or 'script'}-alone"
+    print(f"everstep: no agent started this script, it keeps its own checkpoints in {uri}/jobs/{job}", file=sys.stderr)
+    return Alone(open_store(uri), job)
+
+
+def _current(name: str) -> _Session:
+    if _session is None:
+        raise RuntimeError(f"everstep.{name} was called before everstep.init()")
+    return _session
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

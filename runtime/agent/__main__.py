@@ -1,0 +1,56 @@
+"""`python -m runtime.agent`: one node of a job. Exit codes: 0 left as told, 2 bad input, 75 no master any more."""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+
+from runtime.agent.agent import Agent
+from runtime.agent.settings import Settings, settings_of
+from runtime.checkpoint.keeper import Keeper
+from runtime.job.messages import Holding
+from runtime.master.journal import find_master
+from runtime.store import StoreError, open_store
+
+BAD_INPUT = 2
+
+
+async def _run(settings: Settings, persist_interval: int) -> int:
+    store = open_store(settings.store)
+
+    def make_keeper(on_persisted: Callable[[Holding], None]) -> Keeper:
+        return Keeper(
+            job=settings.job,
+            node=settings.node,
+            store=store,
+            token=settings.token,
+            persist_interval=persist_interval,
+            on_persisted=on_persisted,
+        )
+
+    agent = Agent(settings, make_keeper, lambda: find_master(store, settings.job), random.Random())
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, agent.leave)
+    return await agent.run()
+
+
+def main() -> None:
+    """Run one agent to its end."""
+    code = 1
+    try:
+        settings, persist_interval = settings_of(sys.argv[1:], os.environ)
+        os.environ["EVERSTEP_NODE"] = settings.node  # By it and EVERSTEP_JOB are the node's processes found.
+        code = asyncio.run(_run(settings, persist_interval))
+    except (ValueError, StoreError) as error:
+        print(f"agent: {error}", file=sys.stderr)
+        code = BAD_INPUT
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # Not sys.exit: a thread may still wait in the keeper for a worker that is dead.
+
+
+if __name__ == "__main__":
+    main()

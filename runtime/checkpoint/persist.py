@@ -1,0 +1,158 @@
+"""Staged states on their way to the store: one at a time, in a thread of its own.
+
+The interval's wishes do not queue: while one state is being put, the newest takes the place of an older one that waits,
+which is counted and told. What somebody waits for (flush, persist=True) is put in any case, and pinned until then.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runtime import faults
+from runtime.checkpoint.errors import KeeperError
+from runtime.checkpoint.fetch import digest_of, shard_key
+from runtime.checkpoint.held import Held, Segments
+from runtime.checkpoint.slots import Identity
+from runtime.job.messages import Holding
+from runtime.store import Store
+
+_log = logging.getLogger("everstep.checkpoint")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended: the manifest's key, or why the store did not take it."""
+
+    manifest: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class _Job:
+    held: Held
+    slot: int
+    identity: Identity
+
+
+class Persister:
+    """Shares the keeper's lock: its public methods are called holding it."""
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        segments: Segments,
+        store: Store,
+        job: str,
+        on_persisted: Callable[[Holding], None],
+    ) -> None:
+        self._changed, self._segments, self._store, self._job = changed, segments, store, job
+        self._on_persisted = on_persisted
+        self._asked: deque[_Job] = deque()
+        self._wanted: dict[int, Identity] = {}
+        self._under_way: set[Identity] = set()
+        """Asked, being put, or put and not committed yet."""
+        self._outcomes: dict[Identity, Outcome] = {}
+        self._closed = False
+        self.skipped = 0
+        threading.Thread(target=self._run, name="everstep-persist", daemon=True).start()
+
+    def ask(self, local_rank: int, identity: Identity) -> None:
+        """Put that state in any case. Raises KeeperError when it is not held."""
+        if identity in self._under_way:
+            return
+        found = self._segments.find(identity, local_rank)
+        if found is None:
+            raise KeeperError(f"iteration {identity.iteration} is not staged: save it before it is flushed")
+        found[0].table.pin(found[1])
+        self._asked.append(_Job(*found, identity))
+        self._under_way.add(identity)
+        self._outcomes.pop(identity, None)
+        self._changed.notify_all()
+
+    def want(self, local_rank: int, identity: Identity) -> None:
+        """Put that state, or a newer one if it must wait."""
+        waiting = self._wanted.get(local_rank)
+        if identity == waiting or identity in self._under_way or self.outcome(identity):
+            return
+        if waiting is not None:
+            self.skipped += 1
+            _log.warning(
+                "iteration %d is not persisted: %d came before the store had taken an earlier one (%d so far)",
+                waiting.iteration, identity.iteration, self.skipped,
+            )  # fmt: skip
+        self._wanted[local_rank] = identity
+        self._changed.notify_all()
+
+    def under_way(self, identity: Identity) -> bool:
+        """Will it have an outcome without being asked for (again)?"""
+        outcome = self.outcome(identity)
+        return identity in self._under_way or (outcome is not None and not outcome.error)
+
+    def outcome(self, identity: Identity) -> Outcome | None:
+        """Of that state; the commit of a later one of the same round is as good."""
+        later = [known for known, outcome in self._outcomes.items() if outcome.manifest and known >= identity]
+        same = [known for known in later if known.round == identity.round]
+        return self._outcomes[min(same)] if same else self._outcomes.get(identity)
+
+    def committed(self, identity: Identity, manifest: str) -> None:
+        """Its manifest is visible."""
+        self._under_way.discard(identity)
+        self._outcomes[identity] = Outcome(manifest)
+
+    def close(self) -> None:
+        """End after the put that is going on."""
+        self._closed = True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                job = None
+                while job is None:
+                    self._changed.wait_for(lambda: self._closed or self._asked or self._wanted)
+                    if self._closed:
+                        return
+                    job = self._next()
+            error = self._put(job)
+            with self._changed:
+                job.held.table.unpin(job.slot)
+                if error:
+                    self._under_way.discard(job.identity)
+                    self._outcomes[job.identity] = Outcome(error=error)
+                self._changed.notify_all()
+
+    def _next(self) -> _Job | None:
+        """What to put now, pinned; None when what was wanted is held no more."""
+        if self._asked:
+            return self._asked.popleft()
+        local_rank, identity = self._wanted.popitem()
+        found = self._segments.find(identity, local_rank)
+        if found is None:
+            held = self._segments.current(local_rank)
+            newest = held.table.newest() if held else None
+            if held is None or newest is None:
+                return None
+            found = held, newest
+        held, slot = found
+        identity = held.table[slot].identity or identity
+        if self.under_way(identity):
+            return None
+        held.table.pin(slot)
+        self._under_way.add(identity)
+        return _Job(held, slot, identity)
+
+    def _put(self, job: _Job) -> str:
+        """Copy one shard to the store and tell the agent; the error's text when the store refuses."""
+        data, identity = job.held.data(job.slot), job.identity
+        digest = job.held.table[job.slot].digest or digest_of(data)
+        key = shard_key(self._job, *identity, 0)
+        faults.point("keeper.before_put", iteration=identity.iteration)
+        try:
+            self._store.put(key, data)
+        except OSError as error:
+            _log.warning("iteration %d is not persisted: %s", identity.iteration, error)
+            return f"iteration {identity.iteration} cannot be persisted: {error}"
+        faults.point("keeper.after_put", iteration=identity.iteration)
+        self._on_persisted(Holding(*identity, size=len(data), key=key, digest=digest))
+        return ""

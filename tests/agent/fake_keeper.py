@@ -1,0 +1,100 @@
+"""A keeper for tests of the agent: slots in ordinary files, nothing in the store. Run as a program: an agent with it."""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runtime.agent.agent import Agent
+from runtime.agent.link import Fetched, Segment, Slot, Staged
+from runtime.agent.settings import settings_of
+from runtime.job.messages import Holding, Seat
+from runtime.master.journal import find_master
+from runtime.platform.debris import memory_prefix
+from runtime.store import open_store
+
+
+class FakeKeeper:
+    """Holds the newest stage of each worker; commits at once when asked to persist."""
+
+    def __init__(self, job: str, node: str, on_persisted: Callable[[Holding], None]) -> None:
+        self.path = Path("/dev/shm") / f"{memory_prefix(job, node)}0"
+        self.node = node
+        self.on_persisted = on_persisted
+        self.seat: Seat | None = None
+        self.held: dict[tuple[int, int, int], bytes] = {}
+        self.manifests: dict[int, str] = {}
+        self.died: list[int] = []
+
+    def new_round(self, seat: Seat) -> None:
+        self.seat = seat
+
+    def announce(self, local_rank: int, capacity: int) -> Segment:
+        self.path.write_bytes(bytes(capacity))
+        return Segment(str(self.path), 1, capacity)
+
+    def acquire(self, local_rank: int, iteration: int) -> Slot:
+        return Slot(0, 0, 0.25)
+
+    def try_acquire(self, local_rank: int, iteration: int) -> Slot | None:
+        return None if iteration == 13 else Slot(0, 0, 0.0)
+
+    def staged(self, local_rank: int, message: Staged) -> None:
+        if message.slot:
+            raise RuntimeError("there is one slot only")
+        assert self.seat is not None
+        self.held[local_rank, self.seat.round, message.iteration] = self.path.read_bytes()[: message.size]
+        if message.persist:
+            self.on_persisted(Holding(self.seat.round, message.iteration, key="k"))
+
+    def worker_died(self, local_rank: int) -> None:
+        self.died.append(local_rank)
+
+    def fetched(self, local_rank: int) -> Fetched:
+        if self.seat is None or self.seat.restore is None:
+            return Fetched("", 0, 0, 0, 0, "", "")
+        return Fetched("/some/where", 0, 0, self.seat.restore.round, self.seat.restore.iteration, "", "memory")
+
+    def flush(self, local_rank: int, iteration: int) -> str:
+        return f"manifest-{iteration}"
+
+    def committed(self, holding: Holding, manifest: str) -> None:
+        self.manifests[holding.iteration] = manifest
+
+    def holdings(self, address: str) -> tuple[Holding, ...]:
+        return tuple(
+            Holding(round_, iteration, node=self.node, address=address, index=index)
+            for index, round_, iteration in self.held
+        )
+
+    @contextmanager
+    def open_shard(self, index: int, round: int, iteration: int) -> Iterator[memoryview]:  # noqa: A002
+        yield memoryview(self.held[index, round, iteration])
+
+    def beacon(self, local_rank: int) -> tuple[int, str]:
+        return (0, "")
+
+    def close(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+async def _run() -> int:
+    settings, _ = settings_of(sys.argv[1:], os.environ)
+    os.environ["EVERSTEP_NODE"] = settings.node
+    store = open_store(settings.store)
+    agent = Agent(
+        settings,
+        lambda told: FakeKeeper(settings.job, settings.node, told),
+        lambda: find_master(store, settings.job),
+        random.Random(),
+    )
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, agent.leave)
+    return await agent.run()
+
+
+if __name__ == "__main__":
+    os._exit(asyncio.run(_run()))

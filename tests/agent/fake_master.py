@@ -1,0 +1,132 @@
+"""A master for tests of the agent: seats nodes as the test says, and keeps what it was told."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from runtime.job.messages import (
+    Ack,
+    Action,
+    Directive,
+    Finished,
+    Heartbeat,
+    Holding,
+    Join,
+    Persisted,
+    Restore,
+    Seat,
+    WorkerExit,
+)
+
+TOKEN = "secret"
+DEADLINE_S = 20
+
+
+class FakeMaster:
+    """Gives every join a seat in the next round, as soon as `nodes` have joined."""
+
+    def __init__(self, nodes: int = 1, epoch: int = 1, after_round: int = 0) -> None:
+        self.nodes = nodes
+        self.epoch = epoch
+        self.round = after_round
+        self.told: asyncio.Queue[Any] = asyncio.Queue()
+        """Everything in the order of its arrival, but heartbeats without telemetry."""
+        self.seats: dict[str, Seat] = {}
+        self.joined: dict[str, Join] = {}
+        self.directive = Directive(epoch, 0, Action.CONTINUE)
+        self.restore: Restore | None = None
+        self.gone = False
+        self.url = ""
+        self._changed = asyncio.Condition()
+
+    async def __aenter__(self) -> "FakeMaster":
+        app = web.Application()
+        for name in ("join", "heartbeat", "fault", "finished", "persisted"):
+            app.router.add_post(f"/v1/{name}", getattr(self, f"_{name}"))
+        self._runner = web.AppRunner(app, shutdown_timeout=0.01)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.gone = True
+        async with self._changed:
+            self._changed.notify_all()
+        await self._runner.cleanup()
+
+    async def next(self, kind: type[Any]) -> Any:
+        """The next message of that kind; others before it are skipped. Fails at the deadline."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not isinstance(message := await self.told.get(), kind):
+                pass
+            return message
+
+    async def telemetry(self, name: str) -> dict[str, Any]:
+        """The next line of telemetry that has this field."""
+        while True:
+            for line in (await self.next(Heartbeat)).telemetry:
+                if name in line:
+                    return line
+
+    async def direct(self, action: Action, round_: int = 0) -> None:
+        """Tell all nodes."""
+        self.directive = Directive(self.epoch, self.directive.number + 1, action, "the test said so", round_)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _take(self, request: web.Request, kind: type[Any]) -> Any:
+        if request.headers["Authorization"] != f"Bearer {TOKEN}":
+            raise web.HTTPUnauthorized
+        message = msgspec.json.decode(await request.read(), type=kind)
+        if kind is not Heartbeat or message.telemetry:
+            self.told.put_nowait(message)
+        return message
+
+    def _answer(self, message: object) -> web.Response:
+        return web.Response(body=msgspec.json.encode(message), content_type="application/json")
+
+    async def _join(self, request: web.Request) -> web.Response:
+        join = await self._take(request, Join)
+        async with self._changed:
+            self.joined[join.node] = join
+            if len(self.joined) == self.nodes:
+                self._seat()
+                self._changed.notify_all()
+            await self._changed.wait_for(
+                lambda: self.gone or (join.node in self.seats and self.seats[join.node].round > join.after_round)
+            )
+        return web.Response(status=503) if self.gone else self._answer(self.seats[join.node])
+
+    def _seat(self) -> None:
+        self.round += 1
+        joins = [self.joined[name] for name in sorted(self.joined)]
+        world, first = sum(join.slots for join in joins), 0
+        for rank, join in enumerate(joins):
+            self.seats[join.node] = Seat(
+                self.epoch, self.round, join.role, rank, len(joins), first, world, first, world,
+                "127.0.0.1", joins[0].master_port, self.round - 1, self.restore, rank == 0,
+            )  # fmt: skip
+            first += join.slots
+        self.joined = {}
+
+    async def _heartbeat(self, request: web.Request) -> web.Response:
+        beat = await self._take(request, Heartbeat)
+        if not beat.telemetry:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self.gone or self.directive.number > beat.seen)
+        return web.Response(status=503) if self.gone else self._answer(self.directive)
+
+    async def _fault(self, request: web.Request) -> web.Response:
+        await self._take(request, WorkerExit)
+        return self._answer(Ack(self.epoch))
+
+    async def _finished(self, request: web.Request) -> web.Response:
+        await self._take(request, Finished)
+        return self._answer(Ack(self.epoch))
+
+    async def _persisted(self, request: web.Request) -> web.Response:
+        told: Holding = (await self._take(request, Persisted)).holding
+        return self._answer(Ack(self.epoch, f"jobs/x/checkpoints/{told.round:06d}-{told.iteration:09d}/manifest.json"))

@@ -1,0 +1,243 @@
+"""An agent process, its fork server and its workers, against a master that the test plays."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import aiohttp
+
+from runtime.job.messages import Action, Finished, Holding, Join, Persisted, Restore, WorkerExit
+
+REPORTS = """
+import json, os, sys, threading
+from runtime.agent.link import Link, Report
+link = Link.from_environment()
+link.tell(Report(1, {"pid": os.getpid(), "argv": json.dumps(sys.argv[1:]), "loss": float("nan")}))
+"""
+TRAINS = REPORTS + "threading.Event().wait()\n"
+
+
+def run(story: Any) -> None:
+    """Run a test's coroutine."""
+    asyncio.run(story)
+
+
+def test_workers_that_end_with_0_make_the_node_finished_and_leave_ends_it(job: Any, masters: Any, ended: Any) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, REPORTS, "--lr", "0.1", slots="2"))
+            lines = [await master.telemetry("pid") for _ in range(1)]
+            assert lines[0]["argv"] == '["--lr", "0.1"]'
+            assert (lines[0]["v"], lines[0]["round"], lines[0]["iteration"], lines[0]["loss"]) == (1, 1, 1, "nan")
+            assert (await master.next(Finished)).round == 1
+            await master.direct(Action.LEAVE)
+            gone = await ended()
+            assert (gone.name, gone.exit_code) == ("worker-0-0", 0)
+            assert job.left() == []
+
+    run(story())
+
+
+def test_a_killed_worker_is_reported_its_siblings_die_and_the_node_joins_again(
+    job: Any, masters: Any, ended: Any
+) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, TRAINS, slots="2"))
+            first, second = await master.telemetry("pid"), None
+            while second is None or second["rank"] == first["rank"]:
+                second = await master.telemetry("pid")
+            os.kill(first["pid"], signal.SIGKILL)
+            fault = await master.next(WorkerExit)
+            assert (fault.exit_code, fault.round, fault.rank, fault.iteration) == (-9, 1, first["rank"], 1)
+            assert (await master.next(Join)).after_round == 1
+            fresh = await master.telemetry("pid")
+            assert fresh["round"] == 2
+            assert not _lives(second["pid"])
+            await master.direct(Action.LEAVE)
+            await ended()
+
+    run(story())
+
+
+def test_an_exception_is_reported_with_its_traceback_from_the_script_on(job: Any, masters: Any, ended: Any) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, "print('so far')\nraise ValueError('no such thing')"))
+            fault = await master.next(WorkerExit)
+            assert fault.exit_code == 1
+            assert "ValueError: no such thing" in fault.error
+            assert "script.py" not in fault.error.replace("script-worker-0-0.py", "")
+            assert "[0] so far" in job.log()
+            await master.direct(Action.LEAVE)
+            await ended()
+
+    run(story())
+
+
+def test_an_error_file_is_preferred_to_the_last_words(job: Any, masters: Any, ended: Any) -> None:
+    script = """
+import json, os
+told = {"message": {"message": "short", "extraInfo": {"py_callstack": "the whole story"}}}
+open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write(json.dumps(told))
+raise SystemExit(3)
+"""
+
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, script))
+            fault = await master.next(WorkerExit)
+            assert (fault.exit_code, fault.error) == (3, "the whole story")
+            await master.direct(Action.LEAVE)
+            await ended()
+
+    run(story())
+
+
+def test_rejoin_ends_the_round_but_not_a_later_one(job: Any, masters: Any, ended: Any) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, TRAINS))
+            first = await master.telemetry("pid")
+            await master.direct(Action.REJOIN, 1)
+            second = await master.telemetry("pid")
+            assert (second["round"], _lives(first["pid"])) == (2, False)
+            await master.direct(Action.REJOIN, 1)  # Late: the agent sits in round 2 by now.
+            await master.direct(Action.REJOIN, 2)
+            third = await master.telemetry("pid")
+            assert (third["round"], master.round) == (3, 3)
+            await master.direct(Action.LEAVE)
+            await ended()
+
+    run(story())
+
+
+def test_sigterm_ends_the_workers_and_leaves_nothing(job: Any, masters: Any, ended: Any) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            node = await job.platform.create(job.request(master.url, TRAINS))
+            await master.telemetry("pid")
+            os.kill(int(node.uid.partition("-")[0]), signal.SIGTERM)
+            assert (await ended()).exit_code == 0
+            assert job.left() == []
+
+    run(story())
+
+
+def test_a_killed_agent_takes_along_its_workers_and_what_they_started(job: Any, masters: Any, ended: Any) -> None:
+    script = "import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n" + TRAINS
+
+    async def story() -> None:
+        async with masters() as master:
+            node = await job.platform.create(job.request(master.url, script))
+            worker = await master.telemetry("pid")
+            assert any("sleep" in line for line in job.left())
+            os.kill(int(node.uid.partition("-")[0]), signal.SIGKILL)
+            assert (await ended()).exit_code == -9
+            assert job.left() == []
+            assert not _lives(worker["pid"])
+
+    run(story())
+
+
+def test_workers_train_on_without_a_master_and_the_journal_leads_to_the_next(
+    job: Any, masters: Any, ended: Any
+) -> None:
+    from runtime.master.journal import claim
+    from runtime.store import open_store
+
+    async def story() -> None:
+        async with masters(epoch=1) as master:
+            await job.platform.create(job.request(master.url, TRAINS))
+            worker = await master.telemetry("pid")
+        store = open_store(str(job.folder / "store"))
+        async with masters(epoch=2, after_round=1) as master:
+            claim(store, job.name, "127.0.0.1:9", 0.0)
+            claim(store, job.name, master.url.removeprefix("http://"), 0.0)
+            os.kill(worker["pid"], signal.SIGKILL)
+            assert (await master.next(WorkerExit)).exit_code == -9
+            assert (await master.telemetry("pid"))["round"] == 2
+            await master.direct(Action.LEAVE)
+            await ended()
+
+    run(story())
+
+
+def test_without_any_master_the_dead_man_ends_the_node_with_75(job: Any, masters: Any, ended: Any) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, TRAINS, EVERSTEP_DEAD_MAN_S="2"))
+            await master.telemetry("pid")
+        assert (await ended()).exit_code == 75
+        assert job.left() == []
+        assert "no master of this job answered for 2 s" in job.log()
+
+    run(story())
+
+
+def test_a_fork_server_that_dies_is_replaced_and_its_workers_are_a_fault(job: Any, masters: Any, ended: Any) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, TRAINS))
+            worker = await master.telemetry("pid")
+            with open(f"/proc/{worker['pid']}/stat") as file:
+                server = int(file.read().rpartition(")")[2].split()[1])
+            os.kill(server, signal.SIGKILL)
+            assert (await master.next(WorkerExit)).exit_code == -9
+            assert (await master.telemetry("pid"))["round"] == 2
+            await master.direct(Action.LEAVE)
+            await ended()
+
+    run(story())
+
+
+def test_what_is_staged_is_served_and_a_persisted_shard_is_told(job: Any, masters: Any, ended: Any) -> None:
+    script = """
+import mmap, os, threading
+from runtime.agent.link import *
+link = Link.from_environment()
+assert link.ask(Fetch(), Fetched).path == "/some/where"
+segment = link.ask(Announce(100), Segment)
+assert link.ask(Acquire(13), Slot).waited_s == 0.25
+slot = link.ask(Acquire(7), Slot)
+with open(segment.path, "r+b") as file:
+    file.write(b"0123456789")
+link.ask(Staged(slot.slot, 7, 10, True), Done)
+try:
+    link.ask(Staged(1, 7, 10, True), Done)
+except LinkError as error:
+    link.tell(Report(7, {"problem": str(error), "flushed": link.ask(Flush(7), Done).detail}))
+threading.Event().wait()
+"""
+
+    async def story() -> None:
+        async with masters() as master:
+            master.restore = Restore(0, 5, (), "newest")
+            await job.platform.create(job.request(master.url, script))
+            address = (await master.next(Join)).address
+            told = {"restored": None, "problem": None}
+            assert (await master.next(Persisted)).holding == Holding(1, 7, key="k")
+            told = await master.telemetry("problem")
+            assert (told["problem"], told["flushed"]) == ("there is one slot only", "manifest-7")
+            url = f"http://{address}/v1/segments/0/1/7"
+            bearer = {"Authorization": "Bearer secret"}
+            async with aiohttp.ClientSession() as session:
+                async with session.get(url) as reply:
+                    assert reply.status == 401
+                async with session.get(url, headers=bearer) as reply:
+                    assert await reply.read() == b"0123456789"
+                async with session.get(url, headers={**bearer, "Range": "bytes=2-4"}) as reply:
+                    assert (reply.status, await reply.read()) == (206, b"234")
+                async with session.get(url.replace("/7", "/8"), headers=bearer) as reply:
+                    assert reply.status == 404
+            await master.direct(Action.LEAVE)
+            await ended()
+
+    run(story())
+
+
+def _lives(pid: int) -> bool:
+    from runtime.platform.debris import start_time
+
+    return start_time(pid) is not None

@@ -1,0 +1,80 @@
+"""What only a directory can do wrong."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from runtime.store import DirectoryStore, NoSuchKey, StoreError, require_space
+
+
+def test_a_half_written_object_is_never_seen(tmp_path: Path) -> None:
+    """A reader lists and reads all the time while a writer replaces a large object."""
+    store = DirectoryStore(tmp_path)
+    versions = [bytes([n]) * (1 << 20) for n in range(20)]
+    store.put("big", versions[0])
+    done = threading.Event()
+
+    def write() -> None:
+        for version in versions:
+            store.put("big", version)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        assert store.get("big") in versions
+        assert [entry.key for entry in store.list("")] == ["big"]
+    writer.join()
+
+
+def test_a_writer_that_is_killed_leaves_no_object(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys; from runtime.store import DirectoryStore\n"
+        "os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "DirectoryStore(sys.argv[1]).put('key', b'x' * 100000)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, timeout=60)
+    assert ended.returncode == -9
+    store = DirectoryStore(tmp_path)
+    assert list(store.list("")) == []
+    assert [name for name in os.listdir(tmp_path) if name.startswith("~")]
+    with pytest.raises(NoSuchKey):
+        store.get("key")
+
+
+def test_a_full_disk_is_told_with_path_and_mend_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = DirectoryStore(tmp_path)
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StoreError, match=r"a/key: cannot write: No space left.*another --store"):
+        store.put("a/key", b"data")
+    assert os.listdir(tmp_path / "a") == []
+
+
+def test_an_object_below_an_object_is_refused(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    store.put("a", b"1")
+    with pytest.raises(StoreError, match="a/b"):
+        store.put("a/b", b"2")
+
+
+def test_a_store_where_a_file_is_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="file"):
+        DirectoryStore(tmp_path / "file")
+
+
+def test_too_little_space_is_known_beforehand(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    require_space(store, 1, "the corpus")
+    with pytest.raises(StoreError, match="the corpus needs"):
+        require_space(store, 1 << 60, "the corpus")
