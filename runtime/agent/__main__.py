@@ -1,6 +1,7 @@
 """`python -m runtime.agent`: one node of a job. Exit codes: 0 left as told, 2 bad input, 75 no master any more."""
 
 import asyncio
+import logging
 import os
 import random
 import signal
@@ -30,6 +31,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
             on_persisted=on_persisted,
         )
 
+    logging.basicConfig(level=logging.WARNING, format=f"agent {settings.node}: %(message)s")
     agent = Agent(settings, make_keeper, lambda: find_master(store, settings.job), random.Random())
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):

@@ -8,6 +8,7 @@ import asyncio
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -38,6 +39,8 @@ TRY_AGAIN = 75
 _UNKNOWN_YET_S = 0.5
 _LAST_TELEMETRY_S = 1.0
 _THREADS = 64
+
+T = TypeVar("T")
 
 
 class Leave(Exception):  # noqa: N818 (a name that reads well in `raise`)
@@ -155,22 +158,31 @@ class Agent:
         while True:
             for line in await self._workers.ready(self._settings.plain):
                 self._say(line)
-            seat = await self._seat()
-            await self._workers.gone()
-            for local_rank in range(self._settings.slots):
-                self._keeper.worker_died(local_rank)
+            burial = asyncio.create_task(self._bury())
+            try:
+                seat = await self._seat()
+                await burial
+            finally:
+                burial.cancel()
             end = await self._one_round(seat)
             self._link.end()
-            self._workers.signal(9)
+            self._workers.signal(signal.SIGKILL)
             if end is not None:
                 await self._fault(seat, end)
+
+    async def _bury(self) -> None:
+        """Until the round's workers are dead; then what they were writing is forgotten."""
+        await self._workers.gone()
+        if self._round:
+            for local_rank in range(self._settings.slots):
+                self._keeper.worker_died(local_rank)
 
     async def _seat(self) -> Seat:
         """Join until a seat is given."""
         settings = self._settings
         while True:
             port = free_port(self._chance)
-            holdings = self._keeper.holdings(self._address)
+            holdings = await self._in_thread(self._keeper.holdings, self._address)
             join = Join(
                 settings.node, settings.role, settings.host, settings.slots, self._address, port, holdings, self._round
             )
@@ -300,7 +312,10 @@ class Agent:
     async def _tell_persisted(self, holding: Holding) -> None:
         manifest = await self._outbox.persisted(holding)
         if manifest:
-            await self._loop.run_in_executor(self._threads, self._keeper.committed, holding, manifest)
+            await self._in_thread(self._keeper.committed, holding, manifest)
+
+    def _in_thread(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        return self._loop.run_in_executor(self._threads, call, *arguments)
 
     def _post(self, story: Coroutine[Any, Any, None]) -> None:
         """Tell the master in the background; what it raises ends the agent."""

@@ -10,8 +10,8 @@ from runtime.job.messages import Holding, Seat
 class Keeper(Protocol):
     """Slots in shared memory, their digests, the copy to the store and the state that a round starts from.
 
-    Methods that may block are called in a thread: announce, acquire, fetched, flush, committed. What cannot be done
-    raises RuntimeError or OSError with a line for the worker.
+    Methods that may block are called in a thread: announce, acquire, fetched, flush, holdings, committed. What cannot
+    be done raises RuntimeError or OSError with a line for the worker.
     """
 
     def new_round(self, seat: Seat) -> None:

@@ -30,10 +30,9 @@ def source_of(command: Sequence[str]) -> str | None:
 def top_level_imports(source: bytes, name: str) -> Iterator[ast.Import | ast.ImportFrom]:
     """The absolute imports that running the module would do first. Raises SyntaxError."""
     for statement in ast.parse(source, name).body:
-        if isinstance(statement, ast.Import) or (
-            isinstance(statement, ast.ImportFrom) and not statement.level and statement.module != "__future__"
-        ):
-            yield statement
+        match statement:
+            case ast.Import() | ast.ImportFrom(level=0):
+                yield statement
 
 
 def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
@@ -53,6 +52,8 @@ def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
 
 def _attempt(statement: str, place: str) -> str | None:
     """Run one import statement: `from x import y` also resolves names that a package imports lazily."""
+    if statement.startswith("from __future__ "):
+        return None
     try:
         exec(compile(statement, f"<preload of {place}>", "exec", dont_inherit=True), {"__name__": "preload"})
     except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; reported, and met again in the worker

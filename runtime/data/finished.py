@@ -65,14 +65,23 @@ def draft(store: str, key: str, manifest: str) -> Iterator[Draft]:
     parent.mkdir(parents=True, exist_ok=True)
     _sweep(parent)
     folder = parent / f"{_DRAFT}{Path(key).name}-{os.getpid()}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    lock = os.open(folder, os.O_RDONLY)
+    lock = _make_locked(folder)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield Draft(folder, store, key, manifest)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _make_locked(folder: Path) -> int:
+    """A new folder and its lock. Another writer may take it for a dead one's between the two: then once more."""
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.is_dir() and os.path.samestat(folder.stat(), os.fstat(lock)):
+            return lock
         os.close(lock)
 
 

@@ -42,9 +42,7 @@ class Config:
 
     def check(self) -> None:
         """Raise StepError for a corpus or tokenizer that is not there and numbers that cannot be."""
-        if not self.input:
-            raise StepError("--input is missing: give the folder that steps.corpus made")
-        if not (self.corpus / "corpus.json").is_file():
+        if self.input and not (self.corpus / "corpus.json").is_file():
             raise StepError(f"--input {self.input}: no corpus (no corpus.json); make one with python -m steps.corpus")
         if not self.tokenizer and self.vocab_size < SMALLEST_VOCABULARY:
             raise StepError(f"--vocab-size {self.vocab_size}: at least {SMALLEST_VOCABULARY}, one for each byte")

@@ -30,6 +30,8 @@ PROOF_BYTES = 1 << 20
 
 def run(config: Config) -> Result:
     """Make the dataset, or find that it is there. Raises StepError for a corpus or tokenizer that is none."""
+    if not config.input:
+        raise StepError("--input is missing: give the folder that steps.corpus made")
     corpus = _corpus(config.corpus)
     digest = _digest(config, corpus)
     key = f"datasets/{digest}"
@@ -162,14 +164,15 @@ def _tokenize(
     """Run the planned shards on Spark, one task each; what they wrote, in order, and the seconds that took."""
     from functools import partial
 
-    from steps.preprocess.session import spark
+    from steps.preprocess.session import failures, spark
     from steps.preprocess.shard import write_shards
 
     if not planned:
         return [], 1.0
-    with spark(config.spark_master) as context:
+    documents = corpus["documents"] + corpus["validation_documents"]
+    with spark(config.spark_master) as context, failures(job.folder):
         started = time.monotonic()
-        with _progress(Path(job.folder), corpus["documents"] + corpus["validation_documents"], started):
+        with _progress(Path(job.folder), documents, started):
             written = context.parallelize(planned, len(planned)).mapPartitions(partial(write_shards, job)).collect()
         return written, time.monotonic() - started
 

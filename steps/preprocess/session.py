@@ -4,6 +4,7 @@ Spark's Java process ends when its standard input closes, so it also ends when t
 workers end with it.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -15,12 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps.entry import StepError
+from steps.entry import TRY_AGAIN, StepError
 from steps.preprocess.java import find_java, make_home
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+ATTEMPTS = 3
 _END_S = 10.0
 _LOG4J = """\
 rootLogger.level = error
@@ -54,6 +56,21 @@ def spark(master: str) -> Iterator["SparkContext"]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+@contextmanager
+def failures(place: str) -> Iterator[None]:
+    """Turn the failure of a Spark job into one line. `place` is where its tasks write."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    try:
+        yield
+    except Py4JError as error:
+        told = str(error.java_exception.toString()) if isinstance(error, Py4JJavaError) else str(error)
+        if os.strerror(errno.ENOSPC) in told:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place) from error
+        print(told, file=sys.stderr)
+        raise StepError("Spark's job failed, as told above; run the step again", code=TRY_AGAIN) from error
+
+
 def _environment(scratch: Path) -> None:
     """What Spark's scripts and workers read from the environment, for as long as it takes to start them."""
     root = str(Path(__file__).parents[2])
@@ -77,7 +94,7 @@ def _start(master: str, scratch: Path) -> "SparkContext":
     from pyspark.errors import PySparkRuntimeError
 
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    conf = SparkConf(loadDefaults=False).setMaster(master).setAppName("everstep-preprocess")
+    conf = SparkConf(loadDefaults=False).setMaster(_with_retries(master)).setAppName("everstep-preprocess")
     conf.setAll(
         [
             ("spark.ui.enabled", "false"),
@@ -90,13 +107,18 @@ def _start(master: str, scratch: Path) -> "SparkContext":
             ("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"),
             ("spark.local.dir", str(scratch)),
             ("spark.python.worker.reuse", "true"),
-            ("spark.task.maxFailures", "1"),
         ]
     )
     try:
         return SparkContext(conf=conf)
     except PySparkRuntimeError as error:
-        raise StepError(f"Spark did not start: {str(error).splitlines()[0]}", code=75) from error
+        raise StepError(f"Spark did not start: {str(error).splitlines()[0]}", code=TRY_AGAIN) from error
+
+
+def _with_retries(master: str) -> str:
+    """A local master that tries each task up to ATTEMPTS times: a Python worker may be killed for memory."""
+    threads = master.removeprefix("local").strip("[]") or "1"
+    return f"local[{threads},{ATTEMPTS}]"
 
 
 def _end() -> None:

@@ -105,7 +105,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         checkpointer.save(batch.iteration, state)
-        everstep.report(loss=loss.item(), gradient_norm=norm.item())
+        everstep.report(loss=job.mean(loss.item(), batch.weight), gradient_norm=norm.item())
     checkpointer.finish(state)
 
 

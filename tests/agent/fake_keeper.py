@@ -1,4 +1,4 @@
-"""A keeper for tests of the agent: slots in ordinary files, nothing in the store. Run as a program: an agent with it."""
+"""A keeper for tests: slots in ordinary files, nothing in the store. Run as a program: an agent that has it."""
 
 import asyncio
 import os

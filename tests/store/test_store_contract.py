@@ -2,7 +2,7 @@
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ KINDS: dict[str, Callable[[Path], str]] = {"directory": lambda folder: str(folde
 
 
 @pytest.fixture(params=KINDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    yield open_store(KINDS[request.param](tmp_path))
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return open_store(KINDS[request.param](tmp_path))
 
 
 def test_what_is_put_is_read_whole_and_in_ranges(store: Store) -> None:

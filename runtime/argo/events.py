@@ -1,0 +1,88 @@
+"""The event log of a run: `events.jsonl`, one event a line, the truth from which everything else is folded."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+
+class RunCreated(msgspec.Struct, frozen=True, tag=True):
+    """The run begins."""
+
+    time: float
+    name: str
+    uid: str
+
+
+class PodStarted(msgspec.Struct, frozen=True, tag=True):
+    """A node's process runs."""
+
+    time: float
+    node: str
+    pid: int
+    start_time: int
+    """Of the process, as /proc has it: tells it from a later one with its pid."""
+
+
+class PodEnded(msgspec.Struct, frozen=True, tag=True):
+    """A node's process is over. `exit_code` is None when it vanished without one."""
+
+    time: float
+    node: str
+    exit_code: int | None
+    parameters: dict[str, str] = {}
+    artifacts: dict[str, str] = {}
+    """Where each output artifact lies."""
+    error: str = ""
+    """Why outputs could not be read."""
+    late: bool = False
+    """It was ended because its activeDeadlineSeconds were over."""
+
+
+class ShutdownAsked(msgspec.Struct, frozen=True, tag=True):
+    """Somebody stops the run: `Stop` (the exit handler still runs) or `Terminate`."""
+
+    time: float
+    strategy: str
+
+
+class RunResumed(msgspec.Struct, frozen=True, tag=True):
+    """A stopped or failed run is taken up again: what did not succeed begins anew."""
+
+    time: float
+
+
+Event = RunCreated | PodStarted | PodEnded | ShutdownAsked | RunResumed
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Event).decode
+
+
+class EventLog:
+    """Appends durably. One writer: whoever holds the run's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        whole = b"".join(_whole_lines(path))
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.ftruncate(self._file, len(whole))
+        os.lseek(self._file, 0, os.SEEK_END)
+
+    def append(self, event: Event) -> None:
+        """Write one event and make it durable."""
+        os.write(self._file, _encode(event) + b"\n")
+        os.fdatasync(self._file)
+
+    def close(self) -> None:
+        """No more events."""
+        os.close(self._file)
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The events so far; a torn last line (its writer was killed) does not count."""
+    return map(_decode, _whole_lines(path))
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [line for line in lines if line.endswith(b"\n")]

@@ -1,0 +1,80 @@
+"""The real thing: master, platform, agents, keepers and two torch workers that all-reduce over gloo."""
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.job.spec import JobSpec, RoleSpec
+from runtime.master import run
+from runtime.platform import debris
+from runtime.platform.process import ProcessPlatform, end_nodes
+from runtime.store import open_store
+
+SCRIPT = """
+import os, signal, sys
+import torch
+import torch.distributed as dist
+from runtime.agent.link import *
+
+link = Link.from_environment()
+fetched = link.ask(Fetch(), Fetched)
+segment = link.ask(Announce(4096), Segment)
+dist.init_process_group("gloo")
+rank, first = dist.get_rank(), fetched.iteration if fetched.path else 0
+total = None
+if first:
+    with open(fetched.path, "rb") as file:
+        file.seek(fetched.offset)
+        total = int(file.read(fetched.size))
+for iteration in range(first + 1, 9):
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    total = (total or 0) + int(one)
+    slot = link.ask(Acquire(iteration), Slot)
+    with open(segment.path, "r+b") as file:
+        file.seek(slot.offset)
+        size = file.write(b"%d" % total)
+    link.ask(Staged(slot.slot, iteration, size, False), Done)
+    link.tell(Report(iteration, {"loss": 1.0}))
+    if iteration == 4 and os.environ["EVERSTEP_ROUND"] == "1" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+link.ask(Flush(8), Done)
+dist.barrier()
+open(sys.argv[1] + f"/total-{rank}", "w").write(str(total))
+"""
+
+
+def test_two_nodes_all_reduce_lose_a_worker_and_end_with_the_same_sum(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    job = f"test-{uuid.uuid4().hex[:8]}"
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+
+    async def story() -> Any:
+        platform = ProcessPlatform(tmp_path, job)
+        arguments = ["--persist-interval=100", "--", str(script), str(tmp_path)]
+        async with asyncio.timeout(200):
+            return await run(
+                JobSpec(job, {"worker": RoleSpec(2, 1)}),
+                open_store(str(tmp_path / "store")),
+                platform,
+                token="secret",
+                agent_arguments=arguments,
+                agent_environment={"OMP_NUM_THREADS": "1"},
+                stop=asyncio.Event(),
+            )
+
+    try:
+        outcome = asyncio.run(story())
+        logs = "".join(path.read_text() for path in sorted((tmp_path / "logs").iterdir()))
+        assert outcome.state == "succeeded", logs
+        assert [(tmp_path / f"total-{rank}").read_text() for rank in (0, 1)] == ["16", "16"], logs
+        assert "ended with exit code -9 at iteration 4" in logs
+        assert "round 2: ranks" in logs
+    finally:
+        assert end_nodes(tmp_path) == []
+    prefix = debris.memory_prefix(job, "").removesuffix("-")
+    assert not [path.name for path in debris.SHARED_MEMORY.iterdir() if prefix in path.name]

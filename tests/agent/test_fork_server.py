@@ -1,0 +1,182 @@
+"""The fork server: a worker is what `python script.py` would be, and one thread is a condition."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from runtime.agent.environment import ERROR_FILE_VARIABLE
+from runtime.agent.workers import WorkerEnd, Workers
+
+DEADLINE_S = 60
+
+
+class Ran(NamedTuple):
+    """What one worker did."""
+
+    end: WorkerEnd
+    output: str
+    said: tuple[str, ...]
+
+
+def run_worker(
+    folder: Path,
+    command: Sequence[str],
+    *,
+    plain: bool = False,
+    preload: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Ran:
+    """Start one worker through a fork server and wait for its end."""
+    log = os.open(folder / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
+
+    async def story() -> tuple[WorkerEnd, tuple[str, ...]]:
+        ends: asyncio.Queue[WorkerEnd] = asyncio.Queue()
+        workers = Workers(command, preload, log, ends.put_nowait)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                said = await workers.ready(plain)
+                told = {"RANK": "0", ERROR_FILE_VARIABLE: str(folder / "error.json"), **(environment or {})}
+                workers.start(1, [told])
+                return await ends.get(), said
+        finally:
+            await workers.close()
+
+    end, said = asyncio.run(story())
+    os.close(log)
+    return Ran(end, (folder / "log").read_text(), said)
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    """A script."""
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["forked", "by exec"])
+def test_a_script_is_main_with_its_arguments_and_its_folder_first_in_the_path(tmp_path: Path, plain: bool) -> None:
+    write(tmp_path, "beside.py", "VALUE = 7")
+    script = write(
+        tmp_path,
+        "train.py",
+        "import beside, os, sys\n"
+        "class Thing: pass\n"
+        "print(__name__, __file__ == sys.argv[0], sys.argv[1:], beside.VALUE, os.environ['RANK'])\n"
+        "print(sys.modules['__main__'].Thing is Thing, os.getsid(0) == os.getpid())\n",
+    )
+    ran = run_worker(tmp_path, [script, "--x", "1"], plain=plain)
+    assert ran.end.exit_code == 0
+    assert ran.output == "[0] __main__ True ['--x', '1'] 7 0\n[0] True True\n"
+
+
+def test_a_module_is_run_as_with_python_m(tmp_path: Path) -> None:
+    ran = run_worker(tmp_path, ["-m", "json.tool", "/proc/self/stat"])
+    assert ran.end.exit_code == 1
+    assert "Extra data" in ran.output
+    assert ran.end.error == ran.output.replace("[0] ", "").strip()
+
+
+def test_an_exception_shows_the_scripts_frames_only_and_ends_with_1(tmp_path: Path) -> None:
+    script = write(tmp_path, "train.py", "def f():\n    return 1 / 0\nf()\n")
+    ran = run_worker(tmp_path, [script])
+    assert ran.end.exit_code == 1
+    assert ran.end.error.count("File ") == 2
+    assert ran.end.error.endswith("ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("raise SystemExit", 0), ("raise SystemExit(7)", 7), ("raise SystemExit('words')", 1), ("os.abort()", -6)],
+)
+def test_exit_codes_are_pythons(tmp_path: Path, ending: str, code: int) -> None:
+    ran = run_worker(tmp_path, [write(tmp_path, "train.py", f"import os\n{ending}\n")])
+    assert ran.end.exit_code == code
+
+
+def test_a_script_with_a_syntax_error_says_where(tmp_path: Path) -> None:
+    ran = run_worker(tmp_path, [write(tmp_path, "train.py", "x = = 1\n")])
+    assert ran.end.exit_code == 1
+    assert "SyntaxError" in ran.end.error
+    assert "train.py" in ran.end.error
+
+
+def test_exit_handlers_and_threads_are_waited_for(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "train.py",
+        "import atexit, threading\n"
+        "go = threading.Event()\n"
+        "atexit.register(print, 'handler')\n"
+        "threading.Thread(target=lambda: (go.wait(), print('thread'))).start()\n"
+        "print('main', end='')\n"
+        "go.set()\n",
+    )
+    ran = run_worker(tmp_path, [script])
+    assert ran.output.replace("[0] ", "") == "mainthread\nhandler\n"
+
+
+def test_what_the_script_imports_is_there_before_it_runs_and_what_fails_only_warns(tmp_path: Path) -> None:
+    write(tmp_path, "costly.py", "import os\nPID = os.getpid()")
+    script = write(
+        tmp_path,
+        "train.py",
+        "import os\nimport costly\ntry:\n    import not_there\nexcept ImportError:\n    pass\n"
+        "print(costly.PID != os.getpid())\n",
+    )
+    ran = run_worker(tmp_path, [script], preload=["also_not_there"])
+    assert ran.output == "[0] True\n"
+    assert any("also_not_there" in line for line in ran.said)
+
+
+def test_threads_left_by_an_import_lead_to_exec_and_one_line_says_so(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "threads.py",
+        "import os, threading\nPID = os.getpid()\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
+    )
+    script = write(tmp_path, "train.py", "import os\nimport threads\nprint(threads.PID == os.getpid())\n")
+    ran = run_worker(tmp_path, [script])
+    assert ran.output == "[0] True\n"
+    assert [line for line in ran.said if "preloading left 2 threads" in line]
+
+
+def test_an_import_that_ends_the_fork_server_leads_to_exec(tmp_path: Path) -> None:
+    write(tmp_path, "deadly.py", "import os\nif 'RANK' not in os.environ: os._exit(9)")
+    ran = run_worker(tmp_path, [write(tmp_path, "train.py", "import deadly\nprint('runs')\n")])
+    assert (ran.end.exit_code, ran.output) == (0, "[0] runs\n")
+    assert "by exec" in ran.said[0]
+
+
+def test_a_dead_workers_process_group_dies_with_it(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "train.py",
+        "import subprocess, os\nprint(subprocess.Popen(['sleep', '1000']).pid, flush=True)\nos.kill(os.getpid(), 9)\n",
+    )
+    ran = run_worker(tmp_path, [script])
+    assert ran.end.exit_code == -9
+    status = Path(f"/proc/{ran.output.removeprefix('[0] ').strip()}/stat")
+    with contextlib.suppress(FileNotFoundError):
+        assert status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_numpys_random_state_differs_between_workers_and_threads_are_as_told(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = write(
+        tmp_path, "train.py", "import numpy as np\nimport torch\nprint(np.random.rand(), torch.get_num_threads())\n"
+    )
+    seen = [run_worker(tmp_path, [script], environment={"OMP_NUM_THREADS": "2"}) for _ in range(1)]
+    value, threads = seen[0].output.removeprefix("[0] ").split()
+    assert threads == "2"
+    assert 0 <= float(value) < 1
+    assert not [line for line in seen[0].said if "exec" in line], "torch and numpy must leave one thread"
+
+
+def test_python_is_the_same_one(tmp_path: Path) -> None:
+    ran = run_worker(tmp_path, [write(tmp_path, "t.py", "import sys\nprint(sys.executable)\n")], plain=True)
+    assert ran.output == f"[0] {sys.executable}\n"

@@ -1,0 +1,388 @@
+"""The keeper: tiers of restore, what is persisted, what is left behind."""
+
+import http.server
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.agent.link import LinkError
+from runtime.checkpoint.checkpointer import Checkpointer
+from runtime.checkpoint.errors import KeeperError, SegmentError
+from runtime.job.messages import Holding, Restore
+from runtime.store import DirectoryStore, StoreError
+
+PATIENCE_S = 30.0
+
+
+def wait_until(found: Callable[[], Any]) -> None:
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.002)):
+        if found():
+            return
+        pause.wait(0.002)
+    raise TimeoutError("what the test waits for did not happen")
+
+
+def trained(node: Any, state: dict[str, Any], iterations: int, round_: int = 1) -> Checkpointer:
+    """A worker that stages so many iterations of one state."""
+    checkpointer = Checkpointer(state, link=node.link(round_))
+    for iteration in range(1, iterations + 1):
+        state["position"] = iteration
+        checkpointer.save(iteration, state)
+    return checkpointer
+
+
+@pytest.fixture
+def peer(make_node: Any) -> Iterator[Any]:
+    """Another node, and an address that serves its memory as an agent does."""
+    node = make_node("worker-1-0")
+
+    class Serve(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.headers["Authorization"] != "Bearer secret":
+                return self.send_error(401)
+            index, round_, iteration = map(int, self.path.split("/")[-3:])
+            try:
+                with node.keeper.open_shard(index, round_, iteration) as data:
+                    self.send_response(200)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+            except KeyError:
+                self.send_error(404)
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Serve)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    node.address = f"127.0.0.1:{server.server_port}"
+    yield node
+    server.shutdown()
+    server.server_close()
+
+
+def test_after_a_workers_death_the_state_comes_from_own_memory(node: Any, make_state: Any, same: Any) -> None:
+    node.begin(1)
+    saved = make_state(2)
+    trained(node, saved, 7)
+    node.keeper.worker_died(0)
+    node.begin(2, node.newest())
+    live = make_state(0)
+    assert Checkpointer(live, link=node.link(2)).load(live) == 7
+    assert same(live, saved)
+    wait_until(lambda: node.reports)
+    assert node.reports[0].values["source"] == "memory"
+
+
+def test_a_new_node_reads_a_peers_memory(peer: Any, make_node: Any, make_state: Any, same: Any) -> None:
+    peer.begin(1)
+    saved = make_state(2)
+    trained(peer, saved, 3)
+    fresh = make_node("worker-0-1")
+    fresh.begin(2, Restore(1, 3, peer.keeper.holdings(peer.address)[:1], ""))
+    live = make_state(0)
+    assert Checkpointer(live, link=fresh.link(2)).load(live) == 3
+    assert same(live, saved)
+    assert fresh.keeper.fetched(0).source == "peer worker-1-0"
+
+
+def test_a_round_that_starts_from_nothing_says_so(node: Any, make_state: Any) -> None:
+    node.begin(1)
+    assert Checkpointer(make_state(0), link=node.link()).load(make_state(0)) == 0
+
+
+def test_every_local_rank_reads_the_state_that_the_first_staged(node: Any, make_state: Any, same: Any) -> None:
+    node.begin(1)
+    saved = make_state(2)
+    trained(node, saved, 2)
+    node.begin(2, node.newest())
+    live = make_state(0)
+    second = Checkpointer(live, link=node.link(2, local_rank=1), local_rank=1)
+    assert second.load(live) == 2
+    assert same(live, saved)
+    second.save(3, live)
+    second.beacon(3, "forward")
+    assert node.keeper.beacon(1) == (3, "forward")
+    assert max(held.iteration for held in node.keeper.holdings("")) == 2
+
+
+def flip(path: str, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 4]))
+
+
+def test_a_bit_flipped_in_own_memory_falls_to_the_peer_and_then_to_the_store(
+    peer: Any, make_node: Any, make_state: Any, same: Any, store: DirectoryStore, caplog: Any
+) -> None:
+    node = make_node()
+    saved = make_state(2)
+    for one in (node, peer):
+        one.begin(1)
+        checkpointer = trained(one, saved, 4)
+    assert checkpointer.flush(4) == "jobs/job/checkpoints/000001-000000004/manifest.json"
+    sources = (
+        *(held for held in node.keeper.holdings("127.0.0.1:1") if held.iteration == 4),
+        *(held for held in peer.keeper.holdings(peer.address) if held.iteration == 4),
+        peer.persisted[0],
+    )
+    for round_, source in ((2, "peer worker-1-0"), (3, f"store {sources[2].key}")):
+        place = node.keeper.fetched(0) if round_ == 3 else None
+        own = node.keeper.announce(0, checkpointer_capacity(node))
+        if place is None:
+            with node.keeper.open_shard(0, 1, 4) as data:
+                offset = find(own.path, bytes(data))
+        else:
+            offset = place.offset
+            with peer.keeper.open_shard(0, 1, 4) as data:
+                flip(
+                    peer.keeper.announce(0, len(data)).path,
+                    find(peer.keeper.announce(0, len(data)).path, bytes(data)) + 9000,
+                )
+        flip(own.path, offset + 9000)
+        node.begin(round_, Restore(1, 4, sources, ""))
+        live = make_state(0)
+        assert Checkpointer(live, link=node.link(round_)).load(live) == 4
+        assert node.keeper.fetched(0).source == source
+        assert same(live, saved)
+    assert "own memory: its digest is not what it was" in caplog.text
+    assert "peer worker-1-0: its digest is" in caplog.text
+
+
+def checkpointer_capacity(node: Any) -> int:
+    return node.keeper.holdings("")[0].size
+
+
+def find(path: str, data: bytes) -> int:
+    return Path(path).read_bytes().index(data)
+
+
+def test_when_no_source_is_right_each_is_named(make_node: Any, store: DirectoryStore, make_state: Any) -> None:
+    store.put("short", b"x" * 10)
+    sources = tuple(
+        Holding(1, 5, size=20, digest="0" * 32, **place)
+        for place in ({"key": "missing"}, {"key": "short"}, {"node": "worker-9-0", "address": "127.0.0.1:9"})
+    )
+    node = make_node()
+    node.begin(2, Restore(1, 5, sources, ""))
+    state = make_state(0)
+    with pytest.raises(LinkError, match=r"missing: no such object; store short: .*; peer worker-9-0: .*refused"):
+        Checkpointer(state, link=node.link(2)).load(state)
+
+
+def test_a_torn_stage_is_never_offered(node: Any, make_state: Any) -> None:
+    node.begin(1)
+    checkpointer = trained(node, make_state(1), 3)
+    slot = node.keeper.acquire(0, 4)
+    node.keeper.worker_died(0)
+    assert {held.iteration for held in node.keeper.holdings("")} == {2, 3}
+    with pytest.raises(KeyError), node.keeper.open_shard(0, 1, 4):
+        pass
+    assert node.keeper.acquire(0, 4).slot == slot.slot
+    assert checkpointer.stall_s > 0
+
+
+def test_a_stage_of_a_dead_worker_cannot_be_committed(node: Any, make_state: Any) -> None:
+    node.begin(1)
+    checkpointer = trained(node, make_state(1), 1)
+    node.keeper.acquire(0, 2)
+    node.keeper.worker_died(0)
+    from runtime.agent.link import Staged
+
+    with pytest.raises(KeeperError, match="not what worker 0 was given"):
+        node.keeper.staged(0, Staged(0, 2, 10, False))
+    assert checkpointer.stall_s > 0
+
+
+def test_the_interval_decides_what_is_persisted(make_node: Any, make_state: Any, store: DirectoryStore) -> None:
+    node = make_node(interval=2)
+    node.begin(1)
+    state = make_state(1)
+    checkpointer = Checkpointer(state, link=node.link())
+    for iteration in range(1, 6):
+        checkpointer.save(iteration, state)
+        wait_until(lambda done=iteration // 2: len(node.persisted) == done)
+    keys = [f"jobs/job/checkpoints/000001-{n:09d}/rank-00000.safetensors" for n in (2, 4)]
+    assert [entry.key for entry in store.list("jobs/")] == keys
+
+
+def test_a_node_that_does_not_persist_puts_nothing_and_waits_for_nothing(
+    make_node: Any, make_state: Any, store: DirectoryStore
+) -> None:
+    node = make_node(interval=1)
+    node.begin(1, persists=False)
+    state = make_state(1)
+    checkpointer = trained(node, state, 3)
+    assert checkpointer.flush(3) == ""
+    assert list(store.list("")) == []
+
+
+def test_the_newest_state_of_a_dead_worker_is_persisted_unasked(node: Any, make_state: Any) -> None:
+    node.begin(1)
+    trained(node, make_state(1), 3)
+    node.keeper.worker_died(0)
+    wait_until(lambda: [held.iteration for held in node.persisted] == [3])
+
+
+class GatedStore(DirectoryStore):
+    """Takes an object when it is told to."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.asked, self.gate = threading.Semaphore(0), threading.Semaphore(0)
+
+    def put(self, key: str, source: Any) -> None:
+        self.asked.release()
+        assert self.gate.acquire(timeout=PATIENCE_S)
+        super().put(key, source)
+
+
+def test_while_the_store_is_slow_training_goes_on_and_the_newest_wins(
+    make_node: Any, make_state: Any, tmp_path: Path, caplog: Any
+) -> None:
+    store = GatedStore(tmp_path / "slow")
+    node = make_node(interval=1, store=store)
+    node.begin(1)
+    state = make_state(1)
+    checkpointer = trained(node, state, 1)
+    assert store.asked.acquire(timeout=PATIENCE_S)
+    for iteration in range(2, 8):
+        checkpointer.save(iteration, state)
+    assert node.keeper.skipped == 5
+    store.gate.release(2)
+    wait_until(lambda: len(node.persisted) == 2)
+    assert [held.iteration for held in node.persisted] == [1, 7]
+    assert "iteration 6 is not persisted" in caplog.text
+
+
+def test_what_is_asked_for_is_persisted_though_others_are_skipped(
+    make_node: Any, make_state: Any, tmp_path: Path
+) -> None:
+    store = GatedStore(tmp_path / "slow")
+    node = make_node(interval=1, store=store)
+    node.begin(1)
+    state = make_state(1)
+    checkpointer = trained(node, state, 1)
+    assert store.asked.acquire(timeout=PATIENCE_S)
+    checkpointer.save(2, state, persist=True)
+    checkpointer.save(3, state)
+    store.gate.release(9)
+    checkpointer.save(4, state)
+    wait_until(lambda: {1, 2, 4} <= {held.iteration for held in node.persisted})
+
+
+def test_a_waiting_stage_ends_with_the_worker_that_waits(make_node: Any, make_state: Any, tmp_path: Path) -> None:
+    store = GatedStore(tmp_path / "slow")
+    node = make_node(slots=2, store=store)
+    node.begin(1)
+    state = make_state(1)
+    checkpointer = trained(node, state, 1)
+    checkpointer.save(2, state, persist=True)
+    checkpointer.save(3, state)
+    failed = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(KeeperError, match="died"):
+            node.keeper.acquire(0, 4)
+        failed.set()
+
+    assert node.keeper.try_acquire(0, 4) is None
+    threading.Thread(target=wait, daemon=True).start()
+    wait_until(lambda: node.keeper.worker_died(0) or failed.is_set())
+    store.gate.release(9)
+
+
+def test_flush_tells_why_the_store_refused(make_node: Any, make_state: Any, tmp_path: Path) -> None:
+    class FullStore(DirectoryStore):
+        def put(self, key: str, source: Any) -> None:
+            raise StoreError(f"{key}: cannot write: No space left on device")
+
+    node = make_node(store=FullStore(tmp_path / "full"))
+    node.begin(1)
+    checkpointer = trained(node, make_state(1), 2)
+    with pytest.raises(LinkError, match="iteration 2 cannot be persisted: .*No space left"):
+        checkpointer.flush(2)
+    with pytest.raises(LinkError, match="iteration 9 is not staged"):
+        checkpointer.flush(9)
+
+
+def test_flush_ends_with_its_round(make_node: Any, make_state: Any) -> None:
+    node = make_node()
+    node.commits = False
+    node.begin(1)
+    checkpointer = trained(node, make_state(1), 2)
+    told: list[str] = []
+
+    def flush() -> None:
+        with pytest.raises(LinkError, match="ended before iteration 2") as error:
+            checkpointer.flush(2)
+        told.append(str(error.value))
+
+    thread = threading.Thread(target=flush)
+    thread.start()
+    wait_until(lambda: node.persisted)
+    node.begin(2, node.newest())
+    thread.join(PATIENCE_S)
+    assert told
+
+
+def test_a_finished_job_that_is_restarted_commits_its_last_state_in_the_new_round(node: Any, make_state: Any) -> None:
+    node.begin(1)
+    trained(node, make_state(2), 7)
+    node.begin(2, node.newest())
+    live = make_state(0)
+    checkpointer = Checkpointer(live, link=node.link(2))
+    checkpointer.load(live)
+    assert checkpointer.finish(live) == "jobs/job/checkpoints/000002-000000007/manifest.json"
+
+
+def test_a_segment_survives_its_worker_and_close_leaves_nothing(node: Any, make_state: Any) -> None:
+    node.begin(1)
+    trained(node, make_state(1), 1)
+    first = os.listdir(node.shm)
+    trained(node, make_state(1), 1)
+    assert os.listdir(node.shm) == first
+    assert first[0].endswith("-worker-0-0-0")
+    node.keeper.close()
+    assert os.listdir(node.shm) == []
+
+
+def test_a_state_of_another_size_gets_its_own_segment_and_the_old_one_stays_until_it_is_not_needed(
+    node: Any, make_state: Any
+) -> None:
+    node.begin(1)
+    trained(node, make_state(1), 3)
+    other = make_state(1) | {"more": __import__("torch").zeros(100000)}
+    checkpointer = Checkpointer(other, link=node.link())
+    assert len(os.listdir(node.shm)) == 2
+    assert {held.iteration for held in node.keeper.holdings("")} == {1, 2, 3}
+    checkpointer.save(4, other)
+    assert len(os.listdir(node.shm)) == 1
+    assert {held.iteration for held in node.keeper.holdings("")} == {4}
+
+
+def test_debris_of_an_earlier_incarnation_is_reclaimed_and_a_neighbours_is_not(make_node: Any, tmp_path: Path) -> None:
+    old = make_node()
+    old.keeper.announce(0, 100)
+    shm, name = old.shm, os.listdir(old.shm)[0]
+    (shm / (name + "0-7")).write_bytes(b"worker-0-0-00-7 is another node")
+    from runtime.checkpoint.keeper import Keeper
+
+    again = Keeper(
+        job="job", node=old.name, store=old.store, token="", persist_interval=1, directory=shm, on_persisted=print
+    )
+    assert os.listdir(shm) == [name + "0-7"]
+    again.close()
+
+
+def test_too_little_shared_memory_is_told_with_the_arithmetic(node: Any) -> None:
+    with pytest.raises(SegmentError, match=r"3 slots of .* MB need .* MB, .* MB are free .*; enlarge"):
+        node.keeper.announce(0, 1 << 50)
+    assert os.listdir(node.shm) == []

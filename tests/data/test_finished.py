@@ -1,0 +1,55 @@
+"""Finished data appears whole or not at all."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime.data import finished
+
+
+def test_a_committed_draft_is_found_with_its_files(tmp_path: Path) -> None:
+    store = str(tmp_path)
+    with finished.draft(store, "corpora/abc", "corpus.json") as draft:
+        (draft.folder / "text").write_text("x")
+        assert finished.find(store, "corpora/abc", "corpus.json") is None
+        draft.commit({"documents": 1})
+    assert finished.find(store, "corpora/abc", "corpus.json") == {"documents": 1}
+    assert (tmp_path / "corpora/abc/text").read_text() == "x"
+    assert [path.name for path in (tmp_path / "corpora").iterdir()] == ["abc"]
+
+
+def fail_while_writing(store: Path) -> None:
+    with finished.draft(str(store), "corpora/abc", "corpus.json") as draft:
+        (draft.folder / "text").write_text("x")
+        raise RuntimeError("full")
+
+
+def test_a_draft_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="full"):
+        fail_while_writing(tmp_path)
+    assert not list((tmp_path / "corpora").iterdir())
+
+
+def test_the_draft_of_a_dead_writer_is_removed_and_that_of_a_living_one_kept(tmp_path: Path) -> None:
+    (tmp_path / "corpora/~draft-dead-1").mkdir(parents=True)
+    living = tmp_path / "corpora/~draft-living-2"
+    living.mkdir()
+    lock = os.open(living, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with finished.draft(str(tmp_path), "corpora/abc", "corpus.json"):
+        pass
+    os.close(lock)
+    assert [path.name for path in (tmp_path / "corpora").iterdir()] == [living.name]
+
+
+def test_a_folder_without_its_manifest_is_finished_by_the_next_writer(tmp_path: Path) -> None:
+    store = str(tmp_path)
+    for wanted in (None, {"documents": 1}):
+        with finished.draft(store, "corpora/abc", "corpus.json") as draft:
+            (draft.folder / "text").write_text("x")
+            draft.commit({"documents": 1})
+        if wanted is None:
+            (tmp_path / "corpora/abc/corpus.json").unlink()
+    assert finished.find(store, "corpora/abc", "corpus.json") == wanted

@@ -1,0 +1,166 @@
+"""Nodes as processes of this machine: made once, found again, ended with everything."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.platform import Gone, NodeRequest, debris
+from runtime.platform.process import ProcessPlatform, end_nodes
+from runtime.platform.registry import Registered, Registry
+
+DEADLINE_S = 30
+SLEEPS = "import threading; threading.Event().wait()"
+WITH_A_CHILD = f"import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True); {SLEEPS}"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[str]:
+    """A job's name; its nodes are ended."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    yield name
+    end_nodes(tmp_path)
+    debris.clean(name, "worker-0-0")
+
+
+def platform(folder: Path, job: str, code: str = SLEEPS) -> ProcessPlatform:
+    """A platform whose nodes run this code."""
+    return ProcessPlatform(folder, job, (sys.executable, "-c", code))
+
+
+def request(name: str = "worker-0-0") -> NodeRequest:
+    """A node."""
+    return NodeRequest(name, "worker", "local-0", {"COLOUR": "green"}, ["--flag"])
+
+
+async def next_gone(made: ProcessPlatform) -> Gone:
+    """The next one."""
+    async with asyncio.timeout(DEADLINE_S):
+        return await anext(made.gone())
+
+
+def test_create_twice_makes_one_node(tmp_path: Path, job: str) -> None:
+    async def story() -> None:
+        made = platform(tmp_path, job)
+        first, second = await made.create(request()), await made.create(request())
+        assert first == second
+        assert await made.observe() == [first]
+        assert len(list(debris.processes_of(job, "worker-0-0"))) == 1
+
+    asyncio.run(story())
+
+
+def test_a_node_gets_its_environment_and_its_log(tmp_path: Path, job: str) -> None:
+    code = "import os, sys; print(os.environ['COLOUR'], os.environ['EVERSTEP_RUN_DIR'], sys.argv[1:], os.read(0, 1))"
+
+    async def story() -> None:
+        made = platform(tmp_path, job, code)
+        await made.create(request())
+        assert (await next_gone(made)).exit_code == 0
+        assert (tmp_path / "logs/worker-0-0.log").read_text() == f"green {tmp_path} ['--flag'] b''\n"
+        assert await made.observe() == []
+
+    asyncio.run(story())
+
+
+def test_a_second_platform_adopts_the_nodes_and_sees_their_end(tmp_path: Path, job: str) -> None:
+    async def first() -> str:
+        return (await platform(tmp_path, job).create(request())).uid
+
+    async def second(uid: str) -> None:
+        made = platform(tmp_path, job)
+        (found,) = await made.observe()
+        assert found.uid == uid
+        assert await made.create(request()) == found
+        os.kill(int(uid.partition("-")[0]), signal.SIGKILL)
+        assert (await next_gone(made)).uid == uid
+
+    asyncio.run(second(asyncio.run(first())))
+
+
+def test_a_node_that_is_killed_leaves_neither_processes_nor_memory(tmp_path: Path, job: str) -> None:
+    async def story() -> None:
+        made = platform(tmp_path, job, f"print(flush=True); {WITH_A_CHILD}")
+        node = await made.create(request())
+        memory = debris.SHARED_MEMORY / f"{debris.memory_prefix(job, 'worker-0-0')}0"
+        memory.write_bytes(b"x")
+        await until(lambda: len(list(debris.processes_of(job, "worker-0-0"))) == 2)
+        os.kill(int(node.uid.partition("-")[0]), signal.SIGKILL)
+        gone = await next_gone(made)
+        assert (gone.exit_code, "SIGKILL" in gone.reason) == (-9, True)
+        assert list(debris.processes_of(job, "worker-0-0")) == []
+        assert not memory.exists()
+        assert list((tmp_path / "nodes").iterdir()) == []
+
+    asyncio.run(story())
+
+
+async def until(true: object) -> None:
+    """Until it is; fails at the deadline."""
+    assert callable(true)
+    async with asyncio.timeout(DEADLINE_S):
+        while not true():
+            await asyncio.sleep(0)
+
+
+def test_delete_ends_that_incarnation_only_and_may_be_repeated(tmp_path: Path, job: str) -> None:
+    async def story() -> None:
+        made = platform(tmp_path, job, WITH_A_CHILD)
+        node = await made.create(request())
+        await made.delete(node.name, "1-1")
+        assert await made.observe() == [node]
+        await made.delete(node.name, node.uid)
+        await made.delete(node.name, node.uid)
+        assert await made.observe() == []
+        assert list(debris.processes_of(job, "worker-0-0")) == []
+
+    asyncio.run(story())
+
+
+def test_end_nodes_ends_every_job_of_the_run_and_names_them(tmp_path: Path, job: str) -> None:
+    async def story() -> None:
+        for name in ("worker-0-0", "worker-1-0"):
+            await platform(tmp_path, job, WITH_A_CHILD).create(request(name))
+
+    asyncio.run(story())
+    assert end_nodes(tmp_path) == ["worker-0-0", "worker-1-0"]
+    assert end_nodes(tmp_path) == []
+    assert list(debris.processes_of(job, "worker-0-0")) == []
+
+
+def test_a_pid_that_another_process_has_now_is_never_killed(tmp_path: Path, job: str) -> None:
+    other = subprocess.Popen(["sleep", "1000"])
+    try:
+        began = debris.start_time(other.pid)
+        assert began
+        Registry(tmp_path / "nodes").put(Registered("worker-0-0", job, "worker", "", other.pid, began - 1, 0.0))
+        assert asyncio.run(platform(tmp_path, job).observe()) == []
+        assert end_nodes(tmp_path) == []
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_node_whose_maker_dies_before_it_is_registered_ends(tmp_path: Path) -> None:
+    from runtime.platform import process
+
+    waits = subprocess.Popen(
+        ["/bin/sh", "-c", process._GATE, "x", "touch", str(tmp_path / "ran")], stdin=subprocess.PIPE
+    )
+    assert waits.stdin
+    waits.stdin.close()
+    assert waits.wait(timeout=DEADLINE_S) != 0
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".x"])
+def test_a_name_that_is_a_path_is_refused(tmp_path: Path, job: str, name: str) -> None:
+    with pytest.raises(ValueError, match="not a node's name"):
+        asyncio.run(platform(tmp_path, job).create(request(name)))

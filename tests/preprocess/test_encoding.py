@@ -1,0 +1,97 @@
+"""Encoding is what the tokenizer.json says, by whichever library."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from steps.preprocess.encoding import LONGEST_RUN, make_encoder, proven_encoder
+from steps.preprocess.vocabulary import train
+
+TEXTS = ["def walk(self):\n        return self.next()  # don't\n", "The naïve café's 東京 1234 times.\n\n"] * 20
+
+
+def trained(vocab_size: int = 600) -> str:
+    return train(iter(TEXTS), vocab_size, "", True).json.decode()
+
+
+PLAIN = trained()
+KEPT = proven_encoder(PLAIN)
+DIRECT = Tokenizer.from_str(PLAIN)
+
+
+def direct(tokenizer_json: str, text: str) -> list[int]:
+    return Tokenizer.from_str(tokenizer_json).encode(text, add_special_tokens=False).ids
+
+
+@settings(max_examples=300)
+@given(st.text() | st.text("aeddefself .\n\t'srt1", max_size=200))
+def test_tiktoken_gives_what_tokenizers_gives(text: str) -> None:
+    assert KEPT.encode(text).tolist() == DIRECT.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("run", ["a", " ", "\n", "é", "1", " \t", "-"])
+def test_long_runs_without_a_split_point_are_encoded_right(run: str) -> None:
+    text = "x " + run * (200_000 // len(run)) + " y"
+    assert KEPT.encode(text).tolist() == DIRECT.encode(text, add_special_tokens=False).ids
+    short = run * (LONGEST_RUN // len(run))
+    assert KEPT.encode(short).tolist() == DIRECT.encode(short, add_special_tokens=False).ids
+
+
+def test_an_added_token_in_a_text_is_that_token() -> None:
+    text = "before <|endoftext|> after"
+    assert KEPT.encode(text).tolist() == DIRECT.encode(text, add_special_tokens=False).ids
+    assert 0 in KEPT.encode(text)
+
+
+def test_a_trained_vocabulary_is_proven_for_tiktoken() -> None:
+    assert make_encoder(PLAIN, TEXTS).name == "tiktoken"
+
+
+def test_a_split_by_regular_expression_is_proven_too() -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+        [
+            pre_tokenizers.Split(Regex(r"\p{N}{1,3}| ?[^\s\p{N}]+|\s+(?!\S)|\s+"), behavior="isolated"),  # type: ignore[list-item]
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),  # type: ignore[list-item]
+        ]
+    )
+    tokenizer.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=500,  # type: ignore[call-arg]
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # type: ignore[call-arg]
+            show_progress=False,  # type: ignore[call-arg]
+        ),
+    )
+    encoder = make_encoder(tokenizer.to_str(), TEXTS)
+    assert encoder.name == "tiktoken"
+    assert encoder.encode("walk 123456 times").tolist() == direct(tokenizer.to_str(), "walk 123456 times")
+
+
+def test_another_kind_of_tokenizer_is_encoded_by_its_own_library() -> None:
+    value = json.loads(PLAIN)
+    value["normalizer"] = json.loads(normalizers.Lowercase().__getstate__())
+    lower = json.dumps(value)
+    encoder = make_encoder(lower, TEXTS)
+    assert encoder.name == "tokenizers"
+    assert encoder.encode("SELF").tolist() == direct(lower, "self")
+
+
+def test_merges_that_give_another_result_are_not_proven() -> None:
+    value = json.loads(PLAIN)
+    whole = Tokenizer.from_str(PLAIN).get_vocab_size()
+    # A token made by a merge whose parts are never made: only tiktoken, which knows no parts, would use it.
+    value["model"]["vocab"]["walk("] = whole
+    value["model"]["merges"].insert(0, ["wal", "k("])
+    value["model"]["vocab"].setdefault("k(", whole + 1)
+    value["model"]["vocab"].setdefault("wal", whole + 2)
+    encoder = make_encoder(json.dumps(value), ["walk("])
+    assert encoder.encode("walk(").tolist() == direct(json.dumps(value), "walk(")
+
+
+def test_training_twice_gives_the_same_file() -> None:
+    assert trained() == trained()
+    assert isinstance(Tokenizer.from_str(PLAIN).decoder, decoders.ByteLevel)
