@@ -116,7 +116,7 @@ def kills(folder: Path, dataset: str, count: int, seed: int = 0) -> list[Kill]:
     run = TrainStep(
         folder / "runs" / "kills",
         folder / "runs" / "store",
-        flags={"dataset": dataset, "iterations": str(20 * count + 40), "persist-interval": "50", "job": "kills-train"},
+        flags={"dataset": dataset, "iterations": str(20 * count + 40), "persist-interval": "50"},
     )
     run.start()
     moments: list[tuple[float, int]] = []

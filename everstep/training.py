@@ -74,6 +74,8 @@ class Batch(NamedTuple):
     """Samples of the stream that are applied once this batch is."""
     iteration: int
     """From 1."""
+    samples: np.ndarray
+    """Which samples of the stream these are: (n,) int64, empty for a rank without one."""
 
 
 @dataclass
@@ -218,11 +220,11 @@ class Batches:
         context, length = self._session.context, self._length
         share = self._sampler.share(start, context.rank, context.world_size)
         weight = len(share) * context.world_size / self._order.global_batch
-        if not len(share):  # every rank must take part in the all-reduce
-            share = self._sampler.indices(start)[:1]
-        rows = np.stack([self._tokens[i * length : i * length + length + 1] for i in share]).astype(np.int64)
-        tokens = torch.from_numpy(rows)
-        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), weight, self.consumed, self.iteration)
+        # Every rank must take part in the all-reduce: one without a sample reads the first, at weight 0.
+        read = share if len(share) else self._sampler.indices(start)[:1]
+        rows = np.stack([self._tokens[i * length : i * length + length + 1] for i in read]).astype(np.int64)
+        inputs, targets = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
+        return Batch(inputs, targets, weight, self.consumed, self.iteration, share)
 
 
 def _mixed(*numbers: int) -> int:

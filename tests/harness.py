@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,6 +91,10 @@ class Watched:
         """Shared memory of the run's jobs."""
         return [path for job in self.jobs() for path in SHARED_MEMORY.glob(f"{job_mark(job)}*")]
 
+    def folders(self) -> list[Path]:
+        """Private folders of the run's agents."""
+        return [path for job in self.jobs() for path in SHARED_MEMORY.glob(f".{job_mark(job)}*")]
+
     def jobs(self) -> list[str]:
         """Jobs that this run began."""
         return sorted(path.stem for path in (self.folder / "jobs").glob("*.token"))
@@ -133,7 +138,8 @@ class Watched:
 
     def left(self) -> list[str]:
         """Processes and shared memory that are still there."""
-        return [f"{p.pid} {' '.join(p.cmdline()[:6])}" for p in self.processes()] + [str(p) for p in self.segments()]
+        found = [f"{process.pid} {' '.join(process.cmdline()[:6])}" for process in self.processes()]
+        return [*found, *(str(path) for path in [*self.segments(), *self.folders()])]
 
     def kill_all(self) -> None:
         """End whatever is left of a failed test."""
@@ -142,6 +148,8 @@ class Watched:
                 process.kill()
         for path in self.segments():
             path.unlink(missing_ok=True)
+        for path in self.folders():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass
@@ -169,11 +177,12 @@ class TrainStep(Watched):
     def start(self, **more: str) -> subprocess.Popen[bytes]:
         """Start it (again)."""
         self.fault_folder.mkdir(parents=True, exist_ok=True)
+        uid = hashlib.sha256(str(self.folder).encode()).hexdigest()[:16]
         if not (self.folder / "workflow.json").exists():
             store = {"name": "store", "value": str(self.store)}
-            workflow = {"metadata": {"name": "test", "uid": "uid"}, "spec": {"arguments": {"parameters": [store]}}}
+            workflow = {"metadata": {"name": "test", "uid": uid}, "spec": {"arguments": {"parameters": [store]}}}
             (self.folder / "workflow.json").write_text(json.dumps(workflow))
-        flags = {"store": str(self.store), "outputs": str(self.outputs), "run": "test", "job": "uid-train"}
+        flags = {"store": str(self.store), "outputs": str(self.outputs), "run": "test", "job": f"{uid}-train"}
         flags |= self.flags | more
         environment = {**os.environ, "EVERSTEP_RUN_DIR": str(self.folder), "OMP_NUM_THREADS": "1"}
         if self.faults:

@@ -6,9 +6,10 @@ import os
 import random
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 
-from runtime.agent.agent import Agent
+from runtime.agent.agent import TRY_AGAIN, Agent
 from runtime.agent.settings import Settings, settings_of
 from runtime.checkpoint.keeper import Keeper
 from runtime.job.messages import Holding
@@ -41,14 +42,18 @@ async def _run(settings: Settings, persist_interval: int) -> int:
 
 def main() -> None:
     """Run one agent to its end."""
-    code = 1
     try:
         settings, persist_interval = settings_of(sys.argv[1:], os.environ)
-        os.environ["EVERSTEP_NODE"] = settings.node  # By it and EVERSTEP_JOB are the node's processes found.
-        code = asyncio.run(_run(settings, persist_interval))
+        open_store(settings.store)
     except (ValueError, StoreError) as error:
         print(f"agent: {error}", file=sys.stderr)
-        code = BAD_INPUT
+        sys.exit(BAD_INPUT)
+    os.environ["EVERSTEP_NODE"] = settings.node  # By it and EVERSTEP_JOB are the node's processes found.
+    try:
+        code = asyncio.run(_run(settings, persist_interval))
+    except Exception:  # noqa: BLE001 - the outermost edge of the process
+        traceback.print_exc()
+        code = TRY_AGAIN
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # Not sys.exit: a thread may still wait in the keeper for a worker that is dead.

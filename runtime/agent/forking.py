@@ -51,7 +51,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exited(msgspec.Struct, frozen=True, tag=True):
-    """The worker is dead, and its process group with it."""
+    """The worker is dead; the rest of its process group was sent SIGKILL."""
 
     id: int
     exit_code: int

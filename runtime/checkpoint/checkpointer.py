@@ -61,8 +61,10 @@ class Checkpointer:
         place = self._link.ask(Fetch(), Fetched)
         if not place.path:
             return 0
-        data = SegmentFile.open(Path(place.path)).bytes_at(place.offset, place.size)
-        self._saved = restore(data, state, place.digest)
+        path, segment = Path(place.path), self._segment
+        if segment is None or segment.path != path:  # another local rank's, or one of an earlier size
+            segment = SegmentFile.open(path)
+        self._saved = restore(segment.bytes_at(place.offset, place.size), state, place.digest)
         if self._saved != place.iteration:
             raise RestoreError(f"iteration {place.iteration} was promised, the checkpoint says {self._saved}")
         facts = {"kind": "restored", "source": place.source, "seconds": time.perf_counter() - began}

@@ -202,7 +202,7 @@ class Keeper:
                 raise KeyError((index, round, iteration))
             found[0].table.pin(found[1])
         try:
-            yield found[0].data(found[1])
+            yield found[0].data(found[1]).toreadonly()
         finally:
             self._unpin(*found)
 

@@ -109,7 +109,10 @@ def _formed(state: State, spec: JobSpec, waiting: dict[str, list[NodeState]], re
 
 
 def _grow(now: float, state: State, spec: JobSpec) -> Verdict:
-    """Break up a running round when waiting nodes would make it larger and the cool-down is over."""
+    """Break up a running round when waiting nodes would make it larger and the cool-down is over.
+
+    The cool-down is against nodes that flap; what somebody asked for since the last change is done at once.
+    """
     members = member_names(state.round)
     running = f"round {state.round.number if state.round else 0} runs with {len(members)} nodes"
     if state.finished:
@@ -122,7 +125,7 @@ def _grow(now: float, state: State, spec: JobSpec) -> Verdict:
             continue
         deadline = max(state.changed_at, state.claimed_at) + spec.patience.cooldown_s
         more = f"{role} nodes {inside} -> {inside + min(room, len(waiting))}"
-        if now >= deadline:
+        if now >= deadline or state.asked_at > state.changed_at:
             return Verdict(Step.BREAK, f"growing: {more}")
         return Verdict(Step.WAIT, f"{running}; {more} after the cool-down", deadline=deadline)
     return Verdict(Step.WAIT, running)

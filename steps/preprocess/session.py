@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 ATTEMPTS = 3
 _END_S = 10.0
 _LOG4J = """\
-rootLogger.level = error
+# A failed job is told once, by `failures`.
+rootLogger.level = fatal
 rootLogger.appenderRef.stderr.ref = stderr
 # Spark prints a line about its default level unless this logger has one.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
-logger.gateway.level = error
+logger.gateway.level = fatal
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR

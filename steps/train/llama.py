@@ -73,7 +73,8 @@ def main() -> None:
     job = everstep.init()
     facts = dataset_facts(options.dataset)
 
-    model = build_model(options.model, facts["vocab_size"], options.seed, facts.get("eod")).to(job.device)
+    model = build_model(options.model, facts["vocab_size"], options.seed, facts.get("eod"))
+    model.to(job.device)  # pyright: ignore[reportArgumentType] (transformers' signature hides torch's)
     replica = DistributedDataParallel(model) if torch.distributed.is_initialized() else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     batches = everstep.batches(

@@ -46,7 +46,6 @@ def run(config: Config) -> Result:
     except StoreError as error:
         raise StepError(f"--store {config.store}: {error}", TRY_AGAIN) from None
     if outcome.state == "stopped":
-        print(outcome.reason, file=sys.stderr)
         raise Terminated
     if outcome.state != "succeeded":
         raise StepError(_failure(config, outcome), outcome.exit_code)

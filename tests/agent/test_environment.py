@@ -3,8 +3,11 @@
 import random
 import socket
 
+import pytest
+
 from runtime.agent.environment import NodeFacts, worker_environment
 from runtime.agent.ports import free_port
+from runtime.agent.settings import settings_of
 from runtime.job.messages import Seat
 
 SEAT = Seat(
@@ -41,3 +44,19 @@ def test_a_taken_port_is_not_given_and_the_ephemeral_range_is_left_alone() -> No
         second = free_port(random.Random(5), below=32768)
     assert second != first
     assert max(first, second) < 32768
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--node", "n"], "no script"),
+        (["--node", "n", "--", "missing.py"], "no such script: missing.py"),
+        (["--node", "n", "--slots", "0", "--", "-m", "json"], "--slots"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(arguments: list[str], told: str) -> None:
+    names = ("EVERSTEP_JOB", "EVERSTEP_JOB_TOKEN", "EVERSTEP_MASTER", "EVERSTEP_STORE")
+    with pytest.raises(ValueError, match=told):
+        settings_of(arguments, dict.fromkeys(names, "x"))
+    with pytest.raises(ValueError, match="EVERSTEP_JOB_TOKEN"):
+        settings_of(["--node", "n", "--", "-m", "json"], {"EVERSTEP_JOB": "x"})

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from runtime.agent.link import LinkError
+from runtime.agent.link import LinkError, Staged
 from runtime.checkpoint.checkpointer import Checkpointer
 from runtime.checkpoint.errors import KeeperError, SegmentError
+from runtime.checkpoint.keeper import Keeper
 from runtime.job.messages import Holding, Restore
 from runtime.store import DirectoryStore, StoreError
 
@@ -111,43 +113,33 @@ def test_every_local_rank_reads_the_state_that_the_first_staged(node: Any, make_
     assert max(held.iteration for held in node.keeper.holdings("")) == 2
 
 
-def flip(path: str, offset: int) -> None:
-    with open(path, "r+b") as file:
+def damage(node: Any, iteration: int) -> None:
+    """Flip a bit of a held state behind the keeper's back."""
+    with node.keeper.open_shard(0, 1, iteration) as data:
+        whole = bytes(data)
+    (path,) = node.shm.iterdir()
+    offset = path.read_bytes().index(whole) + len(whole) // 2
+    with path.open("r+b") as file:
         file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 4]))
+        file.write(bytes([whole[len(whole) // 2] ^ 4]))
 
 
 def test_a_bit_flipped_in_own_memory_falls_to_the_peer_and_then_to_the_store(
-    peer: Any, make_node: Any, make_state: Any, same: Any, store: DirectoryStore, caplog: Any
+    peer: Any, make_node: Any, make_state: Any, same: Any, caplog: Any
 ) -> None:
-    node = make_node()
-    saved = make_state(2)
-    for one in (node, peer):
+    node, saved = make_node(), make_state(2)
+    for one in (peer, node):
         one.begin(1)
-        checkpointer = trained(one, saved, 4)
-    assert checkpointer.flush(4) == "jobs/job/checkpoints/000001-000000004/manifest.json"
-    sources = (
-        *(held for held in node.keeper.holdings("127.0.0.1:1") if held.iteration == 4),
-        *(held for held in peer.keeper.holdings(peer.address) if held.iteration == 4),
-        peer.persisted[0],
-    )
-    for round_, source in ((2, "peer worker-1-0"), (3, f"store {sources[2].key}")):
-        place = node.keeper.fetched(0) if round_ == 3 else None
-        own = node.keeper.announce(0, checkpointer_capacity(node))
-        if place is None:
-            with node.keeper.open_shard(0, 1, 4) as data:
-                offset = find(own.path, bytes(data))
-        else:
-            offset = place.offset
-            with peer.keeper.open_shard(0, 1, 4) as data:
-                flip(
-                    peer.keeper.announce(0, len(data)).path,
-                    find(peer.keeper.announce(0, len(data)).path, bytes(data)) + 9000,
-                )
-        flip(own.path, offset + 9000)
-        node.begin(round_, Restore(1, 4, sources, ""))
+        trained(one, saved, 4)
+    key = trained(node, saved, 4).flush(4)
+    held = [*node.keeper.holdings("127.0.0.1:1"), *peer.keeper.holdings(peer.address), *node.persisted]
+    restore = Restore(1, 4, tuple(holding for holding in held if holding.iteration == 4), "")
+    expected = ["peer worker-1-0", f"store {key.replace('manifest.json', 'rank-00000.safetensors')}"]
+    for round_, source in enumerate(expected, 2):
+        damage(node, 4)
+        if round_ == 3:
+            damage(peer, 4)
+        node.begin(round_, restore)
         live = make_state(0)
         assert Checkpointer(live, link=node.link(round_)).load(live) == 4
         assert node.keeper.fetched(0).source == source
@@ -156,19 +148,11 @@ def test_a_bit_flipped_in_own_memory_falls_to_the_peer_and_then_to_the_store(
     assert "peer worker-1-0: its digest is" in caplog.text
 
 
-def checkpointer_capacity(node: Any) -> int:
-    return node.keeper.holdings("")[0].size
-
-
-def find(path: str, data: bytes) -> int:
-    return Path(path).read_bytes().index(data)
-
-
 def test_when_no_source_is_right_each_is_named(make_node: Any, store: DirectoryStore, make_state: Any) -> None:
     store.put("short", b"x" * 10)
     sources = tuple(
-        Holding(1, 5, size=20, digest="0" * 32, **place)
-        for place in ({"key": "missing"}, {"key": "short"}, {"node": "worker-9-0", "address": "127.0.0.1:9"})
+        Holding(1, 5, size=20, digest="0" * 32, key=key, node=node, address="127.0.0.1:9")
+        for key, node in (("missing", ""), ("short", ""), ("", "worker-9-0"))
     )
     node = make_node()
     node.begin(2, Restore(1, 5, sources, ""))
@@ -194,8 +178,6 @@ def test_a_stage_of_a_dead_worker_cannot_be_committed(node: Any, make_state: Any
     checkpointer = trained(node, make_state(1), 1)
     node.keeper.acquire(0, 2)
     node.keeper.worker_died(0)
-    from runtime.agent.link import Staged
-
     with pytest.raises(KeeperError, match="not what worker 0 was given"):
         node.keeper.staged(0, Staged(0, 2, 10, False))
     assert checkpointer.stall_s > 0
@@ -307,7 +289,7 @@ def test_flush_tells_why_the_store_refused(make_node: Any, make_state: Any, tmp_
     node = make_node(store=FullStore(tmp_path / "full"))
     node.begin(1)
     checkpointer = trained(node, make_state(1), 2)
-    with pytest.raises(LinkError, match="iteration 2 cannot be persisted: .*No space left"):
+    with pytest.raises(LinkError, match=r"iteration 2 cannot be persisted: .*No space left"):
         checkpointer.flush(2)
     with pytest.raises(LinkError, match="iteration 9 is not staged"):
         checkpointer.flush(9)
@@ -359,7 +341,7 @@ def test_a_state_of_another_size_gets_its_own_segment_and_the_old_one_stays_unti
 ) -> None:
     node.begin(1)
     trained(node, make_state(1), 3)
-    other = make_state(1) | {"more": __import__("torch").zeros(100000)}
+    other = make_state(1) | {"more": torch.zeros(100000)}
     checkpointer = Checkpointer(other, link=node.link())
     assert len(os.listdir(node.shm)) == 2
     assert {held.iteration for held in node.keeper.holdings("")} == {1, 2, 3}
@@ -373,8 +355,6 @@ def test_debris_of_an_earlier_incarnation_is_reclaimed_and_a_neighbours_is_not(m
     old.keeper.announce(0, 100)
     shm, name = old.shm, os.listdir(old.shm)[0]
     (shm / (name + "0-7")).write_bytes(b"worker-0-0-00-7 is another node")
-    from runtime.checkpoint.keeper import Keeper
-
     again = Keeper(
         job="job", node=old.name, store=old.store, token="", persist_interval=1, directory=shm, on_persisted=print
     )

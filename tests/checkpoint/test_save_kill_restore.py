@@ -1,4 +1,4 @@
-"""Real workers, killed by SIGKILL at each fault point; the next one ends with the very weights of an undisturbed run."""
+"""Real workers, killed by SIGKILL at each fault point; the next one ends with the weights of an undisturbed run."""
 
 import os
 import subprocess

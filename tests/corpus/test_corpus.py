@@ -24,11 +24,13 @@ def make(tmp_path: Path, source: str, share: float = 0.0, **more: str) -> tuple[
     config.check()
     result = run(config)
     folder = Path(result.outputs["uri"])
-    texts = [
-        list(Reader(str(folder / split)).stream_data()) if any((folder / split).iterdir()) else []
-        for split in ("train", "validation")
-    ]
-    return result, json.loads((folder / "corpus.json").read_text()), texts[0], texts[1]
+    train, held = (read_back(folder / split) for split in ("train", "validation"))
+    return result, json.loads((folder / "corpus.json").read_text()), train, held
+
+
+def read_back(folder: Path) -> list[str]:
+    """By lm-dataformat, which refuses an empty archive."""
+    return [str(text) for text in Reader(str(folder)).stream_data()] if any(folder.iterdir()) else []
 
 
 def lines(*texts: str) -> bytes:

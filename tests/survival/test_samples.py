@@ -11,7 +11,7 @@ import pytest
 from runtime.data import Sampler, sample_count
 from tests.harness import ROOT, TrainStep
 
-ITERATIONS, BATCH, LENGTH, SEED = 240, 7, 64, 3
+ITERATIONS, BATCH, LENGTH, SEED = 700, 7, 64, 3
 
 SCRIPT = """
 import json, os, sys, threading

@@ -1,0 +1,72 @@
+"""The train step with real agents and workers: it ends well, also when a worker is killed, and tells a user's error."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.checkpoint.layout import read_shard
+
+
+@dataclass
+class Ended:
+    code: int
+    told: str
+    store: Path
+    outputs: Path
+
+    def checkpoint(self) -> dict:
+        """The state in the checkpoint that the step names."""
+        folder = Path((self.outputs / "checkpoint").read_text())
+        return read_shard(bytearray((folder / "rank-00000.safetensors").read_bytes()))[0]
+
+
+def step(folder: Path, *flags: str, fault: str = "") -> Ended:
+    marks = folder / "faults"
+    marks.mkdir(parents=True)
+    environment = {**os.environ, "EVERSTEP_RUN_DIR": f"{folder}/run", "EVERSTEP_FAULT": fault}
+    environment["EVERSTEP_FAULT_DIR"] = str(marks)
+    command = [sys.executable, "-m", "steps.train", f"--store={folder}/store", f"--outputs={folder}/out", *flags]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    if fault:
+        assert any(marks.iterdir()), f"the fault did not fire: {done.stderr}"
+    assert not list((folder / "run/nodes").glob("*.json")), "a node was left"
+    return Ended(done.returncode, done.stderr, folder / "store", folder / "out")
+
+
+def test_a_killed_worker_changes_no_weight(tmp_path: Path, dataset: Path, model: Path) -> None:
+    import torch
+
+    flags = [f"--dataset={dataset}", f"--model={model}", "--iterations=8", "--sequence-length=16", "--warmup=2"]
+    calm = step(tmp_path / "calm", *flags, "--job=calm")
+    fault = "checkpoint.after_commit,iteration=4,node=worker-1-0=kill"
+    killed = step(tmp_path / "killed", *flags, "--job=killed", fault=fault)
+    assert (calm.code, killed.code) == (0, 0), calm.told + killed.told
+    assert killed.told.splitlines()[-1].endswith("1 restart")
+    assert (killed.outputs / "iterations").read_text() == "8"
+    wanted, found = calm.checkpoint()["model"], killed.checkpoint()["model"]
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+def test_an_error_of_the_script_ends_with_code_1_and_its_traceback(tmp_path: Path, dataset: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("import everstep\n\neverstep.init()\nraise ValueError('my own mistake')\n")
+    ended = step(tmp_path / "t", f"--dataset={dataset}", f"--script={script}", "--nodes=1", "--job=mine")
+    assert ended.code == 1
+    assert "ValueError: my own mistake" in ended.told.splitlines()[-1]
+    assert f'File "{script}", line 4' in ended.told
+    assert not ended.outputs.exists()
+
+
+def test_what_the_report_reads_is_in_the_store(tmp_path: Path, dataset: Path, model: Path) -> None:
+    flags = [f"--dataset={dataset}", f"--model={model}", "--iterations=4", "--sequence-length=16", "--nodes=1"]
+    ended = step(tmp_path / "t", *flags, "--run=r")
+    told = json.loads((ended.store / "runs/r/steps/train.json").read_text())
+    assert told["facts"]["iterations"] == 4
+    assert told["facts"]["rounds"] == 1
+    assert told["facts"]["restarts"] == 0
+    assert told["facts"]["parameters"] > 0
+    assert told["facts"]["loss"] > 0

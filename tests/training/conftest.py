@@ -1,0 +1,60 @@
+"""A small dataset and a job of several real processes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.data import IndexedWriter
+
+SCRIPT = Path(__file__).parent / "training_script.py"
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> str:
+    """About 60 samples of 16 tokens."""
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    order = np.random.default_rng(0)
+    meta: dict[str, object] = {"version": 1, "tokenizer": "tokenizer.json", "vocab_size": 50, "dtype": "uint16"}
+    for split, documents in (("train", 10), ("validation", 2)):
+        with IndexedWriter(folder / split, np.uint16) as writer:
+            for _ in range(documents):
+                writer.add(order.integers(0, 50, 97))
+        meta[split] = {"prefix": split, "documents": documents, "tokens": documents * 97}
+    (folder / "dataset.json").write_text(json.dumps(meta))
+    return str(folder)
+
+
+@pytest.fixture
+def run_script(tmp_path: Path, dataset: str) -> Callable[..., list[dict[str, object]]]:
+    """Run the script with `world_size` processes; what each rank wrote, in rank order."""
+
+    def run(world_size: int, iterations: int, **environment: str) -> list[dict[str, object]]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        processes = []
+        for rank in range(world_size):
+            variables = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
+            variables |= {"OMP_NUM_THREADS": "1", **environment}
+            if world_size > 1:
+                places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
+                variables |= {name: str(value) for name, value in places.items()} | {"MASTER_ADDR": "127.0.0.1"}
+            out = tmp_path / f"out-{rank}"
+            command = [sys.executable, str(SCRIPT), dataset, str(iterations), str(out)]
+            processes.append((out, subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)))
+        written = []
+        for out, process in processes:
+            told = process.communicate(timeout=120)[1]
+            assert process.returncode == 0, told
+            written.append({**json.loads(out.read_text()), "stderr": told})
+        return written
+
+    return run

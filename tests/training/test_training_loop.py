@@ -1,0 +1,82 @@
+"""The face of training: the loop in the documentation, alone and with several ranks."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import everstep
+from runtime.checkpoint.layout import read_shard
+from runtime.data import Sampler, open_dataset
+from runtime.store import open_store
+
+
+def test_importing_everstep_imports_nothing_heavy() -> None:
+    script = "import sys, everstep; print({'torch', 'numpy', 'hera', 'msgspec'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout == "set()\n"
+
+
+def test_each_name_of_training_is_there_and_a_wrong_one_is_not() -> None:
+    for name in ("init", "Context", "Checkpointer", "batches", "Batch", "report", "phase"):
+        assert getattr(everstep, name)
+    with pytest.raises(AttributeError, match="no attribute 'bathces'"):
+        everstep.bathces  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["report", "phase", "Checkpointer"])
+def test_a_call_before_init_says_what_is_missing(name: str) -> None:
+    script = f"import everstep; everstep.{name}(**{{'report': {{}}, 'phase': {{'name': ''}}}}.get('{name}', {{'state': {{}}}}))"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert f"everstep.{name} was called before everstep.init()" in told.stderr
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_ranks_together_read_each_global_batch_in_the_samplers_order(
+    world_size: int, dataset: str, run_script: Any
+) -> None:
+    ranks = run_script(world_size, 12)
+    tokens = open_dataset(dataset).tokens.astype(np.int64)
+    sampler = Sampler((len(tokens) - 1) // 16, 7, 5)
+    for n in range(12):
+        inputs = [row for rank in ranks for row in rank["seen"][n][3]]
+        targets = [row for rank in ranks for row in rank["seen"][n][4]]
+        wanted = sampler.indices(7 * n)
+        assert inputs == [tokens[i * 16 : i * 16 + 16].tolist() for i in wanted]
+        assert targets == [tokens[i * 16 + 1 : i * 16 + 17].tolist() for i in wanted]
+        assert [rank["seen"][n][:2] for rank in ranks] == [[n + 1, 7 * (n + 1)]] * world_size
+        assert sum(rank["seen"][n][2] for rank in ranks) == pytest.approx(world_size)
+    assert len({rank["weights"] for rank in ranks}) == 1
+    assert all(rank["losses"] == ranks[0]["losses"] for rank in ranks)
+
+
+def test_more_ranks_than_samples_train_on_with_weight_zero(run_script: Any) -> None:
+    ranks = run_script(8, 2)
+    assert sorted(rank["seen"][0][2] for rank in ranks) == [0.0] + [8 / 7] * 7
+    assert len({rank["weights"] for rank in ranks}) == 1
+
+
+def test_without_agent_and_store_it_says_once_that_nothing_is_kept(run_script: Any) -> None:
+    told = run_script(1, 2)[0]["stderr"]
+    assert told.count("its checkpoints are not kept; set EVERSTEP_STORE") == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_without_agent_a_script_goes_on_from_its_own_checkpoint_bit_for_bit(
+    world_size: int, run_script: Any, tmp_path: Path
+) -> None:
+    whole = run_script(world_size, 6)
+    store = str(tmp_path / "store")
+    assert run_script(world_size, 4, EVERSTEP_STORE=store)[0]["started"] == 0
+    second = run_script(world_size, 6, EVERSTEP_STORE=store)
+    assert second[0]["started"] == 4
+    assert second[0]["weights"] == whole[0]["weights"]
+    shards = [e.key for e in open_store(store).list("jobs/training_script-alone/") if e.key.endswith(".safetensors")]
+    assert [key.split("/")[-2] for key in shards] == ["000001-000000004", "000002-000000006"]
+    state, tensors = read_shard(bytearray(open_store(store).get(shards[-1])))
+    assert state["batches"] == {"consumed": 42}
+    assert state["config"] == {"made": "for a test"}
+    assert "model.0.weight" in tensors
