@@ -101,12 +101,13 @@ def _run_here(manifest: dict[str, Any], how: Submission) -> int:
     print(f"{name} · target local (no submission to Argo yet) · store {how.store}", file=sys.stderr)
     try:
         with watch() as show:
-            result = run(manifest, RunOptions(runs=Path(how.runs), name=name, on_change=show))
+            result = run(manifest, RunOptions(name=name, runs=Path(how.runs), on_change=show))
     except ManifestError as error:
         raise BadInput(str(error)) from None
-    finally:
-        end_nodes(folder)
+    end_nodes(folder)
     report = folder / "report.html"
     if report.exists():
         print(f"report: {report}", file=sys.stderr)
+    if result.exit_code:
+        print(f"to go on where it stopped: the same command with --name {name}", file=sys.stderr)
     return result.exit_code

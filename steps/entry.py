@@ -101,13 +101,27 @@ def main(step: str, config_type: type[C], run: Callable[[C], Result]) -> NoRetur
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        told = _of_the_disk(error, config.store)
+        if told is None:
             raise
-        place = error.filename or config.store
-        print(f"{step}: no space left on the disk of {place}; free some, or choose another --store", file=sys.stderr)
+        print(f"{step}: {told}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     print(result.summary, file=sys.stderr)
     sys.exit(0)
+
+
+def _of_the_disk(error: OSError, store: str) -> str | None:
+    """The one line for a store that cannot be written; None for what is not the disk's."""
+    from runtime.store import StoreError
+
+    place = error.filename or store
+    if isinstance(error, StoreError):
+        return str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space left on the disk of {place}; free some, or choose another --store"
+    if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
+        return f"{place}: {error.strerror}; choose a --store and --outputs that can be written"
+    return None
 
 
 def _help(step: str, config_type: type[Any]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime import faults
-from runtime.agent.link import Acquire, Announce, Done, Fetch, Fetched, Flush, Link, Report, Segment, Slot, Staged
+from runtime.agent.link import Acquire, Announce, Done, Fetch, Fetched, Flush, Link, Segment, Slot, Staged
 from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.errors import RestoreError
 from runtime.checkpoint.layout import plan, state_capacity
@@ -53,7 +53,6 @@ class Checkpointer:
 
         Raises RestoreError when it is of another model or damaged; LinkError when no source can give it.
         """
-        began = time.perf_counter()
         if self._link is None:
             found = self._alone.newest() if self._alone else None
             self._saved = restore(found[0], state, found[1]) if found else 0
@@ -67,8 +66,6 @@ class Checkpointer:
         self._saved = restore(segment.bytes_at(place.offset, place.size), state, place.digest)
         if self._saved != place.iteration:
             raise RestoreError(f"iteration {place.iteration} was promised, the checkpoint says {self._saved}")
-        facts = {"kind": "restored", "source": place.source, "seconds": time.perf_counter() - began}
-        self._link.tell(Report(place.iteration, facts))
         return self._saved
 
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:

@@ -53,6 +53,8 @@ class Keeper:
         slots: int = 3,
     ) -> None:
         """`on_persisted` is called in a thread when a shard lies whole in the store: the agent tells the master."""
+        if persist_interval < 1:
+            raise ValueError(f"a persist interval of {persist_interval} iterations; at least 1 is needed")
         self._node, self._store, self._token = node, store, token
         self._interval = persist_interval
         self._segments = Segments(directory, segment_prefix(job, node), slots)
@@ -338,7 +340,8 @@ class Keeper:
             self._unpin(held, slot)
             with self._changed:
                 self._changed.wait_for(lambda held=held, slot=slot: not held.table[slot].pins)
-                held.table.drop(slot)
+                if held.table.find(identity) == slot:
+                    held.table.drop(slot)
 
     def _from_elsewhere(self, restore: Restore, why: list[str]) -> tuple[Held, int, str] | None:
         """The state from the first source that gives the right bytes, in an own slot, pinned."""
@@ -347,7 +350,7 @@ class Keeper:
                 continue
             try:
                 held, slot = self._slot_for(restore, source.size)
-            except SegmentError as error:
+            except (SegmentError, KeeperError) as error:
                 why.append(str(error))
                 continue
             try:
@@ -360,16 +363,21 @@ class Keeper:
                 continue
             with self._changed:
                 held.table.stage(slot, source.size)
-                held.table.digested(slot, digest)
-                held.table.pin(slot)
+                whole = held.table.find(Identity(restore.round, restore.iteration))
+                assert whole is not None
+                held.table.digested(whole, digest)
+                held.table.pin(whole)
                 self._changed.notify_all()
-            return held, slot, described(source)
+            return held, whole, described(source)
         return None
 
     def _slot_for(self, restore: Restore, size: int) -> tuple[Held, int]:
         """A slot to fetch into: of the first local rank's segment, whose slots are made for this very shard."""
         with self._changed:
-            held = self._segments.ensure(0, size)
-            while (slot := held.table.acquire(Identity(restore.round, restore.iteration))) is None:
+            while True:
+                self._check_open()
+                held = self._segments.ensure(0, size)
+                slot = held.table.acquire(Identity(restore.round, restore.iteration))
+                if slot is not None:
+                    return held, slot
                 self._changed.wait()
-            return held, slot

@@ -133,6 +133,9 @@ class Persister:
             newest = held.table.newest() if held else None
             if held is None or newest is None:
                 return None
+            staged = held.table[newest].identity
+            if staged is None or staged.round != identity.round:  # another node may persist the later round
+                return None
             found = held, newest
         held, slot = found
         identity = held.table[slot].identity or identity

@@ -77,8 +77,7 @@ def test_after_a_workers_death_the_state_comes_from_own_memory(node: Any, make_s
     live = make_state(0)
     assert Checkpointer(live, link=node.link(2)).load(live) == 7
     assert same(live, saved)
-    wait_until(lambda: node.reports)
-    assert node.reports[0].values["source"] == "memory"
+    assert node.keeper.fetched(0).source == "memory"
 
 
 def test_a_new_node_reads_a_peers_memory(peer: Any, make_node: Any, make_state: Any, same: Any) -> None:
@@ -242,6 +241,45 @@ def test_while_the_store_is_slow_training_goes_on_and_the_newest_wins(
     wait_until(lambda: len(node.persisted) == 2)
     assert [held.iteration for held in node.persisted] == [1, 7]
     assert "iteration 6 is not persisted" in caplog.text
+
+
+def test_a_later_rounds_state_is_not_persisted_by_a_node_that_does_not_persist_in_it(
+    make_node: Any, make_state: Any, tmp_path: Path
+) -> None:
+    store = GatedStore(tmp_path / "slow")
+    node = make_node(interval=1, store=store)
+    node.begin(1)
+    state = make_state(1)
+    checkpointer = trained(node, state, 1)
+    assert store.asked.acquire(timeout=PATIENCE_S)
+    checkpointer.save(2, state)
+    node.begin(2, node.newest(), persists=False)
+    trained(node, state, 4, round_=2)
+    node.begin(3, node.newest())
+    store.gate.release(9)
+    trained(node, state, 1, round_=3)
+    wait_until(lambda: node.persisted[-1:] and node.persisted[-1].round == 3)
+    assert {held.round for held in node.persisted} == {1, 3}
+
+
+def test_a_node_that_leaves_while_it_fetches_leaves_no_shared_memory(make_node: Any, tmp_path: Path) -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    class SlowStore(DirectoryStore):
+        def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+            begun.set()
+            assert gate.wait(PATIENCE_S)
+            raise StoreError("too late")
+
+    node = make_node(store=SlowStore(tmp_path / "slow"))
+    holding = Holding(1, 5, size=20, digest="0" * 32, key="shard")
+    node.begin(2, Restore(1, 5, (holding, holding), ""))
+    assert begun.wait(PATIENCE_S)
+    node.close()
+    gate.set()
+    with pytest.raises(KeeperError, match="this node is leaving|the round ended"):
+        node.keeper.fetched(0)
+    assert os.listdir(node.shm) == []
 
 
 def test_what_is_asked_for_is_persisted_though_others_are_skipped(

@@ -36,7 +36,7 @@ def dataset(tmp_path: Path) -> str:
 def run_script(tmp_path: Path, dataset: str) -> Callable[..., list[dict[str, object]]]:
     """Run the script with `world_size` processes; what each rank wrote, in rank order."""
 
-    def run(world_size: int, iterations: int, **environment: str) -> list[dict[str, object]]:
+    def run(world_size: int, iterations: int, global_batch: int = 7, **environment: str) -> list[dict[str, object]]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -48,7 +48,7 @@ def run_script(tmp_path: Path, dataset: str) -> Callable[..., list[dict[str, obj
                 places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
                 variables |= {name: str(value) for name, value in places.items()} | {"MASTER_ADDR": "127.0.0.1"}
             out = tmp_path / f"out-{rank}"
-            command = [sys.executable, str(SCRIPT), dataset, str(iterations), str(out)]
+            command = [sys.executable, str(SCRIPT), dataset, str(iterations), str(global_batch), str(out)]
             processes.append((out, subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)))
         written = []
         for out, process in processes:

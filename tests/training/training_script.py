@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import everstep
 
 
-def main(dataset: str, iterations: int, out: str) -> None:
+def main(dataset: str, iterations: int, global_batch: int, out: str) -> None:
     job = everstep.init(seed=3)
     model: torch.nn.Module = torch.nn.Sequential(
         torch.nn.Embedding(50, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 50)
@@ -18,7 +18,7 @@ def main(dataset: str, iterations: int, out: str) -> None:
     if job.world_size > 1:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    batches = everstep.batches(dataset, sequence_length=16, global_batch=7, seed=5, iterations=iterations)
+    batches = everstep.batches(dataset, sequence_length=16, global_batch=global_batch, seed=5, iterations=iterations)
     state = {"model": model, "optimizer": optimizer, "batches": batches, "config": {"made": "for a test"}}
     checkpointer = everstep.Checkpointer(state)
     started = checkpointer.load(state)
@@ -42,4 +42,4 @@ def main(dataset: str, iterations: int, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

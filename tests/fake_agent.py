@@ -1,0 +1,113 @@
+"""A keeper with a fake agent around it: a Unix socket that answers a worker's Link, one thread a connection."""
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.agent.link import (
+    Acquire,
+    Announce,
+    Done,
+    Fetch,
+    Flush,
+    Hello,
+    Link,
+    Problem,
+    Report,
+    Request,
+    Staged,
+    Welcome,
+)  # fmt: skip
+from runtime.checkpoint.keeper import Keeper
+from runtime.job.messages import Holding, Restore, Seat
+from runtime.store import Store
+
+
+def seat(round_: int, restore: Restore | None = None, persists: bool = True) -> Seat:
+    return Seat(1, round_, "worker", 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, round_ - 1, restore, persists)
+
+
+class Node:
+    """A node as far as checkpoints know it: the keeper, and what its agent and master do with its messages."""
+
+    def __init__(
+        self, folder: Path, store: Store, name: str = "worker-0-0", interval: int = 10**9, **more: Any
+    ) -> None:
+        self.name, self.store = name, store
+        self.persisted: list[Holding] = []
+        self.reports: list[Report] = []
+        self.commits = True
+        folder.mkdir(exist_ok=True)
+        self.shm = folder / "shm"
+        self.shm.mkdir(exist_ok=True)
+        settings = {"job": "job", "node": name, "store": store, "token": "secret", "persist_interval": interval, **more}
+        self.keeper = Keeper(directory=self.shm, on_persisted=self._on_persisted, **settings)
+        self.path = str(folder / "agent.sock")
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(self.path)
+        self._socket.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _on_persisted(self, holding: Holding) -> None:
+        self.persisted.append(holding)
+        if self.commits:
+            self.keeper.committed(holding, holding.key.rpartition("/")[0] + "/manifest.json")
+
+    def begin(self, round_: int, restore: Restore | None = None, persists: bool = True) -> None:
+        self.keeper.new_round(seat(round_, restore, persists))
+
+    def newest(self, reason: str = "newest whole") -> Restore:
+        """What a master would let the next round start from."""
+        held = max(self.keeper.holdings("127.0.0.1:1"), key=lambda holding: (holding.round, holding.iteration))
+        return Restore(held.round, held.iteration, (held,), reason)
+
+    def link(self, round_: int = 1, local_rank: int = 0) -> Link:
+        return Link(self.path, Hello(1, local_rank, local_rank, round_))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection = self._socket.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        decoder, local_rank = msgspec.json.Decoder(Request), 0
+        with connection, connection.makefile("rb") as lines:
+            for line in lines:
+                request = decoder.decode(line)
+                if isinstance(request, Hello):
+                    local_rank = request.local_rank
+                if isinstance(request, Report):
+                    self.reports.append(request)
+                    continue
+                try:
+                    reply = self._answer(request, local_rank)
+                except (RuntimeError, OSError) as error:
+                    reply = Problem(str(error))
+                connection.sendall(msgspec.json.encode(reply) + b"\n")
+
+    def _answer(self, request: Request, local_rank: int) -> msgspec.Struct:
+        match request:
+            case Hello():
+                return Welcome("job", "")
+            case Announce():
+                return self.keeper.announce(local_rank, request.capacity)
+            case Acquire():
+                return self.keeper.acquire(local_rank, request.iteration)
+            case Staged():
+                self.keeper.staged(local_rank, request)
+                return Done()
+            case Flush():
+                return Done(self.keeper.flush(local_rank, request.iteration))
+            case Fetch():
+                return self.keeper.fetched(local_rank)
+        raise TypeError(request)
+
+    def close(self) -> None:
+        self.keeper.close()
+        self._socket.close()
