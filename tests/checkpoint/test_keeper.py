@@ -277,7 +277,7 @@ def test_a_node_that_leaves_while_it_fetches_leaves_no_shared_memory(make_node: 
     assert begun.wait(PATIENCE_S)
     node.close()
     gate.set()
-    with pytest.raises(KeeperError, match="this node is leaving|the round ended"):
+    with pytest.raises(KeeperError, match=r"this node is leaving|the round ended"):
         node.keeper.fetched(0)
     assert os.listdir(node.shm) == []
 
