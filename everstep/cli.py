@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from everstep.version import VERSION
 
 VERBS = {
-    "workflow": "run, lint, watch, resume, retry or stop an Argo manifest on this machine",
+    "workflow": "run, lint, get, logs, resume or stop an Argo manifest on this machine",
     "scale": "change the number of nodes of a running job",
 }
 EXAMPLES = """examples:

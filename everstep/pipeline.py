@@ -91,9 +91,8 @@ def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
 
 def _run_here(manifest: dict[str, Any], how: Submission) -> int:
     from runtime.platform.process import end_nodes
-    from runtime.argo.view import watch
-
-    from runtime.argo import ManifestError, RunOptions, run
+    from runtime.workflow import ManifestError, RunOptions, run
+    from runtime.workflow.view import watch
 
     metadata = manifest["metadata"]
     name = how.name or metadata.get("name") or f"{metadata['generateName']}{secrets.token_hex(2)}"

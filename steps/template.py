@@ -29,13 +29,17 @@ RETRY = RetryStrategy(
     limit=3,
     retry_policy="Always",
     expression="lastRetry.status == 'Error' || !(asInt(lastRetry.exitCode) in [0, 1, 2, 3])",
-    backoff=argo.Backoff(duration="1", factor=2),
+    backoff=argo.Backoff(duration="1", factor=argo.IntOrString(root=2)),
 )
 """Again after whatever is not the user's: a lost pod, a kill, exit 75. Codes 1, 2 and 3 would come again."""
 
 
 class StepTask(Task):
     """A Hera task; `task.uri` is `{{tasks.NAME.outputs.parameters.uri}}` for each output of its template."""
+
+    def __rshift__(self, other: Any) -> Any:
+        """`a >> b`: b runs after a."""
+        return super().__rshift__(other)
 
     def __getattr__(self, name: str) -> str:
         template = self.__dict__.get("template")
@@ -86,16 +90,23 @@ def step_template(
         resources=Resources(cpu_request=cpu, memory_request=memory, memory_limit=memory),
         retry_strategy=RETRY,
         active_deadline_seconds=deadline_s,
-        volumes=[EmptyDirVolume(name="shared-memory", mount_path="/dev/shm", medium="Memory", size_limit=shared_memory)]
-        if shared_memory
-        else None,
+        volumes=_shared_memory(shared_memory) if shared_memory else None,
         pod_security_context=argo.PodSecurityContext(run_as_non_root=True, run_as_user=1000, fs_group=1000),
     )
 
 
+def _shared_memory(size: str) -> list[EmptyDirVolume]:
+    return [
+        EmptyDirVolume(
+            name="shared-memory", mount_path="/dev/shm", medium="Memory", size_limit=argo.Quantity(root=size)
+        )
+    ]
+
+
 def step_task(template: Container, name: str, arguments: Mapping[str, Any]) -> StepTask:
     """A task of that template; argument names are the config's fields."""
-    known = {parameter.name for parameter in template.inputs or [] if isinstance(parameter, Parameter)}
+    given: Any = template.inputs or []
+    known = {str(parameter.name) for parameter in given if isinstance(parameter, Parameter)}
     values = {_flag(key): str(value) for key, value in arguments.items()}
     if unknown := sorted(set(values) - known):
         raise TypeError(f"step {template.name} has no input {', '.join(unknown)}; it has {', '.join(sorted(known))}")

@@ -1,0 +1,10 @@
+"""The embedded executor: runs an Argo Workflow manifest as processes of this machine, with Argo's semantics.
+
+The story begins in `manifest` (what is understood, and what is refused by name), goes on in `engine` (pure: what
+happens next) and ends in `executor` (pods, event log, `workflow.json`). May import nothing else of Everstep.
+"""
+
+from runtime.workflow.executor import RunOptions, RunResult, run
+from runtime.workflow.manifest import Manifest, ManifestError, parse
+
+__all__ = ["Manifest", "ManifestError", "RunOptions", "RunResult", "parse", "run"]

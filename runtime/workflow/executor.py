@@ -1,0 +1,268 @@
+"""Runs a manifest: the engine decides, this shell starts pods, waits for them, and writes everything down first."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from runtime.workflow import status
+from runtime.workflow.engine import Engine
+from runtime.workflow.events import (
+    Event,
+    EventLog,
+    PodEnded,
+    PodStarted,
+    RunCreated,
+    RunResumed,
+    ShutdownAsked,
+    read_events,
+)
+from runtime.workflow.manifest import NAME, Manifest, ManifestError, parse
+from runtime.workflow.nodes import Node, Phase, node_id
+from runtime.workflow.pods import Pod, PodError, send, start_time
+
+GRACE_S = 20.0
+"""From SIGTERM to SIGKILL, as Argo's pods have had it."""
+NOT_STARTED = 64
+"""Exit code of a container whose command is not there, as Argo's emissary gives it."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how to run."""
+
+    name: str
+    runs: Path = Path("runs")
+    on_change: "Callable[[Engine, Path], None] | None" = None
+    """Called after each change, and about twice a second while pods run."""
+
+
+class RunResult(NamedTuple):
+    """How a run ended."""
+
+    phase: Phase
+    message: str
+    folder: Path
+    exit_code: int
+    """0 Succeeded, 130 stopped, else the exit code of the first failed pod (1 where there is none)."""
+
+
+def run(source: dict[str, Any], options: RunOptions) -> RunResult:
+    """Run the manifest to its end, or take up the unfinished run of that name.
+
+    Raises ManifestError: it cannot be run here, the name belongs to a run of another manifest, or somebody runs it.
+    """
+    manifest = parse(source)
+    if not NAME.fullmatch(options.name) or len(options.name) > 63:
+        raise ManifestError(f"name {options.name!r}: use at most 63 of a-z, 0-9 and -, a letter or digit at both ends")
+    folder = options.runs.absolute() / options.name
+    known = folder / "manifest.json"
+    if known.exists() and json.loads(known.read_text())["spec"] != source["spec"]:
+        raise ManifestError(f"name {options.name}: {folder} has a run of another manifest; choose another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder):
+        if not known.exists():
+            fresh = folder / f".manifest.json.{os.getpid()}"
+            fresh.write_text(json.dumps(source, indent=1))
+            fresh.replace(known)
+        executor = _Executor(manifest, options, folder)
+        asyncio.run(executor.run())
+        return executor.result()
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(lock, 20).decode() or "unknown"
+        os.close(lock)
+        raise ManifestError(f"name {folder.name}: process {holder} runs it already") from None
+    os.ftruncate(lock, 0)
+    os.write(lock, str(os.getpid()).encode())
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+class _Executor:
+    """One life of one run's launcher."""
+
+    def __init__(self, manifest: Manifest, options: RunOptions, folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._cwd = Path.cwd()
+        before = list(read_events(folder / "events.jsonl"))
+        self._log = EventLog(folder / "events.jsonl")
+        if not before:
+            before = [RunCreated(time.time(), options.name, str(uuid.uuid4()))]
+            self._log.append(before[0])
+        first, *rest = before
+        assert isinstance(first, RunCreated)
+        self.engine = Engine(manifest, first)
+        for event in rest:
+            self.engine.handle(event)
+        if self.engine.finished and self.engine.phase is not Phase.SUCCEEDED:
+            self._record(RunResumed(time.time()))
+        self._changed = asyncio.Event()
+        self._watched: dict[str, asyncio.Task[None]] = {}
+
+    def result(self) -> RunResult:
+        """How it ended."""
+        phase = self.engine.phase
+        code = 0
+        if phase is not Phase.SUCCEEDED:
+            codes = [int(n.exit_code) for n in self.engine.nodes.values() if n.phase.bad and n.exit_code]
+            code = 130 if self.engine.shutdown else next(iter(codes), 1)
+        return RunResult(phase, self.engine.message, self._folder, code)
+
+    async def run(self) -> None:
+        """Until the workflow has ended."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, self._asked_to_stop)
+        view = asyncio.create_task(self._show())
+        try:
+            while not self.engine.finished:
+                self._changed.clear()
+                self._act()
+                status.write(self.engine, self._folder)
+                if self.engine.finished:
+                    break
+                deadline = self.engine.next_deadline()
+                try:
+                    async with asyncio.timeout(None if deadline is None else max(0.01, deadline - time.time())):
+                        await self._changed.wait()
+                except TimeoutError:
+                    self.engine.advance(time.time())
+        finally:
+            view.cancel()
+            status.write(self.engine, self._folder)
+            self._log.close()
+            self._tell()
+
+    def _record(self, event: Event) -> None:
+        self._log.append(event)
+        self.engine.handle(event)
+
+    def _act(self) -> None:
+        """Start what is pending, watch what runs; found again after a crash it is adopted."""
+        while pending := self.engine.pending():
+            for node in pending:
+                self._start(node)
+        for node in self.engine.running():
+            if node.name not in self._watched:
+                self._watched[node.name] = asyncio.create_task(self._watch(node))
+
+    def _pod(self, node: Node) -> Pod:
+        logs = self._folder / "logs" / f"{status.log_name(node)}.log"
+        return Pod(self._folder / "pods" / node_id(self.engine.name, node.name), logs)
+
+    def _start(self, node: Node) -> None:
+        pod = self._pod(node)
+        if found := pod.find():
+            self._record(PodStarted(time.time(), node.name, *found))
+            return
+        template = self.engine.container(node)
+        outputs = template.get("outputs") or {}
+        paths = [entry["valueFrom"]["path"] for entry in outputs.get("parameters") or [] if "valueFrom" in entry]
+        paths += [entry["path"] for entry in outputs.get("artifacts") or []]
+        bin_ = str(Path(sys.executable).parent)
+        environment = {
+            **os.environ,
+            "PATH": f"{bin_}:{os.environ.get('PATH', os.defpath)}",
+            "EVERSTEP_RUN_DIR": str(self._folder),
+        }
+        try:
+            process = pod.start(template["container"], paths, environment, self._cwd)
+        except PodError as error:
+            pod.log.parent.mkdir(parents=True, exist_ok=True)
+            pod.log.write_text(f"{error}\n")
+            self._record(PodEnded(time.time(), node.name, NOT_STARTED))
+            return
+        self._record(PodStarted(time.time(), node.name, process.pid, start_time(process.pid)))
+
+    async def _watch(self, node: Node) -> None:
+        """Wait for the pod's process, then read its exit code and outputs."""
+        pod = self._pod(node)
+        template = self.engine.container(node)
+        limit = template.get("activeDeadlineSeconds")
+        late = False
+        try:
+            async with asyncio.timeout(max(0.0, node.started + float(limit) - time.time()) if limit else None):
+                await _gone(node.pid, node.start_time)
+        except TimeoutError:
+            late = True
+            await self._end(node, GRACE_S)
+            await _gone(node.pid, node.start_time)
+        code = pod.exit_code()
+        parameters, artifacts, missing = pod.collect(template.get("outputs") or {})
+        # A launcher that was killed may have missed the end: the exit file's time is when it was.
+        ended = pod.exit_file.stat().st_mtime if code is not None else time.time()
+        self._record(PodEnded(max(ended, node.started), node.name, code, parameters, artifacts,
+                              missing if code is not None else "", late))  # fmt: skip
+        del self._watched[node.name]
+        self._changed.set()
+
+    def _asked_to_stop(self) -> None:
+        strategy = "Terminate" if self.engine.shutdown else "Stop"
+        self._record(ShutdownAsked(time.time(), strategy))
+        status.write(self.engine, self._folder)
+        print("stopping; once more to stop at once" if strategy == "Stop" else "terminating", file=sys.stderr)
+        for node in self.engine.running():
+            if strategy == "Stop" and node.name.startswith(f"{self.engine.name}.onExit"):
+                continue
+            asyncio.get_running_loop().create_task(self._end(node, 0.0 if strategy == "Terminate" else GRACE_S))
+        self._changed.set()
+
+    async def _end(self, node: Node, grace_s: float) -> None:
+        pid, began = node.pid, node.start_time
+        send(pid, began, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                await _gone(pid, began)
+        except TimeoutError:
+            send(pid, began, signal.SIGKILL)
+
+    async def _show(self) -> None:
+        while True:
+            self._tell()
+            await asyncio.sleep(0.5)
+
+    def _tell(self) -> None:
+        if self._options.on_change:
+            self._options.on_change(self.engine, self._folder)
+
+
+async def _gone(pid: int, began: int) -> None:
+    """Until that process is no more; reaps it if it is our child."""
+    if start_time(pid) != began:
+        _reap(pid)
+        return
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    descriptor = os.pidfd_open(pid)
+    try:
+        loop.add_reader(descriptor, ready.set)
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    _reap(pid)
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

@@ -1,0 +1,85 @@
+"""The run as Argo's own Workflow object: `workflow.json`, with `status.nodes`."""
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from runtime.workflow.engine import Engine
+from runtime.workflow.nodes import Node, NodeType, node_id, pod_name
+
+
+def workflow(engine: Engine, folder: Path) -> dict[str, Any]:
+    """The object as the Kubernetes API would give it."""
+    raw = engine.manifest.raw
+    metadata = {key: value for key, value in raw.get("metadata", {}).items() if key != "generateName"}
+    spec = dict(raw["spec"])
+    if engine.shutdown:
+        spec["shutdown"] = engine.shutdown
+    pods = [node for node in engine.nodes.values() if node.type is NodeType.POD]
+    status = {
+        "phase": engine.phase.value,
+        "message": engine.message or None,
+        "startedAt": stamp(engine.created),
+        "finishedAt": stamp(engine.finished),
+        "progress": f"{sum(node.phase.fulfilled for node in pods)}/{len(pods)}",
+        "nodes": {node_id(engine.name, node.name): _node(engine, node, folder) for node in engine.nodes.values()},
+    }
+    return {
+        "apiVersion": raw["apiVersion"],
+        "kind": raw["kind"],
+        "metadata": {**metadata, "name": engine.name, "uid": engine.uid, "creationTimestamp": stamp(engine.created)},
+        "spec": spec,
+        "status": {key: value for key, value in status.items() if value is not None},
+    }
+
+
+def write(engine: Engine, folder: Path) -> None:
+    """Replace `workflow.json` by the newest."""
+    fresh = folder / f".workflow.json.{os.getpid()}"
+    fresh.write_text(json.dumps(workflow(engine, folder), indent=1) + "\n")
+    fresh.replace(folder / "workflow.json")
+
+
+def log_name(node: Node) -> str:
+    """Name of a pod's log in logs/."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "." for letter in node.display_name).strip(".")
+
+
+def stamp(moment: float) -> str | None:
+    """Unix time in Argo's form, with the fraction that Argo leaves out; None for 0."""
+    return (
+        datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        if moment
+        else None
+    )
+
+
+def _node(engine: Engine, node: Node, folder: Path) -> dict[str, Any]:
+    outputs: dict[str, Any] = {}
+    if node.parameters:
+        outputs["parameters"] = [{"name": name, "value": value} for name, value in node.parameters.items()]
+    if node.artifacts:
+        outputs["artifacts"] = [{"name": name, "path": path} for name, path in node.artifacts.items()]
+    if node.exit_code:
+        outputs["exitCode"] = node.exit_code
+    told: dict[str, Any] = {
+        "id": node_id(engine.name, node.name),
+        "name": node.name,
+        "displayName": node.display_name,
+        "type": node.type.value,
+        "templateName": node.template,
+        "phase": node.phase.value,
+        "message": node.message,
+        "boundaryID": node_id(engine.name, node.boundary) if node.boundary else "",
+        "startedAt": stamp(node.started),
+        "finishedAt": stamp(node.finished),
+        "inputs": {"parameters": [{"name": n, "value": v} for n, v in node.inputs.items()]} if node.inputs else None,
+        "outputs": outputs or None,
+        "children": [node_id(engine.name, child) for child in [*node.children, *engine.successors(node)]],
+    }
+    if node.type is NodeType.POD:
+        told["podName"] = pod_name(engine.name, node)
+        told["log"] = str(folder / "logs" / f"{log_name(node)}.log")
+    return {key: value for key, value in told.items() if value not in ("", None, [])}

@@ -1,0 +1,126 @@
+"""A run in the terminal: a live table on a TTY, plain lines otherwise. Everything goes to stderr."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from runtime.workflow.engine import Engine
+from runtime.workflow.nodes import Node, NodeType, Phase
+from runtime.workflow.status import log_name
+
+MARKS = {
+    Phase.PENDING: ("○", "dim"), Phase.RUNNING: ("●", "yellow"), Phase.SUCCEEDED: ("✔", "green"),
+    Phase.SKIPPED: ("-", "dim"), Phase.OMITTED: ("-", "dim"), Phase.FAILED: ("✖", "red"), Phase.ERROR: ("✖", "red"),
+}  # fmt: skip
+PLAIN_EVERY_S = 5.0
+LAST_LINES = 15
+
+
+@contextmanager
+def watch() -> Iterator[Callable[[Engine, Path], None]]:
+    """Gives what RunOptions.on_change takes."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield _Plain().show
+        return
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        yield lambda engine, folder: live.update(_table(engine, folder), refresh=True)
+
+
+def _steps(engine: Engine) -> list[Node]:
+    """What a person calls a step: pods and their retries as one, the exit handler last."""
+    return [
+        node
+        for node in engine.nodes.values()
+        if node.type is not NodeType.DAG and not any(node.name in other.children and other.type is NodeType.RETRY
+                                                     for other in engine.nodes.values())
+    ]  # fmt: skip
+
+
+def _attempt(engine: Engine, node: Node) -> Node:
+    return engine.nodes[node.children[-1]] if node.type is NodeType.RETRY and node.children else node
+
+
+def _title(node: Node, engine: Engine) -> str:
+    return node.template if node.display_name == f"{engine.name}.onExit" else node.display_name
+
+
+def _last_lines(engine: Engine, node: Node, folder: Path, count: int) -> list[str]:
+    path = folder / "logs" / f"{log_name(_attempt(engine, node))}.log"
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 16384))
+            return file.read().decode(errors="replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
+def _line(engine: Engine, node: Node, folder: Path) -> str:
+    if node.phase in (Phase.OMITTED, Phase.SKIPPED):
+        return node.message
+    last = _last_lines(engine, node, folder, 1)
+    words = last[0] if last else ""
+    attempts = len(node.children) if node.type is NodeType.RETRY else 1
+    again = f"  (try {attempts})" if attempts > 1 else ""
+    return f"{node.message}: {words}{again}" if node.phase.bad else f"{words}{again}"
+
+
+def _seconds(node: Node) -> str:
+    if node.phase in (Phase.OMITTED, Phase.SKIPPED, Phase.PENDING):
+        return ""
+    return f"{(node.finished or time.time()) - node.started:.1f} s"
+
+
+def _table(engine: Engine, folder: Path) -> Table:
+    table = Table.grid(padding=(0, 1), expand=True)
+    table.add_column(width=2, no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    table.add_column(justify="right", no_wrap=True)
+    for node in _steps(engine):
+        mark, style = MARKS[node.phase]
+        line = _line(engine, node, folder).replace("[", r"\[")
+        table.add_row(f" [{style}]{mark}[/]", _title(node, engine), line, _seconds(node))
+    return table
+
+
+class _Plain:
+    """A line when a step starts or ends, and now and then its newest log line."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Phase] = {}
+        self._said: dict[str, tuple[float, str]] = {}
+
+    def show(self, engine: Engine, folder: Path) -> None:
+        """Print what is new."""
+        for node in _steps(engine):
+            now, line = time.monotonic(), _line(engine, node, folder)
+            before = self._seen.get(node.name)
+            if node.phase is not before and node.phase is not Phase.PENDING:
+                self._seen[node.name] = node.phase
+                self._print(engine, node, line if node.phase.fulfilled else "started")
+                if node.phase.bad:
+                    self._explain(engine, node, folder)
+                self._said[node.name] = (now, line)
+            elif node.phase is Phase.RUNNING:
+                moment, said = self._said.get(node.name, (now, ""))
+                if now - moment >= PLAIN_EVERY_S and line and line != said:
+                    self._said[node.name] = (now, line)
+                    self._print(engine, node, line)
+
+    def _print(self, engine: Engine, node: Node, line: str) -> None:
+        mark = MARKS[node.phase][0]
+        print(
+            f" {mark} {_title(node, engine):<11} {line:<60} {_seconds(node):>8}".rstrip(), file=sys.stderr, flush=True
+        )
+
+    def _explain(self, engine: Engine, node: Node, folder: Path) -> None:
+        for line in _last_lines(engine, node, folder, LAST_LINES):
+            print(f"     {line}", file=sys.stderr)
+        print(f"   log: {folder / 'logs' / log_name(_attempt(engine, node))}.log", file=sys.stderr, flush=True)

@@ -1,0 +1,130 @@
+"""The engine in virtual time: every order of pod ends gives a whole workflow, and the log gives the same state."""
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as some
+
+from runtime.workflow import ManifestError, parse
+from runtime.workflow.engine import Engine
+from runtime.workflow.events import Event, PodEnded, PodStarted, RunCreated
+from runtime.workflow.nodes import Phase, fnv32a
+
+DIAMOND = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: w}
+spec:
+  entrypoint: main
+  onExit: bye
+  templates:
+  - name: main
+    dag:
+      tasks:
+      - {name: a, template: pod}
+      - {name: b, template: pod, depends: a}
+      - {name: c, template: pod, depends: "a || a.Failed"}
+      - {name: d, template: pod, depends: "b && c"}
+  - name: pod
+    retryStrategy: {limit: 1, retryPolicy: Always, backoff: {duration: "5"},
+                    expression: "asInt(lastRetry.exitCode) != 2"}
+    container: {image: i, command: ["true"]}
+  - name: bye
+    container: {image: i, command: ["true"]}
+"""
+
+
+def snapshot(engine: Engine) -> list[Any]:
+    """All that can be seen of it."""
+    nodes = sorted((n.name, n.phase, n.message, sorted(n.children)) for n in engine.nodes.values())
+    return [engine.phase, engine.message, nodes]
+
+
+@given(some.lists(some.tuples(some.integers(0, 3), some.sampled_from([0, 0, 0, 1, 2, 75, None])), max_size=40))
+def test_any_order_of_ends_is_whole_and_replays_to_the_same_state(ends: list[tuple[int, int | None]]) -> None:
+    manifest, now = parse(DIAMOND), 100.0
+    created = RunCreated(now, "w", "u")
+    engine, log = Engine(manifest, created), list[Event]()
+
+    def happen(event: Event) -> None:
+        log.append(event)
+        engine.handle(event)
+
+    choices = iter([*ends, *[(0, 0)] * 40])
+    while not engine.finished:
+        now += 1
+        for node in engine.pending():
+            happen(PodStarted(now, node.name, 7, 7))
+        if running := engine.running():
+            which, code = next(choices)
+            happen(PodEnded(now, running[which % len(running)].name, code))
+        else:
+            deadline = engine.next_deadline()
+            if deadline is not None:
+                now = max(now, deadline)
+            engine.advance(now)
+    assert all(node.phase.fulfilled for node in engine.nodes.values())
+    assert "w.onExit" in engine.nodes
+    main = engine.nodes["w"]
+    assert (main.phase is Phase.SUCCEEDED) == all(not engine.nodes[f"w.{t}"].phase.bad for t in "abcd")
+    again = Engine(manifest, created)
+    for event in log:
+        again.handle(event)
+    again.advance(now)
+    assert snapshot(again) == snapshot(engine)
+
+
+def test_a_failed_attempt_waits_for_its_backoff() -> None:
+    engine = Engine(parse(DIAMOND), RunCreated(0.0, "w", "u"))
+    engine.handle(PodStarted(0.0, "w.a(0)", 7, 7))
+    engine.handle(PodEnded(1.0, "w.a(0)", 75))
+    assert engine.pending() == []
+    assert engine.next_deadline() == 6.0
+    engine.advance(6.0)
+    assert [node.name for node in engine.pending()] == ["w.a(1)"]
+
+
+def test_exit_code_2_is_not_tried_again() -> None:
+    engine = Engine(parse(DIAMOND), RunCreated(0.0, "w", "u"))
+    engine.handle(PodEnded(1.0, "w.a(0)", 2))
+    assert engine.nodes["w.a"].message == "retryStrategy.expression evaluated to false"
+    assert engine.nodes["w.b"].phase is Phase.OMITTED
+
+
+def test_ids_are_the_fnv_hash_of_the_name() -> None:
+    assert fnv32a("") == 0x811C9DC5
+    assert fnv32a("a") == 0xE40C292C
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"volumes": []}, "spec.volumes"),
+        ({"parallelism": 2}, "spec.parallelism"),
+        ({"onExit": "nobody"}, "spec.onExit"),
+        ({"entrypoint": "nobody"}, "spec.entrypoint"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], part: str) -> None:
+    manifest = yaml.safe_load(DIAMOND)
+    manifest["spec"] |= change
+    with pytest.raises(ManifestError, match=part):
+        parse(manifest)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "part"),
+    [
+        ("withItems", [1], "main.a.withItems"),
+        ("depends", "nobody", "there is no task nobody"),
+        ("depends", "b", "wait for each other"),
+        ("template", "nobody", "there is no template nobody"),
+    ],
+)
+def test_a_task_beyond_reach_is_refused_by_name(field: str, value: Any, part: str) -> None:
+    manifest = yaml.safe_load(DIAMOND)
+    manifest["spec"]["templates"][0]["dag"]["tasks"][0][field] = value
+    with pytest.raises(ManifestError, match=part):
+        parse(manifest)
