@@ -127,11 +127,23 @@ class Engine:
     def successors(self, node: Node) -> list[str]:
         """Names of the nodes of tasks that wait for this node's task: what Argo draws as its children."""
         boundary = self.nodes.get(node.boundary)
-        if boundary is None or node.name.endswith(")"):
+        if boundary is None or node.type is NodeType.RETRY:
+            return []  # its last attempt has them
+        retried = self.nodes.get(node.name.rpartition("(")[0]) if node.name.endswith(")") else None
+        if retried is not None and retried.children[-1] != node.name:
             return []
+        task_name = (retried or node).display_name
         tasks = self.manifest.templates[boundary.template].tasks
-        after = (f"{boundary.name}.{task.name}" for task in tasks if node.display_name in depends_on(task.depends))
+        after = (f"{boundary.name}.{task.name}" for task in tasks if task_name in depends_on(task.depends))
         return [name for name in after if name in self.nodes]
+
+    def children(self, node: Node) -> list[str]:
+        """What Argo lists under a node: a DAG's first tasks, a retry's attempts, and what waits for the node."""
+        own = node.children
+        if node.type is NodeType.DAG:
+            first = {t.name for t in self.manifest.templates[node.template].tasks if not t.depends}
+            own = [name for name in own if self.nodes[name].display_name in first]
+        return [*own, *self.successors(node)]
 
     def advance(self, now: float) -> None:
         """Make and end the nodes that are due at `now`, until nothing changes."""

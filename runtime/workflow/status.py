@@ -43,8 +43,8 @@ def write(engine: Engine, folder: Path) -> None:
 
 
 def log_name(node: Node) -> str:
-    """Name of a pod's log in logs/."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "." for letter in node.display_name).strip(".")
+    """Name of a pod's log in logs/: a task's name, with the attempt where there are several: `train(1)`."""
+    return node.display_name
 
 
 def stamp(moment: float) -> str | None:
@@ -77,7 +77,7 @@ def _node(engine: Engine, node: Node, folder: Path) -> dict[str, Any]:
         "finishedAt": stamp(node.finished),
         "inputs": {"parameters": [{"name": n, "value": v} for n, v in node.inputs.items()]} if node.inputs else None,
         "outputs": outputs or None,
-        "children": [node_id(engine.name, child) for child in [*node.children, *engine.successors(node)]],
+        "children": [node_id(engine.name, child) for child in engine.children(node)],
     }
     if node.type is NodeType.POD:
         told["podName"] = pod_name(engine.name, node)

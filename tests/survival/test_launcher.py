@@ -52,7 +52,7 @@ def test_a_killed_launcher_is_followed_by_one_that_goes_on(pipeline: Pipeline) -
 def test_a_run_of_which_everything_was_killed_goes_on_at_the_unfinished_step(pipeline: Pipeline) -> None:
     pipeline.start()
     pipeline.wait_iteration(60)
-    before = (pipeline.folder / "logs" / "tokenize.0.log").stat().st_mtime
+    before = (pipeline.folder / "logs" / "tokenize(0).log").stat().st_mtime
     launcher = pipeline.started[-1]
     os.kill(launcher.pid, signal.SIGKILL)
     for process in pipeline.processes():
@@ -61,7 +61,7 @@ def test_a_run_of_which_everything_was_killed_goes_on_at_the_unfinished_step(pip
     wait_until(lambda: not pipeline.processes(), "the end of everything")
     pipeline.start()
     assert pipeline.finish() == 0, pipeline.log.read_text()
-    assert (pipeline.folder / "logs" / "tokenize.0.log").stat().st_mtime == before
+    assert (pipeline.folder / "logs" / "tokenize(0).log").stat().st_mtime == before
     formed = [record["round"] for record in pipeline.records() if record["kind"] == "RoundFormed"]
     assert formed[-1]["restore"]["iteration"] >= 50
     assert_done(pipeline)

@@ -22,6 +22,7 @@ def told(nodes: dict[str, Any]) -> dict[str, Any]:
         found[node["name"]] = {
             **{field: node.get(field) or "" for field in ("id", "phase", "message", "type", "templateName")},
             "outputs": values,
+            "children": sorted(node.get("children", [])),
         }
     return found
 
