@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test test-fast lint bench accept-main-job soak clean
+.PHONY: help finetune test lint bench accept-main-job soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -35,8 +35,9 @@ bench: $(READY)  ## the README's figures: steps' times, recovery after a kill, m
 accept-main-job: $(READY)  ## every line the main job promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_main_job
 
-soak: $(READY)  ## kills at many random moments (about an hour)
-	$(BIN)/python -m pytest -rs tests/faults --soak
+ROUNDS ?= 50
+soak: $(READY)  ## every survival test ROUNDS times in a row (50 rounds: some 7 hours); stops at the first failure
+	for round in $$(seq $(ROUNDS)); do echo "round $$round"; $(BIN)/python -m pytest -x tests/survival || exit 1; done
 
 clean:  ## remove what was installed and run
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -104,6 +104,8 @@ def _run_here(manifest: dict[str, Any], how: Submission) -> int:
     except ManifestError as error:
         raise BadInput(str(error)) from None
     end_nodes(folder)
+    for name, value in result.outputs.items():
+        print(f"{name}: {value}", file=sys.stderr)
     report = folder / "report.html"
     if report.exists():
         print(f"report: {report}", file=sys.stderr)

@@ -76,6 +76,14 @@ class Engine:
         bad = next((n for n in (main, handler) if n and n.phase.bad), None)
         return bad.message if bad else ""
 
+    def outputs(self) -> dict[str, str]:
+        """Output parameters of the entrypoint's last tasks."""
+        main = self.nodes[self.name]
+        if main.type is not NodeType.DAG:
+            return dict(main.parameters)
+        last = self._targets(main, self.manifest.templates[main.template].tasks)
+        return {name: value for node in last for name, value in node.parameters.items()}
+
     def pending(self) -> list[Node]:
         """Pods that shall be started."""
         return [node for node in self.nodes.values() if node.phase is Phase.PENDING]

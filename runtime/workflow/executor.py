@@ -55,6 +55,8 @@ class RunResult(NamedTuple):
     folder: Path
     exit_code: int
     """0 Succeeded, 130 stopped, else the exit code of the first failed pod (1 where there is none)."""
+    outputs: dict[str, str]
+    """Output parameters of the tasks that nothing waits for."""
 
 
 def run(source: dict[str, Any], options: RunOptions) -> RunResult:
@@ -126,7 +128,7 @@ class _Executor:
         if phase is not Phase.SUCCEEDED:
             codes = [int(n.exit_code) for n in self.engine.nodes.values() if n.phase.bad and n.exit_code]
             code = 130 if self.engine.shutdown else next(iter(codes), 1)
-        return RunResult(phase, self.engine.message, self._folder, code)
+        return RunResult(phase, self.engine.message, self._folder, code, self.engine.outputs())
 
     async def run(self) -> None:
         """Until the workflow has ended."""

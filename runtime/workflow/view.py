@@ -29,8 +29,18 @@ def watch() -> Iterator[Callable[[Engine, Path], None]]:
     if not console.is_terminal:
         yield _Plain().show
         return
+    newest: list[tuple[Engine, Path]] = []
     with Live(console=console, auto_refresh=False, transient=False) as live:
-        yield lambda engine, folder: live.update(_table(engine, folder), refresh=True)
+
+        def show(engine: Engine, folder: Path) -> None:
+            newest[:] = [(engine, folder)]
+            live.update(_table(engine, folder), refresh=True)
+
+        yield show
+    for engine, folder in newest:
+        for node in _steps(engine):
+            if node.phase.bad:
+                _explain(engine, node, folder)
 
 
 def _steps(engine: Engine) -> list[Node]:
@@ -106,7 +116,7 @@ class _Plain:
                 self._seen[node.name] = node.phase
                 self._print(engine, node, line if node.phase.fulfilled else "started")
                 if node.phase.bad:
-                    self._explain(engine, node, folder)
+                    _explain(engine, node, folder)
                 self._said[node.name] = (now, line)
             elif node.phase is Phase.RUNNING:
                 moment, said = self._said.get(node.name, (now, ""))
@@ -120,7 +130,9 @@ class _Plain:
             f" {mark} {_title(node, engine):<11} {line:<60} {_seconds(node):>8}".rstrip(), file=sys.stderr, flush=True
         )
 
-    def _explain(self, engine: Engine, node: Node, folder: Path) -> None:
-        for line in _last_lines(engine, node, folder, LAST_LINES):
-            print(f"     {line}", file=sys.stderr)
-        print(f"   log: {folder / 'logs' / log_name(_attempt(engine, node))}.log", file=sys.stderr, flush=True)
+
+def _explain(engine: Engine, node: Node, folder: Path) -> None:
+    """The last lines of a failed step's log, and where it is."""
+    for line in _last_lines(engine, node, folder, LAST_LINES):
+        print(f"     {line}", file=sys.stderr)
+    print(f"   log: {folder / 'logs' / log_name(_attempt(engine, node))}.log", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """Train a Llama in plain PyTorch: copy this file and make it yours. The lines with `everstep.` make it survive.
 
-    everstep launch steps/train/llama.py --dataset runs/store/datasets/DIGEST
+    python -m steps.train --dataset runs/store/datasets/DIGEST --script my_copy.py
 
 `--model tiny` has about 5 million random weights; a Hugging Face directory of a Llama goes on from its weights.
 Everything after a restart is a function of (seed, consumed samples, world size): no worker's death changes a weight.
