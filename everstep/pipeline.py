@@ -91,12 +91,16 @@ def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
 
 def _run_here(manifest: dict[str, Any], how: Submission) -> int:
     from runtime.platform.process import end_nodes
-    from runtime.workflow import ManifestError, RunOptions, run
+    from runtime.workflow import ManifestError, RunOptions, check_name, run
     from runtime.workflow.view import watch
 
     metadata = manifest["metadata"]
     name = how.name or metadata.get("name") or f"{metadata['generateName']}{secrets.token_hex(2)}"
     folder = Path(how.runs) / name
+    try:
+        check_name(name)
+    except ManifestError as error:
+        raise BadInput(f"--{error}") from None
     print(f"{name} · target local (no submission to Argo yet) · store {how.store}", file=sys.stderr)
     try:
         with watch() as show:

@@ -4,7 +4,7 @@ The story begins in `manifest` (what is understood, and what is refused by name)
 happens next) and ends in `executor` (pods, event log, `workflow.json`). May import nothing else of Everstep.
 """
 
-from runtime.workflow.executor import RunOptions, RunResult, run
+from runtime.workflow.executor import RunOptions, RunResult, check_name, run
 from runtime.workflow.manifest import Manifest, ManifestError, parse
 
-__all__ = ["Manifest", "ManifestError", "RunOptions", "RunResult", "parse", "run"]
+__all__ = ["Manifest", "ManifestError", "RunOptions", "RunResult", "check_name", "parse", "run"]

@@ -65,8 +65,7 @@ def run(source: dict[str, Any], options: RunOptions) -> RunResult:
     Raises ManifestError: it cannot be run here, the name belongs to a run of another manifest, or somebody runs it.
     """
     manifest = parse(source)
-    if not NAME.fullmatch(options.name) or len(options.name) > 63:
-        raise ManifestError(f"name {options.name!r}: use at most 63 of a-z, 0-9 and -, a letter or digit at both ends")
+    check_name(options.name)
     folder = options.runs.absolute() / options.name
     known = folder / "manifest.json"
     if known.exists() and json.loads(known.read_text())["spec"] != source["spec"]:
@@ -80,6 +79,12 @@ def run(source: dict[str, Any], options: RunOptions) -> RunResult:
         executor = _Executor(manifest, options, folder)
         asyncio.run(executor.run())
         return executor.result()
+
+
+def check_name(name: str) -> None:
+    """Raise ManifestError for what Kubernetes would not take as a workflow's name."""
+    if not NAME.fullmatch(name) or len(name) > 63:
+        raise ManifestError(f"name {name!r}: use at most 63 of a-z, 0-9 and -, a letter or digit at both ends")
 
 
 @contextmanager
