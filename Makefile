@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "make: Python 3.11 or newer is needed, this is %d.%d; say make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
-	-@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib everstep runtime steps pipelines >/dev/null 2>&1
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib everstep runtime steps pipelines >/dev/null 2>&1 || true
 	@touch $@
 
 finetune: $(READY)  ## install, then fine-tune a small Llama on real text, on this machine
@@ -36,8 +36,8 @@ accept-main-job: $(READY)  ## every line the main job promises: wanted, measured
 	$(BIN)/python -m benchmarks.accept_main_job
 
 ROUNDS ?= 50
-soak: $(READY)  ## every survival test ROUNDS times in a row (50 rounds: some 7 hours); stops at the first failure
-	for round in $$(seq $(ROUNDS)); do echo "round $$round"; $(BIN)/python -m pytest -x tests/survival || exit 1; done
+soak: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)
+	EVERSTEP_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -x tests/survival
 
 clean:  ## remove what was installed and run
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -18,6 +18,7 @@ torch.distributed's default group, the worker's session is one a process: `init`
 import atexit
 import hashlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -100,6 +101,7 @@ class _Session:
 
 
 _session: _Session | None = None
+_KNOCK_EVERY_S = 0.002
 
 
 def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
@@ -117,6 +119,8 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
         torch.cuda.set_device(device)
     link = Link.from_environment()
     if world_size > 1 or "WORLD_SIZE" in os.environ:
+        if rank and "MASTER_PORT" in os.environ:
+            _wait_for_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout.total_seconds())
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
         atexit.register(_leave)
     torch.manual_seed(seed)
@@ -244,6 +248,22 @@ def _alone() -> Alone | None:
     job = os.environ.get("EVERSTEP_JOB") or f"{Path(sys.argv[0]).stem or 'script'}-alone"
     print(f"everstep: no agent started this script, it keeps its own checkpoints in {uri}/jobs/{job}", file=sys.stderr)
     return Alone(open_store(uri), job)
+
+
+def _wait_for_rank_0(address: str, port: int, seconds: float) -> None:
+    """Until rank 0's store listens, or the time is over (then torch tells it).
+
+    torch's own client, refused once, comes back only after a pause of up to a second: most of a recovery's time.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((address, port), timeout=1.0).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(_KNOCK_EVERY_S)
+        except OSError:
+            return  # Not a matter of waiting: torch says what is wrong.
 
 
 def _current(name: str) -> _Session:

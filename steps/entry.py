@@ -48,6 +48,11 @@ class StepConfig(Protocol):
         ...
 
     @property
+    def task(self) -> str:
+        """Name of the task in that run: two tasks of one step are told apart by it."""
+        ...
+
+    @property
     def outputs(self) -> str:
         """Folder for output parameters and artifacts, one file each."""
         ...
@@ -153,7 +158,7 @@ def _write(step: str, config: StepConfig, result: Result, seconds: float) -> Non
         "facts": dict(result.facts),
         "settings": dataclasses.asdict(config),  # type: ignore[call-overload]
     }
-    open_store(config.store).put(f"runs/{config.run}/steps/{step}.json", json.dumps(told, indent=1).encode())
+    open_store(config.store).put(f"runs/{config.run}/steps/{config.task}.json", json.dumps(told, indent=1).encode())
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -107,7 +107,8 @@ def step_task(template: Container, name: str, arguments: Mapping[str, Any]) -> S
     """A task of that template; argument names are the config's fields."""
     given: Any = template.inputs or []
     known = {str(parameter.name) for parameter in given if isinstance(parameter, Parameter)}
-    values = {_flag(key): str(value) for key, value in arguments.items()}
+    values = {"task": name} if name != template.name else {}
+    values |= {_flag(key): str(value) for key, value in arguments.items()}
     if unknown := sorted(set(values) - known):
         raise TypeError(f"step {template.name} has no input {', '.join(unknown)}; it has {', '.join(sorted(known))}")
     return StepTask(name=name, template=template, arguments=values)

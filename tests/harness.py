@@ -3,13 +3,14 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from runtime.checkpoint.segment import SegmentFile
 
 ROOT = Path(__file__).parents[1]
 SHARED_MEMORY = Path("/dev/shm")
+ROUNDS = int(os.environ.get("EVERSTEP_ROUNDS", "1"))
+"""How often each survival test injects its fault in a row: once in `make test`, 50 times in `make soak`."""
 PATIENCE_S = 240.0
 """Nothing that is waited for here takes so long; then the wait fails, whatever the machine is busy with."""
 
@@ -112,6 +115,11 @@ class Watched:
         wait_until(lambda: self.iteration() >= iteration or self.over(), f"iteration {iteration}")
         return self.iteration()
 
+    def last_words(self) -> str:
+        """The end of every log, for the message of a failed assertion."""
+        logs = [*sorted((self.folder / "logs").glob("*.log")), *self.folder.glob("*.log")]
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in logs)
+
     def over(self) -> bool:
         """Has the newest process that we started ended?"""
         return self.started[-1].poll() is not None
@@ -158,11 +166,12 @@ class TrainStep(Watched):
 
     flags: dict[str, str] = field(default_factory=dict)
     faults: str = ""
+    armed: int = 0
 
     @property
     def fault_folder(self) -> Path:
-        """Where fired faults leave their mark."""
-        return self.folder / "faults"
+        """Where fired faults leave their mark, one for each `arm`."""
+        return self.folder / "faults" / str(self.armed)
 
     @property
     def outputs(self) -> Path:
@@ -197,11 +206,16 @@ class TrainStep(Watched):
 
     def finish(self) -> int:
         """Wait for the end; its exit code, negative for a signal."""
-        return self.started[-1].wait(timeout=PATIENCE_S)
+        return self.started[-1].wait(timeout=PATIENCE_S * ROUNDS)
 
     def fired(self) -> list[str]:
-        """Names of the faults that fired."""
-        return sorted(path.name for path in self.fault_folder.iterdir())
+        """Points of the armed faults that fired, each as often as it did."""
+        return sorted(re.sub(r"\.\d+$", "", path.name) for path in self.fault_folder.iterdir())
+
+    def arm(self, faults: str) -> None:
+        """Faults for what is started from now on; earlier ones are forgotten."""
+        self.faults = faults
+        self.armed += 1
 
     def checkpoint(self) -> Path:
         """Folder of the final checkpoint."""
@@ -239,7 +253,7 @@ class Pipeline(Watched):
 
     def finish(self) -> int:
         """Wait for the end; its exit code, negative for a signal."""
-        return self.started[-1].wait(timeout=2 * PATIENCE_S)
+        return self.started[-1].wait(timeout=2 * PATIENCE_S * ROUNDS)
 
     def workflow(self) -> dict[str, Any]:
         """The newest workflow.json."""
@@ -262,17 +276,6 @@ def kill(process: psutil.Process) -> float:
             lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, f"the end of {process}"
         )
     return sent
-
-
-def effective(telemetry: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """One line an iteration: the last time that it was done counts; the earlier ones were rolled back."""
-    last: dict[int, dict[str, Any]] = {}
-    for line in telemetry:
-        if "loss" in line:
-            known = last.get(line["iteration"])
-            if known is None or line["round"] >= known["round"]:
-                last[line["iteration"]] = line
-    return (last[iteration] for iteration in sorted(last))
 
 
 def tensors(checkpoint: Path) -> dict[str, bytes]:

@@ -95,7 +95,7 @@ def view(name: str, told: History, found: list[flow.Step], now: float) -> JobVie
 
 def window(name: str, told: History, found: list[flow.Step], now: float) -> tuple[float, float]:
     """Begin and end of the step that ran this job, else of the job; equal when neither is known."""
-    step = next((s for s in found if s.begin is not None and name in (s.name, s.template)), None)
+    step = next((s for s in found if s.begin is not None and s.name == name), None)
     if step is not None and step.begin is not None:
         return step.begin, step.end or now
     last = max([told.end or 0.0, *(point.time for point in told.points), *(r.begin for r in told.rounds)], default=0.0)

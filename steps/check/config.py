@@ -19,6 +19,8 @@ class Config:
     """URI of the store: a directory."""
     run: str = "by-hand"
     """Name of the run."""
+    task: str = "check"
+    """Name of the task in that run."""
     outputs: str = "outputs"
     """Folder for avoid_hosts and verdict.json."""
 

@@ -1,12 +1,17 @@
 """The Hera template of the node check."""
 
+from functools import cache
+
+from hera.workflows import Container
+
 from steps.check.config import Config
 from steps.template import StepTask, step_task, step_template
 
 
-def task(name: str = "check", **arguments: object) -> StepTask:
-    """A task with the outputs `avoid_hosts` (JSON list) and the artifact `verdict`."""
-    template = step_template(
+@cache
+def template() -> Container:
+    """Outputs: `avoid_hosts`, and the verdict as an artifact."""
+    return step_template(
         "check",
         Config,
         title="Check the nodes",
@@ -17,4 +22,8 @@ def task(name: str = "check", **arguments: object) -> StepTask:
         memory="2Gi",
         deadline_s=300,
     )
-    return step_task(template, name, arguments)
+
+
+def task(name: str = "check", **arguments: object) -> StepTask:
+    """A task with the outputs `avoid_hosts` (JSON list) and the artifact `verdict`."""
+    return step_task(template(), name, arguments)

@@ -1,11 +1,14 @@
 """The corpus step as an Argo template."""
 
+from functools import cache
+
 from hera.workflows import Container
 
 from steps.corpus.config import Config
 from steps.template import StepTask, step_task, step_template
 
 
+@cache
 def template() -> Container:
     """Outputs: `uri` of the corpus, its number of `documents`."""
     return step_template(

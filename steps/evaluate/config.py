@@ -24,6 +24,8 @@ class Config:
     """URI of the store: a directory."""
     run: str = "by-hand"
     """Name of the run."""
+    task: str = "evaluate"
+    """Name of the task in that run."""
     outputs: str = "outputs"
     """Folder for perplexity, model and metrics.json."""
 

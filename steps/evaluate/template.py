@@ -1,12 +1,17 @@
 """The Hera template of the evaluation."""
 
+from functools import cache
+
+from hera.workflows import Container
+
 from steps.evaluate.config import Config
 from steps.template import StepTask, step_task, step_template
 
 
-def task(name: str = "evaluate", **arguments: object) -> StepTask:
-    """A task with the outputs `perplexity`, `model` (URI of a Hugging Face directory) and the artifact `metrics`."""
-    template = step_template(
+@cache
+def template() -> Container:
+    """Outputs: `perplexity`, and `model`."""
+    return step_template(
         "evaluate",
         Config,
         title="Evaluate and export",
@@ -16,4 +21,8 @@ def task(name: str = "evaluate", **arguments: object) -> StepTask:
         cpu=2,
         memory="3Gi",
     )
-    return step_task(template, name, arguments)
+
+
+def task(name: str = "evaluate", **arguments: object) -> StepTask:
+    """A task with the outputs `perplexity`, `model` (URI of a Hugging Face directory) and the artifact `metrics`."""
+    return step_task(template(), name, arguments)

@@ -32,6 +32,8 @@ class Config:
     """Where finished data is kept: a folder."""
     run: str = "by-hand"
     """Name of the run this step belongs to."""
+    task: str = "preprocess"
+    """Name of the task in that run."""
     outputs: str = "outputs"
     """Folder for the output parameters, one file each."""
 

@@ -1,11 +1,14 @@
 """The preprocess step as an Argo template."""
 
+from functools import cache
+
 from hera.workflows import Container
 
 from steps.preprocess.config import Config
 from steps.template import StepTask, step_task, step_template
 
 
+@cache
 def template() -> Container:
     """Outputs: `uri` of the dataset, and `validation`, the URI of its held-out split."""
     return step_template(

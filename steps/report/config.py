@@ -14,6 +14,8 @@ class Config:
     """Directory that keeps data, checkpoints and journals."""
     run: str = "by-hand"
     """Name of the run to report on."""
+    task: str = "report"
+    """Name of the task in that run."""
     outputs: str = "outputs"
     """Folder for report.html."""
     uid: str = ""

@@ -1,11 +1,14 @@
 """The report as an exit handler: Argo's variables of the ended workflow stand in the arguments themselves."""
 
+from functools import cache
+
 from hera.workflows import Container, Workflow
 
 from steps.report.config import Config
 from steps.template import step_template
 
 
+@cache
 def template() -> Container:
     """The template. It has no inputs: an exit handler is called without arguments."""
     return step_template(
@@ -15,6 +18,7 @@ def template() -> Container:
         description="What the run did: steps, curves, restarts, where each second went",
         artifacts=("report.html",),
         fixed={
+            "task": "report",
             "uid": "{{workflow.uid}}",
             "status": "{{workflow.status}}",
             "failures": "{{workflow.failures}}",

@@ -61,6 +61,8 @@ class Config:
     """URI of the store: a directory."""
     run: str = "by-hand"
     """Name of the run."""
+    task: str = "train"
+    """Name of the task in that run."""
     outputs: str = "outputs"
     """Folder for checkpoint and iterations."""
 

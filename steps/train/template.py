@@ -1,20 +1,29 @@
 """The Hera template of the training."""
 
+from functools import cache
+
+from hera.workflows import Container
+
 from steps.template import StepTask, step_task, step_template
 from steps.train.config import Config
 
 
-def task(name: str = "train", **arguments: object) -> StepTask:
-    """A task with the outputs `checkpoint` (URI of the last commit) and `iterations`."""
-    template = step_template(
+@cache
+def template() -> Container:
+    """Outputs: `checkpoint`, `iterations`."""
+    return step_template(
         "train",
         Config,
         title="Train",
         description="Elastic training: goes on when workers, nodes or this step die.",
         outputs=("checkpoint", "iterations"),
-        fixed={"job": "{{workflow.uid}}-train"},
+        fixed={"job": "{{workflow.uid}}-{{inputs.parameters.task}}"},
         cpu=2,
         memory="4Gi",
         shared_memory="1Gi",
     )
-    return step_task(template, name, arguments)
+
+
+def task(name: str = "train", **arguments: object) -> StepTask:
+    """A task with the outputs `checkpoint` (URI of the last commit) and `iterations`."""
+    return step_task(template(), name, arguments)

@@ -209,7 +209,8 @@ def test_the_newest_state_of_a_dead_worker_is_persisted_unasked(node: Any, make_
     node.begin(1)
     trained(node, make_state(1), 3)
     node.keeper.worker_died(0)
-    wait_until(lambda: [held.iteration for held in node.persisted] == [3])
+    wait_until(lambda: node.persisted)
+    assert [held.iteration for held in node.persisted] == [3]
 
 
 class GatedStore(DirectoryStore):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.faults import parse_rules, point
+from runtime.faults import parse_rules
 
 PASS = "from runtime import faults\nfor n in range(10): faults.point('loop', iteration=n)\nprint('through')"
 
@@ -18,9 +18,9 @@ def run(folder: Path, rules: str, **environment: str) -> subprocess.CompletedPro
     )
 
 
-def test_without_the_variable_a_point_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("EVERSTEP_FAULT", raising=False)
-    point("anything", iteration=1)
+def test_without_a_rule_a_point_does_nothing(tmp_path: Path) -> None:
+    assert run(tmp_path, "").stdout == "through\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("action", "code"), [("kill", -9), ("exit:7", 7)])

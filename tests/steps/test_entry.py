@@ -19,6 +19,7 @@ class Config:
     how: str = "well"
     store: str = "store"
     run: str = "r"
+    task: str = "t"
     outputs: str = "out"
 
     def check(self) -> None:
@@ -49,7 +50,7 @@ def step(tmp_path: Path) -> list[str]:
 def test_outputs_are_files_and_the_summary_lies_in_the_store(step: list[str], tmp_path: Path) -> None:
     run = subprocess.run(step, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert (tmp_path / "out" / "uri").read_text() == "a/b"
-    told = json.loads((tmp_path / "store/runs/r/steps/demo.json").read_text())
+    told = json.loads((tmp_path / "store/runs/r/steps/t.json").read_text())
     assert told["facts"] == {"n": 1}
     assert told["summary"] == "done well"
     assert run.stderr.splitlines()[-1] == "done well"

@@ -1,12 +1,15 @@
 """A small dataset and a small Llama: a training of two nodes takes seconds. And what an undisturbed one gives."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness import TrainStep, tensors
+from tests.harness import ROUNDS, TrainStep, tensors
 
 VOCABULARY = 257
 
@@ -57,11 +60,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def flags(dataset: Path, model: Path) -> dict[str, str]:
-    """A training of 60 iterations on 2 nodes."""
+    """A training of 60 iterations on 2 nodes; with more faults in a row it is longer."""
     return {
-        "dataset": str(dataset), "model": str(model), "nodes": "2", "min-nodes": "1", "iterations": "60",
-        "sequence-length": "64", "global-batch": "6", "persist-interval": "20", "max-relaunches": "20",
-        "replacement-wait-s": "120",
+        "dataset": str(dataset), "model": str(model), "nodes": "2", "min-nodes": "1",
+        "iterations": str(40 + 20 * ROUNDS), "sequence-length": "64", "global-batch": "6", "persist-interval": "20",
+        "max-relaunches": str(20 + ROUNDS), "replacement-wait-s": "120",
     }  # fmt: skip
 
 
@@ -84,3 +87,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, flags: dict[str, str])
     finally:
         step.kill_all()
     return tensors(step.checkpoint())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def busy_machine() -> Iterator[None]:
+    """In a soak, other processes want every core too."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    spinning = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)] if ROUNDS > 1 else []
+    yield
+    for process in spinning:
+        process.kill()
+        process.wait()

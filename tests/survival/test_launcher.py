@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import Pipeline, kill, wait_until
+from tests.harness import ROUNDS, Pipeline, kill, wait_until
 
+EVERY = 20
+"""Iterations between two faults."""
+RETRIES = 3
+"""What the train step's retryStrategy allows in one run."""
 TEXT = Path(__file__).parents[2] / "runtime"
 
 
@@ -19,7 +23,7 @@ def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
     texts.mkdir()
     for path in TEXT.rglob("*.py"):
         (texts / f"{path.parent.name}-{path.stem}.txt").write_text(path.read_text())
-    flags = ("--corpus", f"{texts}/*.txt", "--iterations", "150")
+    flags = ("--corpus", f"{texts}/*.txt", "--iterations", str(130 + EVERY * ROUNDS))
     run = Pipeline(tmp_path / "runs" / "x", tmp_path / "store", name="x", flags=flags)
     yield run
     run.kill_all()
@@ -36,12 +40,12 @@ def assert_done(run: Pipeline) -> None:
 
 def test_a_killed_launcher_is_followed_by_one_that_goes_on(pipeline: Pipeline) -> None:
     launcher = pipeline.start()
-    pipeline.wait_iteration(20)
-    os.kill(launcher.pid, signal.SIGKILL)
-    assert pipeline.finish() == -9
-    step = pipeline.step()
-    assert step is not None
-    pipeline.start()
+    for number in range(1, ROUNDS + 1):
+        pipeline.wait_iteration(EVERY * number)
+        os.kill(launcher.pid, signal.SIGKILL)
+        assert pipeline.finish() == -9
+        assert pipeline.step() is not None
+        launcher = pipeline.start()
     assert pipeline.finish() == 0, pipeline.log.read_text()
     tries = [name for name in pipeline.phases() if name.startswith("train(")]
     assert tries == ["train(0)"]
@@ -50,45 +54,56 @@ def test_a_killed_launcher_is_followed_by_one_that_goes_on(pipeline: Pipeline) -
 
 
 def test_a_run_of_which_everything_was_killed_goes_on_at_the_unfinished_step(pipeline: Pipeline) -> None:
-    pipeline.start()
-    pipeline.wait_iteration(60)
-    before = (pipeline.folder / "logs" / "tokenize(0).log").stat().st_mtime
-    launcher = pipeline.started[-1]
-    os.kill(launcher.pid, signal.SIGKILL)
-    for process in pipeline.processes():
-        process.kill()
-    pipeline.finish()
-    wait_until(lambda: not pipeline.processes(), "the end of everything")
-    pipeline.start()
+    launcher = pipeline.start()
+    for number in range(1, ROUNDS + 1):
+        pipeline.wait_iteration(40 + EVERY * number)
+        before = (pipeline.folder / "logs" / "tokenize(0).log").stat().st_mtime
+        os.kill(launcher.pid, signal.SIGKILL)
+        for process in pipeline.processes():
+            process.kill()
+        pipeline.finish()
+        wait_until(lambda: not pipeline.processes(), "the end of everything")
+        launcher = pipeline.start()
+        wait_until(lambda number=number: masters(pipeline) > number or pipeline.over(), "the next master")
+        assert (pipeline.folder / "logs" / "tokenize(0).log").stat().st_mtime == before
     assert pipeline.finish() == 0, pipeline.log.read_text()
-    assert (pipeline.folder / "logs" / "tokenize(0).log").stat().st_mtime == before
     formed = [record["round"] for record in pipeline.records() if record["kind"] == "RoundFormed"]
     assert formed[-1]["restore"]["iteration"] >= 50
     assert_done(pipeline)
 
 
-def test_a_killed_step_is_tried_again_within_the_run(pipeline: Pipeline) -> None:
+def masters(run: Pipeline) -> int:
+    """Masters that the run's job has had."""
+    return [record["kind"] for record in run.records()].count("MasterClaimed")
+
+
+@pytest.mark.parametrize("faults", [RETRIES] * (ROUNDS // RETRIES) or [1])
+def test_a_killed_step_is_tried_again_within_the_run(faults: int, pipeline: Pipeline) -> None:
     pipeline.start()
-    pipeline.wait_iteration(20)
-    step = pipeline.step()
-    assert step is not None
-    kill(step)
+    for number in range(1, faults + 1):
+        pipeline.wait_iteration(EVERY * number)
+        wait_until(lambda number=number: masters(pipeline) == number, "the master")
+        step = pipeline.step()
+        assert step is not None
+        kill(step)
     assert pipeline.finish() == 0, pipeline.log.read_text()
-    assert pipeline.phases()["train(0)"] == "Failed"
-    assert pipeline.phases()["train(1)"] == "Succeeded"
+    assert [pipeline.phases()[f"train({number})"] for number in range(faults)] == ["Failed"] * faults
+    assert pipeline.phases()[f"train({faults})"] == "Succeeded"
     assert not [record for record in pipeline.records() if record["kind"] == "RoundBroken"]
     assert_done(pipeline)
 
 
 def test_ctrl_c_stops_everything_and_the_run_can_be_taken_up(pipeline: Pipeline) -> None:
     launcher = pipeline.start()
-    pipeline.wait_iteration(60)
-    launcher.send_signal(signal.SIGINT)
-    assert pipeline.finish() == 130, pipeline.log.read_text()
-    assert pipeline.workflow()["status"]["phase"] == "Failed"
-    assert "--name x" in pipeline.log.read_text()
-    assert pipeline.left() == []
-    pipeline.start()
+    for number in range(1, ROUNDS + 1):
+        pipeline.wait_iteration(40 + EVERY * number)
+        launcher.send_signal(signal.SIGINT)
+        assert pipeline.finish() == 130, pipeline.log.read_text()
+        assert pipeline.workflow()["status"]["phase"] == "Failed"
+        assert pipeline.log.read_text().count("--name x") == number
+        assert pipeline.left() == []
+        launcher = pipeline.start()
+        wait_until(lambda number=number: masters(pipeline) > number or pipeline.over(), "the next master")
     assert pipeline.finish() == 0, pipeline.log.read_text()
     assert_done(pipeline)
 
@@ -98,7 +113,7 @@ def test_the_same_name_with_another_manifest_is_refused(pipeline: Pipeline) -> N
     pipeline.wait_iteration(1)
     os.kill(launcher.pid, signal.SIGINT)
     pipeline.finish()
-    pipeline.flags = (*pipeline.flags[:-1], "151")
+    pipeline.flags = (*pipeline.flags[:-1], "31")
     pipeline.start()
     assert pipeline.finish() == 2
     assert "another manifest" in pipeline.log.read_text().splitlines()[-1]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from runtime.data import Sampler, sample_count
-from tests.harness import ROOT, TrainStep
+from tests.harness import ROOT, ROUNDS, TrainStep, wait_until
 
-ITERATIONS, BATCH, LENGTH, SEED = 700, 7, 64, 3
+ITERATIONS, BATCH, LENGTH, SEED = 300 + 400 * ROUNDS, 7, 64, 3
 
 SCRIPT = """
 import json, os, sys, threading
@@ -60,25 +60,29 @@ def scale(training: TrainStep, nodes: int) -> None:
     subprocess.run([*command, "--runs", str(training.folder.parent)], cwd=ROOT, check=True, capture_output=True)
 
 
+def worlds_of(training: TrainStep) -> list[int]:
+    """Nodes of each round."""
+    formed = [record["round"]["members"] for record in training.records() if record["kind"] == "RoundFormed"]
+    return [len(members["worker"]) for members in formed]
+
+
 def test_two_one_two_nodes_apply_every_sample_once(scaled: TrainStep, dataset: Path) -> None:
     scaled.start()
-    at = scaled.wait_iteration(30)
-    scale(scaled, 1)
-    at = scaled.wait_iteration(max(at, 30) + 40)
-    scale(scaled, 2)
+    at = 0
+    for _ in range(ROUNDS):
+        at = scaled.wait_iteration(at + 30)
+        scale(scaled, 1)
+        at = scaled.wait_iteration(at + 40)
+        scale(scaled, 2)
+        wait_until(lambda: worlds_of(scaled)[-1] == 2 or scaled.over(), "the second node")
     assert scaled.finish() == 0, scaled.log.read_text()
 
     applied: dict[int, dict[int, dict[int, list[int]]]] = {}
-    worlds: dict[int, int] = {}
     for path in (scaled.folder.parent / "samples").iterdir():
         for text in path.read_text().splitlines():
             line = json.loads(text)
             applied.setdefault(line["iteration"], {}).setdefault(line["round"], {})[line["rank"]] = line["samples"]
-            worlds[line["round"]] = line["world"]
-    in_order = [worlds[round_] for round_ in sorted(worlds)]
-    assert in_order[0] == 2
-    assert 1 in in_order
-    assert in_order[-1] == 2
+    assert worlds_of(scaled) == [2, *[1, 2] * ROUNDS]
 
     order: list[int] = []
     for iteration in range(1, ITERATIONS + 1):

@@ -1,11 +1,10 @@
 """kill -9 of a worker, a node, the step: at named points and at random moments. Each test asserts that it was fired."""
 
 import random
-from pathlib import Path
 
 import pytest
 
-from tests.harness import TrainStep, effective, kill, tensors, wait_until
+from tests.harness import ROUNDS, TrainStep, kill, tensors, wait_until
 
 WORKER_POINTS = [
     "train.iteration",
@@ -18,6 +17,11 @@ AGENT_POINTS = ["keeper.before_put", "keeper.after_put"]
 MASTER_POINTS = ["master.after_journal", "master.before_manifest", "master.after_manifest"]
 
 
+EVERY = 4
+"""Iterations between two faults."""
+FIRST = 31
+
+
 def broken_rounds(training: TrainStep) -> list[dict[str, object]]:
     """The journal's broken rounds."""
     return [record for record in training.records() if record["kind"] == "RoundBroken"]
@@ -26,7 +30,7 @@ def broken_rounds(training: TrainStep) -> list[dict[str, object]]:
 def assert_whole(training: TrainStep, undisturbed: dict[str, bytes]) -> None:
     """Ended well, with the weights of an undisturbed training, and nothing left behind."""
     assert tensors(training.checkpoint()) == undisturbed
-    assert [line["iteration"] for line in effective(training.telemetry())][-1] == 60
+    assert (training.outputs / "iterations").read_text() == training.flags["iterations"]
     assert training.left() == []
 
 
@@ -34,7 +38,7 @@ def test_an_undisturbed_training_gives_the_same_weights_twice(
     training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
     training.start()
-    assert training.finish() == 0, training.log.read_text()
+    assert training.finish() == 0, training.last_words()
     assert broken_rounds(training) == []
     assert_whole(training, undisturbed)
 
@@ -43,11 +47,11 @@ def test_an_undisturbed_training_gives_the_same_weights_twice(
 def test_a_worker_killed_at_a_point_changes_no_weight(
     point: str, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
-    training.faults = f"{point},iteration=31,rank=1=kill"
+    training.arm(";".join(f"{point},iteration={FIRST + EVERY * i},rank={i % 2}=kill" for i in range(1, ROUNDS + 1)))
     training.start()
-    assert training.finish() == 0, training.log.read_text()
-    assert training.fired() == [point]
-    assert len(broken_rounds(training)) == 1
+    assert training.finish() == 0, training.last_words()
+    assert training.fired() == [point] * ROUNDS
+    assert len(broken_rounds(training)) == ROUNDS
     assert_whole(training, undisturbed)
 
 
@@ -55,11 +59,12 @@ def test_a_worker_killed_at_a_point_changes_no_weight(
 def test_a_node_lost_at_a_point_changes_no_weight(
     point: str, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
-    training.faults = f"{point},node=worker-0-0=kill"
+    nodes = [f"worker-0-{launch}" for launch in range(ROUNDS)]
+    training.arm(";".join(f"{point},node={node}=kill" for node in nodes))
     training.start()
-    assert training.finish() == 0, training.log.read_text()
-    assert training.fired() == [point]
-    assert any(record["kind"] == "NodeLost" and record["node"] == "worker-0-0" for record in training.records())
+    assert training.finish() == 0, training.last_words()
+    assert training.fired() == [point] * ROUNDS
+    assert [record["node"] for record in training.records() if record["kind"] == "NodeLost"][:ROUNDS] == nodes
     assert_whole(training, undisturbed)
 
 
@@ -67,56 +72,74 @@ def test_a_node_lost_at_a_point_changes_no_weight(
 def test_a_step_killed_at_a_point_is_taken_up_by_its_retry(
     point: str, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
-    training.faults = f"{point}=kill"
+    for _ in range(ROUNDS):
+        training.arm(f"{point}=kill")
+        training.start()
+        assert training.finish() == -9, training.last_words()
+        assert training.fired() == [point]
+    training.arm("")
     training.start()
-    assert training.finish() == -9, training.log.read_text()
-    assert training.fired() == [point]
-    training.start()
-    assert training.finish() == 0, training.log.read_text()
+    assert training.finish() == 0, training.last_words()
     assert_whole(training, undisturbed)
 
 
-def test_nodes_train_on_while_the_step_is_gone(training: TrainStep, undisturbed: dict[str, bytes]) -> None:
-    training.flags = {**training.flags, "iterations": "400"}
+def test_nodes_train_on_while_the_step_is_gone(training: TrainStep) -> None:
+    training.flags = {**training.flags, "iterations": str(200 + 200 * ROUNDS)}
     training.start()
-    training.wait_iteration(20)
-    step = training.step()
-    assert step is not None
+    at = training.wait_iteration(20)
     agents = {agent.pid for agent in training.agents()}
-    kill(step)
-    at = training.iteration()
-    training.wait_iteration(at + 20)
-    training.start()
-    assert training.finish() == 0, training.log.read_text()
-    assert broken_rounds(training) == []
     assert len(agents) == 2
+    for number in range(1, ROUNDS + 1):
+        step = training.step()
+        assert step is not None
+        kill(step)
+        at = training.iteration()
+        wait_until(lambda at=at: training.iteration() >= at + 20, "iterations without a step")
+        training.start()
+        wait_until(lambda number=number: claims(training) > number or training.over(), "the takeover")
+    assert training.finish() == 0, training.last_words()
+    assert claims(training) == ROUNDS + 1
+    assert broken_rounds(training) == []
     assert training.left() == []
+
+
+def claims(training: TrainStep) -> int:
+    """Masters that the job has had."""
+    return [record["kind"] for record in training.records()].count("MasterClaimed")
 
 
 def test_everything_killed_goes_on_from_the_store(training: TrainStep, undisturbed: dict[str, bytes]) -> None:
     training.start()
-    training.wait_iteration(45)
-    for process in training.processes():
-        process.kill()
-    wait_until(lambda: not training.processes(), "the end of everything")
-    training.start()
-    assert training.finish() == 0, training.log.read_text()
-    formed = [record["round"] for record in training.records() if record["kind"] == "RoundFormed"]
-    assert formed[-1]["restore"]["iteration"] in (20, 40)
-    assert all(source["key"] for source in formed[-1]["restore"]["sources"])
+    for number in range(1, ROUNDS + 1):
+        training.wait_iteration(25 + EVERY * number)
+        for process in training.processes():
+            process.kill()
+        wait_until(lambda: not training.processes(), "the end of everything")
+        training.start()
+        wait_until(
+            lambda number=number: len(rounds_from_the_store(training)) == number or training.over(), "the next round"
+        )
+    assert training.finish() == 0, training.last_words()
+    assert len(rounds_from_the_store(training)) == ROUNDS
     assert_whole(training, undisturbed)
+
+
+def rounds_from_the_store(training: TrainStep) -> list[int]:
+    """Iterations of the checkpoints in the store that rounds began from."""
+    formed = [record["round"]["restore"] for record in training.records() if record["kind"] == "RoundFormed"]
+    return [restore["iteration"] for restore in formed if restore and all(s["key"] for s in restore["sources"])]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_kills_at_random_moments_change_no_weight(
-    seed: int, training: TrainStep, undisturbed: dict[str, bytes], tmp_path: Path
+    seed: int, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
     choose = random.Random(seed)
     training.start()
-    fired = 0
-    for victim in choose.sample(["worker", "agent", "step"], 3):
-        at = training.wait_iteration(choose.randrange(2, 15) + 15 * fired)
-        if training.over() or at >= 58:
+    at = fired = 0
+    for victim in [victim for _ in range(ROUNDS) for victim in choose.sample(["worker", "agent", "step"], 3)]:
+        at = training.wait_iteration(at + choose.randrange(2, 15))
+        if training.over() or at >= int(training.flags["iterations"]) - 2:
             break
         found = {"worker": training.workers, "agent": training.agents, "step": lambda: [training.step()]}[victim]()
         alive = [process for process in found if process is not None]
@@ -127,6 +150,6 @@ def test_kills_at_random_moments_change_no_weight(
         if victim == "step":
             training.finish()
             training.start()
-    assert training.finish() == 0, training.log.read_text()
-    assert fired
+    assert training.finish() == 0, training.last_words()
+    assert fired >= ROUNDS
     assert_whole(training, undisturbed)

@@ -32,7 +32,9 @@ def refused(**changes: object) -> str:
 
 
 def test_the_defaults_can_be_run() -> None:
-    Config().check()
+    config = Config()
+    config.check()
+    assert (config.nodes, config.min_nodes, config.model) == (2, 1, "tiny")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,27 @@
+"""The Hera templates of the steps."""
+
+from typing import Any
+
+from hera.workflows import DAG, Workflow
+
+from steps import train
+
+
+def two_trainings() -> dict[str, Any]:
+    with Workflow(generate_name="two-", entrypoint="main") as workflow, DAG(name="main"):
+        first = train.task("pretrain", dataset="a")
+        first >> train.task("finetune", dataset="b")  # pyright: ignore[reportUnusedExpression]
+    return workflow.to_dict()["spec"]
+
+
+def test_two_tasks_of_one_step_share_a_template_and_have_jobs_of_their_own() -> None:
+    told = two_trainings()["templates"]
+    assert sorted(template["name"] for template in told) == ["main", "train"]
+    dag, template = sorted(told, key=lambda template: template["name"])
+    assert "--job={{workflow.uid}}-{{inputs.parameters.task}}" in template["container"]["args"]
+    given = [{p["name"]: p["value"] for p in task["arguments"]["parameters"]} for task in dag["dag"]["tasks"]]
+    assert given == [{"task": "pretrain", "dataset": "a"}, {"task": "finetune", "dataset": "b"}]
+
+
+def test_a_pipeline_built_twice_gives_the_same_manifest() -> None:
+    assert two_trainings() == two_trainings()
