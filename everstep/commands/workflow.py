@@ -7,9 +7,12 @@ import secrets
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from everstep.errors import BadInput
+
+if TYPE_CHECKING:
+    from runtime.workflow.reading import Document
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,48 +44,56 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
 
 
-def _read(path: Path) -> Any:
-    import yaml
+def _read(path: Path) -> "Document":
+    from runtime.workflow.reading import ReadError, read
 
     try:
-        return yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        documents = read(path)
+    except ReadError as error:
+        raise BadInput(str(error)) from None
+    if len(documents) != 1:
+        raise BadInput(f"{path}: has {len(documents)} documents; one Workflow can be run")
+    return documents[0]
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    manifest = _read(Path(arguments.file))
+    document = _read(Path(arguments.file))
+    manifest = document.value
     metadata = (manifest.get("metadata") or {}) if isinstance(manifest, dict) else {}
     made_up = f"{metadata.get('generateName', 'workflow-')}{secrets.token_hex(2)}"
-    return _execute(manifest, arguments.name or metadata.get("name") or made_up, arguments.runs)
+    return _execute(manifest, arguments.name or metadata.get("name") or made_up, arguments.runs, document)
 
 
-def _execute(manifest: Any, name: str, runs: Path) -> int:
+def _execute(manifest: Any, name: str, runs: Path, document: "Document | None" = None) -> int:
     from runtime.platform.process import end_nodes
-    from runtime.workflow import ManifestError, RunOptions
+    from runtime.workflow import ManifestError, RunOptions, parse
     from runtime.workflow import run as run_workflow
     from runtime.workflow.view import watch
 
-    print(name, file=sys.stderr)
     try:
+        parse(manifest)
+        print(name, file=sys.stderr)
         with watch() as show:
             result = run_workflow(manifest, RunOptions(name=name, runs=runs, on_change=show))
     except ManifestError as error:
-        raise BadInput(str(error)) from None
+        where = f"{document.file}:{document.line(error.problems[0].where)}: " if document and error.problems else ""
+        raise BadInput(f"{where}{error}") from None
     end_nodes(result.folder)
     print(f"{result.phase.value}  {result.message}".rstrip(), file=sys.stderr)
     return result.exit_code
 
 
 def _lint(arguments: argparse.Namespace) -> int:
-    from runtime.workflow import ManifestError, parse
+    from runtime.workflow import problems
+    from runtime.workflow.schema import dotted
 
-    try:
-        parse(_read(Path(arguments.file)))
-    except ManifestError as error:
-        raise BadInput(f"{arguments.file}: {error}") from None
+    document = _read(Path(arguments.file))
+    found = list(problems(document.value))
+    for problem in found:
+        place = f"{arguments.file}:{document.line(problem.where)}"
+        print(f"{place}: {dotted(problem.where)}: {problem.message}", file=sys.stderr)
+    if found:
+        return 2
     print(f"{arguments.file}: no errors", file=sys.stderr)
     return 0
 

@@ -1,10 +1,11 @@
 """The embedded executor: runs an Argo Workflow manifest as processes of this machine, with Argo's semantics.
 
-The story begins in `manifest` (what is understood, and what is refused by name), goes on in `engine` (pure: what
-happens next) and ends in `executor` (pods, event log, `workflow.json`). May import nothing else of Everstep.
+The story begins in `manifest` (what is understood, and what is refused by name: `schema`, `validate`), goes on in
+`engine` (pure: what happens next) and ends in `executor` (pods, event log, `workflow.json`). May import only
+`runtime.faults` of the rest of Everstep.
 """
 
-from runtime.workflow.executor import RunOptions, RunResult, check_name, run
-from runtime.workflow.manifest import Manifest, ManifestError, parse
+from runtime.workflow.executor import RunOptions, RunResult, check_name, execute, run
+from runtime.workflow.manifest import Manifest, ManifestError, parse, problems
 
-__all__ = ["Manifest", "ManifestError", "RunOptions", "RunResult", "check_name", "parse", "run"]
+__all__ = ["Manifest", "ManifestError", "RunOptions", "RunResult", "check_name", "execute", "parse", "problems", "run"]

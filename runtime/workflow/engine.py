@@ -4,18 +4,18 @@ Rules after Argo 4.1's documented behaviour ("DAG", "Enhanced Depends Logic", "R
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from runtime.workflow.depends import STATES, needs, satisfied
 from runtime.workflow.events import Event, PodEnded, PodStarted, RunCreated, RunResumed, ShutdownAsked
-from runtime.workflow.expressions import ExpressionError, evaluate
+from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.govaluate import should_run
-from runtime.workflow.manifest import STATES, Manifest, Task, Template, dashed, depends_on
+from runtime.workflow.manifest import Manifest, Task, Template
 from runtime.workflow.nodes import Node, NodeType, Phase, pod_name, scope_of
 from runtime.workflow.retries import Decision, decide
-from runtime.workflow.substitute import substitute
+from runtime.workflow.tags import substitute
 
 EXIT_SUFFIX = ".onExit"
 
@@ -31,6 +31,7 @@ class Engine:
         self.nodes: dict[str, Node] = {}
         self.shutdown = ""
         self.finished = 0.0
+        self._life = 0
         self._wake: float | None = None
         self.advance(created.time)
 
@@ -74,6 +75,8 @@ class Engine:
             return f"Stopped with strategy '{self.shutdown}'"
         main, handler = self.nodes.get(self.name), self.nodes.get(self.name + EXIT_SUFFIX)
         bad = next((n for n in (main, handler) if n and n.phase.bad), None)
+        if bad and bad is main and bad.type is NodeType.SKIPPED:
+            return f"error in entry template execution: {bad.message}"
         return bad.message if bad else ""
 
     def outputs(self) -> dict[str, str]:
@@ -106,7 +109,7 @@ class Engine:
         found = {
             "workflow.name": self.name, "workflow.uid": self.uid, "workflow.namespace": "default",
             "workflow.mainEntrypoint": self.manifest.entrypoint, "workflow.serviceAccountName": "default",
-            "workflow.creationTimestamp": stamp,
+            "workflow.creationTimestamp": stamp, "workflow.status": "",
             "workflow.parameters": json.dumps(
                 [{"name": name, "value": value} for name, value in self.manifest.parameters.items()]
             ),
@@ -192,11 +195,30 @@ class Engine:
         inputs = {}
         for key, default in template.inputs.items():
             inputs[key] = given[key] if key in given else substitute(default or "", self.globals(now))
+        wrong = self._unreadable(template, inputs, now)
+        if wrong:
+            said = f"task '{name}' errored: {wrong}" if boundary else wrong
+            self.nodes[name] = Node(name, display, NodeType.SKIPPED, template.name, boundary, Phase.ERROR, now, {},
+                                    message=said, finished=now, children=[])  # fmt: skip
+            if boundary and boundary in self.nodes:
+                self.nodes[boundary].children.append(name)
+            return
         kind = NodeType.DAG if template.is_dag else NodeType.RETRY if template.retry is not None else NodeType.POD
         phase = Phase.PENDING if kind is NodeType.POD else Phase.RUNNING
-        self.nodes[name] = Node(name, display, kind, template.name, boundary, phase, now, inputs, children=[])
+        self.nodes[name] = Node(
+            name, display, kind, template.name, boundary, phase, now, inputs, children=[], life=self._life
+        )
         if boundary and boundary in self.nodes:
             self.nodes[boundary].children.append(name)
+
+    def _unreadable(self, template: Template, inputs: Mapping[str, str], now: float) -> str:
+        """Why the template's tags cannot be replaced; empty when they can."""
+        try:
+            own = {f"inputs.parameters.{name}": value for name, value in inputs.items()}
+            substitute(substitute(template.raw, self.globals(now)), {**self.globals(now), **own})
+        except ExpressionError as error:
+            return str(error)
+        return ""
 
     def _retry(self, node: Node, now: float) -> None:
         """Make the first or the next attempt, or end with the last one."""
@@ -225,7 +247,7 @@ class Engine:
         name = f"{node.name}({number})"
         self.nodes[name] = Node(
             name, f"{node.display_name}({number})", NodeType.POD, node.template, node.boundary, Phase.PENDING, now,
-            dict(node.inputs), children=[],
+            dict(node.inputs), children=[], life=self._life,
         )  # fmt: skip
         node.children.append(name)
         node.message = ""
@@ -283,23 +305,28 @@ class Engine:
         if any(one is None or not one.phase.fulfilled for one in done.values()):
             return
         known = {need: one for need, one in done.items() if one is not None}
-        if task.depends and not _satisfied(task.depends, known):
+        try:
+            due = not task.depends or satisfied(task.depends, {need: _states(one) for need, one in known.items()})
+        except ExpressionError as error:
+            self._without_pod(name, task, boundary, Phase.ERROR, str(error), now)
+            return
+        if not due:
             self._without_pod(name, task, boundary, Phase.OMITTED, "omitted: depends condition not met", now)
             return
         scope = self.globals(now)
         scope |= {f"inputs.parameters.{key}": value for key, value in boundary.inputs.items()}
         for ancestor in self._ancestors(boundary, task.name):
             scope |= scope_of(f"tasks.{ancestor}", self.nodes[f"{boundary.name}.{ancestor}"])
-        when = substitute(task.when, scope)
         try:
+            when = substitute(task.when, scope, strict=True)
             if when and not should_run(when):
                 self._without_pod(name, task, boundary, Phase.SKIPPED, f"when '{when}' evaluated false", now)
                 return
+            given = substitute(task.parameters, scope, strict=True)
         except ExpressionError as error:
             self._without_pod(name, task, boundary, Phase.ERROR, str(error), now)
             return
-        self._start(name, task.name, self.manifest.templates[task.template], substitute(task.parameters, scope),
-                    boundary.name, now)  # fmt: skip
+        self._start(name, task.name, self.manifest.templates[task.template], given, boundary.name, now)
 
     def _ancestors(self, boundary: Node, name: str) -> set[str]:
         needs = {t.name: depends_on(t.depends) for t in self.manifest.templates[boundary.template].tasks}
@@ -332,7 +359,10 @@ class Engine:
             return
         node.exit_code = str(event.exit_code)
         if event.exit_code:
-            node.become(Phase.FAILED, event.time, f"main: Error (exit code {event.exit_code})")
+            if not event.said:
+                node.parameters = {}
+            said = f": {event.said}" if event.said else ""
+            node.become(Phase.FAILED, event.time, f"main: Error (exit code {event.exit_code}){said}")
         elif event.error:
             node.become(Phase.ERROR, event.time, event.error)
         else:
@@ -341,6 +371,7 @@ class Engine:
     def _resume(self) -> None:
         """Forget what did not succeed; DAGs around it run again."""
         self.shutdown, self.finished = "", 0.0
+        self._life += 1
         kept = {
             name: node
             for name, node in self.nodes.items()
@@ -356,19 +387,11 @@ class Engine:
             node.children = [child for child in node.children if child in self.nodes]
 
 
-def _satisfied(depends: str, done: Mapping[str, Node]) -> bool:
-    """Does `depends` hold? A bare name means Succeeded, Skipped or Daemoned."""
-    environment: dict[str, Any] = {}
-    text = dashed(depends)
-    for name, node in done.items():
-        phase = "Errored" if node.phase is Phase.ERROR else node.phase.value
-        own = name.replace("-", "__")
-        environment |= {f"{own}.{state}": phase == state for state in STATES}
-        text = _bare(text, own)
-    return bool(evaluate(text, environment))
+def _states(node: Node) -> dict[str, bool]:
+    phase = "Errored" if node.phase is Phase.ERROR else node.phase.value
+    return {state: phase == state for state in STATES}
 
 
-def _bare(text: str, name: str) -> str:
-    """`a && b.Failed` with `a` written out."""
-    spelled = f"({name}.Succeeded || {name}.Skipped || {name}.Daemoned)"
-    return re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", spelled, text)
+def depends_on(depends: str) -> set[str]:
+    """The tasks that a `depends` names."""
+    return {name for name, _ in needs(depends)}

@@ -35,7 +35,9 @@ class PodEnded(msgspec.Struct, frozen=True, tag=True):
     artifacts: dict[str, str] = {}
     """Where each output artifact lies."""
     error: str = ""
-    """Why outputs could not be read."""
+    """Which outputs are missing, in Argo's words."""
+    said: str = ""
+    """What made the container fail though its command did not: it could not be started, an output is a directory."""
     late: bool = False
     """It was ended because its activeDeadlineSeconds were over."""
 

@@ -9,12 +9,13 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from runtime import faults
 from runtime.workflow import status
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import (
@@ -29,12 +30,10 @@ from runtime.workflow.events import (
 )
 from runtime.workflow.manifest import NAME, Manifest, ManifestError, parse
 from runtime.workflow.nodes import Node, Phase, node_id
-from runtime.workflow.pods import Pod, PodError, send, start_time
+from runtime.workflow.pods import NOT_STARTED, Pod, PodError, send, start_time
 
 GRACE_S = 20.0
 """From SIGTERM to SIGKILL, as Argo's pods have had it."""
-NOT_STARTED = 64
-"""Exit code of a container whose command is not there, as Argo's emissary gives it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,12 @@ class RunResult(NamedTuple):
 
 
 def run(source: dict[str, Any], options: RunOptions) -> RunResult:
-    """Run the manifest to its end, or take up the unfinished run of that name.
+    """`execute` as a process's main work: SIGINT and SIGTERM stop the run, a second one terminates it."""
+    return asyncio.run(execute(source, options, signals=(signal.SIGINT, signal.SIGTERM)))
+
+
+async def execute(source: dict[str, Any], options: RunOptions, signals: Sequence[signal.Signals] = ()) -> RunResult:
+    """Run the manifest to its end, or take up the unfinished run of that name. `signals` stop it.
 
     Raises ManifestError: it cannot be run here, the name belongs to a run of another manifest, or somebody runs it.
     """
@@ -75,9 +79,11 @@ def run(source: dict[str, Any], options: RunOptions) -> RunResult:
         if not known.exists():
             fresh = folder / f".manifest.json.{os.getpid()}"
             fresh.write_text(json.dumps(source, indent=1))
+            faults.point("executor.before_manifest")
             fresh.replace(known)
+            faults.point("executor.after_manifest")
         executor = _Executor(manifest, options, folder)
-        asyncio.run(executor.run())
+        await executor.run(signals)
         return executor.result()
 
 
@@ -115,7 +121,7 @@ class _Executor:
         self._log = EventLog(folder / "events.jsonl")
         if not before:
             before = [RunCreated(time.time(), options.name, str(uuid.uuid4()))]
-            self._log.append(before[0])
+            self._append(before[0])
         first, *rest = before
         assert isinstance(first, RunCreated)
         self.engine = Engine(manifest, first)
@@ -135,10 +141,10 @@ class _Executor:
             code = 130 if self.engine.shutdown else next(iter(codes), 1)
         return RunResult(phase, self.engine.message, self._folder, code, self.engine.outputs())
 
-    async def run(self) -> None:
+    async def run(self, signals: Sequence[signal.Signals]) -> None:
         """Until the workflow has ended."""
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in signals:
             loop.add_signal_handler(signum, self._asked_to_stop)
         view = asyncio.create_task(self._show())
         try:
@@ -160,8 +166,14 @@ class _Executor:
             self._log.close()
             self._tell()
 
-    def _record(self, event: Event) -> None:
+    def _append(self, event: Event) -> None:
+        facts = {"event": type(event).__name__}
+        faults.point("executor.before_event", **facts)
         self._log.append(event)
+        faults.point("executor.after_event", **facts)
+
+    def _record(self, event: Event) -> None:
+        self._append(event)
         self.engine.handle(event)
 
     def _act(self) -> None:
@@ -175,13 +187,11 @@ class _Executor:
 
     def _pod(self, node: Node) -> Pod:
         logs = self._folder / "logs" / f"{status.log_name(node)}.log"
-        return Pod(self._folder / "pods" / node_id(self.engine.name, node.name), logs)
+        place = node_id(self.engine.name, node.name) + (f".{node.life}" if node.life else "")
+        return Pod(self._folder / "pods" / place, logs)
 
     def _start(self, node: Node) -> None:
         pod = self._pod(node)
-        if found := pod.find():
-            self._record(PodStarted(time.time(), node.name, *found))
-            return
         template = self.engine.container(node)
         outputs = template.get("outputs") or {}
         paths = [entry["valueFrom"]["path"] for entry in outputs.get("parameters") or [] if "valueFrom" in entry]
@@ -193,13 +203,14 @@ class _Executor:
             "EVERSTEP_RUN_DIR": str(self._folder),
         }
         try:
-            process = pod.start(template["container"], paths, environment, self._cwd)
+            pid, began = pod.start(template["container"], paths, environment, self._cwd)
         except PodError as error:
             pod.log.parent.mkdir(parents=True, exist_ok=True)
             pod.log.write_text(f"{error}\n")
-            self._record(PodEnded(time.time(), node.name, NOT_STARTED))
+            self._record(PodEnded(time.time(), node.name, NOT_STARTED, said=str(error)))
             return
-        self._record(PodStarted(time.time(), node.name, process.pid, start_time(process.pid)))
+        faults.point("executor.after_start", node=node.name)
+        self._record(PodStarted(time.time(), node.name, pid, began))
 
     async def _watch(self, node: Node) -> None:
         """Wait for the pod's process, then read its exit code and outputs."""
@@ -215,11 +226,14 @@ class _Executor:
             await self._end(node, GRACE_S)
             await _gone(node.pid, node.start_time)
         code = pod.exit_code()
-        parameters, artifacts, missing = pod.collect(template.get("outputs") or {})
+        left = pod.collect(template.get("outputs") or {})
+        if left.said and code == 0:
+            code = NOT_STARTED
         # A launcher that was killed may have missed the end: the exit file's time is when it was.
         ended = pod.exit_file.stat().st_mtime if code is not None else time.time()
-        self._record(PodEnded(max(ended, node.started), node.name, code, parameters, artifacts,
-                              missing if code is not None else "", late))  # fmt: skip
+        faults.point("executor.after_exit", node=node.name)
+        self._record(PodEnded(max(ended, node.started), node.name, code, left.parameters, left.artifacts,
+                              left.missing if code is not None else "", left.said, late))  # fmt: skip
         del self._watched[node.name]
         self._changed.set()
 

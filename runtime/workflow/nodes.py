@@ -65,6 +65,8 @@ class Node(msgspec.Struct):
     children: list[str] = []
     pid: int = 0
     start_time: int = 0
+    life: int = 0
+    """How often the run had been taken up again when the node was made: nodes of one name differ in it."""
 
     def become(self, phase: Phase, now: float, message: str = "") -> None:
         """Change the phase. Raises ValueError where the table does not list it."""

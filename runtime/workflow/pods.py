@@ -5,6 +5,7 @@ told by a path stays visible in it. Where the kernel allows no namespaces, outpu
 the pod's command instead.
 """
 
+import json
 import os
 import shlex
 import shutil
@@ -15,24 +16,49 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from runtime.workflow.expressions.values import parameter_text
 
 MARK = "EVERSTEP_POD"
-_MISSING = "wait: Error (exit code 64): open /var/run/argo/outputs"
-"""How Argo tells of an output that is not there."""
 TMP = Path("/tmp")
-_RECORD = (
-    'trap : TERM INT; exit=$1; shift; "$@"; code=$?; echo $code > "$exit.part" && mv "$exit.part" "$exit"; exit $code'
-)
+NOT_STARTED = 64
+"""Exit code of a container whose command is not there, or whose output is a directory, as Argo's emissary gives it."""
+OUTPUTS = "/var/run/argo/outputs"
+"""Where Argo keeps outputs on their way; its messages name it."""
+_WRAPPER = """
+trap : TERM INT
+claim=$1 exit=$2; shift 2
+read -r line < /proc/$$/stat; set -- $$ ${line##*) } -- "$@"
+echo "$1 ${21}" > "$claim.$1" && command -p ln "$claim.$1" "$claim" 2>/dev/null || exit 0
+exec < /dev/null
+while [ "$1" != -- ]; do shift; done; shift
+"$@"
+code=$?; echo $code > "$exit.part" && command -p mv "$exit.part" "$exit"; exit $code
+"""
+"""Only the process whose claim is linked runs the command; who comes later, or is late itself, leaves. Its standard
+input is closed when that is decided."""
 
 
 class PodError(OSError):
     """The pod could not be started or its outputs not be read."""
 
 
+class Collected(NamedTuple):
+    """What a pod left behind."""
+
+    parameters: dict[str, str]
+    artifacts: dict[str, str]
+    """Where each output artifact lies."""
+    said: str = ""
+    """Why the container counts as failed with 64 although its command did not."""
+    missing: str = ""
+    """Which outputs are not there, in the words of Argo's wait container."""
+
+
 @dataclass(frozen=True)
 class Pod:
-    """A place for one pod: `folder` is runs/NAME/pods/ID."""
+    """A place for one pod: `folder` is runs/NAME/pods/ID. It is started at most once, whoever tries."""
 
     folder: Path
     log: Path
@@ -49,23 +75,52 @@ class Pod:
 
     def start(
         self, container: Mapping[str, Any], outputs: Sequence[str], environment: Mapping[str, str], cwd: Path
-    ) -> subprocess.Popen[bytes]:
-        """Run the command in a session of its own. Raises PodError when it cannot be started."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.tmp.mkdir(parents=True)
+    ) -> tuple[int, int]:
+        """Run the command in a session of its own: (pid, start time) of the process that has the claim.
+
+        Started before, by a launcher that died, it is that one. Raises PodError when it cannot be started.
+        """
+        if found := self.claimed():
+            return found
+        command = [str(word) for word in [*container["command"], *(container.get("args") or [])]]
+        own = {str(v["name"]): str(v.get("value") or "") for v in container.get("env") or []}
+        told = {**environment, **own, MARK: str(self.folder)}
+        if shutil.which(command[0], path=told.get("PATH")) is None:
+            raise PodError(_not_found(command[0]))
+        self.tmp.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         for path in outputs:
             self.inside(path).parent.mkdir(parents=True, exist_ok=True)
-        command = [str(word) for word in [*container["command"], *(container.get("args") or [])]]
-        own = {str(v["name"]): str(v.get("value") or "") for v in container.get("env") or []}
-        if not any(Path(folder, command[0]).exists() for folder in environment["PATH"].split(":")):
-            raise PodError(f"{command[0]}: no such command on this machine (images are not used here)")
-        told = {**environment, **own, MARK: str(self.folder)}
-        with self.log.open("ab") as log:
-            return subprocess.Popen(
-                ["/bin/sh", "-c", _RECORD, "pod", str(self.exit_file), *self._isolated(command, outputs, cwd)],
-                cwd=cwd, env=told, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+        decided, undecided = os.pipe()
+        try:
+            with self.log.open("ab") as log:
+                process = subprocess.Popen(
+                    ["/bin/sh", "-c", _WRAPPER, "pod", str(self._claim), str(self.exit_file),
+                     *self._isolated(command, outputs, cwd)],
+                    cwd=cwd, env=told, stdin=undecided, stdout=log, stderr=log, start_new_session=True,
+                )  # fmt: skip
+        finally:
+            os.close(undecided)
+        with os.fdopen(decided, "rb") as waiting:
+            waiting.read()
+        found = self.claimed()
+        if found is None:
+            raise PodError(f"{self._claim}: cannot be written")
+        if found[0] != process.pid:
+            process.wait()
+        return found
+
+    @property
+    def _claim(self) -> Path:
+        return self.folder / "claim"
+
+    def claimed(self) -> tuple[int, int] | None:
+        """(pid, start time) of the process that ran or runs the command; None before there is one."""
+        try:
+            pid, began = self._claim.read_text().split()
+        except FileNotFoundError:
+            return None
+        return int(pid), int(began)
 
     def _isolated(self, command: Sequence[str], outputs: Sequence[str], cwd: Path) -> list[str]:
         unshare = mount_namespace()
@@ -94,40 +149,47 @@ class Pod:
         except (FileNotFoundError, ValueError):
             return None
 
-    def collect(self, outputs: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str], str]:
-        """(output parameters, places of output artifacts, why one is missing)."""
-        parameters: dict[str, str] = {}
-        artifacts: dict[str, str] = {}
-        missing = ""
+    def collect(self, outputs: Mapping[str, Any]) -> Collected:
+        """Output parameters up to the first that is not there, and the artifacts that are."""
+        found = Collected({}, {})
+        gone, folders = [], []
         for entry in outputs.get("parameters") or []:
             source = entry.get("valueFrom") or {}
+            place = self.inside(source["path"])
+            if place.is_dir():
+                folders.append(_directory(source["path"]))
+                found.parameters[entry["name"]] = ""
+                continue
             try:
-                text = self.inside(source["path"]).read_bytes().decode(errors="replace")
-                parameters[entry["name"]] = text.removesuffix("\n")
+                text = place.read_bytes().decode(errors="replace")
             except OSError:
-                if "default" in source:
-                    parameters[entry["name"]] = str(source["default"]).removesuffix("\n")
-                else:
-                    missing = missing or f"{_MISSING}/parameters{source.get('path')}: no such file or directory"
+                if "default" not in source:
+                    gone.append(f"open {OUTPUTS}/parameters{source['path']}: no such file or directory")
+                    break
+                text = parameter_text(source["default"])
+            found.parameters[entry["name"]] = text.removesuffix("\n")
+        absent = ""
         for entry in outputs.get("artifacts") or []:
             place = self.inside(entry["path"])
             if place.exists():
-                artifacts[entry["name"]] = str(place)
+                found.artifacts[entry["name"]] = str(place)
             elif not entry.get("optional"):
-                missing = missing or f"{_MISSING}/artifacts{entry['path']}: no such file or directory"
-        return parameters, artifacts, missing
+                absent += f"open {OUTPUTS}/artifacts{entry['path']}.tgz: no such file or directory; "
+        missing = next(iter(gone), absent)
+        return found._replace(
+            said=folders[0] if folders else "", missing=f"wait: Error (exit code 64): {missing}" if missing else ""
+        )
 
-    def find(self) -> tuple[int, int] | None:
-        """(pid, start time) of a process of this pod that runs, whoever started it: the first of its session."""
-        wanted = f"{MARK}={self.folder}".encode()
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with suppress(OSError):
-                    pid = int(entry.name)
-                    ours = os.getsid(pid) == pid and wanted in (entry / "environ").read_bytes().split(b"\0")
-                    if ours and (entry / "cmdline").read_bytes().split(b"\0")[0] == b"/bin/sh":
-                        return pid, start_time(pid)
-        return None
+
+def _directory(path: str) -> str:
+    kept = f"{OUTPUTS}/parameters/{path}"
+    return f"failed to copy {path} to {kept}: write {kept}: copy_file_range: is a directory"
+
+
+def _not_found(command: str) -> str:
+    if "/" in command:
+        return f"failed to find name in PATH: exec: {json.dumps(command)}: stat {command}: no such file or directory"
+    return f"failed to find name in PATH: exec: {json.dumps(command)}: executable file not found in $PATH"
 
 
 def start_time(pid: int) -> int:

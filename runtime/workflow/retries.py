@@ -41,7 +41,10 @@ def decide(strategy: Mapping[str, Any], attempts: Sequence[Node], now: float) ->
         if refused:
             return Decision.stop(last.phase, refused)
         policy = strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
-        if (policy, last.phase) in (("OnFailure", Phase.ERROR), ("OnError", Phase.FAILED)):
+        if policy == "OnTransientError" or (policy, last.phase) in (
+            ("OnFailure", Phase.ERROR),
+            ("OnError", Phase.FAILED),
+        ):
             return Decision.stop(last.phase, last.message)
         limit = strategy.get("limit")
         if limit is not None and len(attempts) > int(limit):

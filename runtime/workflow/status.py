@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from runtime import faults
 from runtime.workflow.engine import Engine
 from runtime.workflow.nodes import Node, NodeType, node_id, pod_name
 
@@ -39,7 +40,9 @@ def write(engine: Engine, folder: Path) -> None:
     """Replace `workflow.json` by the newest."""
     fresh = folder / f".workflow.json.{os.getpid()}"
     fresh.write_text(json.dumps(workflow(engine, folder), indent=1) + "\n")
+    faults.point("executor.before_status")
     fresh.replace(folder / "workflow.json")
+    faults.point("executor.after_status")
 
 
 def log_name(node: Node) -> str:
@@ -58,8 +61,12 @@ def stamp(moment: float) -> str | None:
 
 def _node(engine: Engine, node: Node, folder: Path) -> dict[str, Any]:
     outputs: dict[str, Any] = {}
-    if node.parameters:
-        outputs["parameters"] = [{"name": name, "value": value} for name, value in node.parameters.items()]
+    declared = (engine.manifest.templates[node.template].raw.get("outputs") or {}).get("parameters") or []
+    if declared and (node.type is NodeType.POD or node.parameters or node.exit_code):
+        outputs["parameters"] = [
+            {**entry, "value": node.parameters[entry["name"]]} if entry["name"] in node.parameters else entry
+            for entry in declared
+        ]
     if node.artifacts:
         outputs["artifacts"] = [{"name": name, "path": path} for name, path in node.artifacts.items()]
     if node.exit_code:

@@ -117,10 +117,10 @@ def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], part: 
 @pytest.mark.parametrize(
     ("field", "value", "part"),
     [
-        ("withItems", [1], "main.a.withItems"),
+        ("withItems", [1], r"tasks\[0\].withItems: not supported"),
         ("depends", "nobody", "there is no task nobody"),
         ("depends", "b", "wait for each other"),
-        ("template", "nobody", "there is no template nobody"),
+        ("template", "nobody", "there is no template 'nobody'"),
     ],
 )
 def test_a_task_beyond_reach_is_refused_by_name(field: str, value: Any, part: str) -> None:

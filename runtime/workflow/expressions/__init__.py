@@ -1,5 +1,6 @@
-"""Argo's expression languages as grammars: `expr` (in {{=...}}, depends and retries), `govaluate` (in `when`)."""
+"""Argo's expression languages as grammars: expr-lang (in `{{=...}}`, depends and retries), govaluate (in `when`)."""
 
-from runtime.workflow.expressions.expr import ExpressionError, evaluate, names
+from runtime.workflow.expressions.errors import ExpressionError, ExpressionSyntaxError, UnknownNameError
+from runtime.workflow.expressions.evaluator import evaluate, expand, paths
 
-__all__ = ["ExpressionError", "evaluate", "names"]
+__all__ = ["ExpressionError", "ExpressionSyntaxError", "UnknownNameError", "evaluate", "expand", "paths"]

@@ -1,0 +1,61 @@
+"""`depends` and `dependencies`: which tasks one waits for, and when it may run ("Enhanced Depends Logic")."""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from runtime.workflow.expressions import ExpressionError, evaluate
+
+STATES = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted", "Daemoned", "AnySucceeded", "AllFailed")
+OF_LOOPS = ("AnySucceeded", "AllFailed")
+_NEED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9]*)(?:\.([A-Za-z]+))?")
+
+
+class DependsError(ExpressionError):
+    """The text cannot be evaluated; in Argo's words."""
+
+
+@lru_cache(maxsize=65536)
+def needs(text: str) -> tuple[tuple[str, str], ...]:
+    """(task, state) of everything that a `depends` names; the state is empty for a bare name."""
+    return tuple((match[1], match[2] or "") for match in _NEED.finditer(text))
+
+
+def depends_of(task: Mapping[str, Any], tasks: Mapping[str, Mapping[str, Any]]) -> str:
+    """A task's condition; `dependencies` is the `&&` of bare names, which `continueOn` of those tasks widens."""
+    if task.get("depends"):
+        return str(task["depends"])
+    return " && ".join(_bare(name, tasks) for name in task.get("dependencies") or [])
+
+
+def _bare(name: str, tasks: Mapping[str, Mapping[str, Any]]) -> str:
+    goes_on = (tasks.get(name) or {}).get("continueOn") or {}
+    more = [f"{name}.{state}" for key, state in (("error", "Errored"), ("failed", "Failed")) if goes_on.get(key)]
+    return f"({name} || {' || '.join(more)})" if more else name
+
+
+def satisfied(text: str, states: Mapping[str, Mapping[str, bool]]) -> bool:
+    """Does it hold? `states` gives the true states of each task that it names. Raises DependsError."""
+    written = _NEED.sub(_written, text)
+    environment: dict[str, Any] = {}
+    for name, known in states.items():
+        for state in STATES:
+            environment[f"{_word(name)}.{state}"] = known.get(state, False)
+    try:
+        found = evaluate(written, environment)
+    except ExpressionError as error:
+        raise DependsError(f"unable to evaluate expression '{written}': {error}") from None
+    if not isinstance(found, bool):
+        raise DependsError(f"unable to cast expression result '{found}' to bool")
+    return found
+
+
+def _word(name: str) -> str:
+    """As a name of expr-lang, in which - is minus."""
+    return name.replace("-", "_")
+
+
+def _written(need: re.Match[str]) -> str:
+    name = _word(need[1])
+    return f"{name}.{need[2]}" if need[2] else f"({name}.Succeeded || {name}.Skipped || {name}.Daemoned)"

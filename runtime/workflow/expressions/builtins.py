@@ -1,0 +1,235 @@
+"""The functions that expr-lang brings, and those that Argo adds: asInt, asFloat, toJson, jsonpath.
+
+After the language definition of expr-lang, "Built-in Functions". Dates and time zones are not here.
+"""
+
+import base64
+import functools
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from runtime.workflow.expressions.errors import ExpressionError
+from runtime.workflow.expressions.jsonpath import jsonpath
+from runtime.workflow.expressions.operations import equal, is_number
+from runtime.workflow.expressions.values import go_json, go_pretty_json, go_text, go_type
+
+
+def as_int(value: Any) -> int:
+    """Argo's asInt: of a text or a number. Raises ExpressionError."""
+    try:
+        return int(value) if not isinstance(value, str) else int(value, 10)
+    except (ValueError, TypeError):
+        raise ExpressionError(f"invalid operation: int({go_text(value)})") from None
+
+
+def as_float(value: Any) -> float:
+    """Argo's asFloat."""
+    try:
+        return float(value)
+    except (ValueError, TypeError):
+        raise ExpressionError(f"invalid operation: float({go_text(value)})") from None
+
+
+def from_json(text: str) -> Any:
+    """The value of a JSON text; whole numbers are floats, as Go reads them. Raises ExpressionError."""
+    try:
+        return json.loads(text, parse_int=float)
+    except json.JSONDecodeError as error:
+        raise ExpressionError(f"invalid JSON: {error}") from None
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, str | list | dict):
+        return len(value)
+    raise ExpressionError(f"invalid argument for len (type {go_type(value)})")
+
+
+def _type(value: Any) -> str:
+    names = {"<nil>": "nil", "float64": "float", "[]interface {}": "array", "map[string]interface {}": "map"}
+    return names.get(go_type(value), go_type(value))
+
+
+def _numbers(values: tuple[Any, ...]) -> list[Any]:
+    flat: list[Any] = []
+    for value in values:
+        flat += _numbers(tuple(value)) if isinstance(value, list) else [value]
+    if not all(map(is_number, flat)):
+        raise ExpressionError("invalid argument (numbers are needed)")
+    return flat
+
+
+def _median(*values: Any) -> float:
+    found = sorted(_numbers(values))
+    middle = len(found) // 2
+    if not found:
+        return 0.0
+    return float(found[middle]) if len(found) % 2 else (found[middle - 1] + found[middle]) / 2
+
+
+def _round(value: float) -> float:
+    return float(math.floor(abs(value) + 0.5)) * (-1 if value < 0 else 1)
+
+
+def _split(text: str, separator: str, limit: int = -1) -> list[str]:
+    if separator == "":
+        return list(text)
+    return text.split(separator) if limit < 0 else text.split(separator, limit - 1) if limit else []
+
+
+def _split_after(text: str, separator: str) -> list[str]:
+    parts = text.split(separator)
+    return [part + separator for part in parts[:-1]] + parts[-1:]
+
+
+def _join(parts: list[Any], glue: str = "") -> str:
+    if not all(isinstance(part, str) for part in parts):
+        raise ExpressionError("invalid argument for join (texts are needed)")
+    return glue.join(parts)
+
+
+def _unique(values: list[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if not any(equal(value, one) for one in found):
+            found.append(value)
+    return found
+
+
+def _flatten(values: list[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for value in values:
+        flat += _flatten(value) if isinstance(value, list) else [value]
+    return flat
+
+
+def _get(of: Any, key: Any) -> Any:
+    if isinstance(of, dict):
+        return of.get(key)
+    if isinstance(of, list) and isinstance(key, int) and -len(of) <= key < len(of):
+        return of[key]
+    return None
+
+
+def _sort(values: list[Any], order: str = "asc") -> list[Any]:
+    return sorted(values, reverse=order == "desc")
+
+
+BUILTINS: dict[str, Callable[..., Any]] = {
+    "asInt": as_int,
+    "asFloat": as_float,
+    "toJson": go_json,
+    "jsonpath": lambda text, path: jsonpath(text, path),
+    "len": _length,
+    "type": _type,
+    "abs": abs,
+    "int": as_int,
+    "float": as_float,
+    "string": go_text,
+    "trim": lambda text, what=" \t\n\r\v\f": text.strip(what),
+    "trimPrefix": lambda text, what=" ": text.removeprefix(what),
+    "trimSuffix": lambda text, what=" ": text.removesuffix(what),
+    "upper": lambda text: text.upper(),
+    "lower": lambda text: text.lower(),
+    "split": _split,
+    "splitAfter": _split_after,
+    "replace": lambda text, old, new: text.replace(old, new),
+    "repeat": lambda text, count: text * count,
+    "join": _join,
+    "indexOf": lambda text, part: text.find(part),
+    "lastIndexOf": lambda text, part: text.rfind(part),
+    "hasPrefix": lambda text, part: text.startswith(part),
+    "hasSuffix": lambda text, part: text.endswith(part),
+    "max": lambda *values: max(_numbers(values)),
+    "min": lambda *values: min(_numbers(values)),
+    "mean": lambda *values: sum(_numbers(values)) / max(1, len(_numbers(values))),
+    "median": _median,
+    "ceil": lambda value: float(math.ceil(value)),
+    "floor": lambda value: float(math.floor(value)),
+    "round": _round,
+    "concat": lambda *lists: functools.reduce(lambda a, b: [*a, *b], lists, []),
+    "flatten": _flatten,
+    "uniq": _unique,
+    "reverse": lambda values: values[::-1],
+    "take": lambda values, count: values[:count],
+    "first": lambda values: values[0] if values else None,
+    "last": lambda values: values[-1] if values else None,
+    "keys": lambda mapping: list(mapping),
+    "values": lambda mapping: list(mapping.values()),
+    "toPairs": lambda mapping: [[key, value] for key, value in mapping.items()],
+    "fromPairs": lambda pairs: dict(pairs),
+    "sort": _sort,
+    "get": _get,
+    "toJSON": go_pretty_json,
+    "fromJSON": from_json,
+    "toBase64": lambda text: base64.b64encode(text.encode()).decode(),
+    "fromBase64": lambda text: base64.b64decode(text, validate=True).decode(),
+    "bitand": lambda a, b: a & b,
+    "bitor": lambda a, b: a | b,
+    "bitxor": lambda a, b: a ^ b,
+    "bitnot": lambda a: ~a,
+    "bitshl": lambda a, b: a << b,
+    "bitshr": lambda a, b: a >> b,
+}
+
+
+Predicate = Callable[..., Any]
+
+
+def _matching(over: list[Any], predicate: Predicate | None) -> list[int]:
+    """Indexes of the items for which the predicate holds; raises ExpressionError where it is no boolean."""
+    found = []
+    for index, item in enumerate(over):
+        holds = predicate(item, index) if predicate else item
+        if not isinstance(holds, bool):
+            raise ExpressionError(f"predicate should return boolean (got {go_type(holds)})")
+        if holds:
+            found.append(index)
+    return found
+
+
+def _mapped(over: list[Any], predicate: Predicate | None) -> list[Any]:
+    return [predicate(item, index) if predicate else item for index, item in enumerate(over)]
+
+
+def _reduce(over: list[Any], predicate: Predicate | None, *start: Any) -> Any:
+    accumulated, rest = (start[0], over) if start else (over[0] if over else None, over[1:])
+    for index, item in enumerate(rest, 0 if start else 1):
+        accumulated = predicate(item, index, accumulated) if predicate else accumulated
+    return accumulated
+
+
+def _grouped(over: list[Any], predicate: Predicate | None) -> dict[Any, list[Any]]:
+    found: dict[Any, list[Any]] = {}
+    for key, item in zip(_mapped(over, predicate), over, strict=True):
+        found.setdefault(key, []).append(item)
+    return found
+
+
+def _sorted(over: list[Any], predicate: Predicate | None, order: str = "asc") -> list[Any]:
+    keys = _mapped(over, predicate)
+    return [over[index] for index in sorted(range(len(over)), key=keys.__getitem__, reverse=order == "desc")]
+
+
+def _nth(indexes: list[int], over: list[Any], which: int, missing: Any) -> Any:
+    return missing if not indexes else over[indexes[which]]
+
+
+PREDICATES: dict[str, Callable[..., Any]] = {
+    "all": lambda over, p: len(_matching(over, p)) == len(over),
+    "any": lambda over, p: bool(_matching(over, p)),
+    "none": lambda over, p: not _matching(over, p),
+    "one": lambda over, p: len(_matching(over, p)) == 1,
+    "filter": lambda over, p: [over[index] for index in _matching(over, p)],
+    "map": _mapped,
+    "count": lambda over, p: len(_matching(over, p)),
+    "sum": lambda over, p: sum(_mapped(over, p)),
+    "find": lambda over, p: _nth(_matching(over, p), over, 0, None),
+    "findIndex": lambda over, p: _nth(_matching(over, p), list(range(len(over))), 0, -1),
+    "findLast": lambda over, p: _nth(_matching(over, p), over, -1, None),
+    "findLastIndex": lambda over, p: _nth(_matching(over, p), list(range(len(over))), -1, -1),
+    "groupBy": _grouped,
+    "sortBy": _sorted,
+    "reduce": _reduce,
+}

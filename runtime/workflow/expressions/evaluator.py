@@ -1,0 +1,320 @@
+"""The meaning of expr-lang: `evaluate(text, environment)` over Python's own None, bool, int, float, str, list and dict.
+
+Names and functions are looked up before anything is computed, as expr-lang's compiler does it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from lark import Token, Tree
+
+from runtime.workflow.expressions.builtins import BUILTINS, PREDICATES
+from runtime.workflow.expressions.errors import ExpressionError, UnknownNameError, pointed
+from runtime.workflow.expressions.expr_grammar import parse, unquoted
+from runtime.workflow.expressions.operations import OPERATIONS, NoSuchOperationError, is_number
+from runtime.workflow.expressions.values import go_type
+
+
+class Pointed(NamedTuple):
+    """What `#`, `#index` and `#acc` are inside of a predicate."""
+
+    value: Any
+    index: int = 0
+    accumulated: Any = None
+
+
+def evaluate(text: str, environment: Mapping[str, Any], functions: Mapping[str, Any] = {}) -> Any:
+    """The value of an expression; dotted names of the environment are expanded to maps first.
+
+    `functions` are callables by name, or maps of them (sprig.). Raises ExpressionSyntaxError, UnknownNameError where
+    a name or function is not bound, ExpressionError where the values do not fit.
+    """
+    tree = parse(text)
+    expanded = expand(environment)
+    for place, name in free_names(tree):
+        if name not in expanded and name not in functions:
+            raise UnknownNameError(pointed(f"unknown name {name}", text, place))
+    return _Run(text, expanded, {**BUILTINS, **functions}).value(tree, None)
+
+
+def expand(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"a.b": 1}` as `{"a": {"b": 1}}`; where a name is both, the map is kept."""
+    expanded: dict[str, Any] = {}
+    for key, value in environment.items():
+        place = expanded
+        *path, last = key.split(".")
+        for part in path:
+            inner = place.get(part)
+            if not isinstance(inner, dict):
+                inner = place[part] = {}
+            place = inner
+        if not isinstance(place.get(last), dict):
+            place[last] = value
+    return expanded
+
+
+def free_names(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[tuple[int, str]]:
+    """(place, name) of what the expression takes from its environment; functions of the language do not count."""
+    if not isinstance(tree, Tree):
+        return
+    children = tree.children
+    if tree.data == "name":
+        if str(children[0]) not in bound | {"true", "false", "nil"}:
+            yield _place(children[0]), str(children[0])
+        return
+    if tree.data == "call" and isinstance(children[0], Tree) and children[0].data == "name":
+        name = children[0].children[0]
+        if str(name) not in BUILTINS:
+            yield _place(name), str(name)
+        children = children[1:]
+    if tree.data == "let":
+        yield from free_names(children[3], bound)
+        yield from free_names(children[5], bound | {str(children[1])})
+        return
+    for child in children:
+        yield from free_names(child, bound)
+
+
+def paths(text: str) -> set[str]:
+    """The dotted paths that an expression reads: `tasks.a.outputs.result`, also where written with brackets."""
+    found: set[str] = set()
+
+    def path(node: Any) -> str | None:
+        if not isinstance(node, Tree):
+            return None
+        if node.data == "name":
+            return str(node.children[0])
+        if node.data in ("member", "optional_member") and (inner := path(node.children[0])):
+            return f"{inner}.{_word(node.children[-1])}"
+        if node.data == "index" and (inner := path(node.children[0])):
+            key = node.children[2]
+            return (
+                f"{inner}.{unquoted(str(key.children[0]))}" if isinstance(key, Tree) and key.data == "text" else inner
+            )
+        return None
+
+    def walk(node: Any) -> None:
+        if isinstance(node, Tree):
+            whole = path(node)
+            if whole is not None:
+                found.add(whole)
+            for child in node.children if whole is None or node.data == "index" else ():
+                walk(child)
+
+    walk(parse(text))
+    return found
+
+
+def _place(node: Any) -> int:
+    """Where expr-lang says that a node stands."""
+    while isinstance(node, Tree):
+        if node.data in ("binary", "negated_binary", "coalesce", "either", "both"):
+            node = next(child for child in node.children if isinstance(child, Token))
+        elif node.data in ("member", "optional_member"):
+            node = node.children[-1]
+        else:
+            node = next((child for child in node.children if child is not None), None)
+    return node.start_pos or 0 if node is not None else 0
+
+
+def _word(node: Any) -> str:
+    return str(node.children[0]) if isinstance(node, Tree) else str(node)
+
+
+class _Run:
+    """One evaluation."""
+
+    def __init__(self, text: str, environment: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
+        self._source = text
+        self._environment = dict(environment)
+        self._functions = functions
+
+    def value(self, node: Any, pointer: Pointed | None) -> Any:
+        """Of a tree, with what `#` stands for."""
+        return getattr(self, f"_{node.data}")(node.children, pointer, node)
+
+    def _fail(self, message: str, node: Any) -> ExpressionError:
+        return ExpressionError(pointed(message, self._source, _place(node)))
+
+    def _let(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        inner = _Run(self._source, {**self._environment, str(c[1]): self.value(c[3], pointer)}, self._functions)
+        return inner.value(c[5], pointer)
+
+    def _ternary(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        return self.value(c[2] if self._boolean(c[0], pointer) else c[4], pointer)
+
+    def _if_else(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        return self.value(c[3] if self._boolean(c[1], pointer) else c[7], pointer)
+
+    def _elvis(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        first = self.value(c[0], pointer)
+        return self.value(c[3], pointer) if first in (None, False) else first
+
+    def _parentheses(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        return self.value(c[1], pointer)
+
+    def _boolean(self, node: Any, pointer: Pointed | None) -> bool:
+        found = self.value(node, pointer)
+        if not isinstance(found, bool):
+            raise self._fail(f"interface conversion: interface {{}} is {go_type(found)}, not bool", node)
+        return found
+
+    def _either(self, c: list[Any], pointer: Pointed | None, node: Any) -> bool:
+        return self._boolean(c[0], pointer) or self._boolean(c[2], pointer)
+
+    def _both(self, c: list[Any], pointer: Pointed | None, node: Any) -> bool:
+        return self._boolean(c[0], pointer) and self._boolean(c[2], pointer)
+
+    def _negate(self, c: list[Any], pointer: Pointed | None, node: Any) -> bool:
+        return not self._boolean(c[1], pointer)
+
+    def _coalesce(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        first = self.value(c[0], pointer)
+        return self.value(c[2], pointer) if first is None else first
+
+    def _sign(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        found = self.value(c[1], pointer)
+        if not is_number(found):
+            raise self._fail(f"invalid operation: {c[0]} {go_type(found)}", node)
+        return -found if c[0] == "-" else found
+
+    def _binary(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        a, b = self.value(c[0], pointer), self.value(c[2], pointer)
+        try:
+            return OPERATIONS[str(c[1])](a, b)
+        except NoSuchOperationError:
+            raise self._fail(f"invalid operation: {go_type(a)} {c[1]} {go_type(b)}", node) from None
+        except ZeroDivisionError:
+            raise self._fail("integer divide by zero", node) from None
+        except re.error as error:
+            raise self._fail(f"error parsing regexp: {error}", node) from None
+
+    def _negated_binary(self, c: list[Any], pointer: Pointed | None, node: Any) -> bool:
+        return not self._binary([c[0], c[2], c[3]], pointer, node)
+
+    def _member(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        of, name = self.value(c[0], pointer), _word(c[-1])
+        if isinstance(of, dict):
+            return of.get(name)
+        raise self._fail(f"cannot fetch {name} from {go_type(of)}", c[-1])
+
+    def _optional_member(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        return None if self.value(c[0], pointer) is None else self._member(c, pointer, node)
+
+    def _pointer_member(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        of = pointer.value if pointer else None
+        if isinstance(of, dict):
+            return of.get(_word(c[-1]))
+        raise self._fail(f"cannot fetch {_word(c[-1])} from {go_type(of)}", c[-1])
+
+    def _index(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        of, key = self.value(c[0], pointer), self.value(c[2], pointer)
+        if isinstance(of, dict):
+            return of.get(key)
+        if isinstance(of, list | str) and isinstance(key, int) and not isinstance(key, bool):
+            if -len(of) <= key < len(of):
+                return of[key]
+            raise self._fail(f"index out of range: {key} (array length is {len(of)})", c[1])
+        raise self._fail(f"cannot fetch {key} from {go_type(of)}", c[2])
+
+    def _optional_index(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        return None if self.value(c[0], pointer) is None else self._index([c[0], *c[2:]], pointer, node)
+
+    def _slice(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        of = self.value(c[0], pointer)
+        if not isinstance(of, list | str):
+            raise self._fail(f"cannot slice {go_type(of)}", node)
+        ends = [None if part is None else self.value(part, pointer) for part in (c[2], c[4])]
+        if any(end is not None and (not isinstance(end, int) or isinstance(end, bool)) for end in ends):
+            raise self._fail("invalid operation: slice index is no integer", node)
+        return of[ends[0] : ends[1]]
+
+    def _piped(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        rest = c[4] if len(c) > 4 else None
+        if c[2].type == "PREDICATED":
+            raise self._fail(f"a pipe into {c[2]} is not supported here; write {c[2]}(...)", c[2])
+        return self._called(str(c[2]), c[2], [self.value(c[0], pointer), *self._values(rest, pointer)])
+
+    def _call(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        callee = c[0]
+        if callee.data == "name":
+            return self._called(str(callee.children[0]), callee, self._values(c[2], pointer))
+        if callee.data == "member" and callee.children[0].data == "name":
+            group, name = str(callee.children[0].children[0]), _word(callee.children[-1])
+            if isinstance(self._functions.get(group), Mapping):
+                return self._called(f"{group}.{name}", callee, self._values(c[2], pointer))
+        raise self._fail("this is no function", callee)
+
+    def _called(self, name: str, place: Any, arguments: list[Any]) -> Any:
+        group, _, member = name.partition(".")
+        function = self._functions.get(group)
+        if member:
+            function = function.get(member) if isinstance(function, Mapping) else None
+        if function is None:
+            raise UnknownNameError(pointed(f"unknown name {name}", self._source, _place(place)))
+        try:
+            return function(*arguments)
+        except ExpressionError as error:
+            raise self._fail(str(error), place) from None
+        except (TypeError, ValueError, AttributeError, IndexError, KeyError, ArithmeticError, re.error) as error:
+            raise self._fail(f"{name}: {error}", place) from None
+
+    def _values(self, arguments: Any, pointer: Pointed | None) -> list[Any]:
+        if arguments is None:
+            return []
+        return [self.value(child, pointer) for child in arguments.children if isinstance(child, Tree)]
+
+    def _predicate_call(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        first, *rest = [child for child in c[2].children if isinstance(child, Tree)]
+        over = self.value(first, pointer)
+        if not isinstance(over, list):
+            raise self._fail(f"builtin {c[0]} takes only array (got {go_type(over)})", c[0])
+        body = next((child for child in rest[0].children if isinstance(child, Tree)), None) if rest else None
+
+        def predicate(item: Any, index: int, accumulated: Any = None) -> Any:
+            return self.value(body, Pointed(item, index, accumulated))
+
+        try:
+            return PREDICATES[str(c[0])](
+                over, predicate if body else None, *[self.value(more, pointer) for more in rest[1:]]
+            )
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ExpressionError):
+                raise
+            raise self._fail(f"{c[0]}: {error}", c[0]) from None
+
+    def _pointer(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        if pointer is None:
+            raise self._fail("cannot use pointer accessor outside predicate", node)
+        return {"": pointer.value, "index": pointer.index, "acc": pointer.accumulated}[str(c[0])[1:]]
+
+    def _integer(self, c: list[Any], pointer: Pointed | None, node: Any) -> int:
+        return int(str(c[0]).replace("_", ""), 0 if str(c[0])[1:2].isalpha() else 10)
+
+    def _real(self, c: list[Any], pointer: Pointed | None, node: Any) -> float:
+        return float(str(c[0]).replace("_", ""))
+
+    def _text(self, c: list[Any], pointer: Pointed | None, node: Any) -> str:
+        return unquoted(str(c[0]))
+
+    def _name(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+        name = str(c[0])
+        constants = {"true": True, "false": False, "nil": None}
+        return constants[name] if name in constants else self._environment.get(name)
+
+    def _array(self, c: list[Any], pointer: Pointed | None, node: Any) -> list[Any]:
+        return self._values(c[1], pointer)
+
+    def _mapping(self, c: list[Any], pointer: Pointed | None, node: Any) -> dict[Any, Any]:
+        found = {}
+        for pair in c:
+            if isinstance(pair, Tree):
+                key: Any = pair.children[0]
+                value = pair.children[-1]
+                if pair.data == "computed_pair":
+                    name = self.value(pair.children[1], pointer)
+                else:
+                    name = unquoted(str(key)) if key.type == "STRING" else str(key)
+                found[name] = self.value(value, pointer)
+        return found

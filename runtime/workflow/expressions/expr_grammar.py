@@ -1,0 +1,195 @@
+"""Tokens and grammar of expr-lang (expr-lang.org, "Language Definition"), the language of `{{=...}}`.
+
+`parse` gives a lark tree whose tokens know their places; the meaning is in `evaluator`.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from lark import Lark, Token, Tree
+from lark.exceptions import UnexpectedToken
+from lark.lexer import Lexer
+
+from runtime.workflow.expressions.errors import ExpressionSyntaxError, pointed
+
+GRAMMAR = r"""
+?start: sequence
+?sequence: LET NAME ASSIGN conditional SEMICOLON sequence -> let
+    | conditional
+?conditional: pipe
+    | pipe QUESTION conditional COLON conditional -> ternary
+    | pipe QUESTION COLON conditional -> elvis
+    | IF conditional LBRACE sequence RBRACE ELSE LBRACE sequence RBRACE -> if_else
+?pipe: either | pipe PIPE NAME [LPAR [arguments] RPAR] -> piped | pipe PIPE PREDICATED LPAR arguments RPAR -> piped
+?either: both | either OR both -> either
+?both: comparison | both AND comparison -> both
+?comparison: range | comparison COMPARATOR range -> binary
+    | comparison WORD_COMPARATOR range -> binary
+    | comparison NOT WORD_COMPARATOR range -> negated_binary
+?range: sum | range RANGE sum -> binary
+?sum: product | sum SIGN product -> binary
+?product: unary | product FACTOR unary -> binary
+?unary: NOT product -> negate | signed
+?signed: SIGN signed -> sign | power
+?power: coalesce | coalesce POWER signed -> binary
+?coalesce: postfix | coalesce COALESCE operand -> coalesce
+?operand: postfix | SIGN operand -> sign | NOT operand -> negate
+?postfix: atom
+    | postfix DOT word -> member
+    | postfix OPTIONAL word -> optional_member
+    | postfix LBRACKET conditional RBRACKET -> index
+    | postfix OPTIONAL LBRACKET conditional RBRACKET -> optional_index
+    | postfix LBRACKET [conditional] COLON [conditional] RBRACKET -> slice
+    | postfix LPAR [arguments] RPAR -> call
+    | PREDICATED LPAR predicates RPAR -> predicate_call
+!word: NAME | PREDICATED | NOT | AND | OR | WORD_COMPARATOR | LET | IF | ELSE
+arguments: conditional (COMMA conditional)* [COMMA]
+predicates: conditional COMMA predicate (COMMA conditional)* | conditional
+predicate: LBRACE sequence RBRACE -> closure | conditional -> closure
+?atom: INTEGER -> integer | REAL -> real | STRING -> text | NAME -> name
+    | HASH -> pointer | DOT word -> pointer_member
+    | LPAR sequence RPAR -> parentheses
+    | LBRACKET [arguments] RBRACKET -> array
+    | LBRACE [pair (COMMA pair)* [COMMA]] RBRACE -> mapping
+pair: (NAME | STRING | INTEGER) COLON conditional | LPAR conditional RPAR COLON conditional -> computed_pair
+%declare LET NAME ASSIGN SEMICOLON QUESTION COLON IF ELSE LBRACE RBRACE PIPE LPAR RPAR OR AND COMPARATOR
+%declare WORD_COMPARATOR NOT RANGE SIGN FACTOR POWER COALESCE DOT OPTIONAL LBRACKET RBRACKET COMMA PREDICATED
+%declare INTEGER REAL STRING HASH STRAY
+"""
+WORDS = {
+    "or": "OR", "and": "AND", "not": "NOT", "in": "WORD_COMPARATOR", "contains": "WORD_COMPARATOR",
+    "startsWith": "WORD_COMPARATOR", "endsWith": "WORD_COMPARATOR", "matches": "WORD_COMPARATOR", "let": "LET",
+    "if": "IF", "else": "ELSE",
+}  # fmt: skip
+PREDICATED = frozenset(
+    [
+        "all",
+        "any",
+        "none",
+        "one",
+        "filter",
+        "map",
+        "count",
+        "sum",
+        "find",
+        "findIndex",
+        "findLast",
+        "findLastIndex",
+        "groupBy",
+        "sortBy",
+        "reduce",
+    ]
+)
+SYMBOLS = {
+    "||": "OR", "&&": "AND", "==": "COMPARATOR", "!=": "COMPARATOR", "<=": "COMPARATOR", ">=": "COMPARATOR",
+    "<": "COMPARATOR", ">": "COMPARATOR", "!": "NOT", "+": "SIGN", "-": "SIGN", "**": "POWER", "^": "POWER",
+    "*": "FACTOR", "/": "FACTOR", "%": "FACTOR", "??": "COALESCE", "?.": "OPTIONAL", "?": "QUESTION", ":": "COLON",
+    "..": "RANGE", ".": "DOT", ",": "COMMA", ";": "SEMICOLON", "|": "PIPE", "=": "ASSIGN", "(": "LPAR", ")": "RPAR",
+    "[": "LBRACKET", "]": "RBRACKET", "{": "LBRACE", "}": "RBRACE", "#": "HASH", "&": "STRAY",
+}  # fmt: skip
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|//[^\n]*|/\*.*?\*/)
+    |(?P<INTEGER>0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+)
+    |(?P<REAL>(?:\d[\d_]*\.\d[\d_]*(?:[eE][+-]?\d+)?|\d[\d_]*[eE][+-]?\d+|\.\d[\d_]*(?:[eE][+-]?\d+)?))
+    |(?P<DECIMAL>\d[\d_]*)
+    |(?P<STRING>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`)
+    |(?P<WORD>[^\W\d]\w*|\$env)
+    |(?P<SYMBOL>\|\||&&|==|!=|<=|>=|\*\*|\?\?|\?\.|\.\.|[-<>!+*/%?:.,;|=()\[\]{}\#&^])""",
+    re.VERBOSE | re.DOTALL,
+)
+_POINTER = re.compile(r"#(\w*)")
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{3}|.)", re.DOTALL)
+_ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", "'": "'", '"': '"'}
+BRACKETS = ("LPAR", "RPAR", "LBRACKET", "RBRACKET", "LBRACE", "RBRACE")
+
+
+class _Lexer(Lexer):
+    """What expr-lang's own lexer gives; lark's parser takes it from there."""
+
+    def __init__(self, conf: Any) -> None:
+        pass
+
+    def lex(self, data: Any) -> Iterator[Token]:
+        """Tokens with their places."""
+        return iter(_tokens(str(data)))
+
+
+def _tokens(source: str) -> list[Token]:
+    found: list[Token] = []
+    position = 0
+    while position < len(source):
+        if source[position] == "#":
+            pointer = _POINTER.match(source, position)
+            assert pointer is not None
+            found.append(Token("HASH", pointer.group(), start_pos=position))
+            position = pointer.end()
+            continue
+        match = _TOKEN.match(source, position)
+        if match is None:
+            raise ExpressionSyntaxError(_unreadable(source, position))
+        kind, text = str(match.lastgroup), match.group()
+        position = match.end()
+        if kind == "space":
+            continue
+        if kind == "DECIMAL":
+            kind = "INTEGER"
+        elif kind == "SYMBOL":
+            kind = SYMBOLS[text]
+        elif kind == "WORD":
+            follows = source[position:].lstrip()[:1]
+            kind = "PREDICATED" if text in PREDICATED and follows == "(" else WORDS.get(text, "NAME")
+        found.append(Token(kind, text, start_pos=match.start()))
+    return found
+
+
+def _unreadable(source: str, position: int) -> str:
+    if source[position] in "\"'`":
+        return pointed("literal not terminated", source, len(source) - 1)
+    return pointed(f"unrecognized character: U+{ord(source[position]):04X} '{source[position]}'", source, position)
+
+
+_parser = Lark(GRAMMAR, parser="lalr", lexer=_Lexer, maybe_placeholders=True)
+
+
+@lru_cache(maxsize=4096)
+def parse(source: str) -> Tree[Token]:
+    """The tree. Raises ExpressionSyntaxError with the words of expr-lang."""
+    try:
+        return _parser.parse(source)
+    except UnexpectedToken as error:
+        token = error.token
+        if token.type == "$END":
+            raise ExpressionSyntaxError(pointed("unexpected token EOF", source, max(0, len(source) - 1))) from None
+        said = f'unexpected token {_kind(token)}("{token}")'
+        raise ExpressionSyntaxError(pointed(said, source, token.start_pos or 0)) from None
+
+
+def _kind(token: Token) -> str:
+    """What expr-lang calls the token."""
+    if token.type in ("NAME", "PREDICATED"):
+        return "Identifier"
+    if token.type in ("INTEGER", "REAL"):
+        return "Number"
+    if token.type == "STRING":
+        return "String"
+    return "Bracket" if token.type in BRACKETS else "Operator"
+
+
+def unquoted(token: str) -> str:
+    """The text that a string literal stands for. Raises ExpressionSyntaxError for an unknown escape."""
+    if token[0] == "`":
+        return token[1:-1]
+    return _ESCAPE.sub(_escaped, token[1:-1])
+
+
+def _escaped(match: re.Match[str]) -> str:
+    letters = match[1]
+    if letters in _ESCAPES:
+        return _ESCAPES[letters]
+    if letters[0] in "xuU":
+        return chr(int(letters[1:], 16))
+    if letters.isdigit():
+        return chr(int(letters, 8))
+    raise ExpressionSyntaxError(f"unable to unescape string, unknown escape \\{letters}")

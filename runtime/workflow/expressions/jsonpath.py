@@ -1,0 +1,60 @@
+"""JSONPath as Argo's `jsonpath(text, path)` uses it: children, indexes, slices, wildcards and descent; no filters."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from runtime.workflow.expressions.errors import ExpressionError
+
+_STEP = re.compile(
+    r"""(?P<deep>\.\.)?(?:\.?(?P<name>[A-Za-z_$][\w$-]*)|\.?(?P<star>\*)
+    |\[\s*(?:(?P<index>-?\d+)|(?P<slice>-?\d*:-?\d*)|(?P<any>\*)|'(?P<one>[^']*)'|"(?P<two>[^"]*)")\s*\])""",
+    re.VERBOSE,
+)
+
+
+def jsonpath(text: str, path: str) -> Any:
+    """What the path finds in the JSON text: one value, or a list where the path may find several."""
+    try:
+        document = json.loads(text, parse_int=float)
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ExpressionError(f"invalid JSON: {error}") from None
+    if not path.startswith("$"):
+        raise ExpressionError(f"invalid JSONPath query '{path}': it begins with $")
+    found, several, position = [document], False, 1
+    while position < len(path):
+        step = _STEP.match(path, position)
+        if step is None:
+            raise ExpressionError(f"invalid JSONPath query '{path}': cannot read {path[position:]!r}")
+        position = step.end()
+        several = several or bool(step["deep"] or step["star"] or step["any"] or step["slice"])
+        if step["deep"]:
+            found = [below for value in found for below in _descent(value)]
+        found = [below for value in found for below in _children(value, step)]
+    if several:
+        return found
+    if not found:
+        raise ExpressionError(f"key not found by JSONPath '{path}'")
+    return found[0]
+
+
+def _descent(value: Any) -> Iterator[Any]:
+    yield value
+    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _descent(below)
+
+
+def _children(value: Any, step: re.Match[str]) -> list[Any]:
+    if step["star"] or step["any"]:
+        return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    if step["index"] or step["slice"]:
+        if not isinstance(value, list):
+            return []
+        if step["slice"]:
+            first, _, last = step["slice"].partition(":")
+            return value[int(first) if first else None : int(last) if last else None]
+        index = int(step["index"])
+        return [value[index]] if -len(value) <= index < len(value) else []
+    name = step["name"] or step["one"] or step["two"] or ""
+    return [value[name]] if isinstance(value, dict) and name in value else []

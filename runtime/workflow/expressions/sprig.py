@@ -1,0 +1,275 @@
+"""The pure functions of sprig (masterminds.github.io/sprig), as Argo gives them to expressions: `sprig.trim(x)`.
+
+Without what reads the machine or the clock, makes keys, or is random: such a name is unknown here.
+"""
+
+import base64
+import hashlib
+import json
+import math
+import posixpath
+import re
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from runtime.workflow.expressions.errors import ExpressionError
+from runtime.workflow.expressions.values import go_json, go_pretty_json, go_text
+
+
+def _fail(message: str) -> Any:
+    raise ExpressionError(message)
+
+
+def to_int(value: Any) -> int:
+    """cast.ToInt64: what is no number is 0."""
+    try:
+        return int(value, 0) if isinstance(value, str) else int(value)
+    except (ValueError, TypeError):
+        try:
+            return int(float(value))
+        except (ValueError, TypeError):
+            return 0
+
+
+def to_float(value: Any) -> float:
+    """cast.ToFloat64: what is no number is 0."""
+    try:
+        return float(value)
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def _empty(value: Any) -> bool:
+    return value in (None, False, 0, "", 0.0) or value == [] or value == {}
+
+
+def _words(text: str) -> list[str]:
+    spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1 \2", text))
+    return [word for word in re.split(r"[\s_.-]+", spaced) if word]
+
+
+def _camel(text: str) -> str:
+    return "".join(word[:1].upper() + word[1:] for word in re.split(r"[\s_-]+", text) if word)
+
+
+def _title(text: str) -> str:
+    return re.sub(r"(^|\s)(\S)", lambda m: m[1] + m[2].upper(), text)
+
+
+def _untitle(text: str) -> str:
+    return re.sub(r"(^|\s)(\S)", lambda m: m[1] + m[2].lower(), text)
+
+
+def _truncated(length: int, text: str) -> str:
+    return text[length:] if length < 0 and len(text) > -length else text[:length] if length >= 0 else text
+
+
+def _abbreviated(width: int, text: str) -> str:
+    return text if width < 4 or len(text) <= width else text[: width - 3] + "..."
+
+
+def _wrapped(width: int, text: str, separator: str = "\n") -> str:
+    lines, line = [], ""
+    for word in text.split(" "):
+        if line and len(line) + 1 + len(word) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    return separator.join([*lines, line])
+
+
+def _indented(spaces: int, text: str) -> str:
+    return "\n".join(" " * spaces + line for line in text.split("\n"))
+
+
+def _replacement(text: str) -> str:
+    """Go's `${1}` and `$1` as Python's."""
+    return re.sub(r"\$\{?(\w+)\}?", r"\\g<\1>", text.replace("\\", "\\\\"))
+
+
+def _strings(values: Any) -> list[str]:
+    return [go_text(value) for value in (values if isinstance(values, list) else [values]) if value is not None]
+
+
+def _until(stop: int) -> list[int]:
+    return list(range(0, stop, 1 if stop >= 0 else -1))
+
+
+def _seq(*parameters: int) -> str:
+    start, step, end = 1, 1, 0
+    if len(parameters) == 1:
+        end = parameters[0]
+    elif len(parameters) == 2:
+        start, end = parameters
+    elif len(parameters) == 3:
+        start, step, end = parameters
+    if len(parameters) < 3 and end < start:
+        step = -1
+    return " ".join(map(str, range(start, end + (1 if step > 0 else -1), step)))
+
+
+def _round(value: Any, digits: int, on: float = 0.5) -> float:
+    scaled = to_float(value) * 10.0**digits
+    whole = math.ceil(scaled) if scaled - math.floor(scaled) >= on else math.floor(scaled)
+    return whole / 10.0**digits
+
+
+def _dict(*pairs: Any) -> dict[str, Any]:
+    found = {go_text(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=False)}
+    return {**found, go_text(pairs[-1]): ""} if len(pairs) % 2 else found
+
+
+def _merged(overwrite: bool, *maps: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(maps[0])
+    for one in maps[1:]:
+        for key, value in one.items():
+            if isinstance(merged.get(key), dict) and isinstance(value, dict):
+                merged[key] = _merged(overwrite, merged[key], value)
+            elif overwrite or _empty(merged.get(key)):
+                merged[key] = value
+    return merged
+
+
+def _dig(*arguments: Any) -> Any:
+    *keys, default, place = arguments
+    for key in keys:
+        if not isinstance(place, dict) or key not in place:
+            return default
+        place = place[key]
+    return place
+
+
+def _kind(value: Any) -> str:
+    names: dict[type, str] = {bool: "bool", int: "int", float: "float64", str: "string", list: "slice", dict: "map"}
+    return names.get(type(value), "invalid")
+
+
+def _compare_versions(constraint: str, version: str) -> bool:
+    match = re.fullmatch(r"\s*(=|!=|>=|<=|>|<|\^|~)?\s*v?(\d+)(?:\.(\d+))?(?:\.(\d+))?\s*", constraint)
+    found = re.match(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", version)
+    if not match or not found:
+        raise ExpressionError(f"constraint {constraint!r} is not supported here")
+    wanted = tuple(int(part or 0) for part in match.groups()[1:])
+    have = tuple(int(part or 0) for part in found.groups())
+    upper = (wanted[0] + 1, 0, 0) if match[1] == "^" else (wanted[0], wanted[1] + 1, 0)
+    return {
+        "=": have == wanted, "!=": have != wanted, ">=": have >= wanted, "<=": have <= wanted, ">": have > wanted,
+        "<": have < wanted, "^": wanted <= have < upper, "~": wanted <= have < upper,
+    }[match[1] or "="]  # fmt: skip
+
+
+def _integers(operation: Callable[[int, int], int]) -> Callable[..., int]:
+    def folded(first: Any, *rest: Any) -> int:
+        found = to_int(first)
+        for value in rest:
+            found = operation(found, to_int(value))
+        return found
+
+    return folded
+
+
+def _floats(operation: Callable[[float, float], float]) -> Callable[..., float]:
+    def folded(first: Any, *rest: Any) -> float:
+        found = to_float(first)
+        for value in rest:
+            found = operation(found, to_float(value))
+        return found
+
+    return folded
+
+
+def _quotient(a: int, b: int) -> int:
+    if b == 0:
+        raise ExpressionError("integer divide by zero")
+    return int(a / b)
+
+
+def _digest(name: str) -> Callable[[str], str]:
+    return lambda text: hashlib.new(name, text.encode()).hexdigest()
+
+
+def _url(text: str) -> dict[str, str]:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(text)
+    return {"scheme": parts.scheme, "host": parts.netloc.rpartition("@")[2], "hostname": parts.hostname or "",
+            "path": parts.path, "query": parts.query, "fragment": parts.fragment, "opaque": "",
+            "userinfo": parts.netloc.rpartition("@")[0]}  # fmt: skip
+
+
+TEXT: dict[str, Callable[..., Any]] = {
+    "trim": lambda s: s.strip(), "trimAll": lambda c, s: s.strip(c), "trimall": lambda c, s: s.strip(c),
+    "trimPrefix": lambda p, s: s.removeprefix(p), "trimSuffix": lambda p, s: s.removesuffix(p),
+    "upper": lambda s: s.upper(), "lower": lambda s: s.lower(), "title": _title, "untitle": _untitle,
+    "repeat": lambda n, s: s * n, "substr": lambda a, b, s: s[max(0, a) : b if b >= 0 else None],
+    "trunc": _truncated, "abbrev": _abbreviated, "nospace": lambda s: re.sub(r"\s", "", s),
+    "initials": lambda s: "".join(word[0] for word in s.split()), "swapcase": lambda s: s.swapcase(),
+    "contains": lambda p, s: p in s, "hasPrefix": lambda p, s: s.startswith(p),
+    "hasSuffix": lambda p, s: s.endswith(p), "quote": lambda *v: " ".join(json.dumps(s) for s in _strings(list(v))),
+    "squote": lambda *v: " ".join(f"'{s}'" for s in _strings(list(v))), "cat": lambda *v: " ".join(_strings(list(v))),
+    "indent": _indented, "nindent": lambda n, s: "\n" + _indented(n, s), "replace": lambda a, b, s: s.replace(a, b),
+    "plural": lambda one, many, n: one if n == 1 else many, "snakecase": lambda s: "_".join(_words(s)).lower(),
+    "kebabcase": lambda s: "-".join(_words(s)).lower(), "camelcase": _camel, "wrap": _wrapped,
+    "wrapWith": lambda width, separator, s: _wrapped(width, s, separator), "toString": go_text,
+    "toStrings": _strings, "join": lambda glue, values: glue.join(_strings(values)),
+    "splitList": lambda separator, s: s.split(separator),
+    "split": lambda separator, s: {f"_{i}": part for i, part in enumerate(s.split(separator))},
+    "splitn": lambda separator, n, s: {f"_{i}": part for i, part in enumerate(s.split(separator, n - 1))},
+    "sortAlpha": lambda values: sorted(_strings(values)),
+    "regexMatch": lambda r, s: re.search(r, s) is not None,
+    "regexFind": lambda r, s: m.group() if (m := re.search(r, s)) else "",
+    "regexFindAll": lambda r, s, n: [m.group() for m in re.finditer(r, s)][: n if n >= 0 else None],
+    "regexReplaceAll": lambda r, s, new: re.sub(r, _replacement(new), s),
+    "regexReplaceAllLiteral": lambda r, s, new: re.sub(r, lambda _: new, s),
+    "regexSplit": lambda r, s, n: re.split(r, s, maxsplit=max(0, n - 1)), "regexQuoteMeta": re.escape,
+    "semverCompare": _compare_versions, "b64enc": lambda s: base64.b64encode(s.encode()).decode(),
+    "b64dec": lambda s: base64.b64decode(s).decode(), "b32enc": lambda s: base64.b32encode(s.encode()).decode(),
+    "b32dec": lambda s: base64.b32decode(s).decode(), "sha1sum": _digest("sha1"), "sha256sum": _digest("sha256"),
+    "sha512sum": _digest("sha512"), "adler32sum": lambda s: str(zlib.adler32(s.encode())),
+    "base": posixpath.basename, "dir": lambda p: posixpath.dirname(p) or ".", "clean": posixpath.normpath,
+    "ext": lambda p: posixpath.splitext(p)[1], "isAbs": posixpath.isabs, "osBase": posixpath.basename,
+    "osDir": lambda p: posixpath.dirname(p) or ".", "osClean": posixpath.normpath,
+    "osExt": lambda p: posixpath.splitext(p)[1], "osIsAbs": posixpath.isabs, "urlParse": _url,
+}  # fmt: skip
+NUMBERS: dict[str, Callable[..., Any]] = {
+    "atoi": to_int, "int": to_int, "int64": to_int, "float64": to_float,
+    "toDecimal": lambda v: int(str(v), 8) if re.fullmatch("[0-7]+", str(v)) else 0,
+    "add": _integers(lambda a, b: a + b), "add1": lambda a: to_int(a) + 1, "sub": _integers(lambda a, b: a - b),
+    "mul": _integers(lambda a, b: a * b), "div": _integers(_quotient),
+    "mod": _integers(lambda a, b: a - b * _quotient(a, b)), "max": _integers(max), "biggest": _integers(max),
+    "min": _integers(min), "addf": _floats(lambda a, b: a + b), "add1f": lambda a: to_float(a) + 1.0,
+    "subf": _floats(lambda a, b: a - b), "mulf": _floats(lambda a, b: a * b),
+    "divf": _floats(lambda a, b: a / b if b else math.inf), "maxf": _floats(max), "minf": _floats(min),
+    "ceil": lambda v: float(math.ceil(to_float(v))), "floor": lambda v: float(math.floor(to_float(v))),
+    "round": _round, "until": _until, "seq": _seq, "untilStep": lambda a, b, s: list(range(a, b, s)) if s else [],
+}  # fmt: skip
+LISTS: dict[str, Callable[..., Any]] = {
+    "list": lambda *v: list(v), "tuple": lambda *v: list(v), "first": lambda v: v[0] if v else None,
+    "last": lambda v: v[-1] if v else None, "rest": lambda v: v[1:], "initial": lambda v: v[:-1],
+    "append": lambda v, one: [*v, one], "push": lambda v, one: [*v, one], "prepend": lambda v, one: [one, *v],
+    "concat": lambda *v: [item for one in v for item in one], "reverse": lambda v: v[::-1],
+    "uniq": lambda v: [item for i, item in enumerate(v) if item not in v[:i]],
+    "without": lambda v, *out: [item for item in v if item not in out], "has": lambda one, v: one in v,
+    "compact": lambda v: [item for item in v if not _empty(item)],
+    "slice": lambda v, a=0, b=None: v[a:b], "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(v), n)],
+    "dict": _dict, "get": lambda d, k: d.get(k, ""), "set": lambda d, k, v: {**d, k: v},
+    "unset": lambda d, k: {key: value for key, value in d.items() if key != k}, "hasKey": lambda d, k: k in d,
+    "pluck": lambda k, *d: [one[k] for one in d if k in one], "keys": lambda *d: [k for one in d for k in one],
+    "pick": lambda d, *k: {key: d[key] for key in k if key in d},
+    "omit": lambda d, *k: {key: value for key, value in d.items() if key not in k},
+    "values": lambda d: list(d.values()), "merge": lambda *d: _merged(False, *d), "dig": _dig,
+    "mergeOverwrite": lambda *d: _merged(True, *d), "deepCopy": lambda v: json.loads(json.dumps(v)),
+}  # fmt: skip
+OTHERS: dict[str, Callable[..., Any]] = {
+    "default": lambda d, v=None: d if _empty(v) else v, "empty": _empty,
+    "coalesce": lambda *v: next((one for one in v if not _empty(one)), None),
+    "all": lambda *v: not any(map(_empty, v)), "any": lambda *v: not all(map(_empty, v)),
+    "ternary": lambda yes, no, which: yes if which else no, "fail": _fail, "toJson": go_json,
+    "mustToJson": go_json, "toPrettyJson": go_pretty_json, "toRawJson": lambda v: json.dumps(v, separators=(",", ":")),
+    "fromJson": lambda s: json.loads(s), "mustFromJson": lambda s: json.loads(s), "kindOf": _kind,
+    "kindIs": lambda kind, v: _kind(v) == kind, "typeOf": _kind, "typeIs": lambda kind, v: _kind(v) == kind,
+    "deepEqual": lambda a, b: a == b, "hello": lambda: "Hello!",
+}  # fmt: skip
+SPRIG = {**TEXT, **NUMBERS, **LISTS, **OTHERS}

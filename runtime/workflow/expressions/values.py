@@ -1,0 +1,82 @@
+"""Go's view of a value: its type's name, its JSON and its `%v`, as expr-lang and Argo print them."""
+
+import json
+import math
+from typing import Any
+
+
+def go_type(value: Any) -> str:
+    """The name of the Go type that holds such a value in expr-lang."""
+    if value is None:
+        return "<nil>"
+    names = {bool: "bool", int: "int", float: "float64", str: "string", list: "[]interface {}"}
+    return names.get(type(value), "map[string]interface {}")
+
+
+def go_json(value: Any) -> str:
+    """`json.Marshal`: no spaces, sorted keys, `<`, `>` and `&` escaped, 6.0 as 6."""
+    text = json.dumps(_numbers(value), separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return _unmarked(text)
+
+
+def go_pretty_json(value: Any) -> str:
+    """`json.MarshalIndent` with two spaces."""
+    text = json.dumps(_numbers(value), indent=2, sort_keys=True, ensure_ascii=False)
+    return _unmarked(text)
+
+
+_MARK = "\ue000number:"
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value == int(value) and abs(value) < 1e21 else _MARK + go_float(value) + "\ue001"
+    if isinstance(value, dict):
+        return {str(key): _numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_numbers(inner) for inner in value]
+    return value
+
+
+def _unmarked(text: str) -> str:
+    return text.replace(f'"{_MARK}', "").replace('\ue001"', "")
+
+
+def go_float(value: float) -> str:
+    """The shortest text that gives the float again, as `%v` and JSON have it."""
+    if math.isnan(value) or math.isinf(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    if value == int(value) and abs(value) < 1e21:
+        return str(int(value))
+    text = repr(value)
+    digits, exponent, power = text.partition("e")
+    if not exponent:
+        return text
+    sign, number = power[0] if power[0] in "+-" else "+", power.lstrip("+-")
+    if sign == "-" and int(number) <= 6:
+        return f"{value:.{int(number) + len(digits.replace('.', '').replace('-', '')) - 1}f}"
+    return f"{digits.removesuffix('.0')}e{sign}{number.zfill(2)}"
+
+
+def go_text(value: Any) -> str:
+    """`%v`."""
+    if value is None:
+        return "<nil>"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return go_float(value)
+    if isinstance(value, list):
+        return f"[{' '.join(map(go_text, value))}]"
+    if isinstance(value, dict):
+        return f"map[{' '.join(f'{key}:{go_text(value[key])}' for key in sorted(value))}]"
+    return str(value)
+
+
+def parameter_text(value: Any) -> str:
+    """The text that a parameter's value arrives as: of a text, number or boolean; a map or list gives an empty one."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None or isinstance(value, dict | list) else go_text(value)

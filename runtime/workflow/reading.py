@@ -1,0 +1,115 @@
+"""YAML as Argo reads it (YAML 1.1, by way of JSON), with the line of every field: `read(path) -> [Document]`."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Path_ = tuple[str | int, ...]
+
+
+class ReadError(ValueError):
+    """No YAML, or unreadable: one line with file and line."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One YAML document."""
+
+    value: Any
+    file: str
+    lines: dict[Path_, int] = field(default_factory=dict)
+    """Line (from 1) of each field and list item, by its path from the top."""
+
+    def line(self, path: Path_) -> int:
+        """Of the field, or of the nearest around it."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+
+_Fast: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Fast):
+    """Plain words as Go's YAML reader takes them; a timestamp is a text."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("bool", r"^(?:y|Y|yes|Yes|YES|n|N|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)$", "yYnNtTfFoO"),
+    ("null", r"^(?:~|null|Null|NULL|)$", ("~", "n", "N", "")),
+    ("int", r"^[-+]?(?:0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|(?:0|[1-9][0-9_]*))$", "-+0123456789"),
+    ("float", r"^[-+]?(?:(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+     "-+0123456789."),
+    ("merge", r"^(?:<<)$", "<"),
+):  # fmt: skip
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+
+
+def _boolean(loader: _Loader, node: yaml.ScalarNode) -> bool:
+    return node.value.lower() in ("y", "yes", "true", "on")
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = node.value.replace("_", "")
+    sign, digits = (-1, text[1:]) if text[:1] == "-" else (1, text.lstrip("+"))
+    base = {"0x": 16, "0b": 2, "0o": 8}.get(digits[:2], 8 if len(digits) > 1 and digits[0] == "0" else 10)
+    return sign * int(digits[2:] if digits[:2] in ("0x", "0b", "0o") else digits, base)
+
+
+def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    return float(node.value.replace("_", "").replace(".inf", "inf").replace(".Inf", "inf").replace(".nan", "nan"))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:bool", _boolean)
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)
+
+
+def read(path: Path) -> list[Document]:
+    """The documents of a file (several between `---`). Raises ReadError."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ReadError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ReadError(f"{path}: not YAML: it is no UTF-8 text") from None
+    return read_text(text, str(path))
+
+
+def read_text(text: str, file: str = "") -> list[Document]:
+    """The documents of a text; empty ones are left out. Raises ReadError."""
+    loader = _Loader(text)
+    found = []
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            value = loader.construct_document(node)
+            if value is not None:
+                found.append(Document(value, file, dict(_lines(node, ()))))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        said = " ".join(str(error.problem or error.context or error).split())
+        raise ReadError(f"{file}:{line}: not YAML: {said}" if file else f"line {line}: not YAML: {said}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ReadError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
+    finally:
+        loader.dispose()
+    return found
+
+
+def _lines(node: yaml.Node, path: Path_) -> Iterator[tuple[Path_, int]]:
+    yield path, node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*path, str(key.value))
+            yield from _lines(value, here)
+            yield here, key.start_mark.line + 1
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _lines(value, (*path, index))

@@ -1,0 +1,221 @@
+"""Every field of Argo's Workflow and of the pod parts in it, its type, and whether it means anything on one machine.
+
+After the API reference of Argo Workflows and Kubernetes' core/v1. A field's mark: `+` is carried out, `~` has no
+effect on one machine (placement, garbage collection, security contexts), none is refused by name. Types: str, int,
+bool, any, text (what becomes a string), quantity, intstr, [X] a list of X, {X} a map to X, else one of these kinds.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+Where = tuple[str | int, ...]
+
+TABLE = """
+Manifest: apiVersion=str+ kind=str+ metadata=Metadata+ spec=Spec+ status=any~
+Metadata: name=str+ generateName=str+ namespace=str~ labels={str}+ annotations={str}+ uid=str~ resourceVersion=str~
+  creationTimestamp=any~ generation=int~ managedFields=any~ finalizers=[str]~ ownerReferences=any~ selfLink=str~
+  deletionTimestamp=any~ deletionGracePeriodSeconds=int~
+PodMetadata: labels={str}~ annotations={str}~
+WorkflowMetadata: labels={str}~ annotations={str}~ labelsFrom={any}
+Spec: activeDeadlineSeconds=int affinity=any~ archiveLogs=bool~ arguments=Arguments+ artifactGC=any~
+  artifactRepositoryRef=RepositoryRef automountServiceAccountToken=bool~ dnsConfig=any~ dnsPolicy=str~ entrypoint=str+
+  executor=any~ hooks={Hook} hostAliases=any~ hostNetwork=bool~ imagePullSecrets=any~ metrics=Metrics
+  nodeSelector={str}~ onExit=str+ parallelism=int podDisruptionBudget=any~ podGC=PodGC~ podMetadata=PodMetadata~
+  podPriorityClassName=str~ podSpecPatch=str priority=int~ retryStrategy=Retry schedulerName=str~ securityContext=any~
+  serviceAccountName=str~ shutdown=str suspend=bool synchronization=Synchronization templateDefaults=Template
+  templates=[Template]+ tolerations=any~ ttlStrategy=any~ volumeClaimGC=any~ volumeClaimTemplates=[any]
+  volumes=[Volume] workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef
+  artifacts=any
+PodGC: strategy=str~ labelSelector=any~ deleteDelayDuration=any~
+RepositoryRef: configMap=str+ key=str+
+WorkflowTemplateRef: name=str clusterScope=bool
+Template: activeDeadlineSeconds=intstr+ affinity=any~ annotations={str}~ archiveLocation=any~
+  automountServiceAccountToken=bool~ container=Container+ containerSet=ContainerSet daemon=bool dag=Dag+ data=any
+  executor=any~ failFast=bool hostAliases=any~ http=any initContainers=[Container] inputs=Inputs+ memoize=Memoize
+  metadata=PodMetadata~ metrics=Metrics name=str+ nodeSelector={str}~ outputs=Outputs+ parallelism=int plugin=any
+  podSpecPatch=str priorityClassName=str~ priority=int~ resource=Resource retryStrategy=Retry+ schedulerName=str~
+  script=Script securityContext=any~ serviceAccountName=str~ sidecars=[Container] steps=[[Step]] suspend=Suspend
+  synchronization=Synchronization timeout=str tolerations=any~ volumes=[Volume]~ templateRef=any template=str
+Dag: failFast=bool+ target=str tasks=[Task]+
+Task: name=str+ template=str+ arguments=Arguments+ depends=str+ dependencies=[str]+ when=str+ continueOn=ContinueOn
+  hooks={Hook} inline=Template onExit=str templateRef=TemplateRef withItems=[any] withParam=str withSequence=Sequence
+Step: name=str template=str arguments=Arguments when=str continueOn=ContinueOn hooks={Hook} inline=Template onExit=str
+  templateRef=TemplateRef withItems=[any] withParam=str withSequence=Sequence
+ContinueOn: error=bool+ failed=bool+
+TemplateRef: name=str+ template=str+ clusterScope=bool+
+Sequence: count=intstr+ start=intstr+ end=intstr+ format=str+
+Hook: template=str+ arguments=Arguments+ templateRef=TemplateRef+ expression=str+
+Arguments: parameters=[Parameter]+ artifacts=[Artifact]
+Inputs: parameters=[Parameter]+ artifacts=[Artifact]
+Outputs: parameters=[Parameter]+ artifacts=[Artifact]+ result=str exitCode=str
+Parameter: name=str+ value=text+ default=text+ description=text~ enum=[text]+ valueFrom=ValueFrom+ globalName=str
+ValueFrom: path=str+ default=text+ parameter=str expression=str configMapKeyRef=KeyRef supplied=any event=str
+  jqFilter=str jsonPath=str
+KeyRef: name=str+ key=str+ optional=bool+
+Artifact: name=str+ path=str+ archive=Archive+ from=str fromExpression=str optional=bool+ mode=int~ recurseMode=bool~
+  raw=Raw subPath=str globalName=str description=any~ archiveLogs=bool~ deleted=bool~ artifactGC=any~ s3=S3
+  http=Http git=any gcs=any azure=any oss=any hdfs=any artifactory=any plugin=any
+Archive: none=any+ tar=Tar zip=any
+Tar: compressionLevel=int+
+Raw: data=str+
+S3: key=str+ bucket=str~ endpoint=str~ insecure=bool~ region=str~ accessKeySecret=KeyRef~ secretKeySecret=KeyRef~
+  sessionTokenSecret=KeyRef~ roleARN=str~ useSDKCreds=bool~ createBucketIfNotPresent=any~ encryptionOptions=any~
+  caSecret=KeyRef~ addressingStyle=str~
+Http: url=str+ headers=[any] auth=any
+Retry: limit=intstr+ retryPolicy=str+ expression=str+ backoff=Backoff+ affinity=any~
+Backoff: duration=str+ factor=intstr+ cap=str+ maxDuration=str+
+Container: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom] workingDir=str
+  resources=Resources~ volumeMounts=[VolumeMount]~ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
+  stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
+  livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
+  mirrorVolumeMounts=bool~
+Script: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom] workingDir=str
+  resources=Resources~ volumeMounts=[VolumeMount]~ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
+  stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
+  livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
+  source=str+
+ContainerSet: containers=[SetContainer] volumeMounts=[VolumeMount] retryStrategy=SetRetry
+SetRetry: retries=intstr+ duration=str+
+SetContainer: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom] workingDir=str
+  resources=Resources~ volumeMounts=[VolumeMount]~ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
+  stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
+  livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
+  dependencies=[str]+
+Env: name=str+ value=str+ valueFrom=EnvSource
+EnvSource: configMapKeyRef=KeyRef+ secretKeyRef=KeyRef+ fieldRef=any resourceFieldRef=any
+EnvFrom: prefix=str+ configMapRef=NameRef+ secretRef=NameRef+
+NameRef: name=str+ optional=bool+
+Resources: limits={quantity}~ requests={quantity}~ claims=any~
+VolumeMount: name=str~ mountPath=str~ subPath=str~ subPathExpr=str~ readOnly=bool~ mountPropagation=str~
+  recursiveReadOnly=str~
+Volume: name=str~ emptyDir=EmptyDir~ configMap=any~ secret=any~ persistentVolumeClaim=any~ projected=any~ hostPath=any
+  downwardAPI=any ephemeral=any nfs=any csi=any image=any
+EmptyDir: medium=str~ sizeLimit=quantity~
+Resource: action=str flags=[str] failureCondition=str successCondition=str manifest=str manifestFrom=any
+  mergeStrategy=str
+  setOwnerReference=bool
+Suspend: duration=intstr+
+Memoize: key=str cache=any maxAge=str
+Metrics: prometheus=[Metric]~
+Metric: name=str~ help=str~ labels=[any]~ when=str~ gauge=any~ counter=any~ histogram=any~
+Synchronization: mutexes=[Mutex] semaphores=[Semaphore]
+Mutex: name=str namespace=str database=bool
+Semaphore: configMapKeyRef=KeyRef namespace=str database=any
+"""
+
+BEYOND = "not supported by the executor on this machine"
+QUANTITY = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
+
+
+class Problem(NamedTuple):
+    """What is wrong, where: `where` is the path of keys and indexes."""
+
+    where: Where
+    message: str
+
+
+class _Field(NamedTuple):
+    type: str
+    mark: str
+
+
+def _kinds() -> dict[str, dict[str, _Field]]:
+    kinds: dict[str, dict[str, _Field]] = {}
+    fields: dict[str, _Field] = {}
+    for word in TABLE.split():
+        if word.endswith(":"):
+            fields = kinds[word[:-1]] = {}
+            continue
+        name, _, declared = word.partition("=")
+        mark = declared[-1] if declared[-1] in "+~" else ""
+        fields[name] = _Field(declared.removesuffix(mark) if mark else declared, mark)
+    return kinds
+
+
+KINDS = _kinds()
+
+
+def problems(value: Any, kind: str = "Manifest", where: Where = ()) -> Iterator[Problem]:
+    """What Argo's reader would refuse (unknown fields, wrong types), and what this machine does not do."""
+    yield from _typed(value, kind, where)
+
+
+def _typed(value: Any, declared: str, where: Where) -> Iterator[Problem]:
+    if value is None or declared == "any":
+        return
+    if declared[0] == "[":
+        if not isinstance(value, list):
+            yield Problem(where, f"must be a list, not {_told(value)}")
+            return
+        for index, item in enumerate(value):
+            yield from _typed(item, declared[1:-1], (*where, index))
+    elif declared[0] == "{":
+        if not isinstance(value, Mapping):
+            yield Problem(where, f"must be a mapping, not {_told(value)}")
+            return
+        for key, item in value.items():
+            yield from _typed(item, declared[1:-1], (*where, str(key)))
+    elif declared in KINDS:
+        yield from _fields(value, declared, where)
+    else:
+        yield from _scalar(value, declared, where)
+
+
+def _fields(value: Any, kind: str, where: Where) -> Iterator[Problem]:
+    if not isinstance(value, Mapping):
+        yield Problem(where, f"must be a mapping, not {_told(value)}")
+        return
+    known = KINDS[kind]
+    for key, inner in value.items():
+        here = (*where, str(key))
+        field = known.get(str(key))
+        if field is None:
+            yield Problem(here, f"there is no such field{nearest(str(key), known)}")
+        else:
+            yield from _typed(inner, field.type, here)
+            if not field.mark and inner is not None:
+                yield Problem(here, BEYOND)
+
+
+def _scalar(value: Any, declared: str, where: Where) -> Iterator[Problem]:
+    number = isinstance(value, int) and not isinstance(value, bool)
+    wanted = {
+        "str": (isinstance(value, str), "a text"),
+        "int": (number, "a whole number"),
+        "bool": (isinstance(value, bool), "true or false"),
+        "intstr": (number or isinstance(value, str), "a whole number or a text"),
+        "text": (True, ""),
+        "quantity": (number or isinstance(value, float | str), "a quantity"),
+    }
+    fits, name = wanted[declared]
+    if not fits:
+        mend = "; put it in quotes" if declared == "str" and isinstance(value, bool | int | float) else ""
+        yield Problem(where, f"must be {name}, not {_told(value)}{mend}")
+    elif declared == "quantity" and not QUANTITY.fullmatch(str(value)) and "{{" not in str(value):
+        yield Problem(where, f"{value!r} is no quantity; write 500m, 2 or 1Gi")
+
+
+def nearest(name: str, known: Mapping[str, Any]) -> str:
+    """`; did you mean X?` where some known name is like it."""
+    lowered = {key.lower(): key for key in known}
+    plain = name.replace("_", "").lower()
+    found = lowered.get(plain) or next(iter(get_close_matches(name, known, 1, 0.7)), None)
+    return f"; did you mean {found}?" if found else ""
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    return f"{str(value).lower() if isinstance(value, bool) else value!r}"
+
+
+def dotted(where: Where) -> str:
+    """`spec.templates[0].name`."""
+    text = ""
+    for part in where:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text

@@ -1,0 +1,128 @@
+"""What a real Argo 4.1.2 answered, against what the executor does: `python -m tests.workflow.golden_cases FOLDER`.
+
+A case is NAME.yaml (a manifest) with NAME.json (the phase, message and nodes that Argo gave it, or the words with
+which its server refused it).
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from runtime.workflow import ManifestError, RunOptions, execute
+from runtime.workflow.reading import ReadError, read
+
+AT_ONCE = 12
+LIMIT_S = 110.0
+
+
+class Answer(NamedTuple):
+    """What one case came to: `agrees`, `phase`, `message`, `nodes` (what differs first), `refused`, `accepted`."""
+
+    verdict: str
+    told: str = ""
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    """The case's manifest."""
+    return read(path)[0].value
+
+
+async def answer(path: Path, runs: Path) -> Answer:
+    """Run one case and compare."""
+    wanted = json.loads(path.with_suffix(".json").read_text())
+    try:
+        manifest = manifest_of(path)
+        name = (manifest.get("metadata") or {}).get("name") or path.stem
+        folder = runs / path.stem
+        async with asyncio.timeout(LIMIT_S):
+            await execute(manifest, RunOptions(name=name, runs=folder))
+    except (ManifestError, ReadError) as error:
+        return Answer("agrees") if "refused" in wanted else Answer("refused", str(error))
+    except TimeoutError:
+        return Answer("agrees" if "unfinished" in wanted else "hangs")
+    status = json.loads((folder / name / "workflow.json").read_text())["status"]
+    if "refused" in wanted:
+        return Answer("accepted", wanted["refused"].rpartition("desc = ")[2])
+    if "unfinished" in wanted:
+        return Answer("phase", f"{status['phase']}, where Argo never ends")
+    return compare(wanted, status)
+
+
+def compare(wanted: dict[str, Any], status: dict[str, Any]) -> Answer:
+    """The first kind of difference, gravest first."""
+    ours = {node["name"]: node for node in status["nodes"].values()}
+    theirs = {name: {**node, "name": name} for name, node in wanted["nodes"].items()}
+    for verdict, fields in (
+        ("phase", ("phase",)),
+        ("message", ("message",)),
+        ("nodes", ("id", "type", "templateName", "displayName", "boundaryID")),
+        ("inputs", ("inputs",)),
+        ("outputs", ("outputs",)),
+        ("children", ("children",)),
+    ):
+        told = []
+        if verdict in ("phase", "message", "outputs") and view(wanted, verdict) != view(status, verdict):
+            told.append(f"workflow: {view(status, verdict)!r}, wanted {view(wanted, verdict)!r}")
+        if verdict == "phase":
+            told += [f"{name}: no such node here" for name in sorted(theirs.keys() - ours.keys())]
+            told += [f"{name}: no such node on Argo" for name in sorted(ours.keys() - theirs.keys())]
+        for name in sorted(ours.keys() & theirs.keys()):
+            for field in fields:
+                if view(ours[name], field) != view(theirs[name], field):
+                    told.append(f"{name}.{field}: {view(ours[name], field)!r}, wanted {view(theirs[name], field)!r}")
+        if told:
+            return Answer(verdict, "; ".join(told))
+    return Answer("agrees")
+
+
+def view(node: dict[str, Any], field: str) -> Any:
+    """A field as it is compared."""
+    value = node.get(field)
+    if field == "children":
+        return sorted(value or [])
+    if field in ("inputs", "outputs"):
+        value = value or {}
+        return {
+            "parameters": {entry["name"]: entry.get("value") for entry in value.get("parameters") or []},
+            "artifacts": sorted({entry["name"] for entry in value.get("artifacts") or []} - {"main-logs"}),
+            "result": value.get("result"),
+            "exitCode": value.get("exitCode"),
+        }
+    return value or ""
+
+
+async def answers(paths: list[Path], runs: Path, at_once: int = AT_ONCE) -> dict[str, Answer]:
+    """All of them, some at once."""
+    free = asyncio.Semaphore(at_once)
+
+    async def one(path: Path) -> Answer:
+        async with free:
+            return await answer(path, runs)
+
+    found = await asyncio.gather(*map(one, paths), return_exceptions=True)
+    return {
+        path.stem: Answer("crash", repr(told)) if isinstance(told, BaseException) else told
+        for path, told in zip(paths, found, strict=True)
+    }
+
+
+def main() -> None:
+    """Print a line for each case that does not agree, and the counts."""
+    paths = [path for folder in sys.argv[1:] for path in sorted(Path(folder).glob("**/*.yaml"))]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as runs:
+        found = asyncio.run(answers(paths, Path(runs)))
+    for name, told in sorted(found.items(), key=lambda pair: (pair[1].verdict, pair[0])):
+        if told.verdict != "agrees":
+            print(f"{told.verdict:<9} {name}: {told.told[:1000]!r}")
+    counts = Counter(told.verdict for told in found.values())
+    print(dict(counts.most_common()), f"{time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
