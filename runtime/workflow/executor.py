@@ -184,6 +184,9 @@ class _Executor:
         for node in self.engine.running():
             if node.name not in self._watched:
                 self._watched[node.name] = asyncio.create_task(self._watch(node))
+        for watching in self._watched.values():
+            if watching.done():
+                watching.result()  # What went wrong in it ends the executor; the pods go on.
 
     def _pod(self, node: Node) -> Pod:
         logs = self._folder / "logs" / f"{status.log_name(node)}.log"
@@ -213,6 +216,13 @@ class _Executor:
         self._record(PodStarted(time.time(), node.name, pid, began))
 
     async def _watch(self, node: Node) -> None:
+        """Until the pod has ended and that is recorded."""
+        try:
+            await self._watch_pod(node)
+        finally:
+            self._changed.set()
+
+    async def _watch_pod(self, node: Node) -> None:
         """Wait for the pod's process, then read its exit code and outputs."""
         pod = self._pod(node)
         template = self.engine.container(node)
@@ -235,7 +245,6 @@ class _Executor:
         self._record(PodEnded(max(ended, node.started), node.name, code, left.parameters, left.artifacts,
                               left.missing if code is not None else "", left.said, late))  # fmt: skip
         del self._watched[node.name]
-        self._changed.set()
 
     def _asked_to_stop(self) -> None:
         strategy = "Terminate" if self.engine.shutdown else "Stop"
