@@ -116,7 +116,7 @@ def stopped_for_good(folder: Path) -> bool:
 
 
 class ProgressLines:
-    """`iteration 140/200  loss 3.71  2 nodes`, a line for a change, at most two a second; a new reason is told too."""
+    """`iteration 140/200  loss 3.71  2 nodes  stall 0.3 %`, a line for a change, at most two a second; a new reason is told too."""
 
     def __init__(self, iterations: int, stream: TextIO, clock: Callable[[], float]) -> None:
         self.loss: float | None = None
@@ -140,6 +140,8 @@ class ProgressLines:
         if progress.loss is not None:
             words.append(f"loss {progress.loss:.2f}")
         words.append(f"{progress.nodes} node{'' if progress.nodes == 1 else 's'}")
+        if progress.stall is not None:
+            words.append(f"stall {progress.stall:.1f} %")
         print("  ".join(words), file=self._stream, flush=True)
 
 

@@ -25,12 +25,12 @@ def test_progress_is_told_at_most_twice_a_second_and_reasons_at_once() -> None:
     lines = ProgressLines(200, out, lambda: now[0])
     lines.show(Progress(0, 2, 1, "the job begins"))
     for iteration in range(1, 5):
-        lines.show(Progress(iteration, 2, 1, "the job begins", loss=4.0 - iteration))
+        lines.show(Progress(iteration, 2, 1, "the job begins", loss=4.0 - iteration, stall=iteration / 2))
         now[0] += 0.2
     assert out.getvalue().splitlines() == [
         "the job begins",
-        "iteration 1/200  loss 3.00  2 nodes",
-        "iteration 4/200  loss 0.00  2 nodes",
+        "iteration 1/200  loss 3.00  2 nodes  stall 0.5 %",
+        "iteration 4/200  loss 0.00  2 nodes  stall 2.0 %",
     ]
     assert lines.loss == 0.0
 
