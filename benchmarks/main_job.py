@@ -5,8 +5,6 @@ Whole-process figures of one run on this machine; the budgets stand beside them.
 
 import argparse
 import os
-import random
-import statistics
 import sys
 import tempfile
 import threading
@@ -19,7 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.harness import Pipeline, TrainStep, Watched, kill, wait_until
+from benchmarks.recovery import Kill, kills, told
+from tests.harness import Pipeline, Watched, wait_until
 
 MIB = 1 << 20
 
@@ -100,49 +99,6 @@ def _moment(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
-@dataclass(frozen=True)
-class Kill:
-    """One kill -9 of a worker."""
-
-    seconds: float
-    """Until the first iteration that was later than any before had been finished by all ranks."""
-    lost: int
-    """Iterations that had to be done again."""
-
-
-def kills(folder: Path, dataset: str, count: int, seed: int = 0) -> list[Kill]:
-    """Kill `count` random workers of one training of the default model, a few iterations apart."""
-    choose = random.Random(seed)
-    run = TrainStep(
-        folder / "runs" / "kills",
-        folder / "runs" / "store",
-        flags={"dataset": dataset, "iterations": str(20 * count + 40), "persist-interval": "50"},
-    )
-    run.start()
-    moments: list[tuple[float, int]] = []
-    try:
-        reached = run.wait_iteration(10)
-        for number in range(count):
-            threading.Event().wait(choose.random() * 0.3)
-            before = run.iteration()
-            moments.append((kill(choose.choice(run.workers())), before))
-            reached = run.wait_iteration(max(reached, before) + choose.randrange(6, 14))
-            print(f"kill {number + 1}/{count} at iteration {before}", file=sys.stderr)
-        run.wait_iteration(reached + 5)
-        code = run.finish()
-        assert code == 0, run.log.read_text()[-2000:]
-    finally:
-        run.kill_all()
-    lines = [line for line in run.telemetry() if "loss" in line]
-    found = []
-    for moment, _ in moments:
-        before = max((line["iteration"] for line in lines if line["time"] <= moment), default=0)
-        after = next(line for line in lines if line["time"] > moment and line["iteration"] > before)
-        first = next(line for line in lines if line["time"] > moment and line["round"] == after["round"])
-        found.append(Kill(after["time"] - moment, max(0, before - first["iteration"] + 1)))
-    return found
-
-
 def table(rows: list[tuple[str, str, str]]) -> str:
     """A Markdown table of (what, measured, budget)."""
     head = [("what", "measured", "budget"), ("---", "---", "---")]
@@ -151,7 +107,6 @@ def table(rows: list[tuple[str, str, str]]) -> str:
 
 def rows_of(run: DefaultRun, killed: list[Kill]) -> list[tuple[str, str, str]]:
     """The figures as rows."""
-    seconds = [kill.seconds for kill in killed]
     rows = [(f"step `{name}`", f"{took:.1f} s", "") for name, took in run.steps.items()]
     rows += [
         ("the default run, after the installation", f"{run.seconds:.0f} s", "<= 180 s"),
@@ -161,7 +116,7 @@ def rows_of(run: DefaultRun, killed: list[Kill]) -> list[tuple[str, str, str]]:
         rows += [
             (
                 f"kill -9 of a worker -> next iteration finished, {len(killed)} kills",
-                f"median {statistics.median(seconds):.2f} s, maximum {max(seconds):.2f} s",
+                told(killed),
                 "<= 1 s",
             ),
             ("iterations lost at a kill, at most", str(max(kill.lost for kill in killed)), "<= 1"),
@@ -178,7 +133,7 @@ def main() -> None:
         run = default_run(Path(name))
         if run.exit_code:
             sys.exit(f"the default run ended with {run.exit_code}; see {run.folder}")
-        killed = kills(Path(name), run.dataset, options.kills)
+        killed = [one for one, _ in kills(Path(name), run.dataset, options.kills)]
         wait_until(lambda: not run.left, "nothing left of the run", 5)
     print(f"{os.cpu_count()} cores\n\n{table(rows_of(run, killed))}")
 

@@ -87,6 +87,7 @@ class _Session:
     checkpointer: _Checkpointer | None = None
     iteration: int = 0
     pending: dict[str, float | int | str] = field(default_factory=dict)
+    """What the next report says beside its own figures; the first one: when the process group stood."""
 
     def beacon(self, name: str) -> None:
         if self.checkpointer is not None:
@@ -125,7 +126,7 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
         atexit.register(_leave)
     torch.manual_seed(seed)
     context = Context(rank, world_size, local_rank, device, int(os.environ.get("EVERSTEP_ROUND", 0)), link)
-    _session = _Session(context)
+    _session = _Session(context, pending={"joined_at": time.time()})
     return context
 
 

@@ -1,0 +1,207 @@
+"""kill -9 of one of 2 workers until the next iteration is finished, beside torchrun with torch.save, in one run.
+
+    python -m benchmarks.recovery --kills 20
+
+The default model (about 5 million parameters) and its default batch, 2 nodes of one worker, everything included. The
+peer is `torchrun --nproc-per-node 2` with a checkpoint every 10 iterations (`benchmarks/torchrun_llama.py`).
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.harness import ROOT, TrainStep, kill, wait_until
+
+PAUSE_S = 0.3
+"""Kills come at random moments of an iteration and the next."""
+SAVE_EVERY = 10
+BUDGET_S, BUDGET_LOST = 1.0, 1
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill -9 of a worker."""
+
+    seconds: float
+    """Until the first iteration that was later than any before had been finished by all ranks."""
+    lost: int
+    """Iterations that had to be done again."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the seconds of one recovery went, one after the other."""
+
+    detect: float
+    """Until the fork server saw the death (the kernel takes the process's memory away first)."""
+    decide: float
+    """Until the master had broken the round."""
+    round: float
+    """Until all were killed, had joined again and the new round was journaled."""
+    group: float
+    """Fork, and the process group, on rank 0."""
+    build: float
+    """Model, optimizer, DDP, state found and restored."""
+    iterations: float
+    """From the restored state until a new iteration was finished."""
+
+
+def kills(folder: Path, dataset: str, count: int, seed: int = 0) -> list[tuple[Kill, Parts]]:
+    """Kill `count` random workers of one training of the default model, a few iterations apart."""
+    choose = random.Random(seed)
+    run = TrainStep(
+        folder / "runs" / "kills",
+        folder / "runs" / "store",
+        flags={"dataset": dataset, "iterations": str(20 * count + 40), "persist-interval": "50"},
+    )
+    run.start()
+    moments: list[float] = []
+    try:
+        reached = run.wait_iteration(10)
+        for number in range(count):
+            threading.Event().wait(choose.random() * PAUSE_S)
+            before = run.iteration()
+            moments.append(kill(choose.choice(run.workers())))
+            reached = run.wait_iteration(max(reached, before) + choose.randrange(6, 14))
+            print(f"kill {number + 1}/{count} at iteration {before}", file=sys.stderr)
+        run.wait_iteration(reached + 5)
+        code = run.finish()
+        assert code == 0, run.log.read_text()[-2000:]
+    finally:
+        run.kill_all()
+    records, telemetry = run.records(), run.telemetry()
+    return [_recovery(moment, records, telemetry) for moment in moments]
+
+
+def _recovery(
+    killed: float, records: Sequence[dict[str, Any]], telemetry: Sequence[dict[str, Any]]
+) -> tuple[Kill, Parts]:
+    lines = [line for line in telemetry if "loss" in line]
+    before = max((line["iteration"] for line in lines if line["time"] <= killed), default=0)
+    after = next(line for line in lines if line["time"] > killed and line["iteration"] > before)
+    number = after["round"]
+    first = next(line for line in lines if line["time"] > killed and line["round"] == number)
+    broken = next(r for r in records if r["kind"] == "RoundBroken" and r["round"] == number - 1)
+    formed = next(r for r in records if r["kind"] == "RoundFormed" and r["round"]["number"] == number)
+    died = [r["died"] for r in records if r["kind"] == "WorkerFaulted" and r["round"] == number - 1]
+    restored = [line for line in telemetry if line.get("kind") == "restored" and line["round"] == number]
+    ready, grouped = max(line["time"] for line in restored), first["joined_at"]
+    seen = min([*died, broken["time"]])
+    parts = Parts(
+        detect=seen - killed,
+        decide=broken["time"] - seen,
+        round=formed["time"] - broken["time"],
+        group=grouped - formed["time"],
+        build=ready - grouped,
+        iterations=after["time"] - ready,
+    )
+    return Kill(after["time"] - killed, max(0, before - first["iteration"] + 1)), parts
+
+
+def torchrun_kills(folder: Path, dataset: str, count: int, seed: int = 0) -> list[Kill]:
+    """The same for torchrun with torch.save every SAVE_EVERY iterations."""
+    choose = random.Random(seed)
+    place = folder / "torchrun"
+    place.mkdir()
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+        f"--max-restarts={10 * count}", "--monitor-interval=0.1", "-m", "benchmarks.torchrun_llama", dataset,
+        str(place), str(40 * count + 60), str(SAVE_EVERY),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    log = (place / "log").open("wb")
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+    moments: list[float] = []
+    try:
+        reached = 10
+        for number in range(count):
+            wait_until(lambda reached=reached: _newest(place) >= reached or process.poll() is not None, "an iteration")
+            threading.Event().wait(choose.random() * PAUSE_S)
+            reached = _newest(place) + choose.randrange(6, 14)
+            victim = psutil.Process(int((place / f"pid-{choose.randrange(2)}").read_text()))
+            moments.append(kill(victim))
+            print(f"torchrun: kill {number + 1}/{count}", file=sys.stderr)
+        wait_until(lambda: _newest(place) >= reached or process.poll() is not None, "the last recovery")
+    finally:
+        process.terminate()
+        process.wait()
+        log.close()
+    lines = _lines(place)
+    found = []
+    for moment in moments:
+        before = max((line["iteration"] for line in lines if line["time"] <= moment), default=0)
+        later = [line for line in lines if line["time"] > moment]
+        after = next(line for line in later if line["iteration"] > before)
+        found.append(Kill(after["time"] - moment, max(0, before - later[0]["iteration"] + 1)))
+    return found
+
+
+def _lines(place: Path) -> list[dict[str, Any]]:
+    try:
+        text = (place / "iterations.jsonl").read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _newest(place: Path) -> int:
+    lines = _lines(place)
+    return lines[-1]["iteration"] if lines else 0
+
+
+def told(killed: Sequence[Kill]) -> str:
+    """Median and maximum."""
+    seconds = [one.seconds for one in killed]
+    return f"median {statistics.median(seconds):.2f} s, maximum {max(seconds):.2f} s"
+
+
+def main() -> None:
+    """Measure both and print the tables; exit code 1 when a budget is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", help="a token dataset; default: made here from this Python's own text")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--no-peer", action="store_true", help="leave torchrun out")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
+        folder = Path(name)
+        dataset = options.dataset or make_dataset(folder)
+        ours = kills(folder, dataset, options.kills)
+        theirs = [] if options.no_peer else torchrun_kills(folder, dataset, options.kills)
+    killed = [one for one, _ in ours]
+    rows = [(f"everstep (budget: <= {BUDGET_S:g} s, <= {BUDGET_LOST})", killed)]
+    rows += [(f"torchrun, torch.save every {SAVE_EVERY}", theirs)] if theirs else []
+    print(f"{os.cpu_count()} cores, {options.kills} kills\n")
+    print("| what | kill -> next iteration | iterations lost, at most |\n|---|---|---|")
+    for what, one in rows:
+        print(f"| {what} | {told(one)} | {max(kill.lost for kill in one)} |")
+    print("\n| where the time goes | median | maximum |\n|---|---|---|")
+    for field in fields(Parts):
+        each = [getattr(parts, field.name) for _, parts in ours]
+        print(f"| {field.name} | {statistics.median(each):.3f} s | {max(each):.3f} s |")
+    sys.exit(0 if max(k.seconds for k in killed) <= BUDGET_S and max(k.lost for k in killed) <= BUDGET_LOST else 1)
+
+
+def make_dataset(folder: Path) -> str:
+    """The default pipeline's corpus and tokens; the dataset's URI."""
+    store, out = folder / "runs" / "store", folder / "out"
+    for step, flags in (("corpus", []), ("preprocess", ["--input"])):
+        given = [*flags, (out / "corpus" / "uri").read_text()] if flags else []
+        command = [sys.executable, "-m", f"steps.{step}", "--store", str(store), "--outputs", str(out / step), *given]
+        subprocess.run(command, cwd=ROOT, check=True)
+    return (out / "preprocess" / "uri").read_text()
+
+
+if __name__ == "__main__":
+    main()

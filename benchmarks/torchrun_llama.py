@@ -1,0 +1,60 @@
+"""The peer of the recovery benchmark: the default Llama under torchrun, with torch.save every few iterations.
+
+What a careful user writes without Everstep: rank 0 saves to a temporary file and renames it, every rank loads it when
+torchrun has restarted the workers. Each finished iteration is a line of JSON in FOLDER/iterations.jsonl.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from runtime.data import Sampler, open_dataset, sample_count
+from steps.train.llama import build_model, dataset_facts
+
+LENGTH, BATCH = 96, 8
+
+
+def main(dataset: str, folder: Path, iterations: int, save_every: int) -> None:
+    """Train; go on from FOLDER/state.pt if it is there."""
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    facts = dataset_facts(dataset)
+    model = build_model("tiny", facts["vocab_size"], 0, facts.get("eod"))
+    replica = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    tokens = open_dataset(dataset).tokens
+    sampler = Sampler(sample_count(len(tokens), LENGTH), BATCH, 0)
+    saved, done = folder / "state.pt", 0
+    if saved.exists():
+        state = torch.load(saved)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        done = state["iteration"]
+    for iteration in range(done + 1, iterations + 1):
+        share = sampler.share((iteration - 1) * BATCH, rank, world_size)
+        rows = torch.stack([torch.tensor(tokens[i * LENGTH : i * LENGTH + LENGTH + 1].astype("int64")) for i in share])
+        logits = replica(input_ids=rows[:, :-1], use_cache=False).logits
+        cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0:
+            if iteration % save_every == 0:
+                fresh = saved.with_suffix(".fresh")
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iteration": iteration}
+                torch.save(state, fresh)
+                fresh.replace(saved)
+            with (folder / "iterations.jsonl").open("a") as file:
+                file.write(json.dumps({"iteration": iteration, "time": time.time()}) + "\n")
+        (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
