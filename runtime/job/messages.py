@@ -50,6 +50,8 @@ class Member(msgspec.Struct, frozen=True):
     host: str
     address: str
     slots: int
+    ip: str = ""
+    """As the agent told it; empty where it told none."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -78,6 +80,12 @@ class Join(msgspec.Struct, frozen=True):
     after_round: int = 0
     """The last round this agent was in: it wants a later one."""
     protocol: int = PROTOCOL
+    checked: float = 0.0
+    """Seconds that its own node check took; 0: it made none."""
+    ip: str = ""
+    """Address of this host in the cluster's network, as the job's topology names it; empty: unknown."""
+    index: int = -1
+    """The place it asks for in its role (its NODE_RANK); -1: any. Only heeded where nodes come by themselves."""
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -110,6 +118,10 @@ class Action(StrEnum):
     """The round is over: kill the workers and join again."""
     LEAVE = "leave"
     """End the workers, release everything, exit 0."""
+    DUMP = "dump"
+    """Write the stacks of all ranks of this node to its log, then tell (Dumped); the workers are left as they are."""
+    PERSIST = "persist"
+    """Put the newest staged state of this node into the store now and tell (Persisted); the training goes on."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
@@ -123,6 +135,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """What the workers reported since the last heartbeat, each with v, time, round, iteration, rank."""
     seen: int = 0
     """The last `Directive.number` this agent carried out."""
+    still_s: float = 0.0
+    """Seconds since any of this node's workers' beacons moved; 0 before the first movement and without a beacon."""
 
 
 class Directive(msgspec.Struct, frozen=True):
@@ -150,10 +164,28 @@ class WorkerExit(msgspec.Struct, frozen=True):
     """The traceback or last words, at most 16 KiB."""
     time: float = 0.0
     """Unix time of the death."""
+    oom: bool = False
+    """The agent saw the cgroup count a kill for want of memory at this death."""
 
 
 class Finished(msgspec.Struct, frozen=True):
     """POST /v1/finished: all workers of this node ended the round with exit 0."""
+
+    node: str
+    round: int
+
+
+class Leaving(msgspec.Struct, frozen=True):
+    """POST /v1/leaving: this node will go soon (a preemption notice, SIGTERM). It trains on until told to leave."""
+
+    node: str
+    reason: str
+    grace_s: float
+    """Seconds until it ends by itself; from when the message is sent."""
+
+
+class Dumped(msgspec.Struct, frozen=True):
+    """POST /v1/dumped: the stacks of all ranks of this node are in its log, as DUMP asked."""
 
     node: str
     round: int

@@ -1,21 +1,157 @@
-"""What a job is asked to be: roles, sizes, patience. Plain data; checked once, where it enters."""
+"""What a job is asked to be: roles, sizes, policies, patience. Plain data; `problems` judges it once, where it enters,
+and `reader.spec_of` makes it from YAML.
+
+The policies' names and values are those of AITrainingJob, so that a reader of its YAML recognises ours; what each
+does here stands in the docstrings. Defaults are those of torchrun and DLRover (docs/faults.md shows the whole table).
+"""
 
 import re
+from collections.abc import Iterator
+from enum import StrEnum
 
 import msgspec
 
+GIB = 1 << 30
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _ROLE = re.compile(r"[a-z][a-z0-9]{0,30}")
+
+
+class Placement(StrEnum):
+    """Where the nodes of a job come from."""
+
+    PLATFORM = "platform"
+    """The brain asks for nodes, and for replacements."""
+    JOINED = "joined"
+    """Nodes come by themselves, as under `everstep launch`: a join of a known role makes a node known. None is ever
+    asked for or replaced; those beyond the size wait as spares."""
+
+
+class EndingPolicy(StrEnum):
+    """How many nodes of a role (or roles of a job) must have ended so that all of it counts as ended so."""
+
+    ALL = "All"
+    ANY = "Any"
+    NONE = "None"
+    """It never does: nodes of such a role are not waited for, their failures fail nothing."""
+    RANK0 = "Rank0"
+    """When the first node has; for a job: the first node of its first role."""
+
+
+class RestartPolicy(StrEnum):
+    """Which faults are followed by a restart (how, says the table of faults). After any other its node is given up."""
+
+    ALWAYS = "Always"
+    """Every fault."""
+    ON_FAILURE = "OnFailure"
+    """Workers that fail; not the loss of a node."""
+    NEVER = "Never"
+    EXIT_CODE = "ExitCode"
+    """Workers that fail with an exit code that a fault rule of the role lists."""
+    ON_NODE_FAIL = "OnNodeFail"
+    """The loss of a node, a kill from outside, faulty hardware; not a worker's own failure."""
+    ON_NODE_FAIL_WITH_EXIT_CODE = "OnNodeFailWithExitCode"
+    """Those of OnNodeFail and of ExitCode."""
+
+
+class RestartScope(StrEnum):
+    """What is restarted with a faulty node. A new round always restarts all its workers; this is about nodes."""
+
+    POD = "Pod"
+    """The node alone, in place or elsewhere, as the table of faults says."""
+    REPLICA = "Replica"
+    """All nodes of its role are replaced."""
+    ALL = "All"
+    """All nodes of the job are replaced."""
+
+
+class CleanPodPolicy(StrEnum):
+    """Which nodes are removed when the job has ended. All are told to leave; this is about what is left of them."""
+
+    ALL = "All"
+    RUNNING = "Running"
+    """Those that have not ended by themselves in time."""
+    NONE = "None"
+
+
+class HangPolicy(StrEnum):
+    """What follows when all ranks stand still and their stacks are written."""
+
+    REPORT = "report"
+    RESTART = "restart"
+    FAIL = "fail"
+
+
+class StragglerPolicy(StrEnum):
+    """What happens to a node whose check took more than twice the median of the job's nodes."""
+
+    REPORT = "report"
+    EXCLUDE = "exclude"
+    """It is replaced and its host avoided."""
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """What a node is given; 0: whatever its host has."""
+
+    cpu: float = 0.0
+    """Cores."""
+    memory_bytes: int = 0
+    others: dict[str, float] = {}
+    """Devices by the name of their resource: `nvidia.com/gpu`, `metax-tech.com/gpu`..."""
+
+
+class FaultRule(msgspec.Struct, frozen=True):
+    """For faults with these exit codes or events, this policy and scope stand instead of the role's."""
+
+    exit_codes: tuple[int, ...] = ()
+    """Signals count as 128 + number."""
+    events: tuple[str, ...] = ()
+    """Names of `policy.EVENTS`: nodeNotReady, PodForceDeleted..."""
+    restart_policy: RestartPolicy = RestartPolicy.ALWAYS
+    restart_scope: RestartScope = RestartScope.POD
 
 
 class RoleSpec(msgspec.Struct, frozen=True):
     """A kind of node and how many of it."""
 
     nodes: int
-    """Wanted (the maximum)."""
+    """Wanted at first."""
     min_nodes: int
     slots: int = 1
     """Workers a node."""
+    max_nodes: int = 0
+    """As many as may be asked for while the job runs; 0: `nodes`."""
+    node_unit: int = 1
+    """A round has a multiple of so many nodes."""
+    resources: Resources = Resources()
+    priority: int = 0
+    """Nodes of a role with a higher one are made first. Those beyond the minimum come after all of these."""
+    waits_for: tuple[str, ...] = ()
+    """Roles whose nodes must have joined before one of this role is asked for."""
+    restart_policy: RestartPolicy = RestartPolicy.ALWAYS
+    restart_scope: RestartScope = RestartScope.POD
+    fault_rules: tuple[FaultRule, ...] = ()
+    """The first that fits a fault counts."""
+    restart_limit: int | None = None
+    """Restarts that the faults of all its nodes may cost together; None: only each node's own limit counts."""
+    restart_time_limit_s: float = 0.0
+    """A replacement that has not joined for so long is lost; 0: as any node, `Patience.join_timeout_s`."""
+    restart_timeout_s: float = 0.0
+    """Once it has run: without its minimum for so long the job ends; 0: `Patience.join_timeout_s`."""
+    scale_out_timeout_s: float = 0.0
+    """Nodes that a scaling asked for and that have not joined for so long are not waited for; 0: they always are."""
+    complete_policy: EndingPolicy = EndingPolicy.ALL
+    fail_policy: EndingPolicy = EndingPolicy.NONE
+    """When nodes that were given up fail the role. None: never, as long as the minimum is there."""
+
+    @property
+    def most(self) -> int:
+        """The largest number of nodes it may have."""
+        return self.max_nodes or self.nodes
+
+    @property
+    def least(self) -> int:
+        """The smallest number of nodes that a round may have: the minimum, as a multiple of the node unit."""
+        return -(-self.min_nodes // self.node_unit) * self.node_unit
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -33,12 +169,34 @@ class Patience(msgspec.Struct, frozen=True):
     """No heartbeat for so long: the node is lost."""
     leave_s: float = 10.0
     """A node that was told to leave has so long to end by itself; then the platform ends it."""
+    handover_s: float = 5.0
+    """So long before a leaving node must be gone its round is broken up, so that others can take its state over."""
+    dump_s: float = 30.0
+    """After a hang, how long the stacks of all ranks are waited for."""
     max_restarts: int = 3
     """Rounds that a user's error may cost before the job fails."""
     max_relaunches: int = 3
     """Replacements of one node (role and index)."""
     no_progress: int = 10
     """Rounds in a row that end, whatever the cause, without one new iteration: the job fails."""
+
+
+class Hang(msgspec.Struct, frozen=True):
+    """When a job hangs and what follows; stacks of all ranks are written first, whatever the policy."""
+
+    policy: HangPolicy = HangPolicy.RESTART
+    timeout_s: float = 300.0
+    """No rank's beacon moved for so long."""
+
+
+class Oom(msgspec.Struct, frozen=True):
+    """How much memory a node gets after it ran out of it (DLRover's rule); only where its role says how much it has."""
+
+    factor: float = 2.0
+    increment_bytes: int = 8 * GIB
+    """At most so much more at once."""
+    limit_bytes: int = 64 * GIB
+    """Never more than that; the next time the job fails."""
 
 
 class JobSpec(msgspec.Struct, frozen=True):
@@ -51,30 +209,103 @@ class JobSpec(msgspec.Struct, frozen=True):
     avoid_hosts: tuple[str, ...] = ()
     hosts: str = "local-"
     """Prefix of the hosts that nodes are placed on by number (`local-0`...); empty: the platform places them."""
+    placement: Placement = Placement.PLATFORM
+    topology: tuple[str, ...] = ()
+    """Lines `access-switch pod-switch ip`, as in DLRover's `topology_config`: nodes under one access switch get
+    adjacent ranks, those of rank 0's switch first. Empty: ranks follow the nodes' indices."""
+    hang: Hang = Hang()
+    oom: Oom = Oom()
+    stragglers: StragglerPolicy = StragglerPolicy.REPORT
+    hardware_exit_codes: tuple[int, ...] = (14, 201, 202)
+    """Exit codes of workers and agents that tell of faulty hardware."""
+    complete_policy: EndingPolicy = EndingPolicy.ALL
+    """Which of its roles must be complete for the job to succeed; roles with the policy None do not count."""
+    fail_policy: EndingPolicy = EndingPolicy.ANY
+    """Which of its roles must have failed for the job to fail."""
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
 
 
 def problems(spec: JobSpec) -> list[str]:
-    """What contradicts itself in the spec, one line each; empty when it can be run."""
-    found = []
+    """What contradicts itself in the spec, one line each, `path: what`; empty when it can be run."""
+    return [*_of_job(spec), *(line for name in spec.roles for line in _of_role(spec, name)), *_of_waiting(spec)]
+
+
+def _of_job(spec: JobSpec) -> Iterator[str]:
     if not _NAME.fullmatch(spec.job):
-        found.append(f"{spec.job!r} is no name for a job; use letters, digits and . _ -, a letter or digit first")
-    for name, role in spec.roles.items():
-        if not _ROLE.fullmatch(name):
-            found.append(f"{name!r} is no name for a role; use lower-case letters and digits, a letter first")
-        if role.nodes < 1:
-            found.append(f"{name}: nodes is {role.nodes}; at least 1 is needed")
-        if role.min_nodes < 1:
-            found.append(f"{name}: min-nodes is {role.min_nodes}; at least 1 is needed")
-        if role.min_nodes > role.nodes:
-            found.append(f"{name}: min-nodes is {role.min_nodes}, more than nodes, {role.nodes}")
-        if role.slots < 1:
-            found.append(f"{name}: {role.slots} workers a node; at least 1 is needed")
+        yield f"job: {spec.job!r} is no name for a job; use letters, digits and . _ -, a letter or digit first"
     if not spec.roles:
-        found.append("a job needs at least one role")
+        yield "roles: a job needs at least one role"
+    elif all(role.complete_policy is EndingPolicy.NONE for role in spec.roles.values()):
+        yield "complete_policy: it is None for every role; the job would never succeed"
+    if spec.complete_policy is EndingPolicy.NONE:
+        yield "complete_policy: None would never let the job succeed; use All, Any or Rank0"
     for field in msgspec.structs.fields(Patience):
         value = getattr(spec.patience, field.name)
         if value < 0:
-            found.append(f"{field.name.replace('_', '-')} is {value}; it cannot be negative")
+            yield f"patience.{field.name}: {value} is negative"
     if spec.patience.silence_s == 0:
-        found.append("silence-s is 0; every node would be lost at once")
-    return found
+        yield "patience.silence_s: with 0 every node would be lost at once"
+    if not spec.hang.timeout_s > 0:
+        yield f"hang.timeout_s: {spec.hang.timeout_s:g} is not above 0"
+    if not spec.oom.factor > 1:
+        yield f"oom.factor: {spec.oom.factor:g} gives no more memory; use more than 1"
+    if spec.oom.increment_bytes < 1 or spec.oom.limit_bytes < 1:
+        yield "oom: increment_bytes and limit_bytes must be above 0"
+    for number, line in enumerate(spec.topology, 1):
+        if len(line.split()) != 3:
+            yield f"topology: line {number}, {line!r}, is not `access-switch pod-switch ip`"
+    ips = [line.split()[-1] for line in spec.topology if line.strip()]
+    for ip in sorted({ip for ip in ips if ips.count(ip) > 1}):
+        yield f"topology: {ip} stands under two switches"
+
+
+def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
+    role, at = spec.roles[name], f"roles.{name}"
+    if not _ROLE.fullmatch(name):
+        yield f"{at}: {name!r} is no name for a role; use lower-case letters and digits, a letter first"
+    for field in ("nodes", "min_nodes", "slots", "node_unit"):
+        if getattr(role, field) < 1:
+            yield f"{at}.{field}: {getattr(role, field)}; at least 1 is needed"
+            return
+    if role.min_nodes > role.nodes:
+        yield f"{at}.min_nodes: {role.min_nodes} is more than nodes, {role.nodes}"
+    elif role.least > role.nodes:
+        yield f"{at}.node_unit: no multiple of {role.node_unit} lies between {role.min_nodes} and {role.nodes} nodes"
+    if role.max_nodes and role.max_nodes < role.nodes:
+        yield f"{at}.max_nodes: {role.max_nodes} is less than nodes, {role.nodes}"
+    for field in ("restart_time_limit_s", "restart_timeout_s", "scale_out_timeout_s", "restart_limit"):
+        if (getattr(role, field) or 0) < 0:
+            yield f"{at}.{field}: {getattr(role, field)} is negative"
+    if role.resources.cpu < 0 or role.resources.memory_bytes < 0 or any(n < 0 for n in role.resources.others.values()):
+        yield f"{at}.resources: an amount is negative"
+    if role.resources.memory_bytes > spec.oom.limit_bytes:
+        yield f"{at}.resources: its memory is more than oom.limit_bytes, {spec.oom.limit_bytes}"
+    listed = {RestartPolicy.EXIT_CODE, RestartPolicy.ON_NODE_FAIL_WITH_EXIT_CODE}
+    if role.restart_policy in listed and not any(rule.exit_codes for rule in role.fault_rules):
+        yield f"{at}.restart_policy: {role.restart_policy.value} needs a fault rule with exit codes"
+    if role.restart_policy is RestartPolicy.NEVER and role.restart_limit and not role.fault_rules:
+        yield f"{at}.restart_limit: nothing is ever restarted with the restart policy Never"
+    for number, rule in enumerate(role.fault_rules):
+        if bool(rule.exit_codes) == bool(rule.events):
+            yield f"{at}.fault_rules[{number}]: give it exit codes or events, one of the two"
+    if spec.placement is Placement.JOINED:
+        pointless = {"scale_out_timeout_s", "restart_time_limit_s", "waits_for", "priority", "resources"}
+        defaults = RoleSpec(1, 1)
+        for field in sorted(pointless):
+            if getattr(role, field) != getattr(defaults, field):
+                yield f"{at}.{field}: nodes that come by themselves (placement joined) know none"
+
+
+def _of_waiting(spec: JobSpec) -> Iterator[str]:
+    for name, role in spec.roles.items():
+        for other in role.waits_for:
+            if other not in spec.roles:
+                yield f"roles.{name}.waits_for: the job has no role {other!r}, only {', '.join(spec.roles)}"
+    done: set[str] = set()
+    while True:
+        free = {n for n, role in spec.roles.items() if n not in done and set(role.waits_for) & set(spec.roles) <= done}
+        if not free:
+            break
+        done |= free
+    if circle := [name for name in spec.roles if name not in done]:
+        yield f"roles.{circle[0]}.waits_for: {', '.join(circle)} wait for each other"

@@ -195,13 +195,13 @@ def test_only_a_state_of_which_every_shard_is_held_is_restored() -> None:
 @pytest.mark.parametrize(
     ("spec", "word"),
     [
-        (JobSpec("j", {"worker": RoleSpec(0, 1)}), "nodes is 0"),
+        (JobSpec("j", {"worker": RoleSpec(0, 1)}), "nodes: 0"),
         (JobSpec("j", {"worker": RoleSpec(1, 2)}), "more than nodes"),
-        (JobSpec("j", {"worker": RoleSpec(1, 1, 0)}), "workers a node"),
+        (JobSpec("j", {"worker": RoleSpec(1, 1, 0)}), "slots: 0"),
         (JobSpec("../j", {"worker": RoleSpec(1, 1)}), "no name for a job"),
         (JobSpec("j", {"Wor ker": RoleSpec(1, 1)}), "no name for a role"),
         (JobSpec("j", {}), "at least one role"),
-        (JobSpec("j", {"worker": RoleSpec(1, 1)}, Patience(cooldown_s=-1)), "cooldown-s"),
+        (JobSpec("j", {"worker": RoleSpec(1, 1)}, Patience(cooldown_s=-1)), "cooldown_s"),
     ],
 )
 def test_a_spec_that_contradicts_itself_is_told_where(spec: JobSpec, word: str) -> None:
