@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from runtime.job.messages import Finished, Heartbeat, Join, Persisted, WorkerExit
+from runtime.job.messages import Dumped, Finished, Heartbeat, Join, Leaving, Persisted, WorkerExit
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,20 @@ class ShardStored:
     """An agent reports a shard in the store."""
 
     persisted: Persisted
+
+
+@dataclass(frozen=True)
+class LeaveAnnounced:
+    """An agent says that its node will go soon."""
+
+    leaving: Leaving
+
+
+@dataclass(frozen=True)
+class StacksDumped:
+    """An agent has written the stacks of its ranks."""
+
+    dumped: Dumped
 
 
 @dataclass(frozen=True)
@@ -97,6 +111,8 @@ Event = (
     | WorkerExited
     | NodeFinishedRound
     | ShardStored
+    | LeaveAnnounced
+    | StacksDumped
     | ManifestWritten
     | NodeCreated
     | NodeGone

@@ -1,89 +1,162 @@
-"""What a death means and what follows: symptom -> reason -> decision, one table each.
+"""Symptom -> reason -> decision: the one table of faults. `python -m runtime.job.policy` prints docs/faults.md.
 
-The rules are those of DLRover's exit reasons and torchrun's restart budget: membership changes cost nothing, a user's
-error costs one restart, the same error at the same iteration twice ends the job.
+The rules are those of DLRover's exit reasons, torchrun's restart budget and AITrainingJob's policies: a change of
+membership costs nothing, a user's error costs one restart, the same error at the same iteration twice ends the job.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from statistics import median
 
-from runtime.job.records import JobResult, Reason, WorkerFaulted
-from runtime.job.spec import JobSpec
-from runtime.job.state import State
-
-
-class Decision(StrEnum):
-    """What follows from a worker's death."""
-
-    RESTART = "restart in place"
-    """The node joins the next round."""
-    RELAUNCH = "relaunch"
-    """The node leaves; another takes its place."""
-    RELAUNCH_ELSEWHERE = "relaunch on another host"
-    """The same, and its host is avoided."""
-
-
-EXITS: dict[int, Reason] = {
-    14: Reason.HARDWARE,
-    201: Reason.HARDWARE,
-    202: Reason.HARDWARE,
-    247: Reason.OOM,
-    **dict.fromkeys((129, 130, 137, 143), Reason.KILLED),
-}
-"""Exit codes that mean something; signals count as 128 + number. Every other code is the user's error (1, 134...)."""
-
-DECISIONS: dict[Reason, Decision] = {
-    Reason.USER_ERROR: Decision.RESTART,
-    Reason.KILLED: Decision.RESTART,
-    Reason.OOM: Decision.RELAUNCH,
-    Reason.HARDWARE: Decision.RELAUNCH_ELSEWHERE,
-}
+from runtime.job.nodes import NodeState
+from runtime.job.records import Decision, Reason, WorkerFaulted
+from runtime.job.spec import (
+    FaultRule,
+    JobSpec,
+    NodeEvent,
+    Oom,
+    Patience,
+    Placement,
+    RestartPolicy,
+    RestartScope,
+    RoleSpec,
+)
+from runtime.job.state import RELAUNCHES, State
 
 
 @dataclass(frozen=True)
-class End:
-    """The job is over."""
+class Row:
+    """One line of the table."""
 
-    result: JobResult
-    reason: str
-    error: str
-    exit_code: int
-
-
-def reason_of(exit_code: int) -> Reason:
-    """Why a worker with this exit code (negative: a signal) died."""
-    return EXITS.get(128 - exit_code if exit_code < 0 else exit_code, Reason.USER_ERROR)
+    symptom: str
+    reason: Reason
+    decision: Decision
+    limit: str
+    """What it counts against."""
+    exit_codes: tuple[int, ...] = ()
+    """Exit codes that mean it; signals count as 128 + number."""
 
 
-def signature(fault: WorkerFaulted) -> tuple[int, int, str]:
-    """What makes two errors the same one: iteration, exit code, the last line of the traceback."""
-    lines = fault.error.strip().splitlines()
-    return fault.iteration, fault.exit_code, lines[-1] if lines else ""
+_NODE_LIMIT = "replacements of the node, restarts of the role"
+
+TABLE = (
+    Row("a worker ends with an error, or a signal of its own (SIGABRT, SIGSEGV)", Reason.USER_ERROR, Decision.RESTART,
+        "rounds that errors may cost; restarts of the role; twice the same at the same iteration fails the job"),
+    Row("a worker is killed from outside: SIGKILL, SIGTERM, SIGINT, SIGHUP", Reason.KILLED, Decision.RESTART,
+        "restarts of the role", (137, 143, 130, 129)),
+    Row("a worker or node ran out of memory: its cgroup counted a kill, exit 247, OOMKilled", Reason.OOM,
+        Decision.RELAUNCH, f"{_NODE_LIMIT}; with more memory each time, up to the limit, then the job fails", (247,)),
+    Row("a worker or agent ends with an exit code for faulty hardware", Reason.HARDWARE, Decision.EXCLUDE, _NODE_LIMIT),
+    Row("a node is gone: its agent ended, pod deleted, machine not ready", Reason.NODE_LOST,
+        Decision.RELAUNCH_ELSEWHERE, _NODE_LIMIT),
+    Row("a node ends before it ever joined, or could not be made", Reason.START_FAILED, Decision.RELAUNCH_ELSEWHERE,
+        _NODE_LIMIT),
+    Row("a node is silent: network loss, machine frozen", Reason.NO_HEARTBEAT, Decision.RELAUNCH_ELSEWHERE,
+        _NODE_LIMIT),
+    Row("a node was asked for and never joins", Reason.NEVER_JOINED, Decision.RELAUNCH_ELSEWHERE, _NODE_LIMIT),
+    Row("a node's check takes more than twice the median", Reason.STRAGGLER, Decision.EXCLUDE,
+        f"{_NODE_LIMIT}; with the policy `report` it is only reported"),
+    Row("the beacons of all ranks stand still", Reason.HANG, Decision.DUMP, "rounds without a new iteration"),
+    Row("a node is told that it will be preempted (SIGTERM to its agent)", Reason.PREEMPTED, Decision.HAND_OVER,
+        "nothing"),
+    Row("an agent joins again without having told why", Reason.REJOINED, Decision.MEMBERSHIP, "nothing"),
+    Row("nodes share a wider restart scope with a faulty one", Reason.RESTARTED, Decision.HAND_OVER, "nothing"),
+    Row("waiting nodes make the round larger", Reason.GROW, Decision.MEMBERSHIP, "nothing; waits for the cool-down"),
+    Row("somebody asked for another number of nodes", Reason.SCALED, Decision.MEMBERSHIP, "nothing"),
+)  # fmt: skip
+"""One row a reason."""
+
+DECISIONS = {row.reason: row.decision for row in TABLE}
+EXITS = {code: row.reason for row in TABLE for code in row.exit_codes}
+"""Exit codes that mean something in every job; `JobSpec.hardware_exit_codes` come first."""
+EVENTS = {
+    NodeEvent.NODE_NOT_READY: {Reason.NODE_LOST, Reason.NO_HEARTBEAT},
+    NodeEvent.POD_FORCE_DELETED: {Reason.NODE_LOST},
+    NodeEvent.POD_EVICTED: {Reason.NODE_LOST, Reason.KILLED},
+    NodeEvent.OOM_KILLED: {Reason.OOM},
+}
+"""What the events of fault rules mean."""
+
+OF_WORKERS = frozenset({Reason.USER_ERROR, Reason.OOM, Reason.KILLED, Reason.HARDWARE})
+OF_NODES = frozenset(
+    {
+        Reason.NODE_LOST, Reason.START_FAILED, Reason.NO_HEARTBEAT, Reason.NEVER_JOINED, Reason.STRAGGLER,
+        Reason.KILLED, Reason.HARDWARE,
+    }
+)  # fmt: skip
+"""What restart policies tell apart; a kill from outside and faulty hardware are both."""
 
 
-def charged(state: State) -> list[WorkerFaulted]:
-    """The errors that count, one a round: not those in rounds where a kill or a loss tells why."""
-    return [fault for number, fault in sorted(state.blamed.items()) if number not in state.excused]
+@dataclass(frozen=True)
+class Fate:
+    """What follows from one fault."""
+
+    decision: Decision
+    detail: str
+    scope: RestartScope = RestartScope.POD
+    avoid: bool = False
 
 
-def verdict(state: State, spec: JobSpec) -> End | None:
-    """The end that the job's history calls for. To be asked when all faults of a broken round are known."""
-    errors = charged(state)
-    seen: set[tuple[int, int, str]] = set()
-    for fault in errors:
-        if signature(fault) in seen:
-            why = f"rank {fault.rank} failed twice at iteration {fault.iteration} with the same error"
-            return End(JobResult.FAILED, f"{why}: {_last_line(fault)}", fault.error, 1)
-        seen.add(signature(fault))
-    if len(errors) > spec.patience.max_restarts:
-        last = errors[-1]
-        why = f"{len(errors)} rounds ended with an error, {spec.patience.max_restarts} restarts are allowed"
-        return End(JobResult.FAILED, f"{why}; rank {last.rank}: {_last_line(last)}", last.error, 1)
-    if spec.patience.no_progress and state.stalled >= spec.patience.no_progress:
-        error = max(state.blamed.values(), key=lambda fault: fault.round).error if state.blamed else ""
-        why = f"{state.stalled} rounds in a row ended without a new iteration; the last one: {state.reason}"
-        return End(JobResult.FAILED, why, error, 1)
-    return None
+def normal(exit_code: int) -> int:
+    """An exit code as a shell tells it: signals as 128 + number."""
+    return 128 - exit_code if exit_code < 0 else exit_code
+
+
+def reason_of(exit_code: int, hardware: tuple[int, ...] = (14, 201, 202), oom: bool = False) -> Reason:
+    """Why a worker with this exit code (negative: a signal) died; `oom`: its cgroup counted a kill."""
+    if oom:
+        return Reason.OOM
+    code = normal(exit_code)
+    return Reason.HARDWARE if code in hardware else EXITS.get(code, Reason.USER_ERROR)
+
+
+def fate(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit_code: int | None = None) -> Fate:
+    """What follows from this fault of the node, by the table, its role's policies and the limits."""
+    role = spec.roles[node.role]
+    code = None if exit_code is None else normal(exit_code)
+    rule = _rule(role, reason, code)
+    chosen, scope = (rule.restart_policy, rule.restart_scope) if rule else (role.restart_policy, role.restart_scope)
+    avoid = DECISIONS[reason] is Decision.EXCLUDE
+    if not _covers(role, chosen, reason, code):
+        why = f"the restart policy {chosen.value} of {node.role} does not cover it"
+        return Fate(Decision.GIVE_UP, why, avoid=avoid)
+    if role.restart_limit is not None and state.restarts.get(node.role, 0) >= role.restart_limit:
+        why = f"{node.role} nodes were restarted {role.restart_limit} times, the restart limit"
+        return Fate(Decision.GIVE_UP, why, avoid=avoid)
+    memory = memory_of(node, role)
+    if reason is Reason.OOM and memory >= spec.oom.limit_bytes and spec.placement is Placement.PLATFORM:
+        return Fate(Decision.FAIL, f"it had {_gib(memory)}, the most it may get; use less memory or raise oom.limit")
+    decision = DECISIONS[reason]
+    if spec.placement is Placement.JOINED and decision in (Decision.RELAUNCH, Decision.RELAUNCH_ELSEWHERE):
+        in_place = reason in OF_WORKERS
+        return Fate(Decision.RESTART if in_place else Decision.MEMBERSHIP, "nodes of this job come by themselves")
+    if scope is not RestartScope.POD and decision is Decision.RESTART:
+        decision = Decision.RELAUNCH
+    times = state.relaunches.get(node.place, 0)
+    if decision in RELAUNCHES and spec.placement is Placement.PLATFORM and times >= spec.patience.max_relaunches:
+        return Fate(Decision.GIVE_UP, f"{node.role}-{node.index} was replaced {times} times", avoid=avoid)
+    more = more_memory(memory, spec.oom) if reason is Reason.OOM and memory else 0
+    detail = f"with {_gib(more)} of memory instead of {_gib(memory)}" if more else decision.value
+    return Fate(decision, detail, scope, avoid)
+
+
+def memory_of(node: NodeState, role: RoleSpec) -> int:
+    """Bytes that the node was given; 0: all that its host has."""
+    return node.memory_bytes or role.resources.memory_bytes
+
+
+def more_memory(memory: int, oom: Oom) -> int:
+    """What a node gets that ran out of so much. Twice as much, in steps of at most 8 GiB, up to 64 GiB by default."""
+    return min(memory + min(int(memory * (oom.factor - 1)), oom.increment_bytes), oom.limit_bytes)
+
+
+def stragglers(nodes: Sequence[NodeState]) -> list[NodeState]:
+    """Those whose own check took more than twice the median of all that were checked."""
+    checked = [node.checked for node in nodes if node.checked > 0]
+    if not checked:
+        return []
+    limit = 2 * median(checked)
+    return [node for node in nodes if node.checked > limit]
 
 
 def told(fault: WorkerFaulted) -> str:
@@ -92,5 +165,78 @@ def told(fault: WorkerFaulted) -> str:
     return f"{fault.node} rank {fault.rank}: {fault.reason.value} ({how}) at iteration {fault.iteration}"
 
 
-def _last_line(fault: WorkerFaulted) -> str:
-    return signature(fault)[2] or f"exit code {fault.exit_code}"
+def _rule(role: RoleSpec, reason: Reason, code: int | None) -> FaultRule | None:
+    for rule in role.fault_rules:
+        if code in rule.exit_codes or any(reason in EVENTS[event] for event in rule.events):
+            return rule
+    return None
+
+
+def _covers(role: RoleSpec, policy: RestartPolicy, reason: Reason, code: int | None) -> bool:
+    listed = any(code in rule.exit_codes for rule in role.fault_rules)
+    return {
+        RestartPolicy.ALWAYS: True,
+        RestartPolicy.NEVER: False,
+        RestartPolicy.ON_FAILURE: reason in OF_WORKERS,
+        RestartPolicy.EXIT_CODE: listed,
+        RestartPolicy.ON_NODE_FAIL: reason in OF_NODES,
+        RestartPolicy.ON_NODE_FAIL_WITH_EXIT_CODE: listed or reason in OF_NODES,
+    }[policy]
+
+
+def _gib(memory: int) -> str:
+    return f"{memory / (1 << 30):g} GiB"
+
+
+def render() -> str:
+    """The table as Markdown."""
+    patience, oom = Patience(), Oom()
+    hardware = ", ".join(map(str, JobSpec("", {}).hardware_exit_codes))
+    lines = [
+        "# What follows from a fault",
+        "",
+        "Made from `runtime/job/policy.py` by `python -m runtime.job.policy > docs/faults.md`; a test keeps it true.",
+        "",
+        "| seen | exit codes | reason | decision | counts against |",
+        "|---|---|---|---|---|",
+    ]
+    for row in TABLE:
+        codes = ", ".join(map(str, sorted(row.exit_codes))) or (hardware if row.reason is Reason.HARDWARE else "")
+        lines.append(f"| {row.symptom} | {codes} | {row.reason.value} | {row.decision.value} | {row.limit} |")
+    lines += [
+        "",
+        "Signals count as 128 + number. The exit codes for hardware are `hardware_exit_codes` of the job.",
+        "An error in a round that a kill or a loss has ended already is its echo and counts against nothing.",
+        "",
+        "| limit | default | then |",
+        "|---|---|---|",
+        f"| rounds that errors may cost (`max_restarts`) | {patience.max_restarts} | the job fails |",
+        f"| replacements of a node (`max_relaunches`) | {patience.max_relaunches} | the node is given up |",
+        "| restarts of a role (`restart_limit`) | none | the node is given up |",
+        f"| rounds without a new iteration (`no_progress`) | {patience.no_progress} | the job fails |",
+        f"| memory after running out of it | x {oom.factor:g}, at most {_gib(oom.increment_bytes)} more at once,"
+        f" up to {_gib(oom.limit_bytes)} | the job fails |",
+        "",
+        "A node that is given up is missed only when fewer than the minimum remain (the job ends with exit code 3), or",
+        "when the `fail_policy` of its role says so.",
+        "",
+        "| restart policy of a role | is followed by a restart |",
+        "|---|---|",
+    ]
+    for policy in RestartPolicy:
+        lines.append(f"| {policy.value} | {_covered(policy)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _covered(policy: RestartPolicy) -> str:
+    code = 77
+    role = RoleSpec(1, 1, fault_rules=(FaultRule(exit_codes=(code,)),))
+    reasons = [row.reason for row in TABLE if row.reason in OF_WORKERS | OF_NODES]
+    found = [reason.value for reason in reasons if _covers(role, policy, reason, None)]
+    if _covers(role, policy, Reason.USER_ERROR, code) and Reason.USER_ERROR.value not in found:
+        found.append("exit codes that a fault rule lists")
+    return ", ".join(found) or "nothing"
+
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -14,20 +14,44 @@ VERSION = 1
 
 
 class Reason(StrEnum):
-    """Why a worker, a node or a round ended."""
+    """Why a worker, a node or a round ended. What follows from each stands in `policy.TABLE`."""
 
     KILLED = "killed"
-    """A signal from outside, eviction, preemption."""
     USER_ERROR = "user error"
     OOM = "out of memory"
     HARDWARE = "hardware"
     NODE_LOST = "node lost"
+    START_FAILED = "start failed"
     NO_HEARTBEAT = "no heartbeat"
     NEVER_JOINED = "never joined"
+    STRAGGLER = "straggler"
+    HANG = "hang"
+    PREEMPTED = "preempted"
     REJOINED = "joined again"
-    """An agent left its round without saying why."""
+    RESTARTED = "restarted with another"
     GROW = "grow"
     SCALED = "scaled"
+
+
+class Decision(StrEnum):
+    """What follows from a fault."""
+
+    RESTART = "restart in place"
+    """The node joins the next round."""
+    RELAUNCH = "relaunch"
+    """The node leaves; another takes its place."""
+    RELAUNCH_ELSEWHERE = "relaunch on another host"
+    """The same, and not on its host if there is another."""
+    EXCLUDE = "relaunch on another host, avoid this one"
+    """The same, and its host gets no more nodes of this job."""
+    HAND_OVER = "hand over, then leave"
+    """A replacement is asked for at once; the node trains on until it is there, or its grace nearly over."""
+    DUMP = "write all stacks, then restart, fail or only report"
+    MEMBERSHIP = "form a round with other nodes"
+    REPORT = "report"
+    GIVE_UP = "give the node up"
+    """It leaves and nothing takes its place."""
+    FAIL = "fail the job"
 
 
 class JobResult(StrEnum):
@@ -67,7 +91,18 @@ class NodeRequested(Fact, frozen=True, kw_only=True):
     launch: int
     host: str
     replaces: str = ""
-    """The lost node whose place it takes; empty for a first launch and for growth."""
+    """The lost or leaving node whose place it takes; empty for a first launch and for growth."""
+    memory_bytes: int = 0
+    """What it is to be given; 0: what the spec says."""
+
+
+class NodeAppeared(Fact, frozen=True, kw_only=True):
+    """A node came by itself (placement `joined`), for the first time or again under its old name."""
+
+    node: str
+    role: str
+    index: int
+    host: str
 
 
 class NodeJoined(Fact, frozen=True, kw_only=True):
@@ -80,6 +115,18 @@ class NodeJoined(Fact, frozen=True, kw_only=True):
     master_port: int
     holdings: tuple[Holding, ...]
     after_round: int
+    ip: str = ""
+    checked: float = 0.0
+
+
+class NodeLeaving(Fact, frozen=True, kw_only=True):
+    """The node will go: told so (preemption), or asked to (scaled down, restarted with another)."""
+
+    node: str
+    reason: Reason
+    detail: str
+    until: float
+    """Gone by then at the latest."""
 
 
 class NodeReleased(Fact, frozen=True, kw_only=True):
@@ -87,8 +134,6 @@ class NodeReleased(Fact, frozen=True, kw_only=True):
 
     node: str
     reason: Reason
-    avoid: bool = False
-    """Its host gets no more nodes of this job."""
 
 
 class NodeLost(Fact, frozen=True, kw_only=True):
@@ -98,6 +143,8 @@ class NodeLost(Fact, frozen=True, kw_only=True):
     reason: Reason
     detail: str = ""
     exit_code: int | None = None
+    may_return: bool = False
+    """Should it still be there, it is told to join again instead of to leave (placement `joined`)."""
 
 
 class NodeFinished(Fact, frozen=True, kw_only=True):
@@ -120,6 +167,33 @@ class WorkerFaulted(Fact, frozen=True, kw_only=True):
     error: str = ""
     died: float = 0.0
     """Unix time of the death by the node's clock."""
+
+
+class FaultJudged(Fact, frozen=True, kw_only=True):
+    """What follows from a fault, by the table and the limits. One for each fault that is nobody's echo."""
+
+    node: str
+    reason: Reason
+    decision: Decision
+    detail: str
+    """Why this decision, in one line."""
+    round: int = 0
+    """The round that the fault ended; 0: it ended none."""
+    avoid: bool = False
+    """The node's host gets no more nodes of this job."""
+
+
+class HangSeen(Fact, frozen=True, kw_only=True):
+    """All ranks of the round stand still; the nodes are told to write their stacks."""
+
+    round: int
+    still_s: float
+
+
+class HangOver(Fact, frozen=True, kw_only=True):
+    """They move again."""
+
+    round: int
 
 
 class RoundFormed(Fact, frozen=True, kw_only=True):
@@ -160,6 +234,8 @@ class DesiredChanged(Fact, frozen=True, kw_only=True):
 
     role: str
     nodes: int
+    detail: str = ""
+    """Why, where nobody asked: the new nodes did not come in time."""
 
 
 class JobEnded(Fact, frozen=True, kw_only=True):
@@ -177,11 +253,16 @@ Record = (
     MasterClaimed
     | JobReopened
     | NodeRequested
+    | NodeAppeared
     | NodeJoined
+    | NodeLeaving
     | NodeReleased
     | NodeLost
     | NodeFinished
     | WorkerFaulted
+    | FaultJudged
+    | HangSeen
+    | HangOver
     | RoundFormed
     | RoundBroken
     | ShardPersisted

@@ -1,24 +1,24 @@
 """What a round starts from: a pure choice among what is held in memory and in the store."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from runtime.job.messages import Holding, Restore
-from runtime.job.state import NodePhase, State
+from runtime.job.nodes import NodePhase
+from runtime.job.state import State
 
 SOURCES = 4
 """Places in memory that are named per shard; a node that holds the shard itself needs none of them."""
 
 
 def holdings(state: State) -> list[Holding]:
-    """Every shard that somebody can serve now: waiting nodes from memory, the store whatever was persisted."""
-    memory = [
-        held
-        for node in state.nodes.values()
-        if node.phase is NodePhase.WAITING
-        for held in node.holdings
-        if held.node == node.name
-    ]
+    """Every shard that somebody can serve now: waiting nodes from memory, the store whatever was persisted.
+
+    Nodes that leave come last, so that a round depends on them only for what nobody else holds.
+    """
+    waiting = [node for node in state.nodes.values() if node.phase is NodePhase.WAITING]
+    waiting.sort(key=lambda node: (node.leaving, node.name))
+    memory = [held for node in waiting for held in node.holdings if held.node == node.name]
     stored = [shard for checkpoint in state.checkpoints.values() for shard in checkpoint.shards]
     return memory + stored
 
@@ -38,12 +38,21 @@ def choose(held: Iterable[Holding]) -> Restore | None:
         if shards < 1 or not set(range(shards)) <= set(by_shard):
             continue
         sources = tuple(source for shard in range(shards) for source in _best(by_shard[shard]))
-        places = "memory" if all(by_shard[s][0].node for s in range(shards)) else "the store"
+        places = "memory" if all(any(held.node for held in by_shard[s]) for s in range(shards)) else "the store"
         return Restore(round_, iteration, sources, f"iteration {iteration} of round {round_} is whole in {places}")
     return None
 
 
 def _best(group: list[Holding]) -> list[Holding]:
-    group.sort(key=lambda held: (bool(held.key), held.node, held.index, held.key))
     memory = [held for held in group if held.node]
-    return memory[:SOURCES] + [held for held in group if not held.node][:1]
+    stored = sorted((held for held in group if not held.node), key=lambda held: held.key)
+    return memory[:SOURCES] + stored[:1]
+
+
+def depends_on(restore: Restore | None, leaving: Collection[str]) -> set[str]:
+    """Those of the leaving nodes that serve a shard which is in the memory of no other node."""
+    by_shard: defaultdict[int, set[str]] = defaultdict(set)
+    for source in restore.sources if restore else ():
+        if source.node:
+            by_shard[source.shard].add(source.node)
+    return {node for nodes in by_shard.values() if nodes <= set(leaving) for node in nodes}

@@ -3,16 +3,28 @@
 Rules: a round is formed at once when every wanted node has joined, or every live one and none is on its way; else,
 with at least the minimum, when what is on its way has had its time: the join window before the first round and for
 survivors (after torchrun's elastic rendezvous, "last call"), the replacement wait for replacements and growth.
+A running round is broken up to grow, after the cool-down, and to let members go that have to leave. Nodes are counted
+here, not looked at one by one, until a round is formed: one join among 10,000 nodes costs as much as one among two.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 
 from runtime.job import restore
 from runtime.job.messages import Member, Round
-from runtime.job.sizes import live, size
-from runtime.job.spec import JobSpec
-from runtime.job.state import JobPhase, NodePhase, NodeState, State, member_names
+from runtime.job.nodes import NodePhase, NodeState
+from runtime.job.records import Reason
+from runtime.job.sizes import attainable, by_index, size
+from runtime.job.spec import JobSpec, Placement, RoleSpec
+from runtime.job.state import JobPhase, State, round_number
+from runtime.job.topology import ordered, switches
+
+NAMED = 16
+"""Hosts that a round's reason names; the round itself has them all."""
+
+P = NodePhase
 
 
 class Step(StrEnum):
@@ -21,7 +33,7 @@ class Step(StrEnum):
     WAIT = "wait"
     FORM = "form"
     BREAK = "break"
-    """End the running round, to grow."""
+    """End the running round, to grow or to let a member go."""
     GIVE_UP = "give up"
     """The minimum cannot be had."""
 
@@ -36,6 +48,10 @@ class Verdict:
     """With FORM."""
     deadline: float | None = None
     """With WAIT: when the answer changes although nothing happens."""
+    because: Reason = Reason.GROW
+    """With BREAK."""
+    node: str = ""
+    """With BREAK: who has to leave."""
 
 
 def decide(now: float, state: State, spec: JobSpec) -> Verdict:
@@ -43,69 +59,128 @@ def decide(now: float, state: State, spec: JobSpec) -> Verdict:
     if state.phase is JobPhase.ENDED:
         return Verdict(Step.WAIT, state.reason)
     if state.phase is JobPhase.RUNNING:
-        return _grow(now, state, spec)
+        return _leave(now, state, spec) or _grow(now, state, spec)
     return _form(now, state, spec)
 
 
+def usable(nodes: int, role: RoleSpec) -> int:
+    """So many of these nodes can be in a round: a multiple of the node unit."""
+    return nodes - nodes % role.node_unit
+
+
+def rank_order(round_: Round) -> list[str]:
+    """The ips (hosts, where none was told) of the round's nodes in rank order."""
+    return [member.ip or member.host for members in round_.members.values() for member in members]
+
+
 def _form(now: float, state: State, spec: JobSpec) -> Verdict:
-    waiting = {role: live(state, role, {NodePhase.WAITING}) for role in spec.roles}
-    coming = {role: live(state, role, {NodePhase.REQUESTED, NodePhase.REJOINING}) for role in spec.roles}
-    short = [role for role, joined in waiting.items() if len(joined) < spec.roles[role].min_nodes]
+    waiting = {role: state.nodes.count(role, (P.WAITING,)) for role in spec.roles}
+    sizes = {role: size(state, spec, role) for role in spec.roles}
+    short = [r for r, asked in spec.roles.items() if usable(min(waiting[r], sizes[r]), asked) < asked.least]
     if short:
-        return _below_minimum(now, state, spec, waiting, coming, short)
-    pending = [node for role in spec.roles if len(waiting[role]) < size(state, spec, role) for node in coming[role]]
-    told = ", ".join(f"{len(joined)} of {size(state, spec, role)} {role} nodes" for role, joined in waiting.items())
-    if not pending:
-        return _formed(state, spec, waiting, told)
-    last_join = max(node.joined_at for joined in waiting.values() for node in joined)
-    deadlines = {node.name: _patience(node, state, spec, last_join) for node in pending}
-    if all(now >= deadline for deadline in deadlines.values()):
-        return _formed(state, spec, waiting, f"{told}; waited long enough for {_names(pending)}")
-    until = max(deadlines.values())
-    return Verdict(Step.WAIT, f"{told} joined; {_names(pending)} on the way", deadline=until)
+        return _below_minimum(now, state, spec, waiting, short)
+    told = ", ".join(f"{min(joined, sizes[role])} of {sizes[role]} {role} nodes" for role, joined in waiting.items())
+    open_ = [role for role in spec.roles if waiting[role] < sizes[role]]
+    waits = _waits(state, spec, open_, waiting)
+    if not waits:
+        return _formed(state, spec, told)
+    until = max(deadline for deadline, _ in waits)
+    whom = " and ".join(who for _, who in waits)
+    if now >= until:
+        return _formed(state, spec, f"{told}; waited long enough for {whom}")
+    return Verdict(Step.WAIT, f"{told} joined; {whom} on the way", deadline=until)
 
 
-def _below_minimum(
-    now: float,
-    state: State,
-    spec: JobSpec,
-    waiting: dict[str, list[NodeState]],
-    coming: dict[str, list[NodeState]],
-    short: list[str],
-) -> Verdict:
-    told = ", ".join(f"{len(waiting[role])} of at least {spec.roles[role].min_nodes} {role} nodes" for role in short)
-    for role in short:
-        if len(waiting[role]) + len(coming[role]) < spec.roles[role].min_nodes:
-            return Verdict(Step.GIVE_UP, f"{told} are left, and no replacement may be asked for any more")
-    deadline = max(state.since, state.claimed_at) + spec.patience.join_timeout_s
+def _waits(state: State, spec: JobSpec, roles: list[str], waiting: dict[str, int]) -> list[tuple[float, str]]:
+    """(until when, for whom) is worth waiting, now that there is the minimum."""
+    patience, found = spec.patience, []
+    window = max(state.joined_at, state.since, state.claimed_at) + patience.join_window_s
+    replacement = max(state.requested_at, state.claimed_at) + patience.replacement_wait_s
+    for role in roles:
+        rejoining = state.nodes.count(role, (P.REJOINING,))
+        requested = state.nodes.count(role, (P.REQUESTED,))
+        if rejoining:
+            found.append((window, _names(state, role, P.REJOINING, rejoining)))
+        if requested:
+            found.append((replacement if state.round else window, _names(state, role, P.REQUESTED, requested)))
+        if spec.placement is Placement.JOINED and not rejoining:
+            back = max(state.since, state.claimed_at) + patience.replacement_wait_s
+            if state.round is None:
+                found.append((window, f"more {role} nodes"))
+            elif waiting[role] < state.members.get(role, 0):
+                found.append((back, f"lost {role} nodes"))
+    for role in spec.roles:
+        for node in state.nodes.select(role, (P.REJOINING,), leaving=True):
+            found.append((min(node.leaving_until, window), f"{node.name}, to hand over,"))
+    return found
+
+
+def _below_minimum(now: float, state: State, spec: JobSpec, waiting: dict[str, int], short: list[str]) -> Verdict:
+    told = ", ".join(f"{waiting[role]} of at least {spec.roles[role].least} {role} nodes" for role in short)
+    if any(attainable(state, spec, role) < spec.roles[role].least for role in short):
+        return Verdict(Step.GIVE_UP, f"{told} are left, and no replacement may be asked for any more")
+    began = max(state.since, state.claimed_at)
+    limits = [
+        (spec.roles[role].restart_timeout_s if state.round else 0.0) or spec.patience.join_timeout_s for role in short
+    ]
+    deadline = began + min(limits)
     if now >= deadline:
-        return Verdict(Step.GIVE_UP, f"{told} joined within {spec.patience.join_timeout_s:g} s")
+        return Verdict(Step.GIVE_UP, f"{told} joined within {min(limits):g} s")
     return Verdict(Step.WAIT, f"{told} joined; waiting for more", deadline=deadline)
 
 
-def _patience(node: NodeState, state: State, spec: JobSpec, last_join: float) -> float:
-    """Until when this node is worth waiting for."""
-    if node.phase is NodePhase.REJOINING or state.round is None:
-        return max(last_join, state.since, state.claimed_at) + spec.patience.join_window_s
-    return max(node.requested_at, state.claimed_at) + spec.patience.replacement_wait_s
-
-
-def _formed(state: State, spec: JobSpec, waiting: dict[str, list[NodeState]], reason: str) -> Verdict:
-    chosen = {role: nodes[: size(state, spec, role)] for role, nodes in waiting.items()}
+def _formed(state: State, spec: JobSpec, reason: str) -> Verdict:
+    chosen = choose(state, spec)
     first = next(node for nodes in chosen.values() for node in nodes)
     members = {
-        role: tuple(Member(node.name, node.host, node.address, node.slots) for node in nodes)
+        role: tuple(Member(node.name, node.host, node.address, node.slots, node.ip) for node in nodes)
         for role, nodes in chosen.items()
     }
     fresh = Round(
-        number=(state.round.number if state.round else 0) + 1,
+        number=round_number(state) + 1,
         members=members,
         master_addr=first.address.rpartition(":")[0].strip("[]"),
         master_port=first.master_port,
         restore=restore.choose(restore.holdings(state)),
-        reason=reason,
+        reason="",
     )
+    hosts = rank_order(fresh)
+    more = f" and {len(hosts) - NAMED} more" if len(hosts) > NAMED else ""
+    reason = f"{reason}; in rank order: {', '.join(hosts[:NAMED])}{more}"
+    fresh = Round(fresh.number, members, fresh.master_addr, fresh.master_port, fresh.restore, reason)
     return Verdict(Step.FORM, reason, round=fresh)
+
+
+def choose(state: State, spec: JobSpec) -> dict[str, Sequence[NodeState]]:
+    """Who would be in a round formed now, in rank order: the lowest indices, then sorted by the topology."""
+    switch_of = switches(spec.topology)
+    first: str | None = None
+    chosen: dict[str, Sequence[NodeState]] = {}
+    for role, asked in spec.roles.items():
+        waiting = by_index(state.nodes.select(role, (P.WAITING,)))
+        kept = waiting[: usable(min(len(waiting), size(state, spec, role)), asked)]
+        if first is None:
+            first = switch_of.get(kept[0].ip, "") if kept else None
+        chosen[role] = ordered(kept, switch_of, first)
+    return chosen
+
+
+def _leave(now: float, state: State, spec: JobSpec) -> Verdict | None:
+    """Let members go that have to: when replacements for all of them wait, else shortly before their time is over."""
+    leavers = [node for role in spec.roles for node in state.nodes.select(role, (P.RUNNING,), leaving=True)]
+    if not leavers or state.finished:  # Others have finished: the round is as good as over.
+        return None
+    names = ", ".join(node.name for node in leavers[:3]) + (" and others" if len(leavers) > 3 else "")
+    because = leavers[0].leaving_because or Reason.PREEMPTED
+    if all(state.nodes.count(role, (P.WAITING,)) >= sum(n.role == role for n in leavers) for role in spec.roles):
+        why = f"{names} must leave ({because.value}) and the replacement is here"
+        return Verdict(Step.BREAK, why, because=because, node=leavers[0].name)
+    deadline = min(node.leaving_until for node in leavers) - spec.patience.handover_s
+    if now >= deadline:
+        why = f"{names} must leave ({because.value})"
+        return Verdict(Step.BREAK, why, because=because, node=leavers[0].name)
+    why = f"round {round_number(state)} runs; {names} must leave soon ({because.value})"
+    return Verdict(Step.WAIT, why, deadline=deadline)
 
 
 def _grow(now: float, state: State, spec: JobSpec) -> Verdict:
@@ -113,24 +188,25 @@ def _grow(now: float, state: State, spec: JobSpec) -> Verdict:
 
     The cool-down is against nodes that flap; what somebody asked for since the last change is done at once.
     """
-    members = member_names(state.round)
-    running = f"round {state.round.number if state.round else 0} runs with {len(members)} nodes"
+    running = f"round {round_number(state)} runs with {sum(state.members.values())} nodes"
     if state.finished:
-        return Verdict(Step.WAIT, f"{running}; {len(state.finished)} have finished")
-    for role in spec.roles:
-        waiting = live(state, role, {NodePhase.WAITING})
-        inside = sum(node.name in members for node in live(state, role))
-        room = size(state, spec, role) - inside
-        if not waiting or room <= 0:
+        return Verdict(Step.WAIT, f"{running}; {sum(state.finished.values())} have finished")
+    if state.hang:
+        return Verdict(Step.WAIT, f"{running}; all ranks stand still")
+    for role, asked in spec.roles.items():
+        waiting = state.nodes.count(role, (P.WAITING,))
+        inside = state.nodes.count(role, (P.RUNNING,))
+        larger = usable(min(inside + waiting, size(state, spec, role)), asked)
+        if larger <= inside:
             continue
         deadline = max(state.changed_at, state.claimed_at) + spec.patience.cooldown_s
-        more = f"{role} nodes {inside} -> {inside + min(room, len(waiting))}"
+        more = f"{role} nodes {inside} -> {larger}"
         if now >= deadline or state.asked_at > state.changed_at:
             return Verdict(Step.BREAK, f"growing: {more}")
         return Verdict(Step.WAIT, f"{running}; {more} after the cool-down", deadline=deadline)
     return Verdict(Step.WAIT, running)
 
 
-def _names(nodes: list[NodeState]) -> str:
-    names = [node.name for node in nodes]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _names(state: State, role: str, phase: NodePhase, count: int) -> str:
+    names = [node.name for node in islice(state.nodes.select(role, (phase,)), 3)]
+    return ", ".join(names) + (f" and {count - 3} more" if count > 3 else "")

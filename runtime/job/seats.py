@@ -1,45 +1,39 @@
 """What an agent is told: its seat in a round, and its directive. Functions of the state alone."""
 
-from runtime.job.messages import Directive, Round, Seat
-from runtime.job.state import JobPhase, NodePhase, State, member_names, world_size
+from runtime.job.messages import Directive, Seat
+from runtime.job.nodes import NodePhase
+from runtime.job.state import JobPhase, State
 
 
-def seat(round_: Round, node: str, epoch: int) -> Seat | None:
-    """The node's place in the round: ranks follow the order of roles and members. None: it is no member."""
-    first_rank = group_rank = 0
-    group_world_size = sum(len(members) for members in round_.members.values())
-    for role, members in round_.members.items():
-        role_first = 0
-        for member in members:
-            if member.node == node:
-                return Seat(
-                    epoch=epoch,
-                    round=round_.number,
-                    role=role,
-                    group_rank=group_rank,
-                    group_world_size=group_world_size,
-                    first_rank=first_rank,
-                    world_size=world_size(round_),
-                    role_first_rank=role_first,
-                    role_world_size=sum(m.slots for m in members),
-                    master_addr=round_.master_addr,
-                    master_port=round_.master_port,
-                    restart_count=round_.number - 1,
-                    restore=round_.restore,
-                    persists=group_rank == 0,
-                )
-            first_rank += member.slots
-            role_first += member.slots
-            group_rank += 1
-    return None
+def seat(state: State, node: str) -> Seat | None:
+    """The node's place in the running or last round: ranks follow the order of roles and members. None: no member."""
+    known, round_ = state.nodes.get(node), state.round
+    if known is None or round_ is None or known.round != round_.number:
+        return None
+    return Seat(
+        epoch=state.epoch,
+        round=round_.number,
+        role=known.role,
+        group_rank=known.group_rank,
+        group_world_size=sum(state.members.values()),
+        first_rank=known.first_rank,
+        world_size=sum(state.workers.values()),
+        role_first_rank=known.role_first_rank,
+        role_world_size=state.workers[known.role],
+        master_addr=round_.master_addr,
+        master_port=round_.master_port,
+        restart_count=round_.number - 1,
+        restore=round_.restore,
+        persists=known.group_rank == 0,
+    )
 
 
 def seat_for(state: State, node: str, after_round: int) -> Seat | None:
     """The seat to answer a join with: in the running round, if it is a later one than the agent was in."""
-    running = state.round if state.phase is JobPhase.RUNNING else None
-    if running is None or running.number <= after_round or node not in member_names(running):
+    if state.phase is not JobPhase.RUNNING or state.round is None or state.round.number <= after_round:
         return None
-    return seat(running, node, state.epoch) if state.nodes[node].phase is NodePhase.RUNNING else None
+    known = state.nodes.get(node)
+    return seat(state, node) if known and known.phase is NodePhase.RUNNING else None
 
 
 def directive(state: State, node: str) -> Directive | None:

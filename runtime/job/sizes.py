@@ -1,12 +1,20 @@
-"""Which nodes a job shall have: functions of its state, made so by whoever creates and deletes nodes."""
+"""Which nodes a job shall have: functions of its state, made so by whoever creates and deletes nodes.
 
-from collections.abc import Iterable
+The gang comes first: the minimum of every role, those of higher priority before others; then the extras beyond it,
+which are also the first to leave. A role that waits for others gets its nodes when theirs have joined.
+"""
+
+import math
+from collections.abc import Iterator
 
 import msgspec
+from msgspec.structs import replace
 
-from runtime.job.records import NodeReleased, NodeRequested, Reason
-from runtime.job.spec import JobSpec
-from runtime.job.state import LIVE, JobPhase, NodePhase, NodeState, State
+from runtime.job.nodes import JOINED, LIVE, NodePhase, NodeState
+from runtime.job.policy import DECISIONS, memory_of, more_memory
+from runtime.job.records import Decision, NodeRequested, Reason
+from runtime.job.spec import CleanPodPolicy, JobSpec, Placement, Resources
+from runtime.job.state import JobPhase, State
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -17,6 +25,11 @@ class Wanted(msgspec.Struct, frozen=True):
     host: str
     create: bool
     """It was asked for and has not joined: make it when it is missing. Else a missing one is lost."""
+    resources: Resources = Resources()
+    """With the memory that this very node gets."""
+    priority: int = 0
+    extra: bool = False
+    """Beyond the minimum: to be made last, and the first that may be taken away."""
 
 
 def size(state: State, spec: JobSpec, role: str) -> int:
@@ -24,84 +37,197 @@ def size(state: State, spec: JobSpec, role: str) -> int:
     return state.sizes.get(role, spec.roles[role].nodes)
 
 
-def live(state: State, role: str, phases: Iterable[NodePhase] = LIVE) -> list[NodeState]:
-    """The role's nodes in these phases, by index."""
-    found = [node for node in state.nodes.values() if node.role == role and node.phase in phases]
-    return sorted(found, key=lambda node: (node.index, node.launch))
+def by_index(nodes: Iterator[NodeState]) -> list[NodeState]:
+    """In the order in which they are chosen: the lowest indices first."""
+    return sorted(nodes, key=lambda node: (node.index, node.launch, node.name))
 
 
 def wanted(state: State, spec: JobSpec, now: float) -> list[Wanted]:
-    """The nodes that shall exist now. A node that was told to leave stays wanted for `leave_s`, to do so by itself."""
+    """The nodes that shall exist now, those to be made first in front.
+
+    A node that was told to leave stays wanted for `leave_s`, to do so by itself. When the job has ended, the clean
+    policy says what else stays: `None` everything, `Running` what has ended by itself.
+    """
+    if spec.placement is Placement.JOINED:
+        return []
+    ended = state.phase is JobPhase.ENDED
+    spared = {CleanPodPolicy.ALL: (), CleanPodPolicy.RUNNING: (NodePhase.LOST,)}.get(
+        spec.clean_pod_policy, (NodePhase.LOST, NodePhase.RELEASED)
+    )
     found = []
     for node in state.nodes.values():
         leaving = node.phase is NodePhase.RELEASED and node.joined_at and now < node.left_at + spec.patience.leave_s
-        if node.phase in LIVE or leaving:
-            found.append(Wanted(node.name, node.role, node.host, node.phase is NodePhase.REQUESTED))
-    return found
+        if node.phase in LIVE or leaving or (ended and node.phase in spared):
+            found.append(_wanted(node, spec))
+    return sorted(found, key=lambda node: (node.extra, -node.priority))
+
+
+def _wanted(node: NodeState, spec: JobSpec) -> Wanted:
+    role = spec.roles[node.role]
+    return Wanted(
+        name=node.name,
+        role=node.role,
+        host=node.host,
+        create=node.phase is NodePhase.REQUESTED,
+        resources=replace(role.resources, memory_bytes=memory_of(node, role)),
+        priority=role.priority,
+        extra=node.index >= role.least,
+    )
 
 
 def missing(state: State, spec: JobSpec, now: float) -> list[NodeRequested]:
     """The nodes to ask for: replacements of lost ones and growth, at the lowest free indices not given up.
 
-    None while the job ends: its last round has finished members, or it is over.
+    None while the job ends: its last round has finished members, or it is over. None where nodes come by themselves.
     """
-    if state.phase is JobPhase.ENDED or (state.phase is JobPhase.RUNNING and state.finished):
+    if spec.placement is Placement.JOINED or state.phase is JobPhase.ENDED or state.finished:
         return []
-    asked = []
-    for role in spec.roles:
-        alive = {node.index for node in live(state, role)}
-        free = (
-            index
-            for index in range(spec.roles[role].nodes)
-            if index not in alive and not _given_up(state, spec, role, index)
-        )
-        for _, index in zip(range(size(state, spec, role) - len(alive)), free, strict=False):
-            asked.append(_request(state, spec, role, index, [a.host for a in asked], now))
-    return asked
+    short = {role: lack for role, lack in _lacks(state, spec) if now >= admitted_at(state, spec, role)}
+    if not short:
+        return []
+    places = _Places(state, spec)
+    asked = [place for role, lack in short.items() for place in places.free(role, lack)]
+    roles = spec.roles
+    asked.sort(key=lambda place: (place[1] >= roles[place[0]].least, -roles[place[0]].priority))
+    return [places.request(role, index, now) for role, index in asked]
 
 
-def surplus(state: State, spec: JobSpec, now: float) -> list[NodeReleased]:
+def surplus(state: State, spec: JobSpec) -> list[NodeState]:
     """The nodes beyond the size: those that never joined first, then the highest indices."""
-    released = []
+    if spec.placement is Placement.JOINED or state.phase is JobPhase.ENDED:
+        return []
+    found = []
     for role in spec.roles:
-        nodes = sorted(live(state, role), key=lambda n: (n.phase is NodePhase.REQUESTED, n.index))
-        for node in nodes[size(state, spec, role) :]:
-            released.append(NodeReleased(time=now, node=node.name, reason=Reason.SCALED))
-    return released
+        if state.nodes.count(role, LIVE) > size(state, spec, role):
+            nodes = by_index(state.nodes.select(role, LIVE))
+            nodes.sort(key=lambda node: node.phase is NodePhase.REQUESTED)
+            found += nodes[size(state, spec, role) :]
+    return found
 
 
-def _given_up(state: State, spec: JobSpec, role: str, index: int) -> bool:
-    """Another launch of this node would be one replacement too many."""
-    previous = _previous(state, role, index)
-    counts = previous is not None and previous.left_because is not Reason.SCALED
-    return counts and state.relaunches.get((role, index), 0) >= spec.patience.max_relaunches
+def overdue(state: State, spec: JobSpec) -> Iterator[tuple[float, str, int]]:
+    """(deadline, role, number of nodes that joined) for each role whose scaling brought nodes that have not come."""
+    for role, asked in spec.roles.items():
+        if not asked.scale_out_timeout_s or not state.asked_at or role not in state.sizes:
+            continue
+        late = [
+            node.requested_at
+            for node in state.nodes.select(role, (NodePhase.REQUESTED,))
+            if node.requested_at >= state.asked_at and not node.replaces
+        ]
+        if late:
+            there = max(state.nodes.count(role, LIVE) - len(late), asked.min_nodes)
+            if there < size(state, spec, role):
+                yield max(max(late), state.claimed_at) + asked.scale_out_timeout_s, role, there
 
 
-def _previous(state: State, role: str, index: int) -> NodeState | None:
-    """The last launch of a node. Those before the job was taken up anew are not replaced: their place is free."""
-    launches = [node for node in state.nodes.values() if node.role == role and node.index == index]
-    return max(launches, key=lambda node: node.launch, default=None)
+def attainable(state: State, spec: JobSpec, role: str) -> float:
+    """How many nodes of the role there may come to be, places that were given up left out."""
+    if spec.placement is Placement.JOINED:
+        return math.inf
+    return max(state.nodes.count(role, LIVE), _target(state, spec, role))
 
 
-def _request(state: State, spec: JobSpec, role: str, index: int, taken: list[str], now: float) -> NodeRequested:
-    previous = _previous(state, role, index)
-    launch = previous.launch + 1 if previous else 0
-    replaces = previous.name if previous and previous.left_because not in (Reason.SCALED, None) else ""
-    host = _place(state, spec, previous, taken)
-    return NodeRequested(
-        time=now, node=f"{role}-{index}-{launch}", role=role, index=index, launch=launch, host=host, replaces=replaces
-    )
+def admitted_at(state: State, spec: JobSpec, role: str) -> float:
+    """When nodes of this role may be asked for, as the roles it waits for stand now; 0: at once.
+
+    Those must have their minimum, and all they asked for or nobody new for the join window.
+    """
+    when = 0.0
+    for other in spec.roles[role].waits_for:
+        if state.nodes.count(other, JOINED) < spec.roles[other].least:
+            return math.inf
+        if state.nodes.count(other, (NodePhase.REQUESTED,)):
+            when = max(state.joined_at, state.claimed_at) + spec.patience.join_window_s
+    return when
 
 
-def _place(state: State, spec: JobSpec, previous: NodeState | None, taken: list[str]) -> str:
-    """The previous launch's host unless it is avoided, else the first free one."""
-    if not spec.hosts:
-        return ""
-    avoided = state.avoided | set(spec.avoid_hosts)
-    if previous and previous.host and previous.host not in avoided:
-        return previous.host
-    used = avoided | set(taken) | {node.host for node in state.nodes.values() if node.phase in LIVE}
-    number = 0
-    while f"{spec.hosts}{number}" in used:
-        number += 1
-    return f"{spec.hosts}{number}"
+def next_admission(state: State, spec: JobSpec) -> float | None:
+    """When `missing` will ask for more nodes although nothing happens; None: it will not."""
+    if all(not role.waits_for for role in spec.roles.values()) or state.phase is JobPhase.ENDED:
+        return None
+    times = [admitted_at(state, spec, role) for role, _ in _lacks(state, spec)]
+    return min((when for when in times if 0 < when < math.inf), default=None)
+
+
+def _lacks(state: State, spec: JobSpec) -> Iterator[tuple[str, int]]:
+    for role in spec.roles:
+        lack = _target(state, spec, role) - state.nodes.count(role, LIVE)
+        if lack > 0:
+            yield role, lack
+
+
+def _target(state: State, spec: JobSpec, role: str) -> int:
+    """Nodes to have: the size, but places that were given up get none."""
+    asked = size(state, spec, role)
+    places = max(asked, spec.roles[role].nodes)
+    given_up = sum(place[0] == role and place[1] < places for place in state.given_up)
+    return min(asked, places - given_up)
+
+
+class _Places:
+    """Free indices and hosts, looked up once for all nodes that are asked for together."""
+
+    def __init__(self, state: State, spec: JobSpec) -> None:
+        self._state = state
+        self._spec = spec
+        self._taken: dict[str, set[int]] = {role: set() for role in spec.roles}
+        self._last: dict[tuple[str, int], NodeState] = {}
+        self._avoided = state.avoided | set(spec.avoid_hosts)
+        self._used = set(self._avoided)
+        self._number = 0
+        for node in state.nodes.values():
+            known = self._last.get(node.place)
+            if known is None or node.launch > known.launch:
+                self._last[node.place] = node
+            if node.phase in LIVE:
+                self._used.add(node.host)
+                if not node.leaving and node.role in self._taken:
+                    self._taken[node.role].add(node.index)
+
+    def free(self, role: str, lack: int) -> list[tuple[str, int]]:
+        places = max(size(self._state, self._spec, role), self._spec.roles[role].nodes)
+        open_ = (i for i in range(places) if i not in self._taken[role] and (role, i) not in self._state.given_up)
+        return [(role, index) for index, _ in zip(open_, range(lack), strict=False)]
+
+    def request(self, role: str, index: int, now: float) -> NodeRequested:
+        previous = self._last.get((role, index))
+        launch, replaces, memory = 0, "", 0
+        if previous:
+            launch, memory = previous.launch + 1, previous.memory_bytes
+            because = _because(previous)
+            if because not in (Reason.SCALED, None):
+                replaces = previous.name
+            given = memory_of(previous, self._spec.roles[role])
+            if because is Reason.OOM and given:
+                memory = more_memory(given, self._spec.oom)
+        host = self._host(previous)
+        self._used.add(host)
+        return NodeRequested(
+            time=now, node=f"{role}-{index}-{launch}", role=role, index=index, launch=launch, host=host,
+            replaces=replaces, memory_bytes=memory,
+        )  # fmt: skip
+
+    def _host(self, previous: NodeState | None) -> str:
+        """The previous launch's host where that may be, else the first free one."""
+        if not self._spec.hosts:
+            return ""
+        if previous and previous.host and previous.host not in self._avoided and not _elsewhere(previous):
+            return previous.host
+        if previous:
+            self._used.add(previous.host)
+        while (host := f"{self._spec.hosts}{self._number}") in self._used:
+            self._number += 1
+        if previous and previous.phase not in LIVE:
+            self._used.discard(previous.host)
+        return host
+
+
+def _because(node: NodeState) -> Reason | None:
+    return node.left_because or node.leaving_because
+
+
+def _elsewhere(previous: NodeState) -> bool:
+    because = _because(previous)
+    there = previous.phase in LIVE
+    return there or (because is not None and DECISIONS[because] not in (Decision.RELAUNCH, Decision.MEMBERSHIP))

@@ -89,6 +89,16 @@ class StragglerPolicy(StrEnum):
     """It is replaced and its host avoided."""
 
 
+class NodeEvent(StrEnum):
+    """Events of nodes that a fault rule can name, besides exit codes."""
+
+    NODE_NOT_READY = "nodeNotReady"
+    """The node is lost or silent."""
+    POD_FORCE_DELETED = "PodForceDeleted"
+    POD_EVICTED = "PodEvicted"
+    OOM_KILLED = "OOMKilled"
+
+
 class Resources(msgspec.Struct, frozen=True):
     """What a node is given; 0: whatever its host has."""
 
@@ -104,8 +114,7 @@ class FaultRule(msgspec.Struct, frozen=True):
 
     exit_codes: tuple[int, ...] = ()
     """Signals count as 128 + number."""
-    events: tuple[str, ...] = ()
-    """Names of `policy.EVENTS`: nodeNotReady, PodForceDeleted..."""
+    events: tuple[NodeEvent, ...] = ()
     restart_policy: RestartPolicy = RestartPolicy.ALWAYS
     restart_scope: RestartScope = RestartScope.POD
 
@@ -225,6 +234,10 @@ class JobSpec(msgspec.Struct, frozen=True):
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
 
 
+_OF_PLATFORM = ("priority", "resources", "restart_scope", "restart_time_limit_s", "scale_out_timeout_s", "waits_for")
+"""Fields of a role that only mean something where the brain asks for nodes."""
+
+
 def problems(spec: JobSpec) -> list[str]:
     """What contradicts itself in the spec, one line each, `path: what`; empty when it can be run."""
     return [*_of_job(spec), *(line for name in spec.roles for line in _of_role(spec, name)), *_of_waiting(spec)]
@@ -288,8 +301,19 @@ def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
     for number, rule in enumerate(role.fault_rules):
         if bool(rule.exit_codes) == bool(rule.events):
             yield f"{at}.fault_rules[{number}]: give it exit codes or events, one of the two"
+        if rule.events and rule.restart_policy is RestartPolicy.EXIT_CODE:
+            yield f"{at}.fault_rules[{number}]: the restart policy ExitCode is for exit codes, not events"
+        if spec.placement is Placement.JOINED and rule.restart_scope is not RestartScope.POD:
+            yield f"{at}.fault_rules[{number}]: nodes that come by themselves (placement joined) cannot be replaced"
     if spec.placement is Placement.JOINED:
-        pointless = {"scale_out_timeout_s", "restart_time_limit_s", "waits_for", "priority", "resources"}
+        pointless = {
+            "scale_out_timeout_s",
+            "restart_time_limit_s",
+            "waits_for",
+            "priority",
+            "resources",
+            "restart_scope",
+        }
         defaults = RoleSpec(1, 1)
         for field in sorted(pointless):
             if getattr(role, field) != getattr(defaults, field):

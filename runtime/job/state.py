@@ -1,4 +1,5 @@
-"""The state of a job: the fold of its records. Both tables of transitions stand here; an unlisted pair raises.
+"""The state of a job: the fold of its records. The table of the job's transitions stands here, that of its nodes in
+`nodes`; an unlisted pair raises.
 
 States are immutable: a master journals records and, once they are durable, lets others see the state they lead to.
 """
@@ -6,20 +7,30 @@ States are immutable: a master journals records and, once they are durable, lets
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from functools import reduce
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from runtime.job.messages import Action, Holding, Round
+from runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
+from runtime.job.conditions import Condition, told
+from runtime.job.messages import Action, Round
+from runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, moved
 from runtime.job.records import (
     Committed,
+    Decision,
     DesiredChanged,
+    FaultJudged,
+    HangOver,
+    HangSeen,
     JobEnded,
     JobReopened,
     MasterClaimed,
+    NodeAppeared,
     NodeFinished,
     NodeJoined,
+    NodeLeaving,
     NodeLost,
     NodeReleased,
     NodeRequested,
@@ -30,9 +41,10 @@ from runtime.job.records import (
     ShardPersisted,
     WorkerFaulted,
 )
+from runtime.job.roster import Roster
 
-KEPT_CHECKPOINTS = 16
-"""Persisted (round, iteration)s that the state remembers, newest first in line."""
+KEPT_WORLDS = 64
+"""Rounds whose world size the state remembers."""
 
 
 class JobPhase(StrEnum):
@@ -44,28 +56,8 @@ class JobPhase(StrEnum):
     ENDED = "ended"
 
 
-class NodePhase(StrEnum):
-    """What a node is doing, as far as the master was told."""
-
-    ABSENT = "absent"
-    REQUESTED = "requested"
-    """Asked for; has not joined yet."""
-    WAITING = "waiting"
-    """Joined; waits for a round."""
-    RUNNING = "running"
-    FINISHED = "finished"
-    REJOINING = "rejoining"
-    """Its round is broken; it is told to join again."""
-    RELEASED = "released"
-    """Told to leave."""
-    LOST = "lost"
-
-
-class UnlistedTransition(ValueError):  # noqa: N818 (a name that reads well in a traceback)
-    """A record that the tables do not allow in this state: a broken journal, or a fault of the brain."""
-
-
 F, R, E = JobPhase.FORMING, JobPhase.RUNNING, JobPhase.ENDED
+P = NodePhase
 
 JOB: dict[tuple[JobPhase, type], JobPhase] = {
     (F, RoundFormed): R,
@@ -77,70 +69,16 @@ JOB: dict[tuple[JobPhase, type], JobPhase] = {
         (phase, kind): phase
         for phase in (F, R)
         for kind in (
-            MasterClaimed, NodeRequested, NodeJoined, NodeReleased, NodeLost, WorkerFaulted, ShardPersisted, Committed,
-            DesiredChanged,
+            MasterClaimed, NodeRequested, NodeAppeared, NodeJoined, NodeLeaving, NodeReleased, NodeLost, WorkerFaulted,
+            FaultJudged, ShardPersisted, Committed, DesiredChanged,
         )
     },
-    (R, NodeFinished): R,
+    **{(R, kind): R for kind in (NodeFinished, HangSeen, HangOver)},
     **{(E, kind): E for kind in (MasterClaimed, NodeLost, ShardPersisted, Committed)},
 }  # fmt: skip
 
-P = NodePhase
-
-NODE: dict[tuple[NodePhase, type], NodePhase] = {
-    (P.ABSENT, NodeRequested): P.REQUESTED,
-    (P.REQUESTED, NodeJoined): P.WAITING,
-    (P.WAITING, NodeJoined): P.WAITING,
-    (P.REJOINING, NodeJoined): P.WAITING,
-    (P.WAITING, RoundFormed): P.RUNNING,
-    (P.RUNNING, NodeFinished): P.FINISHED,
-    **{(phase, WorkerFaulted): phase for phase in (P.RUNNING, P.REJOINING, P.WAITING)},
-    (P.RUNNING, RoundBroken): P.REJOINING,
-    (P.FINISHED, RoundBroken): P.REJOINING,
-    **{
-        (phase, kind): to
-        for phase in (P.REQUESTED, P.WAITING, P.RUNNING, P.FINISHED, P.REJOINING)
-        for kind, to in ((NodeReleased, P.RELEASED), (NodeLost, P.LOST), (JobEnded, P.RELEASED), (JobReopened, P.LOST))
-    },
-    (P.RELEASED, NodeLost): P.LOST,
-    (P.RELEASED, JobReopened): P.LOST,
-}
-
-LIVE = frozenset({P.REQUESTED, P.WAITING, P.RUNNING, P.FINISHED, P.REJOINING})
-"""Phases of nodes that the job counts on."""
-
-
-class NodeState(msgspec.Struct, frozen=True):
-    """One node of the job, also when it is lost."""
-
-    name: str
-    role: str
-    index: int
-    launch: int
-    host: str
-    requested_at: float
-    phase: NodePhase = P.ABSENT
-    joined_at: float = 0.0
-    slots: int = 0
-    address: str = ""
-    master_port: int = 0
-    holdings: tuple[Holding, ...] = ()
-    after_round: int = 0
-    left_at: float = 0.0
-    left_because: Reason | None = None
-    directive: int = 0
-    """Number of the directive; rises whenever `action` changes."""
-    action: Action = Action.CONTINUE
-    action_reason: str = ""
-    action_round: int = 0
-
-
-class Checkpoint(msgspec.Struct, frozen=True):
-    """What of a (round, iteration) is in the store."""
-
-    shards: tuple[Holding, ...] = ()
-    manifest: str = ""
-    """Key of the manifest; empty until committed."""
+RELAUNCHES = (Decision.RELAUNCH, Decision.RELAUNCH_ELSEWHERE, Decision.EXCLUDE)
+"""Decisions after which another node takes the place."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -155,9 +93,17 @@ class State(msgspec.Struct, frozen=True):
     """When the job began to be without a round."""
     changed_at: float = 0.0
     """When a round with other nodes than the one before it was formed."""
-    nodes: dict[str, NodeState] = {}
+    nodes: Roster = Roster()
+    requested_at: float = 0.0
+    """When a node was last asked for."""
+    joined_at: float = 0.0
+    """When a node last joined."""
     relaunches: dict[tuple[str, int], int] = {}
-    """Replacements per (role, index)."""
+    """Replacements after faults per place (role, index)."""
+    restarts: dict[str, int] = {}
+    """Restarts after faults per role, in place or by another node."""
+    given_up: dict[tuple[str, int], FaultJudged] = {}
+    """Places that get no more nodes, and why."""
     asked_at: float = 0.0
     """When somebody last asked for another size."""
     sizes: dict[str, int] = {}
@@ -165,25 +111,31 @@ class State(msgspec.Struct, frozen=True):
     avoided: frozenset[str] = frozenset()
     round: Round | None = None
     """The running or the last round."""
-    finished: frozenset[str] = frozenset()
-    """Members that ended this round well, also when they are lost since."""
+    members: dict[str, int] = {}
+    """Its nodes per role."""
+    workers: dict[str, int] = {}
+    """Its workers per role."""
+    finished: dict[str, int] = {}
+    """Members per role that ended this round well, also when they are lost since."""
+    hang: HangSeen | None = None
+    """Since all ranks of the running round stand still."""
     worlds: dict[int, int] = {}
-    """World size of each round."""
+    """World size of the newest rounds."""
     blamed: dict[int, WorkerFaulted] = {}
     """The first error of a worker in each round."""
     excused: frozenset[int] = frozenset()
     """Rounds in which something else than an error happened: errors in them are its echo."""
+    judged: int = 0
+    """The last round of which a fault was judged."""
     stalled: int = 0
     """Rounds in a row that ended without a new iteration."""
     iteration: int = 0
     """The newest iteration that the journal speaks of."""
-    checkpoints: dict[tuple[int, int], Checkpoint] = {}
+    checkpoints: Checkpoints = {}
     ended: JobEnded | None = None
     reason: str = "the job begins"
     """Why the job is as it is, in one line."""
-
-
-_ACTIONS = {P.REJOINING: Action.REJOIN, P.RELEASED: Action.LEAVE, P.LOST: Action.LEAVE}
+    conditions: tuple[Condition, ...] = ()
 
 
 def apply(state: State, record: Record) -> State:
@@ -194,7 +146,9 @@ def apply(state: State, record: Record) -> State:
         raise UnlistedTransition(f"{kind.__name__} while the job is {state.phase}")
     if record.time < state.time:
         raise UnlistedTransition(f"{kind.__name__} at {record.time}, before {state.time}")
-    return _FOLDS[kind](replace(state, phase=phase, time=record.time), record)
+    after = _FOLDS[kind](replace(state, phase=phase, time=record.time), record)
+    conditions = told(after, record)
+    return after if conditions is after.conditions else replace(after, conditions=conditions)
 
 
 def fold(records: Iterable[Record], state: State | None = None) -> State:
@@ -202,29 +156,14 @@ def fold(records: Iterable[Record], state: State | None = None) -> State:
     return reduce(apply, records, State() if state is None else state)
 
 
-def world_size(round_: Round) -> int:
-    """Workers of a round."""
-    return sum(member.slots for members in round_.members.values() for member in members)
-
-
 def member_names(round_: Round | None) -> frozenset[str]:
     """Names of a round's nodes."""
     return frozenset(m.node for members in round_.members.values() for m in members) if round_ else frozenset()
 
 
-def _moved(node: NodeState, record: Record, reason: str = "", round_: int = 0, **fields: Any) -> NodeState:
-    phase = NODE.get((node.phase, type(record)))
-    if phase is None:
-        raise UnlistedTransition(f"{type(record).__name__} while {node.name} is {node.phase}")
-    action = _ACTIONS.get(phase, Action.CONTINUE)
-    if action is not node.action:
-        fields |= {
-            "action": action,
-            "directive": node.directive + 1,
-            "action_reason": reason,
-            "action_round": round_,
-        }
-    return replace(node, phase=phase, **fields)
+def round_number(state: State) -> int:
+    """The running or the last round; 0: there was none."""
+    return state.round.number if state.round else 0
 
 
 def _known(state: State, name: str) -> NodeState:
@@ -235,7 +174,7 @@ def _known(state: State, name: str) -> NodeState:
 
 
 def _with(state: State, *nodes: NodeState, **fields: Any) -> State:
-    return replace(state, nodes={**state.nodes, **{node.name: node for node in nodes}}, **fields)
+    return replace(state, nodes=state.nodes.put(nodes), **fields)
 
 
 def _claimed(state: State, record: MasterClaimed) -> State:
@@ -248,57 +187,83 @@ def _claimed(state: State, record: MasterClaimed) -> State:
 def _reopened(state: State, record: JobReopened) -> State:
     why = "the job was taken up anew"
     nodes = [
-        replace(n if n.phase is P.LOST else _moved(n, record, why, left_at=record.time), left_because=None)
+        replace(n if n.phase is P.LOST else moved(n, record, why, left_at=record.time), left_because=None)
         for n in state.nodes.values()
     ]
     return _with(
-        state, *nodes, since=record.time, relaunches={}, blamed={}, stalled=0, ended=None, reason="taken up again"
-    )
+        state, *nodes, since=record.time, relaunches={}, restarts={}, given_up={}, blamed={}, stalled=0, ended=None,
+        hang=None, reason="taken up again",
+    )  # fmt: skip
 
 
 def _requested(state: State, record: NodeRequested) -> State:
     if record.node in state.nodes:
         raise UnlistedTransition(f"{record.node} was asked for before")
-    fresh = NodeState(record.node, record.role, record.index, record.launch, record.host, record.time)
-    place = (record.role, record.index)
-    relaunches = state.relaunches
-    if record.replaces:
-        relaunches = {**relaunches, place: relaunches.get(place, 0) + 1}
-    return _with(state, _moved(fresh, record), relaunches=relaunches)
+    fresh = NodeState(
+        record.node, record.role, record.index, record.launch, record.host, record.time,
+        replaces=record.replaces, memory_bytes=record.memory_bytes,
+    )  # fmt: skip
+    return _with(state, moved(fresh, record), requested_at=record.time)
+
+
+def _appeared(state: State, record: NodeAppeared) -> State:
+    before = state.nodes.get(record.node)
+    fresh = NodeState(
+        record.node, record.role, record.index, before.launch + 1 if before else 0, record.host, record.time,
+        phase=before.phase if before else P.ABSENT, action=before.action if before else Action.CONTINUE,
+        directive=before.directive if before else 0,
+    )  # fmt: skip
+    return _with(state, moved(fresh, record))
 
 
 def _joined(state: State, record: NodeJoined) -> State:
-    node = _moved(
+    node = moved(
         _known(state, record.node), record,
-        joined_at=record.time, host=record.host, slots=record.slots, address=record.address,
+        joined_at=record.time, host=record.host, slots=record.slots, address=record.address, ip=record.ip,
         master_port=record.master_port, holdings=record.holdings, after_round=record.after_round,
+        checked=record.checked,
+    )  # fmt: skip
+    return _with(state, node, joined_at=record.time)
+
+
+def _leaving(state: State, record: NodeLeaving) -> State:
+    known = _known(state, record.node)
+    asked = {"action": Action.PERSIST} if known.phase is P.RUNNING else {}
+    node = moved(
+        known, record, record.detail, round_number(state),
+        leaving_until=record.until, leaving_because=record.reason, **asked,
     )  # fmt: skip
     return _with(state, node)
 
 
 def _released(state: State, record: NodeReleased) -> State:
-    known = _known(state, record.node)
-    avoided = state.avoided | {known.host} if record.avoid and known.host else state.avoided
-    node = _moved(known, record, record.reason.value, left_at=record.time, left_because=record.reason)
-    return _with(state, node, avoided=avoided)
+    node = moved(
+        _known(state, record.node), record, record.reason.value, left_at=record.time, left_because=record.reason
+    )
+    return _with(state, node)
 
 
 def _lost(state: State, record: NodeLost) -> State:
     known = _known(state, record.node)
     excused = state.excused
-    if state.round and known.phase in (P.RUNNING, P.REJOINING) and known.name in member_names(state.round):
+    if state.round and known.phase in (P.RUNNING, P.REJOINING) and known.round == state.round.number:
         excused = excused | {state.round.number}
-    because = known.left_because or record.reason
-    node = _moved(known, record, record.reason.value, left_at=record.time, left_because=because, holdings=())
+    because = known.left_because or known.leaving_because or record.reason
+    again = {"action": Action.REJOIN} if record.may_return else {}
+    node = moved(
+        known, record, record.reason.value, round_number(state),
+        left_at=record.time, left_because=because, holdings=(), **again,
+    )  # fmt: skip
     return _with(state, node, excused=excused)
 
 
 def _finished(state: State, record: NodeFinished) -> State:
-    return _with(state, _moved(_known(state, record.node), record), finished=state.finished | {record.node})
+    node = moved(_known(state, record.node), record, finished_round=record.round)
+    return _with(state, node, finished=_more(state.finished, node.role))
 
 
 def _faulted(state: State, record: WorkerFaulted) -> State:
-    _moved(_known(state, record.node), record)
+    moved(_known(state, record.node), record)
     state = replace(state, iteration=max(state.iteration, record.iteration))
     if record.reason is not Reason.USER_ERROR:
         return replace(state, excused=state.excused | {record.round})
@@ -308,16 +273,58 @@ def _faulted(state: State, record: WorkerFaulted) -> State:
     return state
 
 
+def _judged(state: State, record: FaultJudged) -> State:
+    node = _known(state, record.node)
+    if record.decision is Decision.RESTART or record.decision in RELAUNCHES:
+        state = replace(state, restarts=_more(state.restarts, node.role))
+    if record.decision in RELAUNCHES:
+        state = replace(state, relaunches=_more(state.relaunches, node.place))
+    if record.decision is Decision.GIVE_UP:
+        state = replace(state, given_up={**state.given_up, node.place: record})
+    avoided = state.avoided | {node.host} if record.avoid and node.host else state.avoided
+    return replace(state, avoided=avoided, judged=max(state.judged, record.round))
+
+
+def _hangs(state: State, record: HangSeen | HangOver) -> State:
+    if state.round is None or record.round != state.round.number:
+        raise UnlistedTransition(f"{type(record).__name__} in round {record.round}, but it does not run")
+    hangs = record if isinstance(record, HangSeen) else None
+    action, why = (Action.DUMP, "all ranks stand still") if hangs else (Action.CONTINUE, "they move again")
+    nodes = [
+        moved(node, record, why, record.round, action=action)
+        for leaving in (False, True)
+        for role in state.members
+        for node in state.nodes.select(role, (P.RUNNING,), leaving)
+    ]
+    return _with(state, *nodes, hang=hangs, reason=f"round {record.round}: {why}")
+
+
 def _formed(state: State, record: RoundFormed) -> State:
     fresh = record.round
-    if fresh.number != (state.round.number if state.round else 0) + 1:
-        raise UnlistedTransition(f"round {fresh.number} after {state.round.number if state.round else 0}")
-    names = member_names(fresh)
-    nodes = [_moved(_known(state, name), record) for name in names]
+    if fresh.number != round_number(state) + 1:
+        raise UnlistedTransition(f"round {fresh.number} after {round_number(state)}")
+    before = member_names(state.round)
+    nodes: list[NodeState] = []
+    first_rank = 0
+    for members in fresh.members.values():
+        slots = [member.slots for member in members]
+        for member, role_first in zip(members, accumulate(slots, initial=0), strict=False):
+            node = moved(
+                _known(state, member.node), record,
+                round=fresh.number, group_rank=len(nodes), first_rank=first_rank + role_first,
+                role_first_rank=role_first,
+            )  # fmt: skip
+            nodes.append(node)
+        first_rank += sum(slots)
+    worlds = {**state.worlds, fresh.number: first_rank}
     return _with(
-        state, *nodes, round=fresh, finished=frozenset(), reason=fresh.reason,
-        changed_at=state.changed_at if names == member_names(state.round) else record.time,
-        worlds={**state.worlds, fresh.number: world_size(fresh)},
+        state, *nodes, round=fresh, finished={}, reason=fresh.reason, hang=None,
+        changed_at=state.changed_at if before == {node.name for node in nodes} else record.time,
+        members={role: len(members) for role, members in fresh.members.items()},
+        workers={role: sum(member.slots for member in members) for role, members in fresh.members.items()},
+        worlds={number: worlds[number] for number in sorted(worlds)[-KEPT_WORLDS:]},
+        blamed={number: fault for number, fault in state.blamed.items() if number not in state.excused},
+        excused=frozenset(),
     )  # fmt: skip
 
 
@@ -325,59 +332,62 @@ def _broken(state: State, record: RoundBroken) -> State:
     if state.round is None or record.round != state.round.number:
         raise UnlistedTransition(f"round {record.round} broken, but it does not run")
     start = state.round.restore.iteration if state.round.restore else 0
-    members = (state.nodes[name] for name in member_names(state.round))
-    nodes = [_moved(n, record, record.detail, record.round) for n in members if n.phase in (P.RUNNING, P.FINISHED)]
+    nodes = [
+        moved(node, record, record.detail, record.round)
+        for leaving in (False, True)
+        for role in state.members
+        for node in state.nodes.select(role, (P.RUNNING, P.FINISHED), leaving)
+    ]
     return _with(
-        state, *nodes, since=record.time, reason=record.detail, finished=frozenset(),
+        state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None,
         stalled=0 if record.iteration > start else state.stalled + 1,
         iteration=max(state.iteration, record.iteration),
     )  # fmt: skip
 
 
 def _persisted(state: State, record: ShardPersisted) -> State:
-    held = record.holding
-    key = (held.round, held.iteration)
-    known = state.checkpoints.get(key, Checkpoint())
-    if any(shard.shard == held.shard for shard in known.shards):
-        return state
-    return _remembering(state, key, replace(known, shards=(*known.shards, held)))
+    kept = with_shard(state.checkpoints, record.holding)
+    return replace(state, checkpoints=kept, iteration=max(state.iteration, record.holding.iteration))
 
 
 def _committed(state: State, record: Committed) -> State:
-    key = (record.round, record.iteration)
-    return _remembering(state, key, replace(state.checkpoints.get(key, Checkpoint()), manifest=record.key))
-
-
-def _remembering(state: State, key: tuple[int, int], checkpoint: Checkpoint) -> State:
-    every = {**state.checkpoints, key: checkpoint}
-    kept = sorted(every)[-KEPT_CHECKPOINTS:]
-    # The newest committed one stays, however many unfinished ones follow it.
-    kept += [newest for newest in sorted(k for k in every if every[k].manifest)[-1:] if newest not in kept]
-    return replace(state, checkpoints={k: every[k] for k in kept}, iteration=max(state.iteration, key[1]))
+    kept = with_manifest(state.checkpoints, (record.round, record.iteration), record.key)
+    return replace(state, checkpoints=kept, iteration=max(state.iteration, record.iteration))
 
 
 def _desired(state: State, record: DesiredChanged) -> State:
-    return replace(state, sizes={**state.sizes, record.role: record.nodes}, asked_at=record.time)
+    asked_at = state.asked_at if record.detail else record.time
+    return replace(state, sizes={**state.sizes, record.role: record.nodes}, asked_at=asked_at)
 
 
 def _ended(state: State, record: JobEnded) -> State:
     nodes = [
-        _moved(n, record, f"the job {record.result.value}", left_at=record.time)
+        moved(n, record, f"the job {record.result.value}", left_at=record.time)
         for n in state.nodes.values()
         if n.phase in LIVE
     ]
-    return _with(state, *nodes, ended=record, reason=record.reason, iteration=max(state.iteration, record.iteration))
+    iteration = max(state.iteration, record.iteration)
+    return _with(state, *nodes, ended=record, reason=record.reason, iteration=iteration, hang=None)
+
+
+def _more(counts: dict[Any, int], key: object) -> dict[Any, int]:
+    return {**counts, key: counts.get(key, 0) + 1}
 
 
 _FOLDS: dict[type, Callable[[State, Any], State]] = {
     MasterClaimed: _claimed,
     JobReopened: _reopened,
     NodeRequested: _requested,
+    NodeAppeared: _appeared,
     NodeJoined: _joined,
+    NodeLeaving: _leaving,
     NodeReleased: _released,
     NodeLost: _lost,
     NodeFinished: _finished,
     WorkerFaulted: _faulted,
+    FaultJudged: _judged,
+    HangSeen: _hangs,
+    HangOver: _hangs,
     RoundFormed: _formed,
     RoundBroken: _broken,
     ShardPersisted: _persisted,

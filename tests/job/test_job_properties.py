@@ -21,11 +21,12 @@ from runtime.job.events import (
     WorkerExited,
 )
 from runtime.job.messages import Finished, Heartbeat, Holding, Join, Persisted, WorkerExit
+from runtime.job.nodes import NodePhase
 from runtime.job.records import MasterClaimed, Record, RoundFormed
 from runtime.job.seats import seat_for
 from runtime.job.sizes import size
 from runtime.job.spec import JobSpec, RoleSpec
-from runtime.job.state import JobPhase, NodePhase, State, fold
+from runtime.job.state import JobPhase, State, fold
 
 SPEC = JobSpec("j", {"worker": RoleSpec(3, 2)})
 

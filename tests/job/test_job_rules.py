@@ -6,11 +6,12 @@ from runtime.job import restore
 from runtime.job.brain import Brain, Journal
 from runtime.job.events import Event, Joined, NodeFinishedRound, NodeGone, Opened, ScaleAsked, WorkerExited
 from runtime.job.messages import Action, Finished, Holding, Join, WorkerExit
+from runtime.job.nodes import NodePhase, UnlistedTransition
 from runtime.job.policy import reason_of
 from runtime.job.records import JobResult, MasterClaimed, NodeRequested, Reason, Record
 from runtime.job.seats import directive, seat
 from runtime.job.spec import JobSpec, Patience, RoleSpec, problems
-from runtime.job.state import NodePhase, State, UnlistedTransition, apply, fold
+from runtime.job.state import State, apply, fold
 
 
 class Job:
@@ -166,13 +167,12 @@ def test_scaling_down_lets_the_highest_index_leave_and_up_asks_for_it_again() ->
 
 
 def test_a_seat_is_a_function_of_the_round_and_the_node() -> None:
-    round_ = Job(nodes=3).state.round
-    assert round_ is not None
-    seats = [seat(round_, f"worker-{index}-0", 1) for index in range(3)]
+    state = Job(nodes=3).state
+    seats = [seat(state, f"worker-{index}-0") for index in range(3)]
     assert [s and (s.group_rank, s.first_rank, s.world_size, s.persists) for s in seats] == [
         (0, 0, 3, True), (1, 1, 3, False), (2, 2, 3, False),
     ]  # fmt: skip
-    assert seat(round_, "worker-9-0", 1) is None
+    assert seat(state, "worker-9-0") is None
 
 
 def test_an_unlisted_transition_raises() -> None:

@@ -1,0 +1,73 @@
+"""CPU time of the pure brain: many nodes are asked for, join, form a round, beat, and one of them dies.
+
+`python -m benchmarks.brain [NODES]` prints a table; per node the cost must not grow with their number.
+"""
+
+import sys
+import time
+
+from runtime.job.brain import Brain
+from runtime.job.events import HeartbeatSeen, Joined, NodeGone, Opened
+from runtime.job.messages import Heartbeat, Join
+from runtime.job.nodes import NodePhase
+from runtime.job.records import MasterClaimed
+from runtime.job.seats import seat_for
+from runtime.job.snapshot import restore, snapshot
+from runtime.job.spec import JobSpec, RoleSpec
+from runtime.job.state import fold, round_number
+
+
+def join(brain: Brain, name: str, now: float) -> None:
+    """One agent asks to be in the next round."""
+    node = brain.state.nodes[name]
+    number = round_number(brain.state)
+    brain.handle(Joined(Join(name, "worker", node.host, 8, f"10.0.0.1:{node.index}", 29500, (), number)), now)
+
+
+def measure(nodes: int) -> list[tuple[str, float, int]]:
+    """(what, CPU seconds, how many times) of each part of a job's beginning."""
+    rows: list[tuple[str, float, int]] = []
+    spec = JobSpec("bench", {"worker": RoleSpec(nodes, nodes // 2)})
+    brain = Brain(spec, fold([MasterClaimed(time=1.0, epoch=1, address="m:1")]), 1.0)
+    began = time.process_time()
+
+    def done(what: str, times: int) -> None:
+        nonlocal began
+        rows.append((what, time.process_time() - began, times))
+        began = time.process_time()
+
+    brain.handle(Opened(), 1.0)
+    done("ask for the nodes", nodes)
+    names = list(brain.state.nodes)
+    for name in names:
+        join(brain, name, 2.0)
+    assert round_number(brain.state) == 1
+    done("joins, and the round", nodes)
+    assert all(seat_for(brain.state, name, 0) for name in names)
+    done("seats", nodes)
+    for name in names:
+        brain.handle(HeartbeatSeen(Heartbeat(name, 1, 5)), 3.0)
+    done("heartbeats", nodes)
+    brain.handle(NodeGone(names[0], "killed"), 4.0)
+    done("the death of one", 1)
+    back = [node.name for node in brain.state.nodes.values() if node.phase is NodePhase.REJOINING]
+    for name in [*back, "worker-0-1"]:
+        join(brain, name, 5.0)
+    assert round_number(brain.state) == 2
+    done("joins after it, and the round", nodes)
+    assert restore(snapshot(brain.state)) == brain.state
+    done("a snapshot, written and read", 1)
+    return rows
+
+
+def main() -> None:
+    """Print the table."""
+    sizes = [int(argument) for argument in sys.argv[1:]] or [1000, 10000]
+    for nodes in sizes:
+        print(f"{nodes} nodes")
+        for what, seconds, times in measure(nodes):
+            print(f"  {what:32} {seconds:8.3f} s {seconds / times * 1e6:10.1f} us each")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The status of a job as a list of conditions, after AITrainingJob's: the last one holds, earlier ones stay.
+
+Part of the state, so derived from the journal alone: `told` says what a record means for them.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from runtime.job.nodes import JOINED, NodePhase
+from runtime.job.records import (
+    DesiredChanged,
+    JobEnded,
+    JobReopened,
+    JobResult,
+    MasterClaimed,
+    NodeJoined,
+    NodeRequested,
+    Reason,
+    RoundBroken,
+    RoundFormed,
+)
+
+if TYPE_CHECKING:
+    from runtime.job.state import State
+
+KEPT = 50
+"""Conditions that are remembered."""
+
+
+class ConditionType(StrEnum):
+    """What a job can be said to be doing."""
+
+    PENDING = "Pending"
+    """No node has joined yet."""
+    CREATING = "Creating"
+    """Nodes join; no round has run yet."""
+    RUNNING = "Running"
+    SCALING = "Scaling"
+    """Another number of nodes was asked for, or is being made use of."""
+    RESTARTING = "Restarting"
+    """A fault broke the round."""
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """Something that holds, or held, of the job."""
+
+    type: ConditionType
+    reason: str
+    """One word, CamelCase."""
+    message: str
+    since: float
+    """Unix time from which it holds."""
+    seen: float
+    """Unix time of the last record that speaks of it."""
+    holds: bool = True
+
+
+_Told = tuple[ConditionType, str, str] | None
+C = ConditionType
+
+
+def told(state: "State", record: object) -> tuple[Condition, ...]:
+    """The conditions after the record; `state` is the state after it."""
+    tell = _TOLD.get(type(record))
+    fresh = tell(state, record) if tell else None
+    known = state.conditions
+    if fresh is None:
+        return known
+    kind, reason, message = fresh
+    last = known[-1] if known else None
+    if last and last.type is kind and last.holds:
+        return (*known[:-1], replace(last, reason=reason, message=message, seen=state.time))
+    ended = [replace(last, holds=False)] if last else []
+    return (*known[:-1], *ended, Condition(kind, reason, message, state.time, state.time))[-KEPT:]
+
+
+def _claimed(state: "State", record: MasterClaimed) -> _Told:
+    return None if state.conditions else (C.PENDING, "NodesAwaited", "no node has joined yet")
+
+
+def _awaited(state: "State", record: NodeRequested | NodeJoined) -> _Told:
+    if state.round is not None or state.conditions[-1].type not in (C.PENDING, C.CREATING):
+        return None
+    joined, coming = state.nodes.total(JOINED), state.nodes.total((NodePhase.REQUESTED,))
+    if joined:
+        return C.CREATING, "NodesJoining", f"{joined} nodes have joined, {coming} are on their way"
+    return C.PENDING, "NodesAwaited", f"{coming} nodes are asked for, none has joined yet"
+
+
+def _formed(state: "State", record: RoundFormed) -> _Told:
+    return C.RUNNING, "RoundFormed", f"round {record.round.number}: {record.round.reason}"
+
+
+def _broken(state: "State", record: RoundBroken) -> _Told:
+    kind = C.SCALING if record.reason in (Reason.GROW, Reason.SCALED) else C.RESTARTING
+    return kind, _word(record.reason.value), record.detail
+
+
+def _desired(state: "State", record: DesiredChanged) -> _Told:
+    if state.conditions[-1].type not in (C.RUNNING, C.SCALING):
+        return None
+    asked = f"{record.nodes} {record.role} nodes are asked for" + (f": {record.detail}" if record.detail else "")
+    if record.nodes == state.members.get(record.role):
+        return C.RUNNING, "SizeReached", asked
+    return C.SCALING, "SizeChanged", f"{asked}; {state.members.get(record.role, 0)} train"
+
+
+def _ended(state: "State", record: JobEnded) -> _Told:
+    kind = C.SUCCEEDED if record.result is JobResult.SUCCEEDED else C.FAILED
+    return kind, f"Job{_word(record.result.value)}", record.reason
+
+
+def _reopened(state: "State", record: JobReopened) -> _Told:
+    return C.PENDING, "JobReopened", "the job was taken up again; no node has joined yet"
+
+
+def _word(text: str) -> str:
+    return "".join(word.capitalize() for word in text.replace("_", " ").split())
+
+
+_TOLD: dict[type, Callable[["State", Any], _Told]] = {
+    MasterClaimed: _claimed,
+    NodeRequested: _awaited,
+    NodeJoined: _awaited,
+    RoundFormed: _formed,
+    RoundBroken: _broken,
+    DesiredChanged: _desired,
+    JobEnded: _ended,
+    JobReopened: _reopened,
+}

@@ -1,0 +1,157 @@
+"""Signs of life: what needs no journal. When each node was last heard of, how far it is, whether it stands still.
+
+Deadlines lie in a heap and are looked at again only when they come, so that a heartbeat costs no more among 10,000
+nodes than among two.
+"""
+
+import heapq
+
+from runtime.job.messages import Heartbeat
+from runtime.job.nodes import JOINED, NodePhase, NodeState
+from runtime.job.records import Reason
+from runtime.job.spec import JobSpec
+from runtime.job.state import State
+
+
+class Liveness:
+    """Kept by one brain. A node that is not asked about any more (lost, released) is forgotten by itself."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._heard: dict[str, float] = {}
+        self._due: list[tuple[float, str]] = []
+        self._queued: dict[str, float] = {}
+        self._iterations: dict[str, int] = {}
+        self._start = self._beyond = 0
+        self._still: set[str] = set()
+        self._moving: set[str] = set()
+        self._dumped: set[str] = set()
+
+    def rearm(self, state: State, now: float) -> None:
+        """Nobody could be heard for a while: every node has all its time again."""
+        self._heard = dict.fromkeys(state.nodes, now)
+        self._due, self._queued = [], {}
+        for node in state.nodes.values():
+            self._watch(node)
+        self._still.clear()
+        self._moving.clear()
+
+    def heard(self, state: State, name: str, now: float) -> None:
+        """A sign of life of a node of the job, or that it exists now."""
+        self._heard[name] = now
+        self._watch(state.nodes[name])
+
+    def beat(self, state: State, beat: Heartbeat) -> None:
+        """How far the node is in the running round, and whether its workers move."""
+        node = state.nodes[beat.node]
+        if state.round is None or beat.round != state.round.number or node.round != beat.round:
+            return
+        self.reached(beat.node, beat.iteration)
+        still = beat.still_s >= self._spec.hang.timeout_s
+        (self._still if still else self._moving).add(beat.node)
+        (self._moving if still else self._still).discard(beat.node)
+
+    def reached(self, name: str, iteration: int) -> None:
+        """A member of the running round has come to this iteration."""
+        before = self._iterations.get(name, 0)
+        if iteration > before:
+            self._iterations[name] = iteration
+            self._beyond += before <= self._start < iteration
+
+    def new_round(self, start: int) -> None:
+        """A round begins at this iteration."""
+        self._iterations.clear()
+        self._start, self._beyond = start, 0
+        self._still.clear()
+        self._moving.clear()
+        self._dumped.clear()
+
+    def iteration(self) -> int:
+        """The newest that any member of the running round has told of."""
+        return max(self._iterations.values(), default=0)
+
+    def all_train(self, state: State) -> bool:
+        """Has every member of the round finished an iteration of it?"""
+        return self._beyond >= sum(state.members.values())
+
+    def all_still(self, state: State) -> bool:
+        """Do all members that still train say that nothing has moved for the hang's timeout?"""
+        return self._all_in(self._still, state)
+
+    def some_move(self, state: State) -> bool:
+        """Does a member that still trains say that it moves?"""
+        return any(state.nodes[name].phase is NodePhase.RUNNING for name in self._moving)
+
+    def begin_dump(self) -> None:
+        """Stacks are asked for from now on."""
+        self._dumped.clear()
+
+    def dumped(self, name: str) -> None:
+        """This node has written its stacks."""
+        self._dumped.add(name)
+
+    def all_dumped(self, state: State) -> bool:
+        """Have all members that still train written their stacks?"""
+        return self._all_in(self._dumped, state)
+
+    def _all_in(self, names: set[str], state: State) -> bool:
+        running = sum(
+            state.nodes.count(role, (NodePhase.RUNNING,), leaving)
+            for role in state.members
+            for leaving in (False, True)
+        )
+        if not running or len(names) < running:
+            return False
+        return sum(state.nodes[name].phase is NodePhase.RUNNING for name in names) >= running
+
+    def silent(self, state: State, now: float) -> list[tuple[str, Reason]]:
+        """The nodes whose time is over."""
+        found = []
+        while self._due and self._due[0][0] <= now:
+            limit = self._pop(state)
+            if limit is not None and now >= limit[0]:
+                found.append(limit[1:])
+        return found
+
+    def next_deadline(self, state: State) -> float | None:
+        """When the first node's time may be over, if nothing is heard of it."""
+        while self._due:
+            when, name = self._due[0]
+            limit = self._limit(state.nodes[name])
+            if limit and limit[0] == when == self._queued.get(name):
+                return when
+            self._pop(state)
+        return None
+
+    def _pop(self, state: State) -> tuple[float, str, Reason] | None:
+        """Take the first entry; queue its node again if it has more time by now. What is true of it, if anything."""
+        when, name = heapq.heappop(self._due)
+        if self._queued.get(name) != when:
+            return None
+        del self._queued[name]
+        limit = self._limit(state.nodes[name])
+        if limit is None:
+            return None
+        if limit[0] > when:
+            self._watch(state.nodes[name])
+        return limit[0], name, limit[1]
+
+    def _watch(self, node: NodeState) -> None:
+        """Queue the node unless it is queued for an earlier time."""
+        limit = self._limit(node)
+        if limit and limit[0] < self._queued.get(node.name, float("inf")):
+            heapq.heappush(self._due, (limit[0], node.name))
+            self._queued[node.name] = limit[0]
+
+    def _limit(self, node: NodeState) -> tuple[float, Reason] | None:
+        """Until when this node need not be heard of, and what it is then."""
+        patience, heard = self._spec.patience, self._heard.get(node.name, 0.0)
+        if node.phase in JOINED:
+            return heard + patience.silence_s, Reason.NO_HEARTBEAT
+        if node.phase is not NodePhase.REQUESTED:
+            return None
+        role = self._spec.roles[node.role]
+        wait = max(patience.join_timeout_s, role.restart_timeout_s if node.replaces else 0.0)
+        if node.replaces and role.restart_time_limit_s:
+            wait = role.restart_time_limit_s
+        return max(node.requested_at, heard) + wait, Reason.NEVER_JOINED

@@ -1,0 +1,151 @@
+"""One node of a job: its phases, the table of their transitions, and what it is told. An unlisted pair raises."""
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from runtime.job.messages import Action, Holding
+from runtime.job.records import (
+    Fact,
+    HangOver,
+    HangSeen,
+    JobEnded,
+    JobReopened,
+    NodeAppeared,
+    NodeFinished,
+    NodeJoined,
+    NodeLeaving,
+    NodeLost,
+    NodeReleased,
+    NodeRequested,
+    Reason,
+    RoundBroken,
+    RoundFormed,
+    WorkerFaulted,
+)
+
+
+class NodePhase(StrEnum):
+    """What a node is doing, as far as the master was told."""
+
+    ABSENT = "absent"
+    REQUESTED = "requested"
+    """Asked for; has not joined yet."""
+    WAITING = "waiting"
+    """Joined; waits for a round."""
+    RUNNING = "running"
+    FINISHED = "finished"
+    REJOINING = "rejoining"
+    """Its round is broken; it is told to join again."""
+    RELEASED = "released"
+    """Told to leave."""
+    LOST = "lost"
+
+
+class UnlistedTransition(ValueError):  # noqa: N818 (a name that reads well in a traceback)
+    """A record that the tables do not allow in this state: a broken journal, or a fault of the brain."""
+
+
+P = NodePhase
+
+LIVE = (P.REQUESTED, P.WAITING, P.RUNNING, P.FINISHED, P.REJOINING)
+"""Phases of nodes that the job counts on."""
+JOINED = (P.WAITING, P.RUNNING, P.FINISHED, P.REJOINING)
+"""Phases of nodes whose agent is there: it gives signs of life."""
+
+NODE: dict[tuple[NodePhase, type], NodePhase] = {
+    (P.ABSENT, NodeRequested): P.REQUESTED,
+    (P.ABSENT, NodeAppeared): P.REQUESTED,
+    (P.LOST, NodeAppeared): P.REQUESTED,
+    (P.RELEASED, NodeAppeared): P.REQUESTED,
+    (P.REQUESTED, NodeJoined): P.WAITING,
+    (P.WAITING, NodeJoined): P.WAITING,
+    (P.REJOINING, NodeJoined): P.WAITING,
+    (P.WAITING, RoundFormed): P.RUNNING,
+    (P.RUNNING, NodeFinished): P.FINISHED,
+    (P.RUNNING, HangSeen): P.RUNNING,
+    (P.RUNNING, HangOver): P.RUNNING,
+    **{(phase, WorkerFaulted): phase for phase in (P.RUNNING, P.REJOINING, P.WAITING)},
+    (P.RUNNING, RoundBroken): P.REJOINING,
+    (P.FINISHED, RoundBroken): P.REJOINING,
+    **{(phase, NodeLeaving): phase for phase in LIVE},
+    **{
+        (phase, kind): to
+        for phase in LIVE
+        for kind, to in ((NodeReleased, P.RELEASED), (NodeLost, P.LOST), (JobEnded, P.RELEASED), (JobReopened, P.LOST))
+    },
+    (P.RELEASED, NodeLost): P.LOST,
+    (P.RELEASED, JobReopened): P.LOST,
+}
+
+_ACTIONS = {P.REJOINING: Action.REJOIN, P.RELEASED: Action.LEAVE, P.LOST: Action.LEAVE}
+
+
+class NodeState(msgspec.Struct, frozen=True):
+    """One node of the job, also when it is lost."""
+
+    name: str
+    role: str
+    index: int
+    launch: int
+    host: str
+    requested_at: float
+    phase: NodePhase = P.ABSENT
+    replaces: str = ""
+    """The node whose place it took."""
+    memory_bytes: int = 0
+    """What it is given; 0: what the spec says."""
+    joined_at: float = 0.0
+    slots: int = 0
+    address: str = ""
+    master_port: int = 0
+    ip: str = ""
+    checked: float = 0.0
+    """Seconds that its own check took; 0: none."""
+    holdings: tuple[Holding, ...] = ()
+    after_round: int = 0
+    round: int = 0
+    """The last round it was a member of; its ranks in it follow."""
+    group_rank: int = 0
+    first_rank: int = 0
+    role_first_rank: int = 0
+    finished_round: int = 0
+    """The last round that it ended well."""
+    leaving_until: float = 0.0
+    """It goes at this time at the latest: it is no candidate for rounds, its place is free. 0: it stays."""
+    leaving_because: Reason | None = None
+    left_at: float = 0.0
+    left_because: Reason | None = None
+    directive: int = 0
+    """Number of the directive; rises whenever `action` changes, or is told again."""
+    action: Action = Action.CONTINUE
+    action_reason: str = ""
+    action_round: int = 0
+
+    @property
+    def leaving(self) -> bool:
+        """It goes soon, or was asked to."""
+        return self.leaving_until > 0
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What its replacements inherit."""
+        return self.role, self.index
+
+
+def moved(node: NodeState, record: Fact, reason: str = "", round_: int = 0, **fields: Any) -> NodeState:
+    """The node after the record, and what it is told from then on. Raises UnlistedTransition."""
+    phase = NODE.get((node.phase, type(record)))
+    if phase is None:
+        raise UnlistedTransition(f"{type(record).__name__} while {node.name} is {node.phase}")
+    action = fields.pop("action", None) or _ACTIONS.get(phase, Action.CONTINUE)
+    if action is not node.action:
+        fields |= {
+            "action": action,
+            "directive": node.directive + 1,
+            "action_reason": reason,
+            "action_round": round_,
+        }
+    return replace(node, phase=phase, **fields)

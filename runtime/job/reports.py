@@ -1,0 +1,236 @@
+"""What the brain is told, by agents, the platform and people: one function an event, from what came to records.
+
+Messages may be late, repeated, or from nodes that have no place any more: those change nothing, or are refused.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from runtime.job import policy, sizes
+from runtime.job.case import Case, Refused, UnknownNode
+from runtime.job.endings import End
+from runtime.job.events import (
+    HeartbeatSeen,
+    Joined,
+    LeaveAnnounced,
+    ManifestWritten,
+    NodeCreated,
+    NodeFinishedRound,
+    NodeGone,
+    Opened,
+    ScaleAsked,
+    ShardStored,
+    StacksDumped,
+    StopAsked,
+    Tick,
+    WorkerExited,
+)
+from runtime.job.messages import Join
+from runtime.job.nodes import LIVE, NodePhase, NodeState
+from runtime.job.records import (
+    Committed,
+    DesiredChanged,
+    JobReopened,
+    JobResult,
+    NodeAppeared,
+    NodeFinished,
+    NodeJoined,
+    NodeLeaving,
+    Reason,
+    ShardPersisted,
+    WorkerFaulted,
+)
+from runtime.job.state import JobPhase, round_number
+
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
+
+P = NodePhase
+
+
+def take(case: Case, event: object) -> None:
+    """Record what follows directly from the event. Raises Refused."""
+    _TAKE[type(event)](case, event)
+
+
+def _opened(case: Case, _: Opened) -> None:
+    ended = case.state.ended
+    if ended and ended.result is not JobResult.SUCCEEDED:
+        case.record(JobReopened(time=case.now))
+
+
+def _joined(case: Case, event: Joined) -> None:
+    join = event.join
+    node = _admitted(case, join) if case.joined else case.state.nodes.get(join.node)
+    if node is None or node.phase in (P.LOST, P.RELEASED):
+        raise UnknownNode(f"{join.node} has no place in job {case.spec.job}" + (f": {node.phase}" if node else ""))
+    if node.role != join.role:
+        raise UnknownNode(f"{join.node} is a {node.role} node of job {case.spec.job}, not {join.role}")
+    current = round_number(case.state)
+    if join.after_round > current:
+        raise UnknownNode(f"{join.node} comes from round {join.after_round}, job {case.spec.job} is at {current}")
+    case.heard(join.node)
+    if node.phase in (P.RUNNING, P.FINISHED):
+        if join.after_round < current:
+            return  # It has its seat already and asks again.
+        case.break_round(Reason.REJOINED, f"{join.node} left round {current} and joined again", join.node)
+    if node.phase is P.WAITING and _told(node) == _told(join):
+        return
+    case.record(
+        NodeJoined(
+            time=case.now, node=join.node, host=join.host, slots=join.slots, address=join.address, ip=join.ip,
+            master_port=join.master_port, holdings=join.holdings, after_round=join.after_round, checked=join.checked,
+        )
+    )  # fmt: skip
+    case.heard(join.node)
+
+
+def _told(of: Join | NodeState) -> tuple[object, ...]:
+    return of.slots, of.address, of.master_port, of.holdings, of.host, of.ip, of.checked
+
+
+def _admitted(case: Case, join: Join) -> NodeState | None:
+    """Where nodes come by themselves: the node of this name, made known if it is new, or back under its old name."""
+    node = case.state.nodes.get(join.node)
+    if join.role not in case.spec.roles:
+        raise UnknownNode(f"role: job {case.spec.job} has no {join.role!r}, only {', '.join(case.spec.roles)}")
+    if node is None and not _NODE.fullmatch(join.node):
+        raise Refused(f"node: {join.node[:120]!r} is no name for a node; use letters, digits and . _ -")
+    if case.state.phase is JobPhase.ENDED:
+        raise UnknownNode(f"job {case.spec.job} has ended: {case.state.reason}")
+    if join.host in case.state.avoided or join.host in case.spec.avoid_hosts:
+        raise UnknownNode(f"{join.host} gets no more nodes of job {case.spec.job}: it was found faulty")
+    if node and node.phase in LIVE:
+        if not node.address or node.address == join.address or join.after_round:
+            return node
+        case.lose(join.node, Reason.NODE_LOST, "its agent was started anew")
+    index = join.index if join.index >= 0 else node.index if node else case.state.nodes.known(join.role)
+    if (join.role, index) in case.state.given_up:
+        raise UnknownNode(f"{join.role}-{index} was given up: {case.state.given_up[join.role, index].detail}")
+    case.record(NodeAppeared(time=case.now, node=join.node, role=join.role, index=index, host=join.host))
+    return case.state.nodes[join.node]
+
+
+def _heartbeat(case: Case, event: HeartbeatSeen) -> None:
+    case.known(event.heartbeat.node)
+    case.heard(event.heartbeat.node)
+    case.liveness.beat(case.state, event.heartbeat)
+
+
+def _worker_exited(case: Case, event: WorkerExited) -> None:
+    told = event.exit
+    node, current = case.known(told.node), round_number(case.state)
+    case.heard(told.node)
+    if told.round != current or node.round != current or case.state.phase is JobPhase.ENDED:
+        return
+    if node.phase not in (P.RUNNING, P.REJOINING, P.WAITING):
+        return
+    case.liveness.reached(told.node, told.iteration)
+    reason = policy.reason_of(told.exit_code, case.spec.hardware_exit_codes, told.oom)
+    fault = WorkerFaulted(
+        time=case.now, node=told.node, round=told.round, rank=told.rank, local_rank=told.local_rank,
+        exit_code=told.exit_code, iteration=told.iteration, reason=reason, error=told.error, died=told.time,
+    )  # fmt: skip
+    case.record(fault)
+    if case.state.phase is JobPhase.RUNNING:
+        case.break_round(reason, policy.told(fault), told.node)
+    if reason is not Reason.USER_ERROR and not node.leaving:  # An error may be an echo: it is judged when all is known.
+        case.judge(node, reason, told.exit_code, current)
+
+
+def _node_finished(case: Case, event: NodeFinishedRound) -> None:
+    told = event.finished
+    node = case.known(told.node)
+    case.heard(told.node)
+    if node.phase is P.RUNNING and told.round == round_number(case.state):
+        case.record(NodeFinished(time=case.now, node=told.node, round=told.round))
+
+
+def _shard_stored(case: Case, event: ShardStored) -> None:
+    node, held = event.persisted.node, event.persisted.holding
+    case.known(node)
+    case.heard(node)
+    if not held.key or not 0 <= held.shard < held.shards or not 0 < held.round <= round_number(case.state):
+        raise Refused(f"{node} persisted no shard of this job: {held.key!r} of round {held.round}")
+    known = case.state.checkpoints.get((held.round, held.iteration))
+    if known is None or all(shard.shard != held.shard for shard in known.shards):
+        case.record(ShardPersisted(time=case.now, holding=held))
+
+
+def _manifest_written(case: Case, event: ManifestWritten) -> None:
+    case.committing.discard((event.round, event.iteration))
+    case.record(Committed(time=case.now, round=event.round, iteration=event.iteration, key=event.key))
+
+
+def _leave_announced(case: Case, event: LeaveAnnounced) -> None:
+    told = event.leaving
+    node = case.known(told.node)
+    case.heard(told.node)
+    until = case.now + max(told.grace_s, 0.0)
+    if node.phase not in LIVE or case.state.phase is JobPhase.ENDED or (node.leaving and until >= node.leaving_until):
+        return
+    case.record(
+        NodeLeaving(time=case.now, node=told.node, reason=Reason.PREEMPTED, detail=told.reason[:1000], until=until)
+    )
+
+
+def _stacks_dumped(case: Case, event: StacksDumped) -> None:
+    node = case.known(event.dumped.node)
+    case.heard(node.name)
+    if case.state.hang and event.dumped.round == node.round == case.state.hang.round:
+        case.liveness.dumped(node.name)
+
+
+def _node_created(case: Case, event: NodeCreated) -> None:
+    if event.node in case.state.nodes:
+        case.heard(event.node)
+
+
+def _node_gone(case: Case, event: NodeGone) -> None:
+    node = case.state.nodes.get(event.node)
+    if node is None:
+        return
+    reason = Reason.START_FAILED if node.phase is P.REQUESTED else Reason.NODE_LOST
+    if event.exit_code is not None:
+        by_code = policy.reason_of(event.exit_code, case.spec.hardware_exit_codes)
+        reason = by_code if by_code in (Reason.HARDWARE, Reason.OOM) else reason
+    case.lose(event.node, reason, event.detail, event.exit_code)
+
+
+def _scale(case: Case, event: ScaleAsked) -> None:
+    asked = case.spec.roles.get(event.role)
+    if asked is None:
+        raise Refused(f"role: the job has no {event.role!r}, only {', '.join(case.spec.roles)}")
+    if not asked.least <= event.nodes <= asked.most:
+        bounds = f"{asked.least} and {asked.most}"
+        raise Refused(f"nodes: {event.nodes} is not between {bounds}, the bounds of {event.role}")
+    if case.state.phase is JobPhase.ENDED:
+        raise Refused(f"the job has ended: {case.state.reason}")
+    if event.nodes != sizes.size(case.state, case.spec, event.role):
+        case.record(DesiredChanged(time=case.now, role=event.role, nodes=event.nodes))
+
+
+def _stop(case: Case, event: StopAsked) -> None:
+    case.end(End(JobResult.STOPPED, event.reason, exit_code=143))
+
+
+def _tick(case: Case, _: Tick) -> None:
+    """Nothing was told; time has passed."""
+
+
+_TAKE: dict[type, Callable[[Case, Any], None]] = {
+    Opened: _opened,
+    Joined: _joined,
+    HeartbeatSeen: _heartbeat,
+    WorkerExited: _worker_exited,
+    NodeFinishedRound: _node_finished,
+    ShardStored: _shard_stored,
+    ManifestWritten: _manifest_written,
+    LeaveAnnounced: _leave_announced,
+    StacksDumped: _stacks_dumped,
+    NodeCreated: _node_created,
+    NodeGone: _node_gone,
+    ScaleAsked: _scale,
+    StopAsked: _stop,
+    Tick: _tick,
+}

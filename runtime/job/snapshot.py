@@ -1,0 +1,78 @@
+"""A state as bytes and back, so that a journal's beginning need not be replayed. JSON, with a schema version."""
+
+from typing import Any
+
+import msgspec
+
+from runtime.job.checkpoints import Checkpoint
+from runtime.job.nodes import NodeState
+from runtime.job.records import FaultJudged
+from runtime.job.roster import Roster
+from runtime.job.state import State
+
+SCHEMA = 1
+"""Raised when a field of the state changes its meaning, comes or goes."""
+
+
+class SnapshotError(ValueError):
+    """The bytes are no snapshot, or one of another Everstep; the journal has to be replayed instead."""
+
+
+class _Place(msgspec.Struct):
+    role: str
+    index: int
+    relaunches: int = 0
+    given_up: FaultJudged | None = None
+
+
+class _Kept(msgspec.Struct):
+    round: int
+    iteration: int
+    checkpoint: Checkpoint
+
+
+class _Snapshot(msgspec.Struct):
+    schema: int
+    nodes: list[NodeState]
+    places: list[_Place]
+    checkpoints: list[_Kept]
+    rest: msgspec.Raw
+
+
+_SPECIAL = ("nodes", "relaunches", "given_up", "checkpoints")
+_Rest = msgspec.defstruct(
+    "_Rest", [(f.name, f.type) for f in msgspec.structs.fields(State) if f.name not in _SPECIAL], module=__name__
+)
+
+
+def snapshot(state: State) -> bytes:
+    """The state as JSON; `restore` gives an equal one."""
+    places: dict[tuple[str, int], _Place] = {}
+    for (role, index), times in state.relaunches.items():
+        places[role, index] = _Place(role, index, times)
+    for (role, index), judged in state.given_up.items():
+        places.setdefault((role, index), _Place(role, index)).given_up = judged
+    rest: dict[str, Any] = {name: getattr(state, name) for name in _Rest.__struct_fields__}
+    kept = [_Kept(round_, iteration, known) for (round_, iteration), known in state.checkpoints.items()]
+    encode = msgspec.json.encode
+    return encode(
+        _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), kept, msgspec.Raw(encode(_Rest(**rest))))
+    )
+
+
+def restore(data: bytes) -> State:
+    """The state that was written. Raises SnapshotError."""
+    try:
+        if (schema := msgspec.json.decode(data, type=dict[str, Any]).get("schema")) != SCHEMA:
+            raise SnapshotError(f"a snapshot of schema {schema}, this Everstep reads {SCHEMA}")
+        read = msgspec.json.decode(data, type=_Snapshot)
+        rest = msgspec.json.decode(read.rest, type=_Rest)
+    except msgspec.DecodeError as error:
+        raise SnapshotError(f"no snapshot: {error}") from error
+    return State(
+        nodes=Roster(read.nodes),
+        relaunches={(p.role, p.index): p.relaunches for p in read.places if p.relaunches},
+        given_up={(p.role, p.index): p.given_up for p in read.places if p.given_up},
+        checkpoints={(k.round, k.iteration): k.checkpoint for k in read.checkpoints},
+        **{name: getattr(rest, name) for name in _Rest.__struct_fields__},
+    )

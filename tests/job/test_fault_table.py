@@ -1,0 +1,20 @@
+"""The table of faults, row by row, and its rendering."""
+
+from pathlib import Path
+
+from runtime.job import policy
+from runtime.job.records import Reason
+
+
+def test_every_reason_has_one_row() -> None:
+    assert sorted(row.reason for row in policy.TABLE) == sorted(Reason)
+
+
+def test_every_exit_code_has_a_reason_with_a_decision() -> None:
+    for code in range(-64, 256):
+        assert policy.reason_of(code) in policy.DECISIONS
+
+
+def test_the_rendered_table_is_the_one_in_the_docs() -> None:
+    docs = Path(policy.__file__).parents[2] / "docs/faults.md"
+    assert docs.read_text() == policy.render(), "run: python -m runtime.job.policy > docs/faults.md"
