@@ -154,10 +154,11 @@ def _finish(case: Case) -> None:
 
 def _regroup(case: Case) -> rounds.Verdict:
     verdict = rounds.decide(case.now, case.state, case.spec)
-    if case.state.phase is JobPhase.FORMING and (_all_back(case.state) or verdict.step is not rounds.Step.WAIT):
-        if _judge_error(case):
+    all_back = not case.state.nodes.total((P.REJOINING,))
+    if case.state.phase is JobPhase.FORMING and (all_back or verdict.step is not rounds.Step.WAIT):
+        if all_back and _judge_error(case):
             return verdict
-        if end := endings.verdict(case.state, case.spec):
+        if end := endings.verdict(case.state, case.spec, all_back):
             case.end(end)
             return rounds.decide(case.now, case.state, case.spec)
     match verdict.step:
@@ -174,10 +175,6 @@ def _regroup(case: Case) -> rounds.Verdict:
         case rounds.Step.WAIT:
             pass
     return verdict
-
-
-def _all_back(state: State) -> bool:
-    return not state.nodes.total((P.REJOINING,))
 
 
 def _judge_error(case: Case) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from runtime.job.records import JobResult, Reason, WorkerFaulted
 from runtime.job.sizes import size
 from runtime.job.spec import EndingPolicy, JobSpec
-from runtime.job.state import State
+from runtime.job.state import State, round_number
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,12 @@ def no_quorum(state: State, reason: str) -> End:
     return End(JobResult.NO_QUORUM, reason, exit_code=3)
 
 
-def verdict(state: State, spec: JobSpec) -> End | None:
-    """The end that the job's history calls for. To be asked when all faults of a broken round are known."""
-    errors = charged(state)
+def verdict(state: State, spec: JobSpec, all_back: bool) -> End | None:
+    """The end that the job's history calls for, when no more faults of the broken round are waited for.
+
+    `all_back`: every member of it has told what happened; else its error may be the echo of one that has not.
+    """
+    errors = [fault for fault in charged(state) if all_back or fault.round != round_number(state)]
     seen: set[tuple[int, int, str]] = set()
     for fault in errors:
         if signature(fault) in seen:

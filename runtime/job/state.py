@@ -317,13 +317,15 @@ def _formed(state: State, record: RoundFormed) -> State:
             nodes.append(node)
         first_rank += sum(slots)
     worlds = {**state.worlds, fresh.number: first_rank}
+    # Who has not come back from the last round may be why it broke: an error in it is not charged any more.
+    unsure = {fresh.number - 1} if state.nodes.total((P.REJOINING,)) else set()
     return _with(
         state, *nodes, round=fresh, finished={}, reason=fresh.reason, hang=None,
         changed_at=state.changed_at if before == {node.name for node in nodes} else record.time,
         members={role: len(members) for role, members in fresh.members.items()},
         workers={role: sum(member.slots for member in members) for role, members in fresh.members.items()},
         worlds={number: worlds[number] for number in sorted(worlds)[-KEPT_WORLDS:]},
-        blamed={number: fault for number, fault in state.blamed.items() if number not in state.excused},
+        blamed={number: fault for number, fault in state.blamed.items() if number not in state.excused | unsure},
         excused=frozenset(),
     )  # fmt: skip
 

@@ -1,0 +1,143 @@
+"""A job's YAML: what it means, and how what is wrong with it is told."""
+
+import pytest
+
+from runtime.job.reader import SpecError, spec_of
+from runtime.job.spec import (
+    GIB,
+    CleanPodPolicy,
+    EndingPolicy,
+    FaultRule,
+    HangPolicy,
+    JobSpec,
+    NodeEvent,
+    Placement,
+    Resources,
+    RestartPolicy,
+    RestartScope,
+    RoleSpec,
+)
+
+SEED = """
+job: horovod-elastic
+cleanPodPolicy: None
+completePolicy: Any
+failPolicy: Any
+topology: |
+  asw-0 psw-0 192.168.0.0
+  asw-1 psw-0 192.168.0.1
+hang: {policy: report, timeout: 60}
+oom: {factor: 1.5, increment: 4Gi, limit: 32Gi}
+patience: {coolDown: 5, maxRestarts: 1}
+replicaSpecs:
+  launcher:
+    replicas: 1
+    completePolicy: All
+    failPolicy: Any
+    faultTolerantPolicy:
+      - exitCodes: 129,101
+        restartPolicy: ExitCode
+        restartScope: Pod
+      - exceptionalEvent: nodeNotReady
+        restartPolicy: OnNodeFail
+        restartScope: Pod
+    restartLimit: 100
+    restartPolicy: OnNodeFailWithExitCode
+    restartTimeLimit: 60
+    restartTimeout: 864000
+    waitsFor: [trainer]
+  trainer:
+    replicas: 3
+    minReplicas: 1
+    maxReplicas: 5
+    completePolicy: None
+    faultTolerantPolicy:
+      - exceptionalEvent: "nodeNotReady,PodForceDeleted"
+        restartScope: All
+    priority: 2
+    resources: {cpu: 500m, memory: 4Gi, baidu.com/v100_32g_cgpu: "1"}
+"""
+
+
+def test_the_fields_of_an_ai_training_job_mean_what_they_say() -> None:
+    spec = spec_of(SEED)
+    assert spec.clean_pod_policy is CleanPodPolicy.NONE
+    assert (spec.complete_policy, spec.fail_policy) == (EndingPolicy.ANY, EndingPolicy.ANY)
+    assert spec.topology == ("asw-0 psw-0 192.168.0.0", "asw-1 psw-0 192.168.0.1")
+    assert (spec.hang.policy, spec.hang.timeout_s) == (HangPolicy.REPORT, 60.0)
+    assert (spec.oom.factor, spec.oom.increment_bytes, spec.oom.limit_bytes) == (1.5, 4 * GIB, 32 * GIB)
+    assert (spec.patience.cooldown_s, spec.patience.max_restarts) == (5.0, 1)
+    launcher, trainer = spec.roles["launcher"], spec.roles["trainer"]
+    assert launcher.fault_rules == (
+        FaultRule((129, 101), (), RestartPolicy.EXIT_CODE, RestartScope.POD),
+        FaultRule((), (NodeEvent.NODE_NOT_READY,), RestartPolicy.ON_NODE_FAIL, RestartScope.POD),
+    )
+    assert launcher.restart_policy is RestartPolicy.ON_NODE_FAIL_WITH_EXIT_CODE
+    assert (launcher.restart_limit, launcher.restart_time_limit_s, launcher.restart_timeout_s) == (100, 60.0, 864000.0)
+    assert (launcher.nodes, launcher.min_nodes, launcher.most, launcher.waits_for) == (1, 1, 1, ("trainer",))
+    assert (trainer.nodes, trainer.min_nodes, trainer.most, trainer.priority) == (3, 1, 5, 2)
+    assert trainer.fault_rules[0].events == (NodeEvent.NODE_NOT_READY, NodeEvent.POD_FORCE_DELETED)
+    assert trainer.resources == Resources(0.5, 4 * GIB, {"baidu.com/v100_32g_cgpu": 1.0})
+
+
+def test_a_dictionary_reads_like_the_same_yaml() -> None:
+    given = {"job": "j", "placement": "joined", "replicaSpecs": {"worker": {"replicas": 2, "minReplicas": 1}}}
+    expected = JobSpec("j", {"worker": RoleSpec(2, 1)}, placement=Placement.JOINED)
+    assert spec_of(given) == expected
+    assert spec_of("job: j\nplacement: joined\nreplicaSpecs: {worker: {replicas: 2, minReplicas: 1}}") == expected
+
+
+BASE = "job: j\nreplicaSpecs:\n  worker:\n    replicas: 2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (BASE + "    minReplica: 1\n", "job.yaml line 5: replicaSpecs.worker.minReplica: unknown; did you mean minR"),
+        (BASE + "    min_nodes: 1\n", "line 5: replicaSpecs.worker.min_nodes: unknown; did you mean minReplicas?"),
+        (BASE + "    minReplicas: 3\n", "line 5: replicaSpecs.worker.minReplicas: 3 is more than nodes, 2"),
+        (BASE + "    minReplicas: two\n", "line 5: replicaSpecs.worker.minReplicas: 'two' is not a whole number"),
+        (BASE + "    restartPolicy: Sometimes\n", "is not one of Always, OnFailure, Never, ExitCode, OnNodeFail"),
+        (BASE + "    restartPolicy: ExitCode\n", "line 5: replicaSpecs.worker.restartPolicy: ExitCode needs a fault"),
+        (BASE + "    waitsFor: ps\n", "line 5: replicaSpecs.worker.waitsFor: the job has no role 'ps', only worker"),
+        (BASE + "    waitsFor: worker\n", "line 5: replicaSpecs.worker.waitsFor: worker wait for each other"),
+        (BASE + "    resources: {memory: lots}\n", "line 5: replicaSpecs.worker.resources.memory: 'lots' is not an am"),
+        (BASE + "    faultTolerantPolicy:\n    - exitCodes: 7-300\n", "line 6: replicaSpecs.worker.faultTolerantPolic"),
+        (BASE + "    faultTolerantPolicy:\n    - restartScope: All\n", "give it exit codes or events, one of the two"),
+        (BASE + "    template: {}\n", "line 5: replicaSpecs.worker.template: not built"),
+        (BASE + "    nodeUnit: 3\n", "line 5: replicaSpecs.worker.nodeUnit: no multiple of 3 lies between 2 and 2"),
+        (BASE + "    replicas: 3\n", "job.yaml line 5: replicas: stands here twice"),
+        (BASE + "frameworkType: horovod\n", "job.yaml line 5: frameworkType: not needed"),
+        (BASE + "placement: joined\nhang: {timeout: 0}\n", "line 6: hang.timeout: 0 is not above 0"),
+        (BASE + "patience: {silence: -1}\n", "line 5: patience.silence: -1 is not a number of seconds, 0 or more"),
+        (BASE + "completePolicy: None\n", "line 5: completePolicy: None would never let the job succeed"),
+        (BASE + "topology: asw-0 10.0.0.1\n", "line 5: topology: line 1, 'asw-0 10.0.0.1', is not"),
+        ("job: j\n", "job.yaml line 1: replicaSpecs: missing"),
+        ("job: j\nreplicaSpecs: [worker]\n", "job.yaml line 2: replicaSpecs: a mapping from roles"),
+        ("- a\n", "job.yaml: a mapping is needed"),
+        ("", "job.yaml: a mapping is needed"),
+        ("job: [\n", "job.yaml line 2:"),
+        (BASE + "    3: x\n", "job.yaml line 5: 3: is no name for a field"),
+    ],
+)
+def test_what_is_wrong_is_told_by_name_and_line(text: str, line: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec_of(text)
+    assert any(line in problem for problem in caught.value.problems), caught.value.problems
+    assert all("\n" not in problem for problem in caught.value.problems)
+
+
+def test_everything_wrong_is_told_at_once_in_the_order_of_the_lines() -> None:
+    with pytest.raises(SpecError) as caught:
+        spec_of("jib: j\nreplicaSpecs:\n  worker: {replicas: x, slot: 1}\n")
+    assert [problem.split(": ")[:2] for problem in caught.value.problems] == [
+        ["job.yaml line 1", "jib"],
+        ["job.yaml line 1", "job"],
+        ["job.yaml line 3", "replicaSpecs.worker.replicas"],
+        ["job.yaml line 3", "replicaSpecs.worker.slot"],
+    ]
+
+
+def test_nodes_that_come_by_themselves_have_no_resources_to_ask_for() -> None:
+    with pytest.raises(SpecError, match=r"replicaSpecs\.worker\.priority: nodes that come by themselves"):
+        spec_of(BASE + "    priority: 1\nplacement: joined\n")
