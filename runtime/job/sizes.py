@@ -173,8 +173,7 @@ class _Places:
         self._spec = spec
         self._taken: dict[str, set[int]] = {role: set() for role in spec.roles}
         self._last: dict[tuple[str, int], NodeState] = {}
-        self._avoided = state.avoided | set(spec.avoid_hosts)
-        self._used = set(self._avoided)
+        self._used = set(state.avoided) | set(spec.avoid_hosts)
         self._number = 0
         for node in state.nodes.values():
             known = self._last.get(node.place)
@@ -212,7 +211,7 @@ class _Places:
         """The previous launch's host where that may be, else the first free one."""
         if not self._spec.hosts:
             return ""
-        if previous and previous.host and previous.host not in self._avoided and not _elsewhere(previous):
+        if previous and previous.host and previous.host not in self._used and not _elsewhere(previous):
             return previous.host
         if previous:
             self._used.add(previous.host)

@@ -1,0 +1,194 @@
+"""A job in virtual time whose agents do what a test says; after each event what must always hold is checked."""
+
+from runtime.job.brain import Brain, Journal, Refused, WriteManifest
+from runtime.job.events import Event, HeartbeatSeen, Joined, Opened, Tick, WorkerExited
+from runtime.job.messages import Heartbeat, Holding, Join, WorkerExit
+from runtime.job.nodes import NodePhase
+from runtime.job.records import MasterClaimed, Record, RoundFormed
+from runtime.job.spec import JobSpec, Placement, RoleSpec, problems
+from runtime.job.state import JobPhase, State, fold, round_number
+
+
+class World:
+    """One job, its journal, and the memory of its nodes."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        assert not problems(spec)
+        self.spec = spec
+        self.now = 1000.0
+        self.records: list[Record] = []
+        self.states: list[tuple[int, State]] = []
+        """(length of the journal, the state it led to) after each event."""
+        self.manifests: list[WriteManifest] = []
+        self.sent: list[Event] = []
+        self.held: dict[str, tuple[Holding, ...]] = {}
+        self.agents: dict[str, int] = {}
+        """How often each agent was started anew: its address."""
+        self.checked: dict[str, float] = {}
+        self._batch = 0
+        self.takeover()
+
+    @property
+    def state(self) -> State:
+        return self.brain.state
+
+    @property
+    def number(self) -> int:
+        return round_number(self.state)
+
+    def takeover(self, lost: int = 0) -> None:
+        """Another master replays the journal; the last `lost` records of the last event had not become durable."""
+        lost = min(lost, self._batch)
+        if lost:
+            del self.records[-lost:]
+            self.states = [(length, state) for length, state in self.states if length <= len(self.records)]
+        state = fold(self.records)
+        claim = MasterClaimed(time=max(self.now, state.time), epoch=state.epoch + 1, address="m:1")
+        self.records.append(claim)
+        self.brain = Brain(self.spec, fold([claim], state), self.now)
+        self.send(Opened())
+
+    def send(self, event: Event) -> bool:
+        """False when it was refused."""
+        self.sent.append(event)
+        before = self.state
+        try:
+            decisions = self.brain.handle(event, self.now)
+        except Refused:
+            assert self.state is before, "who is refused changes nothing"
+            return False
+        fresh = [decision.record for decision in decisions if isinstance(decision, Journal)]
+        self.manifests += [decision for decision in decisions if isinstance(decision, WriteManifest)]
+        self.records += fresh
+        self._batch = len(fresh)
+        self.states.append((len(self.records), self.state))
+        self._check(before)
+        return True
+
+    def _check(self, before: State) -> None:
+        state = self.state
+        assert self.brain.reason
+        assert state.conditions
+        assert [c.holds for c in state.conditions] == [False] * (len(state.conditions) - 1) + [True]
+        deadline = self.brain.next_deadline()
+        assert deadline is None or deadline > max(self.now, state.time), "a deadline in the past fires forever"
+        if state.phase is not JobPhase.ENDED:
+            assert deadline is not None, "a job that has not ended looks again some time"
+        for name, node in state.nodes.items():
+            known = before.nodes.get(name)
+            assert known is None or node.directive >= known.directive
+            assert known is None or node.action == known.action or node.directive > known.directive
+
+    def check_history(self) -> None:
+        """The journal as a whole, and every prefix of it."""
+        formed = [record for record in self.records if isinstance(record, RoundFormed)]
+        assert [record.round.number for record in formed] == list(range(1, len(formed) + 1))
+        assert [record.time for record in self.records] == sorted(record.time for record in self.records)
+        replayed, at = State(), 0
+        known = dict(self.states)
+        for position, record in enumerate(self.records):
+            if position in known:
+                assert replayed == known[position]
+            if isinstance(record, RoundFormed):
+                self._check_round(replayed, record)
+            replayed, at = fold([record], replayed), position + 1
+        assert at == len(self.records)
+        assert replayed == self.state
+
+    def _check_round(self, before: State, record: RoundFormed) -> None:
+        seen = set()
+        for role, asked in self.spec.roles.items():
+            members = record.round.members[role]
+            most = before.sizes.get(role, asked.nodes)
+            assert asked.least <= len(members) <= most <= asked.most
+            assert len(members) % asked.node_unit == 0
+            for member in members:
+                node = before.nodes[member.node]
+                assert node.phase is NodePhase.WAITING
+                assert not node.leaving
+                assert node.host not in before.avoided
+                seen.add(member.node)
+        assert len(seen) == sum(map(len, record.round.members.values()))
+        restore = record.round.restore
+        if restore:
+            assert {(s.round, s.iteration) for s in restore.sources} == {(restore.round, restore.iteration)}
+            shards = restore.sources[0].shards
+            assert {source.shard for source in restore.sources} == set(range(shards))
+
+    def names(self, *phases: NodePhase) -> list[str]:
+        return sorted(node.name for node in self.state.nodes.values() if node.phase in phases)
+
+    def everybody(self) -> list[str]:
+        """Who may say something: the job's nodes, and where nodes come by themselves, those that may come."""
+        if self.spec.placement is Placement.JOINED:
+            return sorted({*self.state.nodes, *(f"n{number}" for number in range(5))})
+        return sorted(self.state.nodes)
+
+    def join(self, name: str, after_round: int | None = None, anew: bool = False) -> bool:
+        """A node asks to be in the next round; `anew`: its agent is another process than before."""
+        if anew:
+            self.agents[name] = self.agents.get(name, 0) + 1
+            self.held.pop(name, None)
+        known = self.state.nodes.get(name)
+        role = known.role if known else "worker"
+        at = 0 if anew else self.number if after_round is None else after_round
+        address = f"{name}.{self.agents.get(name, 0)}:1"
+        return self.send(
+            Joined(
+                Join(
+                    name, role, known.host if known else name, 1, address, 29500, self.held.get(name, ()), at,
+                    checked=self.checked.get(name, 1.0), ip=f"10.0.0.{len(name)}",
+                )
+            )
+        )  # fmt: skip
+
+    def join_all(self) -> None:
+        """Every node that is asked for, or told to join again, joins."""
+        while waiting := self.names(NodePhase.REQUESTED, NodePhase.REJOINING):
+            for name in waiting:
+                self.join(name)
+            if self.names(NodePhase.REQUESTED, NodePhase.REJOINING) == waiting:
+                return
+
+    def beat(self, name: str, iteration: int = 0, still_s: float = 0.0) -> None:
+        self.send(HeartbeatSeen(Heartbeat(name, self.number, iteration, still_s=still_s)))
+
+    def beat_all(self, iteration: int = 0, still_s: float = 0.0) -> None:
+        for name in self.names(NodePhase.WAITING, NodePhase.RUNNING, NodePhase.FINISHED, NodePhase.REJOINING):
+            self.beat(name, iteration, still_s)
+
+    def stage(self, iteration: int) -> None:
+        """All running members stage the same iteration."""
+        for name in self.names(NodePhase.RUNNING):
+            self.held[name] = (Holding(self.number, iteration, node=name, address="a"),)
+            self.beat(name, iteration)
+
+    def exit(self, name: str, code: int, iteration: int = 3, error: str = "ValueError: bad", oom: bool = False) -> None:
+        """A worker of the node dies."""
+        self.send(WorkerExited(WorkerExit(name, self.number, 0, 0, code, iteration, error, self.now, oom)))
+
+    def wait(self, seconds: float, beating: bool = True) -> None:
+        """Let time pass, deadline by deadline; the agents beat unless they are silent."""
+        until = self.now + seconds
+        while True:
+            deadline = self.brain.next_deadline()
+            if deadline is None or deadline > until:
+                break
+            self.now = deadline
+            if beating:
+                self.beat_all()
+            self.send(Tick())
+        self.now = until
+        if beating:
+            self.beat_all()
+        self.send(Tick())
+
+
+def platform(roles: dict[str, RoleSpec] | None = None, **fields: object) -> JobSpec:
+    """A job whose nodes are asked for."""
+    return JobSpec("j", roles or {"worker": RoleSpec(3, 2)}, **fields)  # type: ignore[arg-type]
+
+
+def by_themselves(roles: dict[str, RoleSpec] | None = None, **fields: object) -> JobSpec:
+    """A job whose nodes come by themselves."""
+    return platform(roles, placement=Placement.JOINED, **fields)
