@@ -10,12 +10,14 @@ from everstep.version import VERSION
 VERBS = {
     "workflow": "run, lint, get, logs, resume or stop an Argo manifest on this machine",
     "scale": "change the number of nodes of a running job",
+    "status": "conditions, restarts, nodes and checkpoint of a job",
 }
 EXAMPLES = """examples:
   python pipelines/llama_finetune.py                   run a pipeline here
   everstep workflow run pipeline.yaml                  run any supported Argo manifest here
   everstep workflow get llama-finetune-x7k2            what a run's steps do
   everstep scale llama-finetune-x7k2 --nodes 1         shrink its training to one node
+  everstep status llama-finetune-x7k2                  how its training is doing
 """
 
 

@@ -36,6 +36,16 @@ def find_job(runs: Path, name: str) -> tuple[str, str]:
     from runtime.master.journal import find_master
     from runtime.store import open_store
 
+    store, job = locate(runs, name)
+    found = find_master(open_store(store), job)
+    if found is None:
+        raise BadInput(f"{name}: its training has not begun")
+    token = runs / name.partition("/")[0] / "jobs" / f"{job}.token"
+    return found[1], token.read_text().strip()
+
+
+def locate(runs: Path, name: str) -> tuple[str, str]:
+    """(URI of the store, name of the job) of RUN[/STEP]. Raises BadInput when there is no such job."""
     run_name, _, step = name.partition("/")
     folder = runs / run_name
     try:
@@ -48,11 +58,7 @@ def find_job(runs: Path, name: str) -> tuple[str, str]:
         steps = ", ".join(job.removeprefix(f"{uid}-") for job in jobs) or "none"
         raise BadInput(f"{name}: {len(jobs)} jobs there ({steps}); say RUN/STEP")
     parameters = workflow["spec"]["arguments"]["parameters"]
-    store = next(entry["value"] for entry in parameters if entry["name"] == "store")
-    found = find_master(open_store(store), jobs[0])
-    if found is None:
-        raise BadInput(f"{name}: its training has not begun")
-    return found[1], (folder / "jobs" / f"{jobs[0]}.token").read_text().strip()
+    return next(entry["value"] for entry in parameters if entry["name"] == "store"), jobs[0]
 
 
 def _post(address: str, token: str, body: dict[str, object]) -> None:

@@ -111,17 +111,14 @@ def _hang(case: Case) -> None:
 
 
 def _resize(case: Case) -> None:
-    state = case.state
-    for node in sizes.surplus(state, case.spec):
-        if node.phase in (P.RUNNING, P.REJOINING, P.FINISHED):
-            if case.state.phase is JobPhase.RUNNING:
-                case.break_round(Reason.SCALED, f"scaled down: {node.name} leaves", node.name)
-            until = case.now + case.spec.patience.leave_s
-            case.record(
-                NodeLeaving(time=case.now, node=node.name, reason=Reason.SCALED, detail="scaled down", until=until)
-            )
-        else:
+    for node in sizes.surplus(case.state, case.spec):
+        if node.phase is P.REQUESTED:
             case.record(NodeReleased(time=case.now, node=node.name, reason=Reason.SCALED))
+            continue
+        if node.phase in (P.RUNNING, P.FINISHED) and case.state.phase is JobPhase.RUNNING:
+            case.break_round(Reason.SCALED, f"scaled down: {node.name} leaves", node.name)
+        until = case.now + case.spec.patience.leave_s
+        case.record(NodeLeaving(time=case.now, node=node.name, reason=Reason.SCALED, detail="scaled down", until=until))
     for request in sizes.missing(case.state, case.spec, case.now):
         case.record(request)
         case.heard(request.node)

@@ -103,12 +103,13 @@ def _waits(state: State, spec: JobSpec, roles: list[str], waiting: dict[str, int
             found.append((window, _names(state, role, P.REJOINING, rejoining)))
         if requested:
             found.append((replacement if state.round else window, _names(state, role, P.REQUESTED, requested)))
-        if spec.placement is Placement.JOINED and not rejoining:
-            back = max(state.since, state.claimed_at) + patience.replacement_wait_s
-            if state.round is None:
-                found.append((window, f"more {role} nodes"))
-            elif waiting[role] < state.members.get(role, 0):
-                found.append((back, f"lost {role} nodes"))
+        if spec.placement is Placement.JOINED and state.round is None:
+            found.append((window, f"more {role} nodes"))
+        elif spec.placement is Placement.JOINED:
+            lost = [n.name for n in state.nodes.select(role, (P.LOST,)) if n.round == round_number(state)]
+            if lost and waiting[role] < state.members.get(role, 0):
+                back = max(state.since, state.claimed_at) + patience.replacement_wait_s
+                found.append((back, f"{', '.join(lost[:3])} or another"))
     for role in spec.roles:
         for node in state.nodes.select(role, (P.REJOINING,), leaving=True):
             found.append((min(node.leaving_until, window), f"{node.name}, to hand over,"))
@@ -186,7 +187,8 @@ def _leave(now: float, state: State, spec: JobSpec) -> Verdict | None:
 def _grow(now: float, state: State, spec: JobSpec) -> Verdict:
     """Break up a running round when waiting nodes would make it larger and the cool-down is over.
 
-    The cool-down is against nodes that flap; what somebody asked for since the last change is done at once.
+    The cool-down is against nodes that flap; what somebody asked for since the last change is done without it. While
+    more are about to come, the round trains on: one break is enough for all.
     """
     running = f"round {round_number(state)} runs with {sum(state.members.values())} nodes"
     if state.finished:
@@ -199,9 +201,13 @@ def _grow(now: float, state: State, spec: JobSpec) -> Verdict:
         larger = usable(min(inside + waiting, size(state, spec, role)), asked)
         if larger <= inside:
             continue
-        deadline = max(state.changed_at, state.claimed_at) + spec.patience.cooldown_s
+        asked_for = state.asked_at > state.changed_at
+        deadline = 0.0 if asked_for else max(state.changed_at, state.claimed_at) + spec.patience.cooldown_s
+        if larger < size(state, spec, role) and state.nodes.count(role, (P.REQUESTED,)):
+            coming = max(state.requested_at, state.claimed_at) + spec.patience.replacement_wait_s
+            deadline = max(deadline, coming)
         more = f"{role} nodes {inside} -> {larger}"
-        if now >= deadline or state.asked_at > state.changed_at:
+        if now >= deadline:
             return Verdict(Step.BREAK, f"growing: {more}")
         return Verdict(Step.WAIT, f"{running}; {more} after the cool-down", deadline=deadline)
     return Verdict(Step.WAIT, running)

@@ -6,6 +6,7 @@ which are also the first to leave. A role that waits for others gets its nodes w
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
@@ -15,6 +16,8 @@ from runtime.job.policy import DECISIONS, memory_of, more_memory
 from runtime.job.records import Decision, NodeRequested, Reason
 from runtime.job.spec import CleanPodPolicy, JobSpec, Placement, Resources
 from runtime.job.state import JobPhase, State
+
+_GONE = (NodePhase.RELEASED, NodePhase.LOST)
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -166,28 +169,37 @@ def _target(state: State, spec: JobSpec, role: str) -> int:
 
 
 class _Places:
-    """Free indices and hosts, looked up once for all nodes that are asked for together."""
+    """Free indices and hosts, looked up once for all nodes that are asked for together.
+
+    A node's name says its place and launch. So only those that are gone or leave are gathered: a place is free when
+    its last one of these has no successor.
+    """
 
     def __init__(self, state: State, spec: JobSpec) -> None:
         self._state = state
         self._spec = spec
-        self._taken: dict[str, set[int]] = {role: set() for role in spec.roles}
         self._last: dict[tuple[str, int], NodeState] = {}
         self._used = set(state.avoided) | set(spec.avoid_hosts)
         self._number = 0
-        for node in state.nodes.values():
-            known = self._last.get(node.place)
-            if known is None or node.launch > known.launch:
-                self._last[node.place] = node
-            if node.phase in LIVE:
-                self._used.add(node.host)
-                if not node.leaving and node.role in self._taken:
-                    self._taken[node.role].add(node.index)
+        gone = ((LIVE, True), (_GONE, False), (_GONE, True))
+        for role in spec.roles:
+            for phases, leaving in gone:
+                for node in state.nodes.select(role, phases, leaving):
+                    known = self._last.get(node.place)
+                    if known is None or node.launch > known.launch:
+                        self._last[node.place] = node
+        if spec.hosts:
+            self._used |= {node.host for node in state.nodes.values() if node.phase in LIVE}
 
     def free(self, role: str, lack: int) -> list[tuple[str, int]]:
+        """The lowest `lack` indices that are free and not given up."""
         places = max(size(self._state, self._spec, role), self._spec.roles[role].nodes)
-        open_ = (i for i in range(places) if i not in self._taken[role] and (role, i) not in self._state.given_up)
-        return [(role, index) for index, _ in zip(open_, range(lack), strict=False)]
+        open_ = (
+            place
+            for place in ((role, index) for index in range(places))
+            if place not in self._state.given_up and _name(place, self._last.get(place)) not in self._state.nodes
+        )
+        return list(islice(open_, lack))
 
     def request(self, role: str, index: int, now: float) -> NodeRequested:
         previous = self._last.get((role, index))
@@ -203,7 +215,7 @@ class _Places:
         host = self._host(previous)
         self._used.add(host)
         return NodeRequested(
-            time=now, node=f"{role}-{index}-{launch}", role=role, index=index, launch=launch, host=host,
+            time=now, node=_name((role, index), previous), role=role, index=index, launch=launch, host=host,
             replaces=replaces, memory_bytes=memory,
         )  # fmt: skip
 
@@ -220,6 +232,11 @@ class _Places:
         if previous and previous.phase not in LIVE:
             self._used.discard(previous.host)
         return host
+
+
+def _name(place: tuple[str, int], previous: NodeState | None) -> str:
+    """Of the node that comes after `previous` in a place."""
+    return f"{place[0]}-{place[1]}-{previous.launch + 1 if previous else 0}"
 
 
 def _because(node: NodeState) -> Reason | None:

@@ -1,0 +1,89 @@
+"""`everstep status RUN[/STEP]`: how a job is doing, from its journal alone; its master need not live."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from everstep.commands.scale import locate
+from everstep.errors import BadInput
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("job", metavar="RUN[/STEP]", help="a run, and its train step if it has several")
+    parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
+    parser.add_argument("--runs", default="runs", help="directory of the run folders (default: runs)")
+    parser.epilog = "example: everstep status llama-finetune-x7k2 -o json"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what the journal says; returns the exit code."""
+    try:
+        status = read(Path(arguments.runs), arguments.job)
+    except BadInput as error:
+        print(f"everstep status: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(status, indent=1) if arguments.output == "json" else text(status))
+    return 0
+
+
+def read(runs: Path, name: str) -> dict[str, Any]:
+    """The status of a job (`runtime.job.status`), with its name. Raises BadInput."""
+    from runtime.job.state import fold
+    from runtime.job.status import told
+    from runtime.master.journal import JournalError, read_journal
+    from runtime.store import StoreError, open_store
+
+    store, job = locate(runs, name)
+    try:
+        state = fold(read_journal(open_store(store), job))
+    except (JournalError, StoreError) as error:
+        raise BadInput(f"{name}: {error}") from None
+    if not state.conditions:
+        raise BadInput(f"{name}: its training has not begun")
+    return {"job": job, **told(state)}
+
+
+def text(status: dict[str, Any]) -> str:
+    """The same for people."""
+    now, round_, checkpoint = status["conditions"][-1], status["round"], status["checkpoint"]
+    lines = [f"{status['job']}: {now['type']} since {now['lastTransitionTime']}", f"  {status['reason']}"]
+    if round_:
+        start = f"from iteration {round_['restored']['iteration']}" if round_["restored"] else "from nothing"
+        lines.append(f"  round {round_['number']}: {round_['nodes']} nodes, {round_['workers']} workers, {start}")
+    if checkpoint:
+        lines.append(f"  newest checkpoint: iteration {checkpoint['iteration']}  {checkpoint['manifest']}")
+    restarts = ", ".join(f"{role} {count}" for role, count in status["RestartCount"].items() if count)
+    lines.append(f"  restarts: {restarts or 'none'}")
+    lines += [f"  given up: {place} ({why})" for place, why in status["givenUp"].items()]
+    if status["avoidedHosts"]:
+        lines.append(f"  avoided hosts: {', '.join(status['avoidedHosts'])}")
+    conditions = [
+        [c["type"], c["status"], c["lastTransitionTime"], c["reason"], c["message"]] for c in status["conditions"]
+    ]
+    nodes = [[n["name"], n["host"], n["ip"] or "-", _phase(n), _ranks(n["ranks"])] for n in status["nodes"]]
+    lines += ["", *_table(["CONDITION", "HOLDS", "SINCE", "REASON", "MESSAGE"], conditions)]
+    lines += ["", *_table(["NODE", "HOST", "IP", "PHASE", "RANKS"], nodes)]
+    if status["error"]:
+        lines += ["", status["error"].rstrip()]
+    return "\n".join(lines)
+
+
+def _phase(node: dict[str, Any]) -> str:
+    marks = [f"leaving: {node['leaving']}"] if node["leaving"] else []
+    marks += ["straggler"] if node["straggler"] else []
+    return node["phase"] + (f" ({', '.join(marks)})" if marks else "")
+
+
+def _ranks(ranks: list[int] | None) -> str:
+    if ranks is None:
+        return "-"
+    return str(ranks[0]) if ranks[0] == ranks[1] else f"{ranks[0]}-{ranks[1]}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    every = [head, *rows]
+    widths = [max(len(row[column]) for row in every) for column in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in every]

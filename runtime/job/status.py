@@ -1,0 +1,76 @@
+"""What a job's state tells people and programs: plain data for `everstep status` and whoever else asks."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from runtime.job.nodes import NodePhase, NodeState
+from runtime.job.policy import stragglers
+from runtime.job.rounds import rank_order
+from runtime.job.state import State
+
+
+def told(state: State) -> dict[str, Any]:
+    """Conditions and restart counts in AITrainingJob's spelling, the round, the newest checkpoint, the nodes."""
+    round_ = state.round
+    committed = max((key for key, known in state.checkpoints.items() if known.manifest), default=None)
+    live = [node for node in state.nodes.values() if node.phase is not NodePhase.LOST]
+    slow = {node.name for node in stragglers(live)}
+    return {
+        "conditions": [
+            {
+                "type": condition.type.value,
+                "status": str(condition.holds),
+                "reason": condition.reason,
+                "message": condition.message,
+                "lastTransitionTime": rfc3339(condition.since),
+                "lastProbeTime": rfc3339(condition.seen),
+            }
+            for condition in state.conditions
+        ],
+        "RestartCount": {role: state.restarts.get(role, 0) for role in state.nodes.roles()},
+        "reason": state.reason,
+        "iteration": state.iteration,
+        "round": None
+        if round_ is None
+        else {
+            "number": round_.number,
+            "running": state.phase == "running",
+            "nodes": sum(state.members.values()),
+            "workers": sum(state.workers.values()),
+            "hosts": rank_order(round_),
+            "restored": None
+            if round_.restore is None
+            else {"round": round_.restore.round, "iteration": round_.restore.iteration},
+        },
+        "checkpoint": None
+        if committed is None
+        else {"round": committed[0], "iteration": committed[1], "manifest": state.checkpoints[committed].manifest},
+        "nodes": [_node(node, slow, state) for node in live],
+        "givenUp": {f"{role}-{index}": judged.detail for (role, index), judged in state.given_up.items()},
+        "avoidedHosts": sorted(state.avoided),
+        "error": state.ended.error if state.ended else "",
+    }
+
+
+def rfc3339(time: float) -> str:
+    """Unix seconds as `2026-01-31T12:00:00Z`."""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _node(node: NodeState, slow: set[str], state: State) -> dict[str, Any]:
+    member = state.round is not None and node.round == state.round.number and node.phase in _TRAINING
+    return {
+        "name": node.name,
+        "role": node.role,
+        "host": node.host,
+        "ip": node.ip,
+        "phase": node.phase.value,
+        "leaving": node.leaving_because.value if node.leaving and node.leaving_because else "",
+        "ranks": [node.first_rank, node.first_rank + node.slots - 1] if member else None,
+        "memoryBytes": node.memory_bytes,
+        "checkSeconds": node.checked,
+        "straggler": node.name in slow,
+    }
+
+
+_TRAINING = (NodePhase.RUNNING, NodePhase.FINISHED)

@@ -1,0 +1,72 @@
+"""`everstep status` reads what a job's journal says, also when nobody is at work any more."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from everstep.cli import main
+from runtime.job.events import NodeGone
+from runtime.job.messages import Holding
+from runtime.job.records import Committed
+from runtime.job.spec import RoleSpec
+from runtime.master import journal
+from runtime.store import open_store
+from tests.job.world import World, platform
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A run folder whose job lost a node and trains again."""
+    world = World(platform({"trainer": RoleSpec(2, 1)}))
+    world.join_all()
+    world.held["trainer-0-0"] = (Holding(1, 40, node="trainer-0-0", address="a"),)
+    world.records.append(Committed(time=world.state.time, round=1, iteration=40, key="jobs/u-train/m.json"))
+    world.send(NodeGone("trainer-1-0", "pod deleted"))
+    world.join_all()
+    store = open_store(str(tmp_path / "store"))
+    claimed, _ = journal.claim(store, "u-train", "m:1", 1.0)
+    claimed.append(world.records[1:])
+    folder = tmp_path / "runs" / "r1"
+    (folder / "jobs").mkdir(parents=True)
+    (folder / "jobs" / "u-train.token").write_text("secret")
+    parameters = [{"name": "store", "value": str(tmp_path / "store")}]
+    (folder / "workflow.json").write_text(
+        json.dumps({"metadata": {"uid": "u"}, "spec": {"arguments": {"parameters": parameters}}})
+    )
+    return tmp_path / "runs"
+
+
+def test_it_tells_conditions_restarts_round_checkpoint_and_nodes(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "r1", "--runs", str(runs)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("u-train: Running since 1970-01-01T00:16:40Z")
+    assert "round 2: 2 nodes, 2 workers, from iteration 40" in shown
+    assert "newest checkpoint: iteration 40" in shown
+    assert "restarts: trainer 1" in shown
+    types = [line.split()[:2] for line in shown.splitlines() if line.split()[1:2] in (["True"], ["False"])]
+    assert [kind for kind, _ in types] == ["Pending", "Creating", "Running", "Restarting", "Running"]
+    assert [holds for _, holds in types] == ["False"] * 4 + ["True"]
+    assert "trainer-1-1" in shown
+    assert "trainer-1-0" not in shown.split("NODE")[1]
+
+
+def test_programs_get_the_same_as_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "r1/train", "--runs", str(runs), "-o", "json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert status["RestartCount"] == {"trainer": 1}
+    assert status["checkpoint"] == {"round": 1, "iteration": 40, "manifest": "jobs/u-train/m.json"}
+    assert status["conditions"][3]["reason"] == "NodeLost"
+    assert {node["name"]: node["ranks"] for node in status["nodes"]} == {"trainer-0-0": [0, 0], "trainer-1-1": [1, 1]}
+
+
+@pytest.mark.parametrize("name", ["r2", "r1/evaluate"])
+def test_an_unknown_run_or_step_is_one_line_and_exit_code_2(
+    runs: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", name, "--runs", str(runs)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("everstep status: ")
+    assert error.count("\n") == 1

@@ -1,0 +1,238 @@
+"""Who is in a round: units, order, barriers, extras, and nodes that come by themselves."""
+
+import pytest
+
+from runtime.job.events import NodeGone, ScaleAsked, Tick
+from runtime.job.messages import Action, Join
+from runtime.job.nodes import NodePhase
+from runtime.job.records import DesiredChanged, NodeRequested
+from runtime.job.rounds import rank_order
+from runtime.job.seats import directive, seat_for
+from runtime.job.sizes import wanted
+from runtime.job.spec import JobSpec, Resources, RoleSpec
+from runtime.job.state import JobPhase
+from tests.job.world import World, by_themselves, platform
+
+
+def members(world: World) -> list[str]:
+    assert world.state.round is not None
+    return [member.node for role in world.state.round.members.values() for member in role]
+
+
+def test_a_round_has_a_multiple_of_the_node_unit_and_the_lowest_indices() -> None:
+    world = World(platform({"worker": RoleSpec(5, 2, node_unit=2)}))
+    world.join_all()
+    assert members(world) == [f"worker-{index}-0" for index in range(4)]
+    assert world.names(NodePhase.WAITING) == ["worker-4-0"]
+    world.wait(100)
+    assert world.number == 1, "one node too many for a unit is no reason to break a round"
+
+
+def test_with_less_than_a_unit_more_than_the_minimum_the_round_stays_smaller() -> None:
+    world = World(platform({"worker": RoleSpec(4, 2, node_unit=2)}))
+    world.join_all()
+    world.send(NodeGone("worker-3-0", "test"))
+    for name in world.names(NodePhase.REJOINING):
+        world.join(name)
+    world.wait(10)
+    assert members(world) == ["worker-0-0", "worker-1-0"]
+    world.join("worker-3-1", after_round=0)
+    world.wait(30)
+    world.join_all()
+    assert len(members(world)) == 4
+
+
+def test_nodes_under_one_switch_get_adjacent_ranks_those_of_rank_0_first() -> None:
+    lines = tuple(f"asw-{number % 3} psw-0 10.0.0.{number}" for number in range(6))
+    world = World(platform({"worker": RoleSpec(6, 6)}, topology=lines))
+    for number in range(6):
+        name = f"worker-{number}-0"
+        world.send(_join(name, ip=f"10.0.0.{(number + 1) % 6}"))
+    assert world.state.round is not None
+    assert rank_order(world.state.round) == [f"10.0.0.{number}" for number in (1, 4, 2, 5, 3, 0)]
+    assert "in rank order: 10.0.0.1, 10.0.0.4, 10.0.0.2" in world.state.round.reason
+    ranks = [seat_for(world.state, name, 0) for name in members(world)]
+    assert [seat and seat.first_rank for seat in ranks] == list(range(6))
+
+
+def _join(name: str, ip: str = "", index: int = -1, address: str = "", after_round: int = 0):
+    from runtime.job.events import Joined
+
+    return Joined(Join(name, "worker", name, 1, address or f"{name}:1", 1, (), after_round, ip=ip, index=index))
+
+
+def test_a_role_gets_its_nodes_when_those_it_waits_for_have_joined() -> None:
+    world = World(platform({"launcher": RoleSpec(1, 1, waits_for=("trainer",), priority=9), "trainer": RoleSpec(2, 1)}))
+    assert sorted(world.state.nodes) == ["trainer-0-0", "trainer-1-0"]
+    world.join("trainer-0-0")
+    assert "launcher-0-0" not in world.state.nodes, "all that were asked for are waited for, for the join window"
+    world.wait(30)
+    assert world.state.nodes["launcher-0-0"].phase is NodePhase.REQUESTED
+    world.join("launcher-0-0")
+    world.join("trainer-1-0")
+    assert members(world) == ["launcher-0-0", "trainer-0-0", "trainer-1-0"]
+
+
+def test_the_gang_is_asked_for_before_the_extras_and_by_priority() -> None:
+    world = World(platform({"worker": RoleSpec(3, 2), "ps": RoleSpec(2, 1, priority=5)}))
+    asked = [record.node for record in world.records if isinstance(record, NodeRequested)]
+    assert asked == ["ps-0-0", "worker-0-0", "worker-1-0", "ps-1-0", "worker-2-0"]
+    assert [node.name for node in wanted(world.state, world.spec, world.now)] == asked
+    assert [node.extra for node in wanted(world.state, world.spec, world.now)] == [False] * 3 + [True] * 2
+
+
+def test_a_wanted_node_says_what_it_is_given() -> None:
+    resources = Resources(2.0, 1 << 30, {"nvidia.com/gpu": 8.0})
+    world = World(platform({"worker": RoleSpec(1, 1, resources=resources, priority=3)}))
+    (node,) = wanted(world.state, world.spec, world.now)
+    assert (node.resources, node.priority, node.create) == (resources, 3, True)
+
+
+def test_a_job_may_be_scaled_up_to_its_maximum() -> None:
+    world = World(platform({"worker": RoleSpec(2, 1, max_nodes=4)}))
+    world.join_all()
+    world.now += 1
+    assert not world.send(ScaleAsked("worker", 5))
+    assert world.send(ScaleAsked("worker", 4))
+    world.join("worker-2-0", after_round=0)
+    world.join("worker-3-0", after_round=0)
+    world.join_all()
+    assert len(members(world)) == 4
+
+
+def test_a_scaling_whose_nodes_do_not_come_in_time_is_given_up() -> None:
+    world = World(platform({"worker": RoleSpec(2, 1, max_nodes=4, scale_out_timeout_s=60.0)}))
+    world.join_all()
+    world.now += 1
+    world.send(ScaleAsked("worker", 4))
+    asked_at = world.now
+    world.join("worker-2-0", after_round=0)
+    assert world.state.phase is JobPhase.RUNNING, "more are about to come: one break is enough"
+    world.wait(10)
+    for name in world.names(NodePhase.REJOINING):
+        world.join(name)
+    assert len(members(world)) == 3
+    world.wait(49)
+    assert world.state.nodes["worker-3-0"].phase is NodePhase.REQUESTED
+    world.wait(1)
+    changed = [record for record in world.records if isinstance(record, DesiredChanged)][-1]
+    assert (changed.nodes, changed.time) == (3, asked_at + 60)
+    assert "did not join within 60 s" in changed.detail
+    assert world.state.nodes["worker-3-0"].phase is NodePhase.RELEASED
+    assert world.state.phase is JobPhase.RUNNING
+
+
+def test_a_flapping_node_breaks_a_round_once_a_cool_down_at_most() -> None:
+    world = World(platform({"worker": RoleSpec(2, 1)}))
+    world.join_all()
+    rounds = world.number
+    for launch in range(3):
+        world.send(NodeGone(f"worker-1-{launch}", "flaps"))
+        world.join("worker-0-0")
+        world.wait(10)
+        world.join(f"worker-1-{launch + 1}", after_round=0)
+        world.stage(launch + 1)
+    assert world.number <= rounds + 3
+
+
+class TestNodesThatComeByThemselves:
+    """Placement `joined`: as under `everstep launch`."""
+
+    SPEC = by_themselves({"worker": RoleSpec(3, 2)})
+
+    def test_none_is_ever_asked_for(self) -> None:
+        world = World(self.SPEC)
+        world.join("a")
+        world.send(NodeGone("a", "test"))
+        world.wait(100)
+        assert not [record for record in world.records if isinstance(record, NodeRequested)]
+        assert wanted(world.state, world.spec, world.now) == []
+
+    def test_a_round_is_formed_at_once_at_the_maximum(self) -> None:
+        world = World(self.SPEC)
+        for name in ("c", "a", "b"):
+            world.join(name)
+        assert members(world) == ["c", "a", "b"]
+
+    def test_with_the_minimum_the_join_window_is_waited_out(self) -> None:
+        world = World(self.SPEC)
+        world.join("a")
+        world.join("b")
+        world.wait(29)
+        assert world.number == 0
+        world.wait(1)
+        assert members(world) == ["a", "b"]
+
+    def test_a_node_rank_decides_the_order(self) -> None:
+        world = World(self.SPEC)
+        for name, index in (("a", 2), ("b", 0), ("c", 1)):
+            world.send(_join(name, index=index))
+        assert members(world) == ["b", "c", "a"]
+
+    def test_nodes_beyond_the_maximum_wait_as_spares(self) -> None:
+        world = World(self.SPEC)
+        for name in ("a", "b", "c", "d"):
+            world.join(name)
+        world.wait(100)
+        assert (world.number, world.names(NodePhase.WAITING)) == (1, ["d"])
+        world.send(NodeGone("b", "test"))
+        world.join_all()
+        assert members(world) == ["a", "c", "d"]
+
+    def test_survivors_wait_a_little_for_a_lost_node_and_go_on_smaller(self) -> None:
+        world = World(self.SPEC)
+        for name in ("a", "b", "c"):
+            world.join(name)
+        world.send(NodeGone("c", "test"))
+        world.join("a")
+        world.join("b")
+        assert world.number == 1
+        world.wait(10)
+        assert members(world) == ["a", "b"]
+
+    def test_a_node_that_comes_back_under_its_old_name_is_a_new_incarnation(self) -> None:
+        world = World(self.SPEC)
+        for name in ("a", "b", "c"):
+            world.join(name)
+        world.send(NodeGone("c", "test"))
+        world.join("a")
+        world.join("b")
+        world.join("c", anew=True)
+        assert members(world) == ["a", "b", "c"]
+        assert world.state.nodes["c"].launch == 1
+        told = directive(world.state, "c")
+        assert told is not None
+        assert told.action is Action.CONTINUE
+
+    def test_an_agent_started_anew_before_its_loss_was_seen_does_not_get_the_old_seat(self) -> None:
+        world = World(self.SPEC)
+        for name in ("a", "b", "c"):
+            world.join(name)
+        world.join("c", anew=True)
+        assert world.state.phase is JobPhase.FORMING
+        world.join_all()
+        assert (world.number, members(world)) == (2, ["a", "b", "c"])
+
+    def test_a_node_that_was_cut_off_is_told_to_join_again_not_to_leave(self) -> None:
+        world = World(self.SPEC)
+        for name in ("a", "b", "c"):
+            world.join(name)
+        for _ in range(5):
+            world.now += 10
+            world.beat("a")
+            world.beat("b")
+            world.send(Tick())
+        assert world.state.nodes["c"].phase is NodePhase.LOST
+        told = directive(world.state, "c")
+        assert told is not None
+        assert (told.action, told.round) == (Action.REJOIN, 1)
+
+    @pytest.mark.parametrize("name", ["../a", "", "a b", "x" * 200])
+    def test_a_name_that_is_no_name_is_refused(self, name: str) -> None:
+        world = World(self.SPEC)
+        assert not world.send(_join(name))
+        assert not world.state.nodes
+
+    def test_an_unknown_role_is_refused(self) -> None:
+        world = World(JobSpec("j", {"chief": RoleSpec(1, 1)}, placement=self.SPEC.placement))
+        assert not world.send(_join("a"))
