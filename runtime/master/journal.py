@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import msgspec
 
+from runtime import faults
 from runtime.job.records import VERSION, MasterClaimed, Record
 from runtime.job.state import State, fold
 from runtime.store import NoSuchKey, Store, StoreError
@@ -66,8 +67,16 @@ def read_journal(store: Store, job: str) -> Iterator[Record]:
         yield from _parse(key, store.get(key))[1]
 
 
+class Draft(NamedTuple):
+    """A segment that is to be written; its bytes stay the same however often that is tried."""
+
+    number: int
+    nonce: str
+    data: bytes
+
+
 class Journal:
-    """The write end, held by one master. Blocking: called off the event loop, one call at a time."""
+    """The write end, held by one master. Blocking: called off the event loop; one `write` at a time."""
 
     def __init__(self, store: Store, job: str, epoch: int, address: str, number: int) -> None:
         self.epoch = epoch
@@ -76,14 +85,28 @@ class Journal:
         self._job = job
         self._number = number
 
-    def append(self, records: list[Record]) -> None:
-        """Write these records as the next segment; durable on return. Raises Fenced, StoreError."""
-        header = Segment(self._number, self.epoch, self.address, uuid4().hex)
-        if not _create(self._store, self._job, header, records):
-            raise Fenced(
-                f"job {self._job}: segment {self._number} was written by another master; epoch {self.epoch} ends"
-            )
-        self._number += 1
+    def draft(self, records: list[Record]) -> Draft:
+        """The next segment, with these records."""
+        return _draft(Segment(self._number, self.epoch, self.address, uuid4().hex), records)
+
+    def write(self, draft: Draft) -> None:
+        """Durable on return. Raises Fenced; StoreError: write the same draft again, it may be there already."""
+        if not _create(self._store, self._job, draft):
+            raise self._fenced(draft.number)
+        self._number = draft.number + 1
+
+    def confirm(self) -> None:
+        """Raises Fenced when another master has written the segment after the last of this one."""
+        number = self._number
+        try:
+            header, _ = _parse(_key(self._job, number), self._store.get(_key(self._job, number)))
+        except NoSuchKey:
+            return
+        if header.epoch != self.epoch:
+            raise self._fenced(number)
+
+    def _fenced(self, number: int) -> Fenced:
+        return Fenced(f"job {self._job}: segment {number} was written by another master; epoch {self.epoch} ends")
 
 
 def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, State]:
@@ -97,8 +120,7 @@ def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, St
         state = fold(records)
         epoch = state.epoch + 1
         claimed = MasterClaimed(time=max(now, state.time), epoch=epoch, address=address)
-        header = Segment(last + 1, epoch, address, uuid4().hex)
-        if _create(store, job, header, [claimed]):
+        if _create(store, job, _draft(Segment(last + 1, epoch, address, uuid4().hex), [claimed])):
             return Journal(store, job, epoch, address, last + 2), fold([claimed], state)
         other, _ = _parse(_key(job, last + 1), store.get(_key(job, last + 1)))
         if other.epoch >= epoch:
@@ -110,14 +132,21 @@ def _key(job: str, number: int) -> str:
     return f"{prefix(job)}{number:06d}"
 
 
-def _create(store: Store, job: str, header: Segment, records: list[Record]) -> bool:
-    """True when the segment is ours, also if a retry below met its own success."""
-    key = _key(job, header.number)
-    data = b"\n".join(_encode(line) for line in (header, *records)) + b"\n"
-    if store.create(key, data):
+def _draft(header: Segment, records: list[Record]) -> Draft:
+    lines = b"\n".join(_encode(line) for line in (header, *records))
+    return Draft(header.number, header.nonce, lines + b"\n")
+
+
+def _create(store: Store, job: str, draft: Draft) -> bool:
+    """True when the segment is ours, also if a retry met its own success."""
+    key = _key(job, draft.number)
+    faults.point("journal.before_create", number=draft.number)
+    created = store.create(key, draft.data)
+    faults.point("journal.after_create", number=draft.number)
+    if created:
         return True
     try:
-        return _parse(key, store.get(key))[0].nonce == header.nonce
+        return _parse(key, store.get(key))[0].nonce == draft.nonce
     except NoSuchKey as error:
         raise StoreError(f"{key} exists and cannot be read; is the store consistent?") from error
 

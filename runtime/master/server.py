@@ -15,7 +15,7 @@ from aiohttp import web
 from runtime.job import seats
 from runtime.job.brain import Refused, UnknownNode
 from runtime.job.events import HeartbeatSeen, Joined, NodeFinishedRound, ScaleAsked, ShardStored, WorkerExited
-from runtime.job.messages import PROTOCOL, Ack, Finished, Heartbeat, Join, Persisted, Scale, WorkerExit
+from runtime.job.messages import PROTOCOL, Ack, Action, Finished, Heartbeat, Join, Persisted, Scale, WorkerExit
 from runtime.job.sizes import size
 from runtime.job.state import State
 from runtime.master.desk import Desk
@@ -102,11 +102,11 @@ class _Server:
         if not host or not colon or not port.isdigit() or asked.slots < 1 or not 0 < asked.master_port < 65536:
             raise Refused("Join: `address` must be host:port, `slots` at least 1, `master_port` a port")
         self._desk.feed(Joined(asked))
-        await self._desk.durable()
 
         def ready(state: State) -> bool:
-            node = state.nodes[asked.node]
-            return node.action == "leave" or seats.seat_for(state, asked.node, asked.after_round) is not None
+            told = seats.directive(state, asked.node)
+            leave = told is not None and told.action is Action.LEAVE
+            return leave or seats.seat_for(state, asked.node, asked.after_round) is not None
 
         if not await self._desk.until(asked.node, ready, JOIN_POLL_S):
             return web.Response(status=204)
