@@ -64,10 +64,17 @@ class Clock:
 class Desk:
     """One master's brain and journal on an event loop."""
 
-    def __init__(self, spec: JobSpec, store: Store, journal: journals.Journal, state: State) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        store: Store,
+        journal: journals.Journal,
+        state: State,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self.spec = spec
         self.store = store
-        self.clock = Clock(state.time)
+        self.clock = clock or Clock(state.time)
         self.state = state
         """The state that is durable: what may be acted on."""
         self.brain = Brain(spec, state, self.clock())

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -22,12 +21,13 @@ async def retried(what: str, call: Callable[[], T]) -> T:
 
     `call` must be one that may be repeated: it may have succeeded although it raised.
     """
-    until, pause, failed = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S, False
+    now = asyncio.get_running_loop().time
+    until, pause, failed = now() + PATIENCE_S, FIRST_PAUSE_S, False
     while True:
         try:
             result = await asyncio.to_thread(call)
         except StoreError as error:
-            if time.monotonic() + pause > until:
+            if now() + pause > until:
                 raise
             if not failed:
                 _log.warning("%s: the store refuses, trying again: %s", what, error)

@@ -6,11 +6,10 @@ import os
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
-from aiohttp import web
 
 from runtime.job.events import Opened, StopAsked
 from runtime.job.messages import Heartbeat
@@ -18,18 +17,17 @@ from runtime.job.sizes import Wanted
 from runtime.job.spec import JobSpec, problems
 from runtime.master import journal
 from runtime.master.desk import Desk
+from runtime.master.endpoints import Endpoints
 from runtime.master.manifest import checkpoint_key
 from runtime.master.progress import Progress, Reporter
 from runtime.master.reconcile import Reconciler
-from runtime.master.server import application
+from runtime.master.server import BACKLOG, serving
 from runtime.master.telemetry import Telemetry
 from runtime.platform import NodeRequest, Platform
 from runtime.store import Store
 
 TRY_AGAIN = 75
 TERMINATED = 143
-BACKLOG = 4096
-"""Connections that may wait to be accepted: all agents of a job may come at once."""
 OWN_DESCRIPTORS = 256
 """Files that a master needs beside its connections."""
 
@@ -98,7 +96,7 @@ async def run(
             telemetry.add(beat.node, beat.telemetry, desk.clock())
             reporter.telemetry(beat)
 
-        async with _serving(application(desk, token, on_telemetry), listener):
+        async with serving(Endpoints(desk, token, on_telemetry), listener):
             try:
                 return await _live(desk, reconciler, telemetry, stop, remove_nodes)
             except journal.Fenced as error:
@@ -145,17 +143,6 @@ def _requests(
         return NodeRequest(node.name, node.role, node.host, told, [*own, *agent_arguments])
 
     return request
-
-
-@contextlib.asynccontextmanager
-async def _serving(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
-    await runner.setup()
-    try:
-        await web.SockSite(runner, listener, backlog=BACKLOG).start()
-        yield
-    finally:
-        await runner.cleanup()
 
 
 async def _live(
