@@ -13,21 +13,7 @@ from functools import partial
 from runtime import faults
 from runtime.job.brain import Brain, Journal, WriteManifest
 from runtime.job.events import Event, ManifestWritten, Tick
-from runtime.job.records import (
-    Committed,
-    DesiredChanged,
-    MasterClaimed,
-    NodeFinished,
-    NodeJoined,
-    NodeLost,
-    NodeReleased,
-    NodeRequested,
-    Record,
-    RoundBroken,
-    RoundFormed,
-    ShardPersisted,
-    WorkerFaulted,
-)
+from runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
 from runtime.job.spec import JobSpec
 from runtime.job.state import State
 from runtime.master import journal as journals
@@ -42,13 +28,8 @@ LINGER_S = 0.02
 MANY = 16
 """Records in one segment that count as pouring in."""
 
-_OF_ONE_NODE = (NodeRequested, NodeJoined, NodeReleased, NodeLost, NodeFinished, WorkerFaulted)
-_OF_A_CHECKPOINT = (ShardPersisted, Committed)
-_NO_OTHER_NODES = (
-    MasterClaimed, NodeJoined, NodeFinished, WorkerFaulted, RoundFormed, RoundBroken, ShardPersisted, Committed,
-    DesiredChanged,
-)  # fmt: skip
-"""Records after which the platform shall have the same nodes as before."""
+_OTHER_NODES = (NodeRequested, NodeReleased, NodeLost, JobEnded, JobReopened)
+"""Records after which the platform may have to have other nodes than before."""
 
 
 class Clock:
@@ -151,26 +132,16 @@ class Desk:
 
     def _publish(self, state: State, records: list[Record]) -> None:
         before, self.state = self.state, state
-        for key in self._touched(before, records):
+        changed = state.nodes.changed(before.nodes)
+        if state.checkpoints is not before.checkpoints:
+            changed += [manifest.checkpoint_key(self.spec.job, *place) for place in state.checkpoints]
+        for key in changed:
             for future in self._waiters.pop(key, ()):
                 _wake(future)
-        if not all(isinstance(record, _NO_OTHER_NODES) for record in records):
+        if any(isinstance(record, _OTHER_NODES) for record in records):
             self.changed.set()
         for listener in self.on_state:
             listener(state)
-
-    def _touched(self, before: State, records: list[Record]) -> set[str]:
-        """The nodes and checkpoints that these records may have changed; most speak of one alone."""
-        keys: set[str] = set()
-        for record in records:
-            if isinstance(record, _OF_ONE_NODE):
-                keys.add(record.node)
-            elif isinstance(record, _OF_A_CHECKPOINT):
-                held = record.holding if isinstance(record, ShardPersisted) else record
-                keys.add(manifest.checkpoint_key(self.spec.job, held.round, held.iteration))
-            else:
-                return keys.union(self._waiters)
-        return keys
 
     def _release(self) -> None:
         """Go on with what waited for the records before it."""
