@@ -5,6 +5,7 @@ journal. Records that arrive while a segment is being written share the next one
 """
 
 import asyncio
+import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -17,9 +18,9 @@ from runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, N
 from runtime.job.spec import JobSpec
 from runtime.job.state import State
 from runtime.master import journal as journals
-from runtime.master import manifest
+from runtime.master import manifest, snapshots
 from runtime.master.retry import retried
-from runtime.store import Store
+from runtime.store import Store, StoreError
 
 CONFIRM_S = 5.0
 """How often a master that writes nothing looks whether it still is the job's."""
@@ -30,6 +31,8 @@ MANY = 16
 
 _OTHER_NODES = (NodeRequested, NodeReleased, NodeLost, JobEnded, JobReopened)
 """Records after which the platform may have to have other nodes than before."""
+
+_log = logging.getLogger(__name__)
 
 
 class Clock:
@@ -72,6 +75,9 @@ class Desk:
         self._sooner = asyncio.Event()
         self._alarm: float | None = None
         self._commits: asyncio.Queue[WriteManifest] = asyncio.Queue()
+        self._segments, self._records = journal.replayed
+        self._last_segment = 0
+        self._long = asyncio.Event()
 
     def feed(self, event: Event) -> None:
         """Give the brain an event. What follows shows in `state` as soon as it is journaled. Raises Refused."""
@@ -128,7 +134,24 @@ class Desk:
                 faults.point("master.after_journal", records=len(batch))
                 self._written += len(batch)
                 self._publish(state, batch)
+                self._count(draft.number, len(batch))
             self._release()
+
+    def _count(self, segment: int, records: int) -> None:
+        self._last_segment, self._segments, self._records = segment, self._segments + 1, self._records + records
+        if snapshots.due(self._segments, self._records, self.state):
+            self._long.set()
+
+    async def snapshot(self) -> None:
+        """Keep the state whenever a replay would take long, until cancelled."""
+        while True:
+            await self._long.wait()
+            self._long.clear()
+            self._segments = self._records = 0
+            try:
+                await asyncio.to_thread(snapshots.write, self.store, self.spec.job, self._last_segment, self.state)
+            except StoreError as error:
+                _log.warning("no snapshot was kept; the next one will be, a replay takes longer until then: %s", error)
 
     def _publish(self, state: State, records: list[Record]) -> None:
         before, self.state = self.state, state

@@ -163,7 +163,7 @@ class Shell:
         self.desk = desk = Desk(self.spec, self.store, claimed, state, now)
         self.endpoints = Endpoints(desk, TOKEN, lambda beat: None)
         desk.feed(Opened())
-        parts = (desk.write, desk.tick, desk.commit, desk.watch)
+        parts = (desk.write, desk.tick, desk.commit, desk.snapshot, desk.watch)
         self.tasks = [asyncio.create_task(part()) for part in parts]
         await desk.durable()
 

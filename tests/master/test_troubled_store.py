@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import Counter
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from runtime.job.nodes import NodePhase
 from runtime.job.records import NodeFinished, RoundFormed, ShardPersisted
 from runtime.job.spec import JobSpec, Patience, RoleSpec
 from runtime.job.state import fold
-from runtime.master import read_journal
+from runtime.master import read_journal, snapshots
 from runtime.master.journal import Fenced
 from runtime.master.retry import PATIENCE_S
 from runtime.store import StoreError
@@ -163,7 +164,8 @@ def test_whatever_the_store_does_what_was_acknowledged_is_journaled_and_ranks_ar
         assert desk.state == fold(read_journal(store, "j"))
         await masters[-1].close()
 
-    in_virtual_time(store, story)
+    with patch.object(snapshots, "RECORDS", 20):
+        in_virtual_time(store, story)
     records = list(read_journal(store, "j"))
     numbers = [record.round.number for record in records if isinstance(record, RoundFormed)]
     assert numbers == list(range(1, len(numbers) + 1))
