@@ -6,6 +6,7 @@ then shows the new state to everybody else. May import `runtime.job`, `runtime.s
 """
 
 from runtime.master.journal import find_master, read_journal
-from runtime.master.run import Outcome, Progress, run
+from runtime.master.progress import Progress
+from runtime.master.run import CannotListen, Outcome, run
 
-__all__ = ["Outcome", "Progress", "find_master", "read_journal", "run"]
+__all__ = ["CannotListen", "Outcome", "Progress", "find_master", "read_journal", "run"]

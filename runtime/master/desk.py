@@ -1,23 +1,38 @@
 """The desk: events go to the brain, its records to the journal, and the state becomes visible once they are durable.
 
-Whoever acts (server, reconcile loop, progress) reads `Desk.state`, which never runs ahead of the journal. Records
-that arrive while a segment is being written share the next one (group commit).
+Whoever acts (server, reconcile loop, progress, commits) goes by what is durable: `Desk.state` never runs ahead of the
+journal. Records that arrive while a segment is being written share the next one (group commit).
 """
 
 import asyncio
+import logging
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 
 from runtime import faults
 from runtime.job.brain import Brain, Journal, WriteManifest
 from runtime.job.events import Event, ManifestWritten, Tick
-from runtime.job.records import Record
+from runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
 from runtime.job.spec import JobSpec
 from runtime.job.state import State
 from runtime.master import journal as journals
-from runtime.master import manifest
-from runtime.store import Store
+from runtime.master import manifest, snapshots
+from runtime.master.retry import retried
+from runtime.store import Store, StoreError
+
+CONFIRM_S = 5.0
+"""How often a master that writes nothing looks whether it still is the job's."""
+LINGER_S = 0.02
+"""When records pour in (thousands of nodes join), how long the next segment waits for more of them."""
+MANY = 16
+"""Records in one segment that count as pouring in."""
+
+_OTHER_NODES = (NodeRequested, NodeReleased, NodeLost, JobEnded, JobReopened)
+"""Records after which the platform may have to have other nodes than before."""
+
+_log = logging.getLogger(__name__)
 
 
 class Clock:
@@ -33,37 +48,50 @@ class Clock:
 class Desk:
     """One master's brain and journal on an event loop."""
 
-    def __init__(self, spec: JobSpec, store: Store, journal: journals.Journal, state: State) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        store: Store,
+        journal: journals.Journal,
+        state: State,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self.spec = spec
         self.store = store
-        self.clock = Clock(state.time)
+        self.clock = clock or Clock(state.time)
         self.state = state
         """The state that is durable: what may be acted on."""
         self.brain = Brain(spec, state, self.clock())
         self.changed = asyncio.Event()
-        """Set on every change of `state`; cleared by the reconcile loop."""
+        """Set when other nodes may be wanted than before; cleared by the reconcile loop."""
         self.on_state: list[Callable[[State], None]] = []
         self._journal = journal
         self._batch: list[Record] = []
         self._waiters: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
         self._decided = self._written = 0
-        self._durable: list[tuple[int, asyncio.Future[None]]] = []
+        self._durable: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._manifests: deque[tuple[int, WriteManifest]] = deque()
         self._full = asyncio.Event()
         self._sooner = asyncio.Event()
+        self._alarm: float | None = None
         self._commits: asyncio.Queue[WriteManifest] = asyncio.Queue()
+        self._segments, self._records = journal.replayed
+        self._last_segment = 0
+        self._long = asyncio.Event()
 
     def feed(self, event: Event) -> None:
         """Give the brain an event. What follows shows in `state` as soon as it is journaled. Raises Refused."""
-        before = self.brain.next_deadline()
         for decision in self.brain.handle(event, self.clock()):
             match decision:
                 case Journal(record):
                     self._batch.append(record)
                     self._decided += 1
-                    self._full.set()
                 case WriteManifest():
-                    self._commits.put_nowait(decision)
-        if self.brain.next_deadline() != before:
+                    self._manifests.append((self._decided, decision))
+        if self._batch or self._manifests:
+            self._full.set()
+        deadline = self.brain.next_deadline()
+        if deadline is not None and (self._alarm is None or deadline < self._alarm):
             self._sooner.set()
 
     async def durable(self) -> None:
@@ -80,61 +108,104 @@ class Desk:
         while not ready(self.state):
             future = loop.create_future()
             self._waiters[key].add(future)
+            alarm = loop.call_at(deadline, _wake, future)
             try:
-                async with asyncio.timeout_at(deadline):
-                    await future
-            except TimeoutError:
-                return ready(self.state)
+                await future
             finally:
+                alarm.cancel()
                 self._waiters[key].discard(future)
+            if loop.time() >= deadline:
+                return ready(self.state)
         return True
 
     async def write(self) -> None:
-        """Journal what is decided, until cancelled. Raises Fenced, StoreError."""
+        """Journal what is decided, until cancelled. Raises Fenced; StoreError when the store fails for minutes."""
+        many = False
         while True:
             await self._full.wait()
+            if many:
+                await asyncio.sleep(LINGER_S)
             self._full.clear()
             batch, self._batch, state = self._batch, [], self.brain.state
-            if not batch:
-                continue
-            await asyncio.to_thread(self._journal.append, batch)
-            faults.point("master.after_journal", records=len(batch))
-            self._written += len(batch)
-            self._publish(state)
-            due = [future for count, future in self._durable if count <= self._written]
-            self._durable = [(count, future) for count, future in self._durable if count > self._written]
-            for future in due:
-                if not future.done():
-                    future.set_result(None)
+            many = len(batch) >= MANY
+            if batch:
+                draft = self._journal.draft(batch)
+                await retried(f"segment {draft.number} of the journal", partial(self._journal.write, draft))
+                faults.point("master.after_journal", records=len(batch))
+                self._written += len(batch)
+                self._publish(state, batch)
+                self._count(draft.number, len(batch))
+            self._release()
 
-    def _publish(self, state: State) -> None:
+    def _count(self, segment: int, records: int) -> None:
+        self._last_segment, self._segments, self._records = segment, self._segments + 1, self._records + records
+        if snapshots.due(self._segments, self._records, self.state):
+            self._long.set()
+
+    async def snapshot(self) -> None:
+        """Keep the state whenever a replay would take long, until cancelled."""
+        while True:
+            await self._long.wait()
+            self._long.clear()
+            self._segments = self._records = 0
+            try:
+                await asyncio.to_thread(snapshots.write, self.store, self.spec.job, self._last_segment, self.state)
+            except StoreError as error:
+                _log.warning("no snapshot was kept; the next one will be, a replay takes longer until then: %s", error)
+
+    def _publish(self, state: State, records: list[Record]) -> None:
         before, self.state = self.state, state
-        changed = [name for name, node in state.nodes.items() if before.nodes.get(name) is not node]
+        changed = state.nodes.changed(before.nodes)
         if state.checkpoints is not before.checkpoints:
-            changed += [manifest.checkpoint_key(self.spec.job, *key) for key in state.checkpoints]
+            changed += [manifest.checkpoint_key(self.spec.job, *place) for place in state.checkpoints]
         for key in changed:
             for future in self._waiters.pop(key, ()):
-                if not future.done():
-                    future.set_result(None)
-        self.changed.set()
+                _wake(future)
+        if any(isinstance(record, _OTHER_NODES) for record in records):
+            self.changed.set()
         for listener in self.on_state:
             listener(state)
+
+    def _release(self) -> None:
+        """Go on with what waited for the records before it."""
+        while self._durable and self._durable[0][0] <= self._written:
+            _wake(self._durable.popleft()[1])
+        while self._manifests and self._manifests[0][0] <= self._written:
+            self._commits.put_nowait(self._manifests.popleft()[1])
 
     async def tick(self) -> None:
         """Tell the brain when its deadlines have come, until cancelled."""
         while True:
             self._sooner.clear()
-            deadline = self.brain.next_deadline()
+            self._alarm = deadline = self.brain.next_deadline()
             try:
                 async with asyncio.timeout(None if deadline is None else max(0.0, deadline - self.clock())):
                     await self._sooner.wait()
             except TimeoutError:
-                self.feed(Tick())
-                self.changed.set()
+                due = self.brain.next_deadline()
+                if due is not None and due <= self.clock():
+                    self.feed(Tick())
+                    self.changed.set()
 
     async def commit(self) -> None:
-        """Make whole checkpoints visible, until cancelled. Raises StoreError."""
+        """Make whole checkpoints visible, until cancelled. Raises StoreError when the store fails for minutes."""
         while True:
             asked = await self._commits.get()
-            key = await asyncio.to_thread(manifest.commit, self.store, self.spec.job, asked)
+            commit = partial(manifest.commit, self.store, self.spec.job, asked)
+            key = await retried(f"the manifest of iteration {asked.iteration}", commit)
             self.feed(ManifestWritten(asked.round, asked.iteration, key))
+
+    async def confirm(self) -> None:
+        """Until it is known that this master still is the job's. Raises Fenced when another has taken it over."""
+        await retried("the journal's end", self._journal.confirm)
+
+    async def watch(self) -> None:
+        """Confirm again and again, until cancelled: a master that slept must end, also when it has nothing to write."""
+        while True:
+            await asyncio.sleep(CONFIRM_S)
+            await self.confirm()
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

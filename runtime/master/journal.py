@@ -10,8 +10,10 @@ from uuid import uuid4
 
 import msgspec
 
+from runtime import faults
 from runtime.job.records import VERSION, MasterClaimed, Record
 from runtime.job.state import State, fold
+from runtime.master import snapshots
 from runtime.store import NoSuchKey, Store, StoreError
 
 
@@ -53,71 +55,127 @@ def prefix(job: str) -> str:
 
 def find_master(store: Store, job: str) -> Master | None:
     """The newest master of the job, as its newest segment names it; None where no master ever was."""
-    last = max((entry.key for entry in store.list(prefix(job))), default=None)
-    if last is None:
+    numbers = _numbers(store, job)
+    if not numbers:
         return None
-    header, _ = _parse(last, store.get(last))
+    header, _ = _read(store, job, numbers[-1])
     return Master(header.epoch, header.address)
 
 
 def read_journal(store: Store, job: str) -> Iterator[Record]:
     """All records of a job, oldest first. Raises JournalError."""
-    for key in sorted(entry.key for entry in store.list(prefix(job))):
-        yield from _parse(key, store.get(key))[1]
+    for number in _numbers(store, job):
+        yield from _read(store, job, number)[1]
+
+
+class Replayed(NamedTuple):
+    """What a replay reads beside the newest snapshot."""
+
+    segments: int
+    records: int
+
+
+class Draft(NamedTuple):
+    """A segment that is to be written; its bytes stay the same however often that is tried."""
+
+    number: int
+    nonce: str
+    data: bytes
 
 
 class Journal:
-    """The write end, held by one master. Blocking: called off the event loop, one call at a time."""
+    """The write end, held by one master. Blocking: called off the event loop; one `write` at a time."""
 
-    def __init__(self, store: Store, job: str, epoch: int, address: str, number: int) -> None:
+    def __init__(self, store: Store, job: str, epoch: int, address: str, number: int, replayed: Replayed) -> None:
+        """`number` is the next segment's; `replayed` is what had to be read to get there."""
         self.epoch = epoch
         self.address = address
+        self.replayed = replayed
         self._store = store
         self._job = job
         self._number = number
 
-    def append(self, records: list[Record]) -> None:
-        """Write these records as the next segment; durable on return. Raises Fenced, StoreError."""
-        header = Segment(self._number, self.epoch, self.address, uuid4().hex)
-        if not _create(self._store, self._job, header, records):
-            raise Fenced(
-                f"job {self._job}: segment {self._number} was written by another master; epoch {self.epoch} ends"
-            )
-        self._number += 1
+    def draft(self, records: list[Record]) -> Draft:
+        """The next segment, with these records."""
+        return _draft(Segment(self._number, self.epoch, self.address, uuid4().hex), records)
+
+    def write(self, draft: Draft) -> None:
+        """Durable on return. Raises Fenced; StoreError: write the same draft again, it may be there already."""
+        if not _create(self._store, self._job, draft):
+            raise self._fenced(draft.number)
+        self._number = draft.number + 1
+
+    def confirm(self) -> None:
+        """Raises Fenced when another master has written the segment after the last of this one."""
+        number = self._number
+        try:
+            header, _ = _read(self._store, self._job, number)
+        except NoSuchKey:
+            return
+        if header.epoch != self.epoch:
+            raise self._fenced(number)
+
+    def _fenced(self, number: int) -> Fenced:
+        return Fenced(f"job {self._job}: segment {number} was written by another master; epoch {self.epoch} ends")
 
 
 def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, State]:
     """Replay the journal and take the job over. Raises Fenced when another one does so at the same time."""
     while True:
-        records, last = [], 0
-        for key in sorted(entry.key for entry in store.list(prefix(job))):
-            header, found = _parse(key, store.get(key))
-            records += found
-            last = header.number
-        state = fold(records)
+        last, state, replayed = _replay(store, job)
         epoch = state.epoch + 1
         claimed = MasterClaimed(time=max(now, state.time), epoch=epoch, address=address)
-        header = Segment(last + 1, epoch, address, uuid4().hex)
-        if _create(store, job, header, [claimed]):
-            return Journal(store, job, epoch, address, last + 2), fold([claimed], state)
-        other, _ = _parse(_key(job, last + 1), store.get(_key(job, last + 1)))
+        if _create(store, job, _draft(Segment(last + 1, epoch, address, uuid4().hex), [claimed])):
+            return Journal(store, job, epoch, address, last + 2, replayed), fold([claimed], state)
+        other, _ = _read(store, job, last + 1)
         if other.epoch >= epoch:
             raise Fenced(f"job {job}: the master at {other.address} took over first")
         # The master before this one was still writing; its segment is folded in, and the next number claimed.
+
+
+def _replay(store: Store, job: str) -> tuple[int, State, Replayed]:
+    """The number of the last segment, the state after it, and what had to be read beside the newest snapshot."""
+    last, state = snapshots.newest(store, job)
+    segments = records = 0
+    for number in _numbers(store, job):
+        if number <= last:
+            continue
+        if number != last + 1:
+            raise JournalError(f"{_key(job, last + 1)} is missing, {_key(job, number)} is there")
+        _, found = _read(store, job, number)
+        state = fold(found, state)
+        last, segments, records = number, segments + 1, records + len(found)
+    return last, state, Replayed(segments, records)
+
+
+def _numbers(store: Store, job: str) -> list[int]:
+    names = (entry.key.removeprefix(prefix(job)) for entry in store.list(prefix(job)))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _read(store: Store, job: str, number: int) -> tuple[Segment, list[Record]]:
+    return _parse(_key(job, number), store.get(_key(job, number)))
 
 
 def _key(job: str, number: int) -> str:
     return f"{prefix(job)}{number:06d}"
 
 
-def _create(store: Store, job: str, header: Segment, records: list[Record]) -> bool:
-    """True when the segment is ours, also if a retry below met its own success."""
-    key = _key(job, header.number)
-    data = b"\n".join(_encode(line) for line in (header, *records)) + b"\n"
-    if store.create(key, data):
+def _draft(header: Segment, records: list[Record]) -> Draft:
+    lines = b"\n".join(_encode(line) for line in (header, *records))
+    return Draft(header.number, header.nonce, lines + b"\n")
+
+
+def _create(store: Store, job: str, draft: Draft) -> bool:
+    """True when the segment is ours, also if a retry met its own success."""
+    key = _key(job, draft.number)
+    faults.point("journal.before_create", number=draft.number)
+    created = store.create(key, draft.data)
+    faults.point("journal.after_create", number=draft.number)
+    if created:
         return True
     try:
-        return _parse(key, store.get(key))[0].nonce == header.nonce
+        return _read(store, job, draft.number)[0].nonce == draft.nonce
     except NoSuchKey as error:
         raise StoreError(f"{key} exists and cannot be read; is the store consistent?") from error
 

@@ -1,6 +1,8 @@
 """The loop that makes the platform's nodes those that the state wants. Level-triggered: what was lost is done again.
 
-Only nodes that the journal knows are ever deleted: an unknown one belongs to a newer master.
+Only nodes that the journal knows are ever deleted: an unknown one belongs to a newer master. Before anything is made or
+deleted the journal is asked whether this master still is the job's. Should it fall asleep just then, what it does when
+it wakes harms nobody: names are never used twice, so that a node it makes is one that the newer master knows as gone.
 """
 
 import asyncio
@@ -33,18 +35,19 @@ class Reconciler:
         observed: Mapping[str, Node] = {node.name: node for node in await self._platform.observe()}
         state, now = desk.state, desk.clock()
         want = {node.name: node for node in wanted(state, desk.spec, now)}
-        actions = []
+        create = []
         for name, node in want.items():
             if name in observed:
                 continue
             if node.create and name not in self._created:
-                actions.append(self._create(node))
+                create.append(node)
             else:
                 desk.feed(NodeGone(name, "it does not exist any more"))
-        for name, node in observed.items():
-            if name in state.nodes and name not in want:
-                actions.append(self._platform.delete(name, node.uid))
-        await asyncio.gather(*actions)
+        delete = [node for name, node in observed.items() if name in state.nodes and name not in want]
+        if create or delete:
+            await desk.confirm()
+            await asyncio.gather(*(self._create(node) for node in create))
+            await asyncio.gather(*(self._platform.delete(node.name, node.uid) for node in delete))
         left = [name for name in observed if name in state.nodes]
         (self.empty.clear if left or any(node.create for node in want.values()) else self.empty.set)()
 

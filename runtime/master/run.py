@@ -2,30 +2,35 @@
 
 import asyncio
 import contextlib
+import gc
+import os
+import resource
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
-from aiohttp import web
 
 from runtime.job.events import Opened, StopAsked
 from runtime.job.messages import Heartbeat
 from runtime.job.sizes import Wanted
 from runtime.job.spec import JobSpec, problems
-from runtime.job.state import State, member_names
 from runtime.master import journal
 from runtime.master.desk import Desk
+from runtime.master.endpoints import Endpoints
 from runtime.master.manifest import checkpoint_key
+from runtime.master.progress import Progress, Reporter
 from runtime.master.reconcile import Reconciler
-from runtime.master.server import application
+from runtime.master.server import BACKLOG, serving
 from runtime.master.telemetry import Telemetry
 from runtime.platform import NodeRequest, Platform
 from runtime.store import Store
 
 TRY_AGAIN = 75
 TERMINATED = 143
+OWN_DESCRIPTORS = 256
+"""Files that a master needs beside its connections."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -43,43 +48,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """0 succeeded, 1 failed, 3 no quorum, 75 fenced (another master has the job), 143 stopped."""
 
 
-class Progress(msgspec.Struct, frozen=True):
-    """Where the job is: on every change of the round or its reason, and with each new iteration's telemetry."""
-
-    iteration: int
-    nodes: int
-    """In the running or last round."""
-    round: int
-    reason: str
-    loss: float | None = None
-
-
-class _Reporter:
-    """Builds Progress from states and telemetry."""
-
-    def __init__(self, tell: Callable[[Progress], None] | None, state: State) -> None:
-        self._tell = tell
-        self._last = self._from(state, None, state.iteration)
-
-    def state(self, state: State) -> None:
-        self._send(self._from(state, self._last.loss, max(self._last.iteration, state.iteration)))
-
-    def telemetry(self, beat: Heartbeat) -> None:
-        iteration, loss = self._last.iteration, self._last.loss
-        for line in beat.telemetry:
-            at = line.get("iteration")
-            if "loss" in line and isinstance(at, int) and line.get("round") == self._last.round:
-                iteration, loss = at, float(line["loss"])
-        self._send(msgspec.structs.replace(self._last, iteration=iteration, loss=loss))
-
-    def _from(self, state: State, loss: float | None, iteration: int) -> Progress:
-        number = state.round.number if state.round else 0
-        return Progress(iteration, len(member_names(state.round)), number, state.reason, loss)
-
-    def _send(self, fresh: Progress) -> None:
-        if fresh != self._last and self._tell:
-            self._tell(fresh)
-        self._last = fresh
+class CannotListen(OSError):  # noqa: N818 (a name that reads well in `except`)
+    """The master's address cannot be had; one line that says why and how to mend it."""
 
 
 async def run(
@@ -94,64 +64,98 @@ async def run(
     remove_nodes: Callable[[], bool] = lambda: True,
     on_progress: Callable[[Progress], None] | None = None,
     host: str = "127.0.0.1",
+    port: int = 0,
 ) -> Outcome:
     """Run the job to its end, or until `stop` is set; then `remove_nodes()` says whether its nodes end or go on.
 
     `agent_arguments` are appended to each node's `--node --role --host --slots`; `agent_environment` to its
-    EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE. A job that has succeeded before returns at once; one that
-    ended otherwise is taken up again. Raises ValueError for a spec that contradicts itself, StoreError and
+    EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE. `port` 0 takes a free one. A job that has succeeded before
+    returns at once; one that ended otherwise is taken up again. Raises ValueError for a spec that contradicts itself
+    or is larger than this process may serve, CannotListen when host and port cannot be had, StoreError and
     journal.JournalError when the journal can be neither written nor read.
     """
     if wrong := problems(spec):
         raise ValueError("; ".join(wrong))
-    listener = socket.create_server((host, 0), backlog=1024)
-    try:
+    _allow_connections(spec)
+    with _collecting_rarely(), _listen(host, port) as listener:
         address = f"{host}:{listener.getsockname()[1]}"
-        claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
-    except journal.Fenced as error:
-        listener.close()
-        return Outcome("fenced", str(error), "", None, 0, TRY_AGAIN)
-    except BaseException:
-        listener.close()
-        raise
-    desk = Desk(spec, store, claimed, state)
+        try:
+            claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
+        except journal.Fenced as error:
+            return Outcome("fenced", str(error), "", None, 0, TRY_AGAIN)
+        desk = Desk(spec, store, claimed, state)
+        environment = {
+            **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": token,
+            "EVERSTEP_MASTER": f"http://{address}", "EVERSTEP_STORE": store.uri,
+        }  # fmt: skip
+        reconciler = Reconciler(desk, platform, _requests(spec, environment, agent_arguments))
+        telemetry = Telemetry(store, spec.job, state.epoch)
+        reporter = Reporter(on_progress, state)
+        desk.on_state.append(reporter.state)
+
+        def on_telemetry(beat: Heartbeat) -> None:
+            telemetry.add(beat.node, beat.telemetry, desk.clock())
+            reporter.telemetry(beat)
+
+        async with serving(Endpoints(desk, token, on_telemetry), listener):
+            try:
+                return await _live(desk, reconciler, telemetry, stop, remove_nodes)
+            except journal.Fenced as error:
+                return Outcome("fenced", str(error), "", None, desk.state.iteration, TRY_AGAIN)
+            finally:
+                await telemetry.flush()
+
+
+def _allow_connections(spec: JobSpec) -> None:
+    """Two connections a node (a long poll, and one to tell something) where this process may have so many open files.
+
+    Raises ValueError where there is not even one for each.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    nodes = sum(role.nodes for role in spec.roles.values())
+    useful, needed = 2 * nodes + OWN_DESCRIPTORS, nodes + OWN_DESCRIPTORS
+    most = useful if hard == resource.RLIM_INFINITY else min(hard, useful)
+    if most < needed:
+        raise ValueError(
+            f"{nodes} nodes need {nodes} connections + {OWN_DESCRIPTORS} = {needed} open files, "
+            f"but this process may have {hard}; raise the limit (ulimit -Hn)"
+        )
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+@contextlib.contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Cycles are looked for less often: with 10,000 connections that took half of the master's time (Python's default
+    of 700 new objects is made for small programs; what a request leaves behind is freed without it)."""
+    known = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*known)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=BACKLOG)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise CannotListen(f"cannot listen on {host}:{port}: {why}; choose another address or port") from None
+
+
+def _requests(
+    spec: JobSpec, environment: Mapping[str, str], agent_arguments: Sequence[str]
+) -> Callable[[Wanted], NodeRequest]:
+    """What to ask the platform for, for each wanted node."""
 
     def request(node: Wanted) -> NodeRequest:
-        told = {
-            **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": token,
-            "EVERSTEP_MASTER": f"http://{address}", "EVERSTEP_STORE": store.uri, "EVERSTEP_NODE": node.name,
-        }  # fmt: skip
-        own = [
-            "--node",
-            node.name,
-            "--role",
-            node.role,
-            "--host",
-            node.host,
-            "--slots",
-            str(spec.roles[node.role].slots),
-        ]
+        slots = str(spec.roles[node.role].slots)
+        own = ["--node", node.name, "--role", node.role, "--host", node.host, "--slots", slots]
+        told = {**environment, "EVERSTEP_NODE": node.name}
         return NodeRequest(node.name, node.role, node.host, told, [*own, *agent_arguments])
 
-    reconciler = Reconciler(desk, platform, request)
-    telemetry = Telemetry(store, spec.job, state.epoch)
-    reporter = _Reporter(on_progress, state)
-    desk.on_state.append(reporter.state)
-
-    def on_telemetry(beat: Heartbeat) -> None:
-        telemetry.add(beat.node, beat.telemetry, desk.clock())
-        reporter.telemetry(beat)
-
-    runner = web.AppRunner(application(desk, token, on_telemetry), access_log=None, shutdown_timeout=0.2)
-    await runner.setup()
-    await web.SockSite(runner, listener).start()
-    try:
-        return await _live(desk, reconciler, telemetry, stop, remove_nodes)
-    except journal.Fenced as error:
-        return Outcome("fenced", str(error), "", None, desk.state.iteration, TRY_AGAIN)
-    finally:
-        await runner.cleanup()
-        await telemetry.flush()
+    return request
 
 
 async def _live(
@@ -163,7 +167,7 @@ async def _live(
 ) -> Outcome:
     """Everything at once, until the job has ended and its nodes are gone, or this master is told to stop."""
     main = asyncio.create_task(_to_the_end(desk, reconciler, stop, remove_nodes))
-    parts = (desk.write, desk.tick, desk.commit, reconciler.watch, telemetry.run)
+    parts = (desk.write, desk.tick, desk.commit, desk.snapshot, desk.watch, reconciler.watch, telemetry.run)
     tasks = {main, *(asyncio.create_task(part()) for part in parts)}
     try:
         while not main.done():

@@ -24,7 +24,7 @@ def test_a_zombie_is_fenced_by_its_next_write(tmp_path: Path) -> None:
     zombie, _ = claim(store, "j", "a:1", 1.0)
     claim(store, "j", "b:2", 2.0)
     with pytest.raises(Fenced):
-        zombie.append([DesiredChanged(time=3.0, role="worker", nodes=1)])
+        zombie.write(zombie.draft([DesiredChanged(time=3.0, role="worker", nodes=1)]))
     assert fold(read_journal(store, "j")).sizes == {}
 
 
@@ -44,7 +44,7 @@ def test_of_eight_that_claim_at_once_the_epochs_are_all_different(tmp_path: Path
     still = 0
     for journal in won:
         try:
-            journal.append([DesiredChanged(time=2.0, role="worker", nodes=1)])
+            journal.write(journal.draft([DesiredChanged(time=2.0, role="worker", nodes=1)]))
             still += 1
         except Fenced:
             continue
@@ -58,7 +58,7 @@ def test_an_ambiguous_success_is_known_by_its_nonce(tmp_path: Path) -> None:
             return False
 
     journal, _ = claim(Forgetful(str(tmp_path)), "j", "a:1", 1.0)
-    journal.append([DesiredChanged(time=2.0, role="worker", nodes=1)])
+    journal.write(journal.draft([DesiredChanged(time=2.0, role="worker", nodes=1)]))
     assert fold(read_journal(DirectoryStore(str(tmp_path)), "j")).sizes == {"worker": 1}
 
 

@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+import resource
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
+import pytest
 
 from runtime.job.messages import Ack, Action, Directive, Finished, Heartbeat, Holding, Join, Persisted, Seat, WorkerExit
 from runtime.job.records import NodeRequested, RoundFormed
 from runtime.job.spec import JobSpec, Patience, RoleSpec
-from runtime.master import Outcome, Progress, find_master, read_journal, run
+from runtime.master import CannotListen, Outcome, Progress, find_master, read_journal, run
+from runtime.master.journal import Master
 from runtime.platform import Gone, Node, NodeRequest
 from runtime.store import DirectoryStore
 
@@ -52,6 +56,20 @@ class DictPlatform:
             yield await self._gone.get()
 
 
+class WatchedStore(DirectoryStore):
+    """Tells of each new object."""
+
+    def __init__(self, directory: Path, told: Callable[[], object]) -> None:
+        super().__init__(directory)
+        self._told = told
+
+    def create(self, key: str, data: bytes) -> bool:
+        try:
+            return super().create(key, data)
+        finally:
+            self._told()
+
+
 class Agent:
     """What an agent says, without workers."""
 
@@ -89,7 +107,9 @@ class Job:
     """One master and its surroundings."""
 
     def __init__(self, folder: Path, session: aiohttp.ClientSession, spec: JobSpec = SPEC) -> None:
-        self.store = DirectoryStore(str(folder))
+        loop = asyncio.get_running_loop()
+        self._created = asyncio.Event()
+        self.store = WatchedStore(folder, lambda: loop.call_soon_threadsafe(self._created.set))
         self.platform = DictPlatform()
         self.session = session
         self.spec = spec
@@ -104,6 +124,13 @@ class Job:
                 agent_environment={}, stop=self.stop, remove_nodes=lambda: remove, on_progress=self.progress.append,
             )
         )  # fmt: skip
+
+    async def master(self, epoch: int) -> Master:
+        """The master of that epoch, once it has claimed the job."""
+        while (found := find_master(self.store, self.spec.job)) is None or found.epoch < epoch:
+            await self._created.wait()
+            self._created.clear()
+        return found
 
     async def agent(self) -> Agent:
         """The next node that the platform made."""
@@ -197,8 +224,7 @@ def test_a_second_master_takes_over_without_disturbing_the_round(tmp_path: Path)
         job.task.cancel()
         await asyncio.gather(job.task, return_exceptions=True)
         job.begin()
-        while (master := find_master(job.store, "j")) is None or master.epoch < 2:
-            await asyncio.sleep(0)
+        master = await job.master(2)
         for agent in (first, second):
             agent.address = master.address
             directive = await agent.ask("heartbeat", Heartbeat(agent.name, 1, telemetry=({"iteration": 1},)), Directive)
@@ -214,8 +240,7 @@ def test_an_older_master_that_writes_again_is_fenced(tmp_path: Path) -> None:
         first, second, _, _ = await _two(job)
         zombie = job.task
         job.begin()
-        while (master := find_master(job.store, "j")) is None or master.epoch < 2:
-            await asyncio.sleep(0)
+        await job.master(2)
         posting = asyncio.create_task(first.post("finished", Finished(first.name, 1)))
         outcome = await zombie
         posting.cancel()
@@ -286,3 +311,32 @@ def test_a_stopped_job_removes_its_nodes_and_can_be_taken_up_again(tmp_path: Pat
         assert first.name.endswith("-1")
 
     played(tmp_path, story)
+
+
+def test_an_address_that_is_taken_is_refused_in_one_line(tmp_path: Path) -> None:
+    async def begin(port: int) -> None:
+        store, platform = DirectoryStore(tmp_path), DictPlatform()
+        await run(
+            SPEC, store, platform, token=TOKEN, agent_arguments=[], agent_environment={}, stop=asyncio.Event(),
+            port=port,
+        )  # fmt: skip
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotListen, match=rf"^cannot listen on 127.0.0.1:{port}: Address already in use; .*$"):
+            asyncio.run(begin(port))
+    assert find_master(DirectoryStore(tmp_path), "j") is None, "nothing was claimed"
+
+
+def test_more_nodes_than_this_process_may_have_files_are_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        pytest.skip("this process may open any number of files")
+    spec = JobSpec("j", {"worker": RoleSpec(hard, 1)})
+
+    async def begin() -> None:
+        store, platform = DirectoryStore(tmp_path), DictPlatform()
+        await run(spec, store, platform, token=TOKEN, agent_arguments=[], agent_environment={}, stop=asyncio.Event())
+
+    with pytest.raises(ValueError, match=f"{hard} nodes need .* may have {hard}; raise the limit"):
+        asyncio.run(begin())

@@ -1,0 +1,248 @@
+"""How many nodes one master serves on one core: rounds of simulated agents over real HTTP, and their heartbeats.
+
+    python -m benchmarks.master --agents 1000 10000 --load-s 120
+
+The master is one process, pinned to a core, with a directory store in a temporary folder and a platform that makes
+nothing; the agents are a few processes on the other cores. Latency is counted from the moment the last of all agents
+has sent its join until each has received its seat.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.simulated_agents import Add, Beats, Drop, Seated, serve
+from runtime.job.spec import JobSpec, Patience, RoleSpec
+from runtime.master import find_master, run
+from runtime.platform import Gone, Node, NodeRequest
+from runtime.store import DirectoryStore
+
+JOB = "benchmark"
+TOKEN = "benchmark"
+PATIENCE_S = 300.0
+"""Nothing that is waited for takes so long."""
+LATENCY_BUDGET_S = 5.0
+LOAD_BUDGET = 50.0
+"""Percent of one core."""
+MIB = 1 << 20
+_processes = multiprocessing.get_context("spawn")
+
+
+class NoPlatform:
+    """Nodes are names: a request is passed on to whoever simulates agents."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._nodes: dict[str, Node] = {}
+        self._gone: asyncio.Queue[Gone] = asyncio.Queue()
+
+    async def observe(self) -> list[Node]:
+        return list(self._nodes.values())
+
+    async def create(self, request: NodeRequest) -> Node:
+        if request.name not in self._nodes:
+            self._nodes[request.name] = Node(request.name, request.name, request.role, request.host)
+            self._pipe.send(request.name)
+        return self._nodes[request.name]
+
+    async def delete(self, name: str, uid: str) -> None:
+        self.end(name)
+
+    async def gone(self) -> AsyncIterator[Gone]:
+        while True:
+            yield await self._gone.get()
+
+    def end(self, name: str) -> None:
+        if self._nodes.pop(name, None):
+            self._gone.put_nowait(Gone(name, name, None, "killed"))
+
+
+def _master(pipe: Connection, folder: Path, agents: int, core: int) -> None:
+    """The master's process: ends the nodes that it is told of through the pipe."""
+    os.sched_setaffinity(0, {core})
+
+    async def live() -> None:
+        platform = NoPlatform(pipe)
+        asyncio.get_running_loop().add_reader(pipe.fileno(), lambda: platform.end(pipe.recv()))
+        patience = Patience(join_window_s=PATIENCE_S, replacement_wait_s=PATIENCE_S, silence_s=PATIENCE_S)
+        spec = JobSpec(JOB, {"worker": RoleSpec(agents, agents // 2)}, patience, hosts="")
+        store = DirectoryStore(folder)
+        await run(spec, store, platform, token=TOKEN, agent_arguments=[], agent_environment={}, stop=asyncio.Event())
+
+    asyncio.run(live())
+
+
+def _started(target: Callable[..., None], *arguments: object) -> tuple[BaseProcess, Connection]:
+    ours, theirs = _processes.Pipe()
+    process = _processes.Process(target=target, args=(theirs, *arguments), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+class Scene:
+    """One master and its crowd of agents, each in their processes."""
+
+    def __init__(self, folder: Path, agents: int, clients: int) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        self.agents = agents
+        self.process, self._master = _started(_master, folder, agents, cores[0])
+        self._processes = [self.process]
+        self._clients: list[Connection] = []
+        self.names = [self._told(self._master) for _ in range(agents)]
+        found = find_master(DirectoryStore(folder), JOB)
+        assert found is not None, "a master that asks for nodes has claimed its job"
+        for _ in range(clients):
+            process, pipe = _started(serve, found.address, TOKEN, set(cores[1:] or cores))
+            self._processes.append(process)
+            self._clients.append(pipe)
+
+    def begin(self) -> None:
+        """All agents join."""
+        for number, client in enumerate(self._clients):
+            client.send(Add(self.names[number :: len(self._clients)]))
+
+    def kill_one(self) -> None:
+        """A node dies; its replacement comes as soon as it is asked for."""
+        name = self.names[0]
+        self._clients[0].send(Drop(name))
+        self._master.send(name)
+        self._clients[0].send(Add([self._told(self._master)]))
+
+    def seated(self, round_: int) -> "Latency":
+        """Until all agents have a seat in this round."""
+        told = [self._told(client) for client in self._clients]
+        assert all(isinstance(part, Seated) and part.round == round_ for part in told), told
+        return Latency(max(part.last_join for part in told), sorted(at for part in told for at in part.seats))
+
+    def beats(self) -> int:
+        """Heartbeats answered so far."""
+        for client in self._clients:
+            client.send(Beats())
+        return sum(self._told(client).count for client in self._clients)
+
+    def close(self) -> None:
+        """End what was started."""
+        for process in reversed(self._processes):
+            process.kill()
+            process.join()
+
+    def _told(self, pipe: Connection) -> Any:
+        ready = wait([pipe, *(process.sentinel for process in self._processes)], PATIENCE_S)
+        if pipe not in ready:
+            raise RuntimeError("a process ended" if ready else f"nothing happened for {PATIENCE_S:.0f} s")
+        return pipe.recv()
+
+
+@dataclass(frozen=True)
+class Latency:
+    """When the last join of a round was sent, and when each seat came."""
+
+    last_join: float
+    seats: list[float]
+
+    def percentile(self, share: float) -> float:
+        """Seconds from the last join until so many of the seats were there."""
+        return self.seats[min(len(self.seats) - 1, int(len(self.seats) * share))] - self.last_join
+
+    def __str__(self) -> str:
+        return f"p50 {self.percentile(0.5):.2f} s, p99 {self.percentile(0.99):.2f} s"
+
+
+@contextmanager
+def scene(agents: int, clients: int) -> Iterator[Scene]:
+    """A fresh job."""
+    with tempfile.TemporaryDirectory(prefix="everstep-bench-") as folder:
+        made = Scene(Path(folder), agents, clients)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+Row = tuple[str, str, str, bool | None]
+
+
+def rounds(stage: Scene, rows: list[Row]) -> None:
+    """All join; one dies, all join again."""
+    budget, process = f"p99 < {LATENCY_BUDGET_S:g} s", psutil.Process(stage.process.pid)
+    before = _used(process)
+    stage.begin()
+    first = stage.seated(1)
+    used = _used(process) - before
+    rows.append((f"{stage.agents} agents join", str(first), budget, first.percentile(0.99) < LATENCY_BUDGET_S))
+    rows.append(("processor time of the master for it", f"{used:.2f} s", "", None))
+    died, before = time.monotonic(), _used(process)
+    stage.kill_one()
+    again = stage.seated(2)
+    used = _used(process) - before
+    rows.append(("one dies, all join again", str(again), budget, again.percentile(0.99) < LATENCY_BUDGET_S))
+    rows.append(("processor time of the master for it", f"{used:.2f} s", "", None))
+    rows.append(("death -> the last seat of the new round", f"{again.seats[-1] - died:.2f} s", "", None))
+    rows.append(("peak memory of the master", f"{_peak(stage.process.pid) / MIB:.0f} MiB", "", None))
+
+
+def load(stage: Scene, seconds: float, rows: list[Row]) -> None:
+    """Nothing but heartbeats."""
+    process = psutil.Process(stage.process.pid)
+    before, beats, began = _used(process), stage.beats(), time.monotonic()
+    time.sleep(seconds)
+    beats, took = stage.beats() - beats, time.monotonic() - began
+    used = 100 * (_used(process) - before) / took
+    every = stage.agents * took / beats
+    told = f"{used:.0f} % of one core, {beats / took:.0f} a second, each agent's every {every:.0f} s"
+    what = f"heartbeats of {stage.agents} agents, {took:.0f} s"
+    rows.append((what, told, f"<= {LOAD_BUDGET:g} %", used <= LOAD_BUDGET))
+
+
+def _used(process: psutil.Process) -> float:
+    """Seconds of processor time so far."""
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _peak(pid: int | None) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def main() -> None:
+    """Measure and print the table; exit 1 when a budget is broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, nargs="+", default=[1000, 10_000])
+    parser.add_argument("--clients", type=int, default=2, help="processes that simulate the agents")
+    parser.add_argument("--load-s", type=float, default=120.0, help="how long only heartbeats come; 0: not at all")
+    options = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    rows: list[Row] = []
+    for agents in options.agents:
+        with scene(agents, options.clients) as stage:
+            rounds(stage, rows)
+            if options.load_s:
+                load(stage, options.load_s, rows)
+    shown = Table("what", "measured", "budget", "holds")
+    for what, measured, budget, holds in rows:
+        shown.add_row(what, measured, budget, "" if holds is None else "yes" if holds else "NO")
+    Console().print(shown)
+    sys.exit(0 if all(holds is not False for *_, holds in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Agents that only speak: thousands in one process, one connection each, over the master's real HTTP.
+
+An agent joins until it has a seat, then holds heartbeats; told to rejoin, it joins again. A real one speaks on two
+connections (its heartbeats go on while it joins); its workers and shared memory are of no concern to the master.
+"""
+
+import asyncio
+import gc
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from runtime.job.messages import Action, Directive, Heartbeat, Join, Seat
+
+CONNECTING = 256
+"""Connections that one process opens at once: what a machine's queue of unaccepted ones takes."""
+
+_encode = msgspec.json.Encoder().encode
+_seat = msgspec.json.Decoder(Seat).decode
+_directive = msgspec.json.Decoder(Directive).decode
+
+
+@dataclass(frozen=True)
+class Add:
+    """These agents begin."""
+
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class Drop:
+    """This agent is no more."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Seated:
+    """All agents of one process have a seat in this round. Times are of the machine's monotonic clock."""
+
+    round: int
+    last_join: float
+    seats: list[float]
+
+
+@dataclass(frozen=True)
+class Beats:
+    """Heartbeats answered so far; also the question for them."""
+
+    count: int = 0
+
+
+class _Agent(asyncio.Protocol):
+    def __init__(self, name: str, crowd: "_Crowd") -> None:
+        self.name = name
+        self.round = self._seen = self._length = 0
+        self._crowd = crowd
+        self._buffer = bytearray()
+        self._status = 0
+        self._joining = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+        self._join()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._crowd.lost(self, exc)
+
+    def close(self) -> None:
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if not self._status:
+            end = self._buffer.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head = bytes(self._buffer[:end]).lower()
+            self._status = int(head[9:12])
+            _, found, length = head.partition(b"content-length:")
+            self._length = int(length.split(b"\r\n", 1)[0]) if found else 0
+            del self._buffer[: end + 4]
+        if len(self._buffer) < self._length:
+            return
+        body, status = bytes(self._buffer), self._status
+        self._buffer.clear()
+        self._status = 0
+        if status not in (200, 204):
+            raise RuntimeError(f"{self.name}: {status} {body.decode(errors='replace')}")
+        if self._joining:
+            self._seated(body if status == 200 else b"")
+        else:
+            self._told(_directive(body))
+
+    def _seated(self, body: bytes) -> None:
+        if not body:
+            return self._join()
+        self.round, self._joining = _seat(body).round, False
+        self._crowd.seated(self.round)
+        return self._beat()
+
+    def _told(self, told: Directive) -> None:
+        self._crowd.beats += 1
+        if told.number > self._seen:
+            self._seen = told.number
+            if told.action is Action.REJOIN and told.round >= self.round:
+                return self._join()
+        return self._beat()
+
+    def _join(self) -> None:
+        self._joining = True
+        self._crowd.joins(self.round)
+        self._post("join", Join(self.name, "worker", "h", 1, "127.0.0.1:7", 29500, (), self.round))
+
+    def _beat(self) -> None:
+        self._post("heartbeat", Heartbeat(self.name, self.round, 1, "forward", seen=self._seen))
+
+    def _post(self, verb: str, message: msgspec.Struct) -> None:
+        body = _encode(message)
+        self._transport.write(self._crowd.head % (verb.encode(), len(body)) + body)
+
+
+class _Crowd:
+    """The agents of one process."""
+
+    def __init__(self, address: str, token: str, tell: Callable[[Seated], None]) -> None:
+        self.head = (
+            f"POST /v1/%b HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n"
+            "Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        ).encode()
+        self.beats = 0
+        self._host, _, self._port = address.partition(":")
+        self._tell = tell
+        self._agents: dict[str, _Agent] = {}
+        self._last_join: dict[int, float] = {}
+        self._seats: defaultdict[int, list[float]] = defaultdict(list)
+        self._opening = asyncio.Semaphore(CONNECTING)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, names: list[str]) -> None:
+        for name in names:
+            self._agents[name] = agent = _Agent(name, self)
+            task = asyncio.create_task(self._open(agent))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def drop(self, name: str) -> None:
+        self._agents.pop(name).close()
+
+    def lost(self, agent: _Agent, error: Exception | None) -> None:
+        if self._agents.get(agent.name) is agent:
+            raise RuntimeError(f"{agent.name} lost its master: {error}")
+
+    def joins(self, after: int) -> None:
+        """Somebody joins: the next round's. A newcomer joins whichever is the newest."""
+        self._last_join[max(after, *self._last_join, 0)] = time.monotonic()
+
+    def seated(self, round_: int) -> None:
+        seats = self._seats[round_]
+        seats.append(time.monotonic())
+        if len(seats) == len(self._agents):
+            self._tell(Seated(round_, max(self._last_join.values()), seats))
+
+    async def _open(self, agent: _Agent) -> None:
+        async with self._opening:
+            await asyncio.get_running_loop().create_connection(lambda: agent, self._host, int(self._port))
+
+
+async def _run(pipe: Connection, address: str, token: str) -> None:
+    loop = asyncio.get_running_loop()
+    told: asyncio.Queue[Add | Drop | Beats | None] = asyncio.Queue()
+    loop.add_reader(pipe.fileno(), lambda: told.put_nowait(pipe.recv()))
+    loop.set_exception_handler(_end)
+    crowd = _Crowd(address, token, pipe.send)
+    while (asked := await told.get()) is not None:
+        match asked:
+            case Add(names):
+                crowd.add(names)
+            case Drop(name):
+                crowd.drop(name)
+            case Beats():
+                pipe.send(Beats(crowd.beats))
+
+
+def _end(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """An agent that goes astray makes every figure worthless."""
+    print(f"simulated agents: {context['message']}: {context.get('exception')}", flush=True)
+    os._exit(1)
+
+
+def serve(pipe: Connection, address: str, token: str, cores: set[int]) -> None:
+    """A process of simulated agents: commands and answers through the pipe, until None comes."""
+    os.sched_setaffinity(0, cores)
+    gc.freeze()
+    asyncio.run(_run(pipe, address, token))

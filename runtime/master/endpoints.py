@@ -1,0 +1,198 @@
+"""What the master answers, whatever carries it (`server`): method, path, headers and a body in; a status and JSON out.
+
+POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/scale; GET /v1/rounds/<n>, /v1/status.
+200 an answer, 204 a long poll that ended without one, 400 a body that is not as the message says (names the field),
+401 a wrong token, 404 no such thing, 409 the node has no place in this job: it ends. Agents name their job in the
+header `Everstep-Job`, so that one that reached another job's master learns it whatever it asks.
+"""
+
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from runtime.job import seats
+from runtime.job.brain import Refused, UnknownNode
+from runtime.job.events import HeartbeatSeen, Joined, NodeFinishedRound, ScaleAsked, ShardStored, WorkerExited
+from runtime.job.messages import Ack, Action, Finished, Heartbeat, Join, Persisted, Scale, WorkerExit
+from runtime.job.sizes import size
+from runtime.job.state import State
+from runtime.master import bodies
+from runtime.master.desk import Desk
+from runtime.master.manifest import checkpoint_key
+
+JOB_HEADER = "Everstep-Job"
+JOIN_POLL_S = 20.0
+HEARTBEAT_POLL_S = 5.0
+COMMIT_POLL_S = 5.0
+
+M = TypeVar("M", bound=msgspec.Struct)
+Read = Callable[[], Awaitable[bytes]]
+"""Gives the body. Raises Refused for one that is too large or cannot be read."""
+_encode = msgspec.json.Encoder().encode
+
+
+class Reply(NamedTuple):
+    """Status and JSON."""
+
+    status: int
+    body: bytes = b""
+
+
+class Endpoints:
+    """All that one master can be asked."""
+
+    def __init__(self, desk: Desk, token: str, on_telemetry: Callable[[Heartbeat], None]) -> None:
+        self._desk = desk
+        self._bearer = f"Bearer {token}".encode()
+        self._on_telemetry = on_telemetry
+        self._unauthorized = self._malformed = self._misplaced = 0
+        self._blob: tuple[int, bytes] = 0, b""
+        self._posts: Mapping[str, Callable[[Read], Awaitable[Reply]]] = {
+            "/v1/join": self._join,
+            "/v1/heartbeat": self._heartbeat,
+            "/v1/fault": self._fault,
+            "/v1/finished": self._finished,
+            "/v1/persisted": self._persisted,
+            "/v1/scale": self._scale,
+        }
+
+    async def answer(self, method: str, path: str, headers: Mapping[str, str], read: Read) -> Reply:
+        """The reply to one request; the body is read only for who may ask."""
+        given = headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self._bearer):
+            self._unauthorized += 1
+            return _problem(401, "the Authorization header has not this job's token")
+        job = headers.get(JOB_HEADER, self._desk.spec.job)
+        try:
+            if job != self._desk.spec.job:
+                raise UnknownNode(f"this is the master of job {self._desk.spec.job}, not of {job[:300]}")
+            if method == "POST" and path in self._posts:
+                return await self._posts[path](read)
+            if method == "GET":
+                return self._get(path)
+            return _problem(404, f"there is no {method[:10]} {path[:300]}")
+        except UnknownNode as error:
+            self._misplaced += 1
+            return _problem(409, str(error))
+        except Refused as error:
+            self._malformed += 1
+            return _problem(400, str(error))
+
+    def _get(self, path: str) -> Reply:
+        if path == "/v1/status":
+            return self._status()
+        if path.startswith("/v1/rounds/"):
+            return self._round(path.removeprefix("/v1/rounds/"))
+        return _problem(404, f"there is no GET {path[:300]}")
+
+    async def _join(self, read: Read) -> Reply:
+        asked = bodies.message(Join, await read())
+        self._desk.feed(Joined(asked))
+
+        def ready(state: State) -> bool:
+            told = seats.directive(state, asked.node)
+            leave = told is not None and told.action is Action.LEAVE
+            return leave or seats.seat_for(state, asked.node, asked.after_round) is not None
+
+        if not await self._desk.until(asked.node, ready, JOIN_POLL_S):
+            return Reply(204)
+        seat = seats.seat_for(self._desk.state, asked.node, asked.after_round)
+        if seat is None:
+            raise UnknownNode(f"{asked.node} has no place in this job any more")
+        return _answer(seat)
+
+    async def _heartbeat(self, read: Read) -> Reply:
+        beat = bodies.message(Heartbeat, await read())
+        self._desk.feed(HeartbeatSeen(beat))
+        if beat.telemetry:
+            self._on_telemetry(beat)
+        else:
+
+            def ready(state: State) -> bool:
+                told = seats.directive(state, beat.node)
+                return told is not None and told.number > beat.seen
+
+            await self._desk.until(beat.node, ready, HEARTBEAT_POLL_S)
+        told = seats.directive(self._desk.state, beat.node)
+        if told is None:
+            raise UnknownNode(f"{beat.node} is no node of this job")
+        return _answer(told)
+
+    async def _fault(self, read: Read) -> Reply:
+        self._desk.feed(WorkerExited(bodies.message(WorkerExit, await read())))
+        return await self._ack()
+
+    async def _finished(self, read: Read) -> Reply:
+        self._desk.feed(NodeFinishedRound(bodies.message(Finished, await read())))
+        return await self._ack()
+
+    async def _persisted(self, read: Read) -> Reply:
+        told = bodies.message(Persisted, await read())
+        self._desk.feed(ShardStored(told))
+        await self._desk.durable()
+        place = (told.holding.round, told.holding.iteration)
+
+        def committed(state: State) -> str:
+            known = state.checkpoints.get(place)
+            return known.manifest if known else ""
+
+        key = checkpoint_key(self._desk.spec.job, *place)
+        await self._desk.until(key, lambda state: bool(committed(state)), COMMIT_POLL_S)
+        return await self._ack(committed(self._desk.state))
+
+    async def _scale(self, read: Read) -> Reply:
+        asked = bodies.message(Scale, await read())
+        self._desk.feed(ScaleAsked(asked.role, asked.nodes))
+        return await self._ack()
+
+    async def _ack(self, committed: str = "") -> Reply:
+        """Once what was told is in the journal."""
+        await self._desk.durable()
+        return _answer(Ack(self._desk.state.epoch, committed))
+
+    def _round(self, number: str) -> Reply:
+        """The whole membership, the same bytes for all who ask."""
+        known = self._desk.state.round
+        if known is None or number != str(known.number):
+            return _problem(404, f"round {number[:20]} is not the newest round of this job")
+        if self._blob[0] != known.number:
+            self._blob = known.number, _encode(known)
+        return Reply(200, self._blob[1])
+
+    def _status(self) -> Reply:
+        state, spec = self._desk.state, self._desk.spec
+        newest = max((key for key, known in state.checkpoints.items() if known.manifest), default=None)
+        return _answer(
+            {
+                "job": spec.job,
+                "epoch": state.epoch,
+                "phase": state.phase,
+                "reason": state.reason,
+                "waits": self._desk.brain.reason,
+                "deadline": self._desk.brain.next_deadline(),
+                "round": state.round.number if state.round else 0,
+                "iteration": state.iteration,
+                "sizes": {role: size(state, spec, role) for role in spec.roles},
+                "nodes": {
+                    node.name: {"role": node.role, "host": node.host, "phase": node.phase, "address": node.address}
+                    for node in state.nodes.values()
+                },
+                "committed": None if newest is None else state.checkpoints[newest].manifest,
+                "ended": state.ended,
+                "refused": {
+                    "unauthorized": self._unauthorized,
+                    "malformed": self._malformed,
+                    "misplaced": self._misplaced,
+                },
+            }
+        )
+
+
+def _answer(message: object, status: int = 200) -> Reply:
+    return Reply(status, _encode(message))
+
+
+def _problem(status: int, text: str) -> Reply:
+    return _answer({"error": text}, status)

@@ -1,0 +1,64 @@
+"""Where a job is, for whoever shows it: built from the durable state and from the workers' telemetry."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from runtime.job.messages import Heartbeat
+from runtime.job.state import State
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Where the job is: on every change of the round or its reason, and with each new iteration's telemetry."""
+
+    iteration: int
+    nodes: int
+    """In the running or last round."""
+    round: int
+    reason: str
+    loss: float | None = None
+    stall: float | None = None
+    """Percentage of the iterations' time in which saving blocked training, as far as this master was told."""
+
+
+class Reporter:
+    """Builds Progress from states and telemetry, and tells it when it has changed."""
+
+    def __init__(self, tell: Callable[[Progress], None] | None, state: State) -> None:
+        self._tell = tell
+        self._seconds = self._stalled = 0.0
+        self._last = self._from(state, Progress(state.iteration, 0, 0, ""))
+
+    def state(self, state: State) -> None:
+        """A new durable state."""
+        self._send(self._from(state, self._last))
+
+    def telemetry(self, beat: Heartbeat) -> None:
+        """What a node's workers reported; lines of other rounds than the running one are old."""
+        iteration, loss = self._last.iteration, self._last.loss
+        for line in beat.telemetry:
+            at = line.get("iteration")
+            if "loss" not in line or not isinstance(at, int) or line.get("round") != self._last.round:
+                continue
+            iteration, loss = at, _number(line["loss"])
+            seconds = max(_number(line.get("seconds")) or 0.0, 0.0)
+            self._seconds += seconds
+            self._stalled += min(max(_number(line.get("stall_s")) or 0.0, 0.0), seconds)
+        stall = 100 * self._stalled / self._seconds if self._seconds > 0 else None
+        self._send(msgspec.structs.replace(self._last, iteration=iteration, loss=loss, stall=stall))
+
+    def _from(self, state: State, last: Progress) -> Progress:
+        number, members = (state.round.number, state.round.members.values()) if state.round else (0, ())
+        nodes = sum(len(part) for part in members)
+        iteration = max(last.iteration, state.iteration)
+        return Progress(iteration, nodes, number, state.reason, last.loss, last.stall)
+
+    def _send(self, fresh: Progress) -> None:
+        if fresh != self._last and self._tell:
+            self._tell(fresh)
+        self._last = fresh
+
+
+def _number(value: object) -> float | None:
+    """A script may report under our names what is none: that is no number."""
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,174 @@
+"""The real shell over a store that fails, is slow, or gives ambiguous answers, in virtual time."""
+
+import asyncio
+import random
+from collections import Counter
+from unittest.mock import patch
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.job.messages import Ack
+from runtime.job.nodes import NodePhase
+from runtime.job.records import NodeFinished, RoundFormed, ShardPersisted
+from runtime.job.spec import JobSpec, Patience, RoleSpec
+from runtime.job.state import fold
+from runtime.master import read_journal, snapshots
+from runtime.master.journal import Fenced
+from runtime.master.retry import PATIENCE_S
+from runtime.store import StoreError
+from tests.master.shell import Shell, Trouble, TroubledStore, in_virtual_time
+
+SPEC = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(silence_s=1e6, join_timeout_s=1e6, no_progress=0), hosts="")
+NODES = ["worker-0-0", "worker-1-0"]
+WRITE_TROUBLES = [Trouble.REFUSED, Trouble.SILENT, Trouble.AMBIGUOUS, Trouble.SLOW]
+
+
+async def _two_seats(shell: Shell) -> None:
+    seats = await asyncio.gather(*(shell.join(node) for node in NODES))
+    assert {seat.group_rank for seat in seats} == {0, 1}
+
+
+@pytest.mark.parametrize("trouble", WRITE_TROUBLES)
+def test_a_segment_that_meets_trouble_is_journaled_once(trouble: Trouble) -> None:
+    store = TroubledStore()
+    shell = Shell(SPEC, store)
+
+    async def story() -> None:
+        await shell.open()
+        await _two_seats(shell)
+        plan = [trouble, trouble]
+        store.troubles = lambda key: plan.pop() if plan and "/journal/" in key else Trouble.NONE
+        reply = await shell.finish(NODES[0], 1)
+        assert msgspec.json.decode(reply.body, type=Ack).epoch == 1
+        assert trouble in store.suffered, "the fault must have fired"
+        await shell.close()
+
+    in_virtual_time(store, story)
+    assert [type(record) for record in read_journal(store, "j")].count(NodeFinished) == 1
+    assert fold(read_journal(store, "j")).nodes[NODES[0]].phase is NodePhase.FINISHED
+
+
+@pytest.mark.parametrize("trouble", WRITE_TROUBLES)
+def test_a_manifest_that_meets_trouble_is_committed(trouble: Trouble) -> None:
+    store = TroubledStore()
+    shell = Shell(SPEC, store)
+
+    async def story() -> None:
+        await shell.open()
+        await _two_seats(shell)
+        plan = [trouble]
+        store.troubles = lambda key: plan.pop() if plan and "manifest" in key else Trouble.NONE
+        committed = ""
+        while not committed:
+            committed = msgspec.json.decode((await shell.persist(NODES[0], 1, 7)).body, type=Ack).committed
+        assert trouble in store.suffered, "the fault must have fired"
+        assert committed in store.objects
+        await shell.close()
+
+    in_virtual_time(store, story)
+
+
+def test_nothing_is_shown_before_it_is_durable() -> None:
+    store = TroubledStore()
+    shell = Shell(SPEC, store)
+
+    async def story() -> None:
+        await shell.open()
+        store.troubles = lambda key: Trouble.SLOW if "/journal/" in key else Trouble.NONE
+        joins = [asyncio.create_task(shell.join(node)) for node in NODES]
+        while shell.desk.brain.state.round is None:
+            await asyncio.sleep(0)
+        assert shell.desk.state.round is None
+        assert (await shell.beat(NODES[0], 0)).status == 200
+        await asyncio.gather(*joins)
+        assert shell.desk.state.round is not None
+        assert Trouble.SLOW in store.suffered
+        await shell.close()
+
+    in_virtual_time(store, story)
+
+
+def test_a_store_that_fails_for_good_ends_the_master_with_its_error() -> None:
+    store = TroubledStore()
+    shell = Shell(SPEC, store)
+
+    async def story() -> None:
+        await shell.open()
+        store.troubles = lambda key: Trouble.REFUSED
+        began = asyncio.get_running_loop().time()
+        joining = asyncio.create_task(shell.join(NODES[0]))
+        assert isinstance(await shell.ended(), StoreError)
+        assert asyncio.get_running_loop().time() - began > PATIENCE_S - 10
+        joining.cancel()
+
+    in_virtual_time(store, story)
+
+
+def test_an_idle_master_that_slept_through_a_takeover_ends_by_itself() -> None:
+    store = TroubledStore()
+    old, new = Shell(SPEC, store), Shell(SPEC, store)
+
+    async def story() -> None:
+        await old.open()
+        await _two_seats(old)
+        await new.open()
+        assert "written by another master" in str(await old.ended())
+        assert (await new.finish(NODES[0], 1)).status == 200
+        await new.close()
+
+    in_virtual_time(store, story)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_the_store_does_what_was_acknowledged_is_journaled_and_ranks_are_given_once(seed: int) -> None:
+    chance = random.Random(seed)
+    store = TroubledStore(lambda key: chance.choice([*WRITE_TROUBLES, *[Trouble.NONE] * 4]))
+    masters: list[Shell] = []
+    stored: set[tuple[int, int]] = set()
+    ranks: dict[tuple[int, int], str] = {}
+
+    async def agent(node: str) -> None:
+        after = 0
+        while True:
+            seat = await masters[-1].join(node, after)
+            assert ranks.setdefault((seat.round, seat.group_rank), node) == node, "one rank, two nodes"
+            after = seat.round
+            for iteration in range(chance.randrange(3)):
+                await asyncio.sleep(chance.random() * 20)
+                if (await masters[-1].persist(node, after, iteration)).status == 200:
+                    stored.add((after, iteration))
+
+    async def one_master(seconds: float) -> None:
+        fresh = Shell(SPEC, store)
+        await fresh.open()
+        masters.append(fresh)
+        agents = [asyncio.create_task(agent(node)) for node in NODES]
+        done, _ = await asyncio.wait([*agents, *fresh.tasks], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        assert not done, [task.exception() for task in done]
+        for task in agents:
+            task.cancel()
+        await asyncio.gather(*agents, return_exceptions=True)
+
+    async def story() -> None:
+        for _ in range(3):
+            await one_master(chance.random() * 200)
+        for zombie in masters[:-1]:
+            assert isinstance(await zombie.ended(), Fenced)
+        desk = masters[-1].desk
+        while desk.state is not desk.brain.state:
+            await desk.durable()
+        assert desk.state == fold(read_journal(store, "j"))
+        await masters[-1].close()
+
+    with patch.object(snapshots, "RECORDS", 20):
+        in_virtual_time(store, story)
+    records = list(read_journal(store, "j"))
+    numbers = [record.round.number for record in records if isinstance(record, RoundFormed)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    persisted = Counter((r.holding.round, r.holding.iteration) for r in records if isinstance(r, ShardPersisted))
+    assert stored <= set(persisted)
+    assert set(persisted.values()) <= {1}
