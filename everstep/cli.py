@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from everstep.version import VERSION
 
 VERBS = {
+    "launch": "run a script on one node or many, as torchrun does: elastic",
     "workflow": "run, lint, get, logs, resume or stop an Argo manifest on this machine",
     "scale": "change the number of nodes of a running job",
     "status": "conditions, restarts, nodes and checkpoint of a job",
 }
 EXAMPLES = """examples:
+  everstep launch --standalone --nproc-per-node 2 train.py --epochs 3
   python pipelines/llama_finetune.py                   run a pipeline here
   everstep workflow run pipeline.yaml                  run any supported Argo manifest here
   everstep workflow get llama-finetune-x7k2            what a run's steps do
@@ -24,6 +26,10 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the verb, hand over; returns the exit code (0 done, 2 bad input)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == [
+        "launch"
+    ]:  # torchrun's command line: its abbreviations and remainder are its own parser's to read.
+        return importlib.import_module("everstep.commands.launch").main(given[1:])
     parser = argparse.ArgumentParser(
         prog="everstep",
         description="Training pipelines that survive.",

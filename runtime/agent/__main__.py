@@ -9,8 +9,10 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from runtime.agent.agent import TRY_AGAIN, Agent
+from runtime.agent.agent import Agent
+from runtime.agent.output import NodeLog
 from runtime.agent.settings import Settings, settings_of
+from runtime.agent.surroundings import TRY_AGAIN, Surroundings
 from runtime.checkpoint.keeper import Keeper
 from runtime.job.messages import Holding
 from runtime.master.journal import find_master
@@ -33,11 +35,23 @@ async def _run(settings: Settings, persist_interval: int) -> int:
         )
 
     logging.basicConfig(level=logging.WARNING, format=f"agent {settings.node}: %(message)s")
-    agent = Agent(settings, make_keeper, lambda: find_master(store, settings.job), random.Random())
+
+    def say(text: str) -> None:
+        print(f"agent {settings.node}: {text}", file=sys.stderr, flush=True)
+
+    around = Surroundings(
+        make_keeper=make_keeper,
+        find_master=lambda: find_master(store, settings.job),
+        make_outputs=lambda folder: NodeLog(1, folder),
+        keep_log=lambda name, data: store.put(f"jobs/{settings.job}/logs/{settings.node}/{name}", data),
+        say=say,
+        note=say,
+    )
+    agent = Agent(settings, around, random.Random())
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, agent.leave)
-    return await agent.run()
+        loop.add_signal_handler(signum, agent.leave, signum)
+    return (await agent.run()).code
 
 
 def main() -> None:

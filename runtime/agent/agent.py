@@ -1,20 +1,22 @@
 """The agent's life: wait for the fork server, join, take the seat, start the workers, watch, report, join again.
 
 `Agent.run` is the whole story; each of its parts runs until the agent has a reason to leave. Without its master an
-agent keeps the workers training until the dead man's timer ends (a master that nobody restarts).
+agent keeps the workers training until the dead man's timer ends (a master that nobody restarts). Told to end by a
+signal it says so to the master, trains on while others prepare to go on without it, and leaves when it is told or its
+time is over.
 """
 
 import asyncio
+import math
 import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,33 +24,39 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from runtime.agent.client import MasterClient, NoPlace, NotUnderstood
-from runtime.agent.environment import NodeFacts, worker_environment
-from runtime.agent.keeping import Keeper
+from runtime.agent.beacons import Beacons
+from runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
+from runtime.agent.environment import worker_command, worker_environment
 from runtime.agent.link import Fetched, Report, Welcome
+from runtime.agent.memory import OomCounter, own_counter
 from runtime.agent.outbox import Outbox
 from runtime.agent.ports import free_port
+from runtime.agent.script import TRACEBACK_VARIABLE
 from runtime.agent.server import application
 from runtime.agent.settings import Settings
 from runtime.agent.socket_server import LinkServer
-from runtime.agent.workers import WorkerEnd, Workers
-from runtime.job.messages import Action, Directive, Finished, Heartbeat, Holding, Join, Seat, WorkerExit
+from runtime.agent.stacks import stacks
+from runtime.agent.surroundings import TRY_AGAIN, Ending, Leave, Surroundings
+from runtime.agent.workers import Start, WorkerEnd, Workers
+from runtime.job.messages import (
+    Action,
+    Directive,
+    Dumped,
+    Finished,
+    Heartbeat,
+    Holding,
+    Join,
+    Leaving,
+    Seat,
+    WorkerExit,
+)
 from runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
 
-TRY_AGAIN = 75
 _UNKNOWN_YET_S = 0.5
 _LAST_TELEMETRY_S = 1.0
 _THREADS = 64
 
 T = TypeVar("T")
-
-
-class Leave(Exception):  # noqa: N818 (a name that reads well in `raise`)
-    """The agent ends, with this exit code."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -60,52 +68,57 @@ class _Broken:
 class Agent:
     """One node of a job, on an event loop."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        make_keeper: Callable[[Callable[[Holding], None]], Keeper],
-        find_master: Callable[[], tuple[int, str] | None],
-        chance: random.Random,
-        log: int = 1,
-    ) -> None:
-        """`make_keeper` gets what to call when a shard is in the store; `log` is where the workers' output goes."""
+    def __init__(self, settings: Settings, around: Surroundings, chance: random.Random) -> None:
         self._settings = settings
-        self._make_keeper = make_keeper
-        self._find_master = find_master
+        self._around = around
+        self._say = around.say
         self._chance = chance
-        self._log = log
         self._events: asyncio.Queue[WorkerEnd | _Broken] = asyncio.Queue()
         self._told = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._signal = signal.SIGTERM
         self._round = 0
         self._seen = 0
         self._known = False
         self._seated = 0.0
         self._reported: dict[int, int] = {}
         self._posting: set[asyncio.Task[None]] = set()
+        self.failures: list[WorkerEnd] = []
+        """Workers of this node that failed in its last round, the first one first."""
+        self.seat: Seat | None = None
+        """The last one."""
 
-    def leave(self) -> None:
-        """End gracefully (SIGTERM)."""
-        self._told.set()
+    def leave(self, signum: signal.Signals = signal.SIGTERM) -> None:
+        """End gracefully; told again, at once."""
+        if self._told.is_set():
+            self._hurry.set()
+        else:
+            self._signal = signum
+            self._told.set()
 
-    async def run(self) -> int:
-        """Until there is a reason to leave; the exit code."""
-        prefix = "." + memory_prefix(self._settings.job, self._settings.node)
+    async def run(self) -> Ending:
+        """Until there is a reason to leave."""
+        settings = self._settings
+        prefix = "." + memory_prefix(settings.job, settings.node)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))  # A pod's /tmp may go before its nodes.
         threads = ThreadPoolExecutor(_THREADS, "everstep-link")
-        headers = {"Authorization": f"Bearer {self._settings.token}", "Content-Type": "application/json"}
-        self._keeper = keeper = self._make_keeper(self._persisted)
-        self._workers = Workers(self._settings.command, self._settings.preload, self._log, self._events.put_nowait)
-        welcome = Welcome(self._settings.job, self._settings.store)
-        self._link = LinkServer(keeper, welcome, self._settings.slots, threads, self._report, self._restored)
+        headers = {"Authorization": f"Bearer {settings.token}", "Content-Type": "application/json"}
+        self._keeper = keeper = self._around.make_keeper(self._persisted)
+        self._beacons = Beacons(keeper, settings.slots, time.monotonic)
+        self._oom = OomCounter(own_counter())
+        self._workers = Workers(settings.command, settings.preload, self._events.put_nowait, settings.python)
+        self._outputs = self._around.make_outputs(folder)
+        welcome = Welcome(settings.job, settings.store)
+        self._link = LinkServer(keeper, welcome, settings.slots, threads, self._report, self._restored)
         self._loop = asyncio.get_running_loop()
         self._failed = self._loop.create_future()
         self._threads = threads
-        runner = web.AppRunner(application(keeper, self._settings.token), access_log=None, shutdown_timeout=0.2)
+        runner = web.AppRunner(application(keeper, settings.token), access_log=None, shutdown_timeout=0.2)
         try:
             async with aiohttp.ClientSession(headers=headers) as session:
-                self._client = MasterClient(session, self._settings.master, self._find_master, self._chance, self._say)
+                self._client = MasterClient(session, settings.master, self._around.find_master, self._chance, self._say)
                 self._outbox = Outbox(
-                    self._client, self._settings.node, self._say, self._act, lambda: (self._round, self._seen)
+                    self._client, settings.node, self._say, self._act, lambda: (self._round, self._seen)
                 )
                 await self._open(folder, runner)
                 return await self._until_leave()
@@ -114,7 +127,7 @@ class Agent:
             await self._link.close()
             await runner.cleanup()
             keeper.close()
-            end_processes(self._settings.job, self._settings.node)
+            end_processes(settings.job, settings.node)
             shutil.rmtree(folder, ignore_errors=True)
 
     async def _open(self, folder: Path, runner: web.AppRunner) -> None:
@@ -123,10 +136,12 @@ class Agent:
         await runner.setup()
         site = web.TCPSite(runner, self._settings.address, 0)
         await site.start()
-        self._address = f"{self._settings.address}:{runner.addresses[0][1]}"
+        address = self._settings.address
+        host = f"[{address}]" if ":" in address else address
+        self._address = f"{host}:{runner.addresses[0][1]}"
 
-    async def _until_leave(self) -> int:
-        parts = (self._rounds, self._listen, self._outbox.run, self._dead_man, self._wait_told, self._failure)
+    async def _until_leave(self) -> Ending:
+        parts = (self._rounds, self._listen, self._outbox.run, self._dead_man, self._leaving, self._failure)
         tasks = [asyncio.create_task(part()) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -134,30 +149,32 @@ class Agent:
                 task.result()
             raise AssertionError("a part of the agent ended without a reason")
         except Leave as leave:
-            code = leave.code
-            self._say(f"leaves: {leave}")
+            ending = Ending(leave.code, str(leave), leave.told)
         except NoPlace as error:
-            code = 0
-            self._say(f"leaves: {error}")
-        except NotUnderstood as error:
-            code = 2
-            self._say(f"leaves: the master refused a message: {error}")
+            ending = Ending(0, str(error), told=True)
+        except (NotUnderstood, NotAllowed) as error:
+            ending = Ending(2, str(error))
         finally:
             for task in [*tasks, *self._posting]:
                 task.cancel()
             await asyncio.gather(*tasks, *self._posting, return_exceptions=True)
-        await self._workers.end(self._settings.grace_s)
+        self._around.note(f"leaves: {ending.reason}")
+        if ending.told and self._settings.asks_end:
+            ending = replace(ending, job=await self._client.ended(self._settings.node))
+        if self._told.is_set():
+            ending = replace(ending, code=128 + self._signal)
+        await self._workers.end(self._settings.grace_s, self._signal)
         try:
             async with asyncio.timeout(_LAST_TELEMETRY_S):
                 await self._outbox.flush()
-        except (TimeoutError, NoPlace, Leave):
+        except (TimeoutError, NoPlace, NotAllowed, NotUnderstood):
             pass
-        return code
+        return ending
 
     async def _rounds(self) -> None:
         while True:
             for line in await self._workers.ready(self._settings.plain):
-                self._say(line)
+                self._around.note(line)
             burial = asyncio.create_task(self._bury())
             try:
                 seat = await self._seat()
@@ -166,6 +183,7 @@ class Agent:
                 burial.cancel()
             end = await self._one_round(seat)
             self._link.end()
+            self._beacons.end()
             self._workers.signal(signal.SIGKILL)
             if end is not None:
                 await self._fault(seat, end)
@@ -180,36 +198,46 @@ class Agent:
     async def _seat(self) -> Seat:
         """Join until a seat is given."""
         settings = self._settings
+        since = self._loop.time()
         while True:
-            port = free_port(self._chance)
-            holdings = await self._in_thread(self._keeper.holdings, self._address)
             join = Join(
-                settings.node, settings.role, settings.host, settings.slots, self._address, port, holdings, self._round
+                node=settings.node,
+                role=settings.role,
+                host=settings.host,
+                slots=settings.slots,
+                address=self._address,
+                master_port=free_port(self._chance),
+                holdings=await self._in_thread(self._keeper.holdings, self._address),
+                after_round=self._round,
+                ip=settings.ip,
+                index=settings.index,
             )
-            self._say(f"joins, after round {self._round}, with {len(holdings)} shards in memory")
-            seat = await self._client.join(join)
+            self._around.note(f"joins, after round {self._round}, with {len(join.holdings)} shards in memory")
+            try:
+                async with asyncio.timeout_at(since + settings.pend_s if settings.pend_s < math.inf else None):
+                    seat = await self._client.join(join)
+            except TimeoutError:
+                raise Leave(TRY_AGAIN, f"no round had a place for this node within {settings.pend_s:g} s") from None
             self._known = True
             if seat is not None:
                 return seat
 
     async def _one_round(self, seat: Seat) -> WorkerEnd | None:
         """Start the workers and wait: the first that died and had not finished, or None when the round was broken."""
-        self._round, self._seated, self._reported = seat.round, time.monotonic(), {}
-        self._say(
-            f"round {seat.round}: ranks {seat.first_rank}..{seat.first_rank + self._settings.slots - 1} "
-            f"of {seat.world_size}" + (f", from {_place(seat)}" if seat.restore else ", from nothing")
+        self.seat, self._round, self._seated, self._reported = seat, seat.round, time.monotonic(), {}
+        slots = self._settings.slots
+        self._around.note(
+            f"round {seat.round}: ranks {seat.first_rank}..{seat.first_rank + slots - 1} of {seat.world_size}"
+            + (f", from {_place(seat)}" if seat.restore else ", from nothing")
         )
-        self._keeper.new_round(seat)
+        self._keeper.new_round(seat if self._settings.persists else msgspec.structs.replace(seat, persists=False))
         self._link.begin(seat)
-        facts = self._facts()
-        self._workers.start(
-            seat.round,
-            [
-                worker_environment(facts, seat, local_rank, str(self._folder / f"error-{local_rank}.json"))
-                for local_rank in range(self._settings.slots)
-            ],
-        )
-        running = self._settings.slots
+        self._beacons.begin()
+        self._oom.rose()
+        self.failures = []
+        self._outputs.begin(seat.restart_count)
+        self._workers.start(seat.round, [self._start(seat, local_rank) for local_rank in range(slots)])
+        running = slots
         while True:
             event = await self._events.get()
             if isinstance(event, _Broken):
@@ -218,20 +246,37 @@ class Agent:
                     return None
             elif event.round == seat.round:
                 if event.exit_code:
+                    self.failures.append(event)
                     return event
                 running -= 1
                 if not running:
+                    self._beacons.end()
                     self._post(self._finished(seat))
 
+    def _start(self, seat: Seat, local_rank: int) -> Start:
+        output = self._outputs.open(local_rank, seat.first_rank + local_rank)
+        environment = worker_environment(
+            self._settings,
+            seat,
+            local_rank,
+            link=str(self._folder / "link"),
+            error_file=output.error_file,
+            base=os.environ,
+        )
+        traceback = {TRACEBACK_VARIABLE: str(self._folder / f"traceback-{local_rank}")}
+        return Start({**environment, **traceback}, worker_command(self._settings.command, local_rank), output)
+
     async def _finished(self, seat: Seat) -> None:
-        self._say(f"round {seat.round}: all workers finished")
+        self._around.note(f"round {seat.round}: all workers finished")
         await self._outbox.flush()
         await self._client.finished(Finished(self._settings.node, seat.round))
 
     async def _fault(self, seat: Seat, end: WorkerEnd) -> None:
         iteration = max(self._keeper.beacon(end.local_rank)[0], self._reported.get(end.local_rank, 0))
         rank = seat.first_rank + end.local_rank
-        self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code} at iteration {iteration}")
+        oom = end.exit_code == -signal.SIGKILL and self._oom.rose()
+        why = ", out of memory" if oom else ""
+        self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
         await self._client.fault(
             WorkerExit(
                 node=self._settings.node,
@@ -242,14 +287,17 @@ class Agent:
                 iteration=iteration,
                 error=end.error,
                 time=end.time or time.time(),
+                oom=oom,
             )
         )
 
     async def _listen(self) -> None:
         """The long poll."""
         while True:
-            iteration, phase = self._beacon()
-            beat = Heartbeat(self._settings.node, self._round, iteration, phase, seen=self._seen)
+            iteration, phase, still_s = self._beacons.look()
+            beat = Heartbeat(
+                self._settings.node, self._round, iteration, phase, seen=self._seen, still_s=round(still_s, 3)
+            )
             began = self._loop.time()
             try:
                 directive = await self._client.heartbeat(beat)
@@ -266,44 +314,64 @@ class Agent:
         if directive is None or directive.number <= self._seen:
             return
         self._seen = directive.number
-        if directive.action is Action.LEAVE:
-            self._fail(Leave(0, directive.reason or "the master said so"))
-        elif directive.action is Action.REJOIN:
-            self._events.put_nowait(_Broken(directive.round, directive.reason))
+        match directive.action:
+            case Action.LEAVE:
+                self._fail(Leave(0, directive.reason or "the master said so", told=True))
+            case Action.REJOIN:
+                self._events.put_nowait(_Broken(directive.round, directive.reason))
+            case Action.DUMP:
+                self._post(self._dump(directive))
+            case Action.PERSIST:
+                self._post(self._persist())
+
+    async def _dump(self, directive: Directive) -> None:
+        """Write the stacks of all ranks of this node, while they stand."""
+        round_, first = self._round, self.seat.first_rank if self.seat else 0
+        pids = {first + local_rank: pid for local_rank, pid in sorted(self._workers.pids().items())}
+        self._say(f"stacks of ranks {', '.join(map(str, pids))}: {directive.reason}")
+        text = await stacks(pids)
+        self._say(text)
+        name = f"stacks-{round_:06d}-{directive.number}.txt"
+        try:
+            await self._in_thread(self._around.keep_log, name, text.encode())
+        except OSError as error:
+            self._say(f"{name} is not in the store: {error}")
+        await self._client.dumped(Dumped(self._settings.node, round_))
+
+    async def _persist(self) -> None:
+        if self._settings.persists:
+            await self._in_thread(self._keeper.persist_newest)
 
     async def _dead_man(self) -> None:
         while True:
-            left = self._client.heard + self._settings.dead_man_s - time.monotonic()
+            limit_s = self._settings.dead_man_s if self._client.met else self._settings.connect_s
+            left = self._client.heard + limit_s - time.monotonic()
             if left <= 0:
-                raise Leave(TRY_AGAIN, f"no master of this job answered for {self._settings.dead_man_s:.0f} s")
+                raise Leave(TRY_AGAIN, f"no master of this job answered for {limit_s:g} s")
             await asyncio.sleep(left)
 
-    async def _wait_told(self) -> None:
+    async def _leaving(self) -> None:
+        """From the signal on: the node is going, and says so; it goes when it is told to, or must."""
         await self._told.wait()
-        raise Leave(0, "told to end")
-
-    def _beacon(self) -> tuple[int, str]:
-        """The node's slowest worker."""
-        seen = [self._keeper.beacon(local_rank) for local_rank in range(self._settings.slots)] if self._round else []
-        return min(seen, default=(0, ""))
+        notice_s, name = self._settings.notice_s, self._signal.name
+        if self._known and notice_s > 0:
+            self._say(f"{name}: this node leaves within {notice_s:g} s; a second one ends it at once")
+            try:
+                async with asyncio.timeout(max(0.0, notice_s - self._settings.grace_s)):
+                    await self._client.leaving(Leaving(self._settings.node, f"told to end by {name}", notice_s))
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+        raise Leave(128 + self._signal, f"told to end by {name}")
 
     def _report(self, local_rank: int, report: Report) -> None:
-        seat = self._link.seat
-        if seat is not None:
+        if self._link.seat is not None:
             self._reported[local_rank] = report.iteration
-            place = {"round": seat.round, "iteration": report.iteration, "rank": seat.first_rank + local_rank}
-            self._outbox.add({**report.values, **place})
+            self._outbox.iteration(self._link.seat, local_rank, report)
 
     def _restored(self, local_rank: int, told: msgspec.Struct) -> None:
-        seat = self._link.seat
-        if seat is not None and isinstance(told, Fetched) and told.path:
-            seconds = round(time.monotonic() - self._seated, 4)
-            self._outbox.add(
-                {
-                    "kind": "restored", "round": seat.round, "iteration": told.iteration, "source": told.source,
-                    "rank": seat.first_rank + local_rank, "from_round": told.round, "seconds": seconds,
-                }
-            )  # fmt: skip
+        if self._link.seat is not None and isinstance(told, Fetched) and told.path:
+            self._outbox.restored(self._link.seat, local_rank, told, time.monotonic() - self._seated)
 
     def _persisted(self, holding: Holding) -> None:
         """Called in a keeper's thread."""
@@ -334,23 +402,6 @@ class Agent:
 
     async def _failure(self) -> None:
         await self._failed
-
-    def _facts(self) -> NodeFacts:
-        settings = self._settings
-        return NodeFacts(
-            job=settings.job,
-            node=settings.node,
-            slots=settings.slots,
-            link=str(self._folder / "link"),
-            store=settings.store,
-            run_dir=settings.run_dir,
-            max_restarts=settings.max_restarts,
-            cores=len(os.sched_getaffinity(0)),
-            threads=os.environ.get("OMP_NUM_THREADS", ""),
-        )
-
-    def _say(self, text: str) -> None:
-        print(f"agent {self._settings.node}: {text}", file=sys.stderr, flush=True)
 
 
 def _place(seat: Seat) -> str:

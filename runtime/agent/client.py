@@ -13,20 +13,50 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from runtime.job.messages import Ack, Directive, Finished, Heartbeat, Join, Persisted, Seat, WorkerExit
+from runtime.job.messages import (
+    Ack,
+    Directive,
+    Dumped,
+    Finished,
+    Heartbeat,
+    Join,
+    Leaving,
+    Persisted,
+    Seat,
+    WorkerExit,
+)
 
 JOIN_TIMEOUT_S = 40.0
 HEARTBEAT_TIMEOUT_S = 15.0
 TELL_TIMEOUT_S = 15.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.5
+_LAST_TRIES = 15
+_LAST_PAUSE_S = 0.2
 
 Reply = TypeVar("Reply", Seat, Directive, Ack)
 _encode = msgspec.json.Encoder().encode
 
 
+class JobEnd(msgspec.Struct, frozen=True):
+    """What the master's status says of a job that ended."""
+
+    result: str
+    reason: str
+    error: str
+    exit_code: int
+
+
+class _Status(msgspec.Struct, frozen=True):
+    ended: JobEnd | None
+
+
 class NoPlace(Exception):  # noqa: N818 (a name that reads well in `except`)
     """409: the master has no place for this node in its job."""
+
+
+class NotAllowed(Exception):  # noqa: N818
+    """401 from the first master that answered: this node has not the job's token."""
 
 
 class NotUnderstood(Exception):  # noqa: N818
@@ -55,6 +85,8 @@ class MasterClient:
         """The highest that answered."""
         self.heard = time.monotonic()
         """When a master last answered."""
+        self.met = False
+        """Did one ever?"""
 
     async def join(self, message: Join) -> Seat | None:
         """A seat, or None when the long poll ended without one."""
@@ -72,6 +104,26 @@ class MasterClient:
         """Told when it returns."""
         await self._post("finished", message, Ack, TELL_TIMEOUT_S)
 
+    async def leaving(self, message: Leaving) -> None:
+        """Told when it returns."""
+        await self._post("leaving", message, Ack, TELL_TIMEOUT_S)
+
+    async def dumped(self, message: Dumped) -> None:
+        """Told when it returns."""
+        await self._post("dumped", message, Ack, TELL_TIMEOUT_S)
+
+    async def ended(self, node: str) -> JobEnd | None:
+        """How the job ended; None when it did not, or nobody answers any more."""
+        url = f"http://{self._address}/v1/status"
+        timeout = aiohttp.ClientTimeout(total=TELL_TIMEOUT_S, connect=5.0)
+        for _ in range(_LAST_TRIES):
+            try:
+                async with self._session.get(url, params={"node": node}, timeout=timeout) as reply:
+                    return msgspec.json.decode(await reply.read(), type=_Status).ended
+            except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+                await asyncio.sleep(_LAST_PAUSE_S)
+        return None
+
     async def persisted(self, message: Persisted) -> str:
         """The key of the checkpoint's manifest; empty when it is not yet visible."""
         ack = await self._post("persisted", message, Ack, TELL_TIMEOUT_S)
@@ -87,6 +139,7 @@ class MasterClient:
                     status, text = reply.status, await reply.read()
                 answered, wrong = self._read(status, text, kind)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                text = b""
                 answered, wrong = None, f"{type(error).__name__} {error}".strip()
             if not wrong:
                 self._found(address)
@@ -94,7 +147,7 @@ class MasterClient:
             if await self._moved(address):
                 continue
             if status_of(wrong) == 409:
-                raise NoPlace(wrong)
+                raise NoPlace(_said(text))
             self._say_lost(address, path, wrong)
             await asyncio.sleep(pause * self._chance.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_PAUSE_S)
@@ -103,8 +156,10 @@ class MasterClient:
         """The answer, or why this was none of our master's."""
         if status == 204:
             return None, ""
+        if status == 401 and not self.met:
+            raise NotAllowed(f"the master at {self._address} refuses this node's token")
         if status == 400:
-            raise NotUnderstood(text.decode(errors="replace"))
+            raise NotUnderstood(_said(text))
         if status != 200:
             return None, f"{status} {text[:500].decode(errors='replace')}"
         try:
@@ -131,15 +186,23 @@ class MasterClient:
         return True
 
     def _found(self, address: str) -> None:
-        self.heard = time.monotonic()
+        self.heard, self.met = time.monotonic(), True
         if self._lost:
             self._lost = False
             self._say(f"the master at {address} answers")
 
     def _say_lost(self, address: str, path: str, wrong: str) -> None:
-        if not self._lost:
+        if not self._lost and self.met:
             self._lost = True
             self._say(f"the master at {address} does not answer {path} ({wrong}); the workers go on")
+
+
+def _said(text: bytes) -> str:
+    """What the master says is wrong."""
+    try:
+        return str(msgspec.json.decode(text)["error"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return text[:500].decode(errors="replace")
 
 
 def status_of(wrong: str) -> int:

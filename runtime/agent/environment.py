@@ -1,59 +1,73 @@
 """A seat and a local rank -> the environment of that worker: torchrun's variables and ours. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import string
+from collections.abc import Mapping, Sequence
 
-from runtime.agent.link import AGENT_VARIABLE
+from runtime.agent.link import AGENT_VARIABLE, LOCAL_RANK_VARIABLE
+from runtime.agent.settings import Settings
 from runtime.job.messages import Seat
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
-@dataclass(frozen=True)
-class NodeFacts:
-    """What all workers of a node have in common."""
+def worker_environment(
+    settings: Settings, seat: Seat, local_rank: int, *, link: str, error_file: str, base: Mapping[str, str]
+) -> Mapping[str, str]:
+    """What is set over the agent's own environment; names and meanings as torchrun's ("Environment Variables").
 
-    job: str
-    node: str
-    slots: int
-    """Workers."""
-    link: str
-    """Path of the agent's socket."""
-    store: str
-    run_dir: str
-    """Empty where the node belongs to no run folder."""
-    max_restarts: int
-    cores: int
-    threads: str = ""
-    """OMP_NUM_THREADS as the user set it; empty: an equal share of the cores."""
-
-
-def worker_environment(facts: NodeFacts, seat: Seat, local_rank: int, error_file: str) -> Mapping[str, str]:
-    """What is set over the agent's own environment; names and meanings as torchrun's ("Environment Variables")."""
+    `link` is the path of the agent's socket; `base` the agent's own environment, where the node's devices stand.
+    Raises ValueError where `virtual_local_rank` finds no device for this worker.
+    """
+    address, port = settings.meet or (seat.master_addr, seat.master_port)
     told = {
         "RANK": seat.first_rank + local_rank,
         "LOCAL_RANK": local_rank,
         "WORLD_SIZE": seat.world_size,
-        "LOCAL_WORLD_SIZE": facts.slots,
+        "LOCAL_WORLD_SIZE": settings.slots,
         "GROUP_RANK": seat.group_rank,
         "GROUP_WORLD_SIZE": seat.group_world_size,
-        "ROLE_NAME": seat.role,
+        "ROLE_NAME": settings.role_name or seat.role,
         "ROLE_RANK": seat.role_first_rank + local_rank,
         "ROLE_WORLD_SIZE": seat.role_world_size,
-        "MASTER_ADDR": seat.master_addr,
-        "MASTER_PORT": seat.master_port,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
         "TORCHELASTIC_RESTART_COUNT": seat.restart_count,
-        "TORCHELASTIC_MAX_RESTARTS": facts.max_restarts,
-        "TORCHELASTIC_RUN_ID": facts.job,
+        "TORCHELASTIC_MAX_RESTARTS": settings.max_restarts,
+        "TORCHELASTIC_RUN_ID": settings.run_id or settings.job,
         "TORCHELASTIC_USE_AGENT_STORE": False,
         ERROR_FILE_VARIABLE: error_file,
-        "OMP_NUM_THREADS": facts.threads or max(1, facts.cores // facts.slots),
-        AGENT_VARIABLE: facts.link,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        **settings.variables,
+        AGENT_VARIABLE: link,
         "EVERSTEP_ROUND": seat.round,
-        "EVERSTEP_JOB": facts.job,
-        "EVERSTEP_NODE": facts.node,
-        "EVERSTEP_STORE": facts.store,
+        "EVERSTEP_JOB": settings.job,
+        "EVERSTEP_NODE": settings.node,
+        "EVERSTEP_STORE": settings.store,
     }
-    if facts.run_dir:
-        told["EVERSTEP_RUN_DIR"] = facts.run_dir
+    if settings.threads:
+        told["OMP_NUM_THREADS"] = settings.threads
+    if settings.run_dir:
+        told["EVERSTEP_RUN_DIR"] = settings.run_dir
+    if settings.virtual_local_rank:
+        told |= {"LOCAL_RANK": 0, LOCAL_RANK_VARIABLE: local_rank, **_own_device(base, local_rank)}
     return {name: str(value) for name, value in told.items()}
+
+
+def worker_command(command: Sequence[str], local_rank: int) -> tuple[str, ...]:
+    """The command with `${local_rank}` filled in, as torchrun does."""
+    return tuple(string.Template(word).safe_substitute(local_rank=local_rank) for word in command)
+
+
+def _own_device(base: Mapping[str, str], local_rank: int) -> Mapping[str, str]:
+    """The one device that this worker sees, of those that the node may use."""
+    name = next((name for name in _DEVICES if base.get(name)), "CUDA_VISIBLE_DEVICES")
+    devices = base.get(name)
+    if devices is None:
+        chosen = str(local_rank)
+    else:
+        found = [device.strip() for device in devices.split(",")]
+        if local_rank >= len(found):
+            raise ValueError(f"{name}={devices}: no device for local rank {local_rank} with --virtual-local-rank")
+        chosen = found[local_rank]
+    return {"CUDA_VISIBLE_DEVICES": chosen, name: chosen}

@@ -25,6 +25,8 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
     id: int
     environment: Mapping[str, str]
     """Set over the environment that the fork server was started with."""
+    command: tuple[str, ...] = ()
+    """What this worker runs, where that is not what the fork server was started with."""
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
@@ -58,6 +60,7 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     """Negative for a signal."""
     time: float
     """Unix time."""
+    pid: int
 
 
 class ForkServerLost(RuntimeError):  # noqa: N818 (a name that reads well in `except`)
@@ -79,22 +82,25 @@ class ForkServer:
         on_lost: Callable[[], None],
         *,
         plain: bool = False,
+        python: str = sys.executable,
     ) -> None:
-        """Start it. `plain`: preload nothing, start every worker by exec."""
+        """Start it. `plain`: preload nothing, start every worker by exec of `python`."""
         self._loop = asyncio.get_running_loop()
         self._on_exit = on_exit
         self._on_lost = on_lost
         self._pidfds: dict[int, int] = {}
+        self.pids: dict[int, int] = {}
+        """Of the workers that live, by their ids."""
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         """Raises ForkServerLost when it ended before."""
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_WORKERS}
         flags = [f"--socket={theirs.fileno()}", *(f"--preload={name}" for name in preload)]
-        flags += ["--plain"] if plain else []
+        flags += ["--plain", f"--python={python}"] if plain else []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "runtime.agent.forkserver", *flags, "--", *command],
-            stdin=subprocess.DEVNULL,
+            # -u: what forked workers print goes out at once, as under torchrun.
+            [sys.executable, "-u", "-m", "runtime.agent.forkserver", *flags, "--", *command],
             env=environment,
             pass_fds=[theirs.fileno()],
         )
@@ -103,10 +109,10 @@ class ForkServer:
         self._loop.add_reader(self._socket, self._readable)
         self.alive = True
 
-    def spawn(self, number: int, environment: Mapping[str, str], stdout: int, stderr: int) -> None:
+    def spawn(self, spawn: Spawn, stdout: int, stderr: int) -> None:
         """Fork a worker; its end is told by `on_exit`. Raises ForkServerLost."""
         try:
-            socket.send_fds(self._socket, [_encode(Spawn(number, environment))], [stdout, stderr])
+            socket.send_fds(self._socket, [_encode(spawn)], [stdout, stderr])
         except OSError as error:
             raise ForkServerLost(f"the fork server cannot be told to fork: {error}") from error
 
@@ -138,7 +144,9 @@ class ForkServer:
         elif isinstance(message, Forked):
             with suppress(ProcessLookupError):
                 self._pidfds[message.id] = os.pidfd_open(message.pid)
+                self.pids[message.id] = message.pid
         else:
+            self.pids.pop(message.id, None)
             if (pidfd := self._pidfds.pop(message.id, None)) is not None:
                 os.close(pidfd)
             self._on_exit(message)

@@ -17,13 +17,14 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
 from runtime.agent.forking import LARGEST_PACKET, Exited, Forked, Ready, Signal, Spawn
 from runtime.agent.preload import preload, why_not_to_fork
-from runtime.agent.script import run_and_exit
+from runtime.agent.script import program, run_and_exit
 
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PR_SET_PDEATHSIG = 1
@@ -39,11 +40,12 @@ def die_with_parent(parent: int) -> None:
 
 
 class _Server:
-    def __init__(self, channel: socket.socket, command: Sequence[str], base: dict[str, str], plain: bool) -> None:
+    def __init__(self, channel: socket.socket, command: Sequence[str], base: dict[str, str], python: str) -> None:
+        """`python`: the interpreter that workers exec; empty: they are forks."""
         self._channel = channel
-        self._command = list(command)
+        self._command = tuple(command)
         self._base = base
-        self._plain = plain
+        self._python = python
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
         self._workers: dict[int, tuple[int, int]] = {}
@@ -95,7 +97,7 @@ class _Server:
         _signal_group(pid, signal.SIGKILL)  # Before the wait: until then nobody else can have this group's number.
         _, status = os.waitpid(pid, 0)
         os.close(pidfd)
-        self._channel.send(_encode(Exited(number, os.waitstatus_to_exitcode(status), died)))
+        self._channel.send(_encode(Exited(number, os.waitstatus_to_exitcode(status), died, pid)))
 
     def _become_worker(self, server: int, spawn: Spawn, stdout: int, stderr: int) -> NoReturn:
         try:
@@ -111,27 +113,37 @@ class _Server:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             environment = {**self._base, **spawn.environment}
-            if self._plain:
-                os.execve(sys.executable, [sys.executable, *self._command], environment)
+            command = spawn.command or self._command
+            if self._python:
+                argv = program(command, self._python)
+                os.execvpe(argv[0], argv, environment)
             os.environ.clear()
             os.environ.update(environment)
             _own_threads_and_chance(environment)
         except BaseException:  # noqa: BLE001 - the outermost edge of the worker
             traceback.print_exc()
             os._exit(1)
-        run_and_exit(self._command)
+        run_and_exit(command)
 
 
 def _own_threads_and_chance(environment: dict[str, str]) -> None:
     """What libraries read when they were imported, for this worker now."""
-    if isinstance(sys.stdout, object) and hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     torch = sys.modules.get("torch")
-    if torch is not None and environment.get("OMP_NUM_THREADS", "").isdigit():
-        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    if torch is not None:
+        told = environment.get("OMP_NUM_THREADS", "")
+        torch.set_num_threads(int(told) if told.isdigit() and int(told) > 0 else _cores())
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
         numpy.random.seed()  # Forks must not share one random state.
+
+
+def _cores() -> int:
+    """What torch takes where nobody told it: the physical cores, of those that this process may use."""
+    siblings = Path("/sys/devices/system/cpu")
+    usable = os.sched_getaffinity(0)
+    with suppress(OSError):
+        return len({(siblings / f"cpu{core}/topology/thread_siblings").read_text() for core in usable})
+    return len(usable)
 
 
 def _signal_group(pid: int, signum: int) -> None:
@@ -147,6 +159,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--preload", action="append", default=[])
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--python", default=sys.executable)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     told = parser.parse_args(arguments)
     command = told.command[1:] if told.command[:1] == ["--"] else told.command
@@ -163,7 +176,7 @@ def main(arguments: Sequence[str]) -> None:
     channel = socket.socket(fileno=told.socket)
     os.set_inheritable(told.socket, False)
     channel.send(_encode(Ready(time.monotonic() - began, reason, tuple(warnings))))
-    server = _Server(channel, command, base, plain=bool(reason))
+    server = _Server(channel, command, base, told.python if reason else "")
     try:
         server.serve()
     finally:

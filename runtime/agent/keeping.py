@@ -10,7 +10,8 @@ from runtime.job.messages import Holding, Seat
 class Keeper(Protocol):
     """Slots in shared memory, their digests, the copy to the store and the state that a round starts from.
 
-    Methods that may block are called in a thread: announce, acquire, fetched, flush, holdings, committed. What cannot
+    Methods that may block are called in a thread: announce, acquire, fetched, flush, holdings, committed,
+    persist_newest. What cannot
     be done raises RuntimeError or OSError with a line for the worker.
     """
 
@@ -44,6 +45,10 @@ class Keeper(Protocol):
 
     def flush(self, local_rank: int, iteration: int) -> str:
         """Blocks until the iteration is committed in the store; the key of its manifest."""
+        ...
+
+    def persist_newest(self) -> None:
+        """Copy what is staged to the store now, whoever persists this round. Does not wait for the copy."""
         ...
 
     def committed(self, holding: Holding, manifest: str) -> None:

@@ -12,6 +12,8 @@ from typing import TypeVar
 import msgspec
 
 AGENT_VARIABLE = "EVERSTEP_AGENT"
+LOCAL_RANK_VARIABLE = "EVERSTEP_LOCAL_RANK"
+"""The worker's number on its node, where LOCAL_RANK is a virtual one."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -145,8 +147,9 @@ class Link:
         path = os.environ.get(AGENT_VARIABLE)
         if not path:
             return None
-        number = {name: int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "EVERSTEP_ROUND")}
-        return cls(path, Hello(os.getpid(), number["RANK"], number["LOCAL_RANK"], number["EVERSTEP_ROUND"]))
+        local_rank = os.environ.get(LOCAL_RANK_VARIABLE) or os.environ["LOCAL_RANK"]
+        rank, round_ = int(os.environ["RANK"]), int(os.environ["EVERSTEP_ROUND"])
+        return cls(path, Hello(os.getpid(), rank, int(local_rank), round_))
 
     def tell(self, request: Request) -> None:
         """Send without waiting for an answer (Report)."""

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from runtime.agent.client import MasterClient, NotUnderstood
-from runtime.job.messages import Directive, Heartbeat, Holding, Persisted
+from runtime.agent.link import Fetched, Report
+from runtime.job.messages import Directive, Heartbeat, Holding, Persisted, Seat
 
 Line = dict[str, float | int | str]
 CADENCE_S = 0.5
@@ -41,6 +42,20 @@ class Outbox:
         """One line of telemetry; version, time and node are added."""
         self._lines.append({**line, "v": 1, "time": round(time.time(), 4), "node": self._node})
         self._some.set()
+
+    def iteration(self, seat: Seat, local_rank: int, report: Report) -> None:
+        """What a worker tells of an iteration."""
+        place = {"round": seat.round, "iteration": report.iteration, "rank": seat.first_rank + local_rank}
+        self.add({**report.values, **place})
+
+    def restored(self, seat: Seat, local_rank: int, told: Fetched, seconds: float) -> None:
+        """A worker has what its round starts from, so many seconds after the seat was given."""
+        self.add(
+            {
+                "kind": "restored", "round": seat.round, "iteration": told.iteration, "source": told.source,
+                "rank": seat.first_rank + local_rank, "from_round": told.round, "seconds": round(seconds, 4),
+            }
+        )  # fmt: skip
 
     async def run(self) -> None:
         """Send telemetry as it comes, at most twice a second, until cancelled."""

@@ -10,18 +10,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from runtime.agent.script import import_root, split_command
+from runtime.agent.script import Kind, import_root, split_command
 
 
 def source_of(command: Sequence[str]) -> str | None:
     """The file of the script or module; None where there is none to read."""
-    script, module, _ = split_command(command)
-    if script:
-        return script
+    kind, target, _ = split_command(command)
+    if kind is not Kind.MODULE:
+        return None if kind is Kind.PROGRAM else target
     try:
-        spec = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(target)
         if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{module}.__main__")
+            spec = importlib.util.find_spec(f"{target}.__main__")
     except (ImportError, ValueError):
         return None
     return spec.origin if spec and spec.origin and spec.origin.endswith(".py") else None
@@ -37,8 +37,7 @@ def top_level_imports(source: bytes, name: str) -> Iterator[ast.Import | ast.Imp
 
 def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
     """Import them all; what failed, one line each, for a warning: the worker will meet it again and say more."""
-    script, _, _ = split_command(command)
-    sys.path[0] = import_root(script)
+    sys.path[0] = import_root(split_command(command))
     failed = [line for name in modules if (line := _attempt(f"import {name}", name))]
     path = source_of(command)
     if path is None:

@@ -1,9 +1,10 @@
 """Run a user's script as `__main__`, as `python script.py` and `python -m module` would, in a process that is a fork.
 
-Standard library only; the fork server imports nothing else before it preloads.
+Standard library only (but for what --run-path asks of torch); the fork server imports nothing else before it preloads.
 """
 
 import atexit
+import contextlib
 import os
 import runpy
 import sys
@@ -11,23 +12,57 @@ import threading
 import traceback
 import types
 from collections.abc import Sequence
-from typing import NoReturn
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+TRACEBACK_VARIABLE = "EVERSTEP_TRACEBACK"
+"""A file for the traceback of a script that dies of an exception; the agent made its name and reads it."""
 
 
-def split_command(command: Sequence[str]) -> tuple[str, str, list[str]]:
-    """`[-m] target args...` -> (script path or "", module or "", args). Raises ValueError when there is no target."""
-    if command[:1] == ["-m"]:
-        if len(command) < 2:
-            raise ValueError("-m needs a module's name")
-        return "", command[1], list(command[2:])
-    if not command:
-        raise ValueError("no script; write it last: ... -- train.py --its-flags")
-    return command[0], "", list(command[1:])
+class Kind(StrEnum):
+    """How a command is run: the word in front of it."""
+
+    SCRIPT = ""
+    MODULE = "-m"
+    PROGRAM = "--no-python"
+    """Any program; found by PATH."""
+    RUN_PATH = "--run-path"
+    """torchrun's: by runpy.run_path, under torch's `record`, which writes the error file."""
 
 
-def import_root(script: str) -> str:
+class Command(NamedTuple):
+    """What a worker runs."""
+
+    kind: Kind
+    target: str
+    arguments: list[str]
+
+
+def split_command(command: Sequence[str]) -> Command:
+    """`[-m | --no-python | --run-path] target args...`. Raises ValueError when there is no target."""
+    kind = Kind(command[0]) if command and command[0] in set(Kind) - {Kind.SCRIPT} else Kind.SCRIPT
+    rest = list(command[1:] if kind else command)
+    if not rest:
+        raise ValueError(
+            f"{kind.value} needs a target" if kind else "no script; write it last: ... -- train.py --its-flags"
+        )
+    return Command(kind, rest[0], rest[1:])
+
+
+def program(command: Sequence[str], python: str) -> list[str]:
+    """The command as a process of its own: what to exec."""
+    kind, target, arguments = split_command(command)
+    if kind is Kind.PROGRAM:
+        return [target, *arguments]
+    if kind is Kind.RUN_PATH:
+        return [python, "-m", "runtime.agent.script", *command]
+    return [python, "-u", *command]
+
+
+def import_root(command: Command) -> str:
     """What Python puts first in sys.path: the script's folder, or the current one for a module."""
-    return os.path.dirname(os.path.realpath(script)) if script else os.getcwd()
+    return os.path.dirname(os.path.realpath(command.target)) if command.kind is Kind.SCRIPT else os.getcwd()
 
 
 def run_and_exit(command: Sequence[str]) -> NoReturn:
@@ -53,7 +88,9 @@ def _exit_code(command: Sequence[str]) -> int:
     except KeyboardInterrupt:
         code = 130
     except BaseException as error:  # noqa: BLE001 - the outermost edge of the worker
-        traceback.print_exception(error.with_traceback(_own_frames_cut(error)))
+        error = error.with_traceback(_own_frames_cut(error))
+        traceback.print_exception(error)
+        _tell_agent(error)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # Waits for the script's threads, as the interpreter does.
     atexit._run_exitfuncs()
@@ -61,19 +98,31 @@ def _exit_code(command: Sequence[str]) -> int:
 
 
 def _run(command: Sequence[str]) -> None:
-    script, module, arguments = split_command(command)
-    sys.path[0] = import_root(script)
-    if module:
-        sys.argv = [module, *arguments]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    split = split_command(command)
+    sys.path[0] = import_root(split)
+    sys.argv = [split.target, *split.arguments]
+    if split.kind is Kind.MODULE:
+        runpy.run_module(split.target, run_name="__main__", alter_sys=True)
         return
-    sys.argv = [script, *arguments]
-    with open(script, "rb") as file:
-        code = compile(file.read(), script, "exec", dont_inherit=True)
+    if split.kind is Kind.RUN_PATH:
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        record(runpy.run_path)(split.target, run_name="__main__")
+        return
+    path = os.path.abspath(split.target)
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
     main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=script, __builtins__=__builtins__, __cached__=None)
+    main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None)
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
+
+
+def _tell_agent(error: BaseException) -> None:
+    path = os.environ.get(TRACEBACK_VARIABLE)
+    if path:
+        with contextlib.suppress(OSError):
+            Path(path).write_text("".join(traceback.format_exception(error)), errors="replace")
 
 
 def _code_of(end: SystemExit) -> int:
@@ -95,3 +144,7 @@ def _own_frames_cut(error: BaseException) -> types.TracebackType | None:
 
 def _is_frozen(frame: types.TracebackType) -> bool:
     return frame.tb_frame.f_code.co_filename.startswith("<frozen runpy")
+
+
+if __name__ == "__main__":
+    run_and_exit(sys.argv[1:])

@@ -1,11 +1,14 @@
 """What an agent is told on its command line and in its environment."""
 
 import argparse
+import math
+import os
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.agent.script import split_command
+from runtime.agent.script import Kind, split_command
 
 _EXAMPLE = """\
 environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL), EVERSTEP_STORE (URI) are needed;
@@ -33,17 +36,45 @@ class Settings:
     host: str
     slots: int
     command: Sequence[str]
-    """`[-m] script args...`"""
+    """`[-m | --no-python | --run-path] script args...`"""
+    threads: str
+    """OMP_NUM_THREADS for the workers; empty: it stays as it is."""
     preload: Sequence[str] = ()
     plain: bool = False
     """Start workers by exec."""
+    python: str = sys.executable
+    """What they exec then."""
     max_restarts: int = 3
     """Only told to the workers (TORCHELASTIC_MAX_RESTARTS); the master decides."""
     dead_man_s: float = 300.0
+    connect_s: float = 300.0
+    """So long the first answer of a master is waited for."""
+    pend_s: float = math.inf
+    """So long a node that has no place in the running round waits for one."""
+    notice_s: float = 20.0
+    """From a signal that ends the node until it is gone, at most: time to hand its state over."""
     grace_s: float = 3.0
+    """Of this, from the signal to the workers until SIGKILL."""
     run_dir: str = ""
     address: str = "127.0.0.1"
     """Where this agent's own server listens."""
+    ip: str = ""
+    """Address of this host as the job's topology names it."""
+    index: int = -1
+    """The place that the node asks for in its role; -1: any."""
+    run_id: str = ""
+    """TORCHELASTIC_RUN_ID; empty: the job's name."""
+    role_name: str = ""
+    """ROLE_NAME; empty: the role."""
+    meet: tuple[str, int] | None = None
+    """MASTER_ADDR and MASTER_PORT where the user fixed them."""
+    virtual_local_rank: bool = False
+    persists: bool = True
+    """The store outlives this node and others read it."""
+    asks_end: bool = False
+    """Told to leave, the agent asks how the job ended."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """More for the workers' environment."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,7 +93,8 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--max-restarts", type=int, default=3, help="told to the workers; the master decides")
     flags.add_argument("--preload", action="append", default=[], metavar="MODULE", help="one more import, repeatable")
     flags.add_argument("--no-fork-server", action="store_true", help="start each worker by exec, importing by itself")
-    flags.add_argument("--grace", type=float, default=3.0, help="seconds from SIGTERM to SIGKILL when leaving")
+    flags.add_argument("--notice", type=float, default=20.0, help="seconds from SIGTERM until the node is gone")
+    flags.add_argument("--grace", type=float, default=3.0, help="of these, for the workers from SIGTERM to SIGKILL")
     flags.add_argument("command", nargs=argparse.REMAINDER, metavar="-- [-m] script args")
     return flags
 
@@ -71,14 +103,14 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
     """The settings and the persist interval. Raises ValueError with one line; argparse's own errors exit with 2."""
     told = parser().parse_args(arguments)
     command = told.command[1:] if told.command[:1] == ["--"] else told.command
-    script, _, _ = split_command(command)
+    kind, target, _ = split_command(command)
     missing = [name for name in _NEEDED if not environment.get(name)]
     if missing:
         raise ValueError(f"not set in the environment: {', '.join(missing)}; see --help")
     if told.slots < 1 or told.persist_interval < 1:
         raise ValueError("--slots and --persist-interval must be at least 1")
-    if script and not Path(script).is_file():
-        raise ValueError(f"no such script: {script}")
+    if kind is Kind.SCRIPT and not Path(target).is_file():
+        raise ValueError(f"no such script: {target}")
     dead_man = environment.get("EVERSTEP_DEAD_MAN_S", "300")
     try:
         dead_man_s = float(dead_man)
@@ -94,10 +126,13 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         host=told.host,
         slots=told.slots,
         command=command,
+        threads=environment.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // told.slots)),
         preload=told.preload,
         plain=told.no_fork_server,
         max_restarts=told.max_restarts,
         dead_man_s=dead_man_s,
+        connect_s=dead_man_s,
+        notice_s=told.notice,
         grace_s=told.grace,
         run_dir=environment.get("EVERSTEP_RUN_DIR", ""),
     )

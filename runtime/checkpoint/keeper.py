@@ -167,6 +167,16 @@ class Keeper:
                 raise KeeperError(outcome.error)
             return outcome.manifest
 
+    def persist_newest(self) -> None:
+        """Copy the newest state of this round to the store, also on a node that does not persist it. Does not wait."""
+        with self._changed:
+            seat = self._seat()
+            for held in self._segments.all():
+                newest = held.table.newest()
+                identity = held.table[newest].identity if newest is not None else None
+                if identity and identity.round == seat.round:
+                    self._persister.want(held.local_rank, identity)
+
     def committed(self, holding: Holding, manifest: str) -> None:
         """The master made the checkpoint visible."""
         with self._changed:

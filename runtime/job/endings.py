@@ -1,5 +1,6 @@
 """When a job is over: its roles are complete, or have failed, or its history calls for an end."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from runtime.job.records import JobResult, Reason, WorkerFaulted
@@ -64,12 +65,13 @@ def verdict(state: State, spec: JobSpec, all_back: bool) -> End | None:
     `all_back`: every member of it has told what happened; else its error may be the echo of one that has not.
     """
     errors = [fault for fault in charged(state) if all_back or fault.round != round_number(state)]
-    seen: set[tuple[int, int, str]] = set()
+    seen: Counter[tuple[int, int, str]] = Counter()
     for fault in errors:
-        if signature(fault) in seen:
-            why = f"rank {fault.rank} failed twice at iteration {fault.iteration} with the same error"
+        seen[signature(fault)] += 1
+        if seen[signature(fault)] == spec.patience.same_error:
+            times = "twice" if spec.patience.same_error == 2 else f"{spec.patience.same_error} times"
+            why = f"rank {fault.rank} failed {times} at iteration {fault.iteration} with the same error"
             return End(JobResult.FAILED, f"{why}: {_last_line(fault)}", fault.error, 1)
-        seen.add(signature(fault))
     if len(errors) > spec.patience.max_restarts:
         last = errors[-1]
         why = f"{len(errors)} rounds ended with an error, {spec.patience.max_restarts} restarts are allowed"

@@ -41,7 +41,7 @@ _NODE_LIMIT = "replacements of the node, restarts of the role"
 
 TABLE = (
     Row("a worker ends with an error, or a signal of its own (SIGABRT, SIGSEGV)", Reason.USER_ERROR, Decision.RESTART,
-        "rounds that errors may cost; restarts of the role; twice the same at the same iteration fails the job"),
+        "rounds that errors may cost; restarts of the role; the same again at the same iteration fails the job"),
     Row("a worker is killed from outside: SIGKILL, SIGTERM, SIGINT, SIGHUP", Reason.KILLED, Decision.RESTART,
         "restarts of the role", (137, 143, 130, 129)),
     Row("a worker or node ran out of memory: its cgroup counted a kill, exit 247, OOMKilled", Reason.OOM,
@@ -120,16 +120,18 @@ def fate(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit_code
     if not _covers(role, chosen, reason, code):
         why = f"the restart policy {chosen.value} of {node.role} does not cover it"
         return Fate(Decision.GIVE_UP, why, avoid=avoid)
-    if role.restart_limit is not None and state.restarts.get(node.role, 0) >= role.restart_limit:
-        why = f"{node.role} nodes were restarted {role.restart_limit} times, the restart limit"
-        return Fate(Decision.GIVE_UP, why, avoid=avoid)
     memory = memory_of(node, role)
     if reason is Reason.OOM and memory >= spec.oom.limit_bytes and spec.placement is Placement.PLATFORM:
         return Fate(Decision.FAIL, f"it had {_gib(memory)}, the most it may get; use less memory or raise oom.limit")
     decision = DECISIONS[reason]
-    if spec.placement is Placement.JOINED and decision in (Decision.RELAUNCH, Decision.RELAUNCH_ELSEWHERE):
-        in_place = reason in OF_WORKERS
-        return Fate(Decision.RESTART if in_place else Decision.MEMBERSHIP, "nodes of this job come by themselves")
+    by_itself = spec.placement is Placement.JOINED and decision in (Decision.RELAUNCH, Decision.RELAUNCH_ELSEWHERE)
+    if by_itself and reason not in OF_WORKERS:
+        return Fate(Decision.MEMBERSHIP, "nodes of this job come by themselves")
+    if role.restart_limit is not None and state.restarts.get(node.role, 0) >= role.restart_limit:
+        why = f"{node.role} nodes were restarted {role.restart_limit} times, the restart limit"
+        return Fate(Decision.GIVE_UP, why, avoid=avoid)
+    if by_itself:
+        return Fate(Decision.RESTART, "nodes of this job come by themselves")
     if scope is not RestartScope.POD and decision is Decision.RESTART:
         decision = Decision.RELAUNCH
     times = state.relaunches.get(node.place, 0)
@@ -211,6 +213,7 @@ def render() -> str:
         "| limit | default | then |",
         "|---|---|---|",
         f"| rounds that errors may cost (`max_restarts`) | {patience.max_restarts} | the job fails |",
+        f"| the same error at the same iteration (`same_error`) | {patience.same_error} | the job fails |",
         f"| replacements of a node (`max_relaunches`) | {patience.max_relaunches} | the node is given up |",
         "| restarts of a role (`restart_limit`) | none | the node is given up |",
         f"| rounds without a new iteration (`no_progress`) | {patience.no_progress} | the job fails |",

@@ -94,6 +94,7 @@ _PATIENCE: _Fields = {
     "handOver": ("handover_s", values.number),
     "dump": ("dump_s", values.number),
     "maxRestarts": ("max_restarts", values.whole),
+    "sameError": ("same_error", values.whole),
     "maxRelaunches": ("max_relaunches", values.whole),
     "noProgress": ("no_progress", values.whole),
 }

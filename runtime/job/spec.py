@@ -184,6 +184,8 @@ class Patience(msgspec.Struct, frozen=True):
     """After a hang, how long the stacks of all ranks are waited for."""
     max_restarts: int = 3
     """Rounds that a user's error may cost before the job fails."""
+    same_error: int = 2
+    """So many times the same error at the same iteration: the job fails; 0: however often."""
     max_relaunches: int = 3
     """Replacements of one node (role and index)."""
     no_progress: int = 10

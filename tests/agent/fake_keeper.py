@@ -11,7 +11,9 @@ from pathlib import Path
 
 from runtime.agent.agent import Agent
 from runtime.agent.link import Fetched, Segment, Slot, Staged
+from runtime.agent.output import NodeLog
 from runtime.agent.settings import settings_of
+from runtime.agent.surroundings import Surroundings
 from runtime.job.messages import Holding, Seat
 from runtime.master.journal import find_master
 from runtime.platform.debris import memory_prefix
@@ -62,6 +64,10 @@ class FakeKeeper:
     def flush(self, local_rank: int, iteration: int) -> str:
         return f"manifest-{iteration}"
 
+    def persist_newest(self) -> None:
+        for _, round_, iteration in self.held:
+            self.on_persisted(Holding(round_, iteration, key="newest"))
+
     def committed(self, holding: Holding, manifest: str) -> None:
         self.manifests[holding.iteration] = manifest
 
@@ -86,14 +92,17 @@ async def _run() -> int:
     settings, _ = settings_of(sys.argv[1:], os.environ)
     os.environ["EVERSTEP_NODE"] = settings.node
     store = open_store(settings.store)
-    agent = Agent(
-        settings,
-        lambda told: FakeKeeper(settings.job, settings.node, told),
-        lambda: find_master(store, settings.job),
-        random.Random(),
+    around = Surroundings(
+        make_keeper=lambda told: FakeKeeper(settings.job, settings.node, told),
+        find_master=lambda: find_master(store, settings.job),
+        make_outputs=lambda folder: NodeLog(1, folder),
+        keep_log=lambda name, data: store.put(f"jobs/{settings.job}/logs/{settings.node}/{name}", data),
+        say=lambda text: print(text, flush=True),
+        note=lambda text: print(text, flush=True),
     )
+    agent = Agent(settings, around, random.Random())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, agent.leave)
-    return await agent.run()
+    return (await agent.run()).code
 
 
 if __name__ == "__main__":

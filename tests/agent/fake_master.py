@@ -10,10 +10,12 @@ from runtime.job.messages import (
     Ack,
     Action,
     Directive,
+    Dumped,
     Finished,
     Heartbeat,
     Holding,
     Join,
+    Leaving,
     Persisted,
     Restore,
     Seat,
@@ -33,6 +35,8 @@ class FakeMaster:
         self.round = after_round
         self.told: asyncio.Queue[Any] = asyncio.Queue()
         """Everything in the order of its arrival, but heartbeats without telemetry."""
+        self.still_s = 0.0
+        """The longest that a heartbeat told."""
         self.seats: dict[str, Seat] = {}
         self.joined: dict[str, Join] = {}
         self.directive = Directive(epoch, 0, Action.CONTINUE)
@@ -43,8 +47,9 @@ class FakeMaster:
 
     async def __aenter__(self) -> "FakeMaster":
         app = web.Application()
-        for name in ("join", "heartbeat", "fault", "finished", "persisted"):
+        for name in ("join", "heartbeat", "fault", "finished", "persisted", "leaving", "dumped"):
             app.router.add_post(f"/v1/{name}", getattr(self, f"_{name}"))
+        app.router.add_get("/v1/status", self._status)
         self._runner = web.AppRunner(app, shutdown_timeout=0.01)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -81,6 +86,8 @@ class FakeMaster:
         if request.headers["Authorization"] != f"Bearer {TOKEN}":
             raise web.HTTPUnauthorized
         message = msgspec.json.decode(await request.read(), type=kind)
+        if kind is Heartbeat:
+            self.still_s = max(self.still_s, message.still_s)
         if kind is not Heartbeat or message.telemetry:
             self.told.put_nowait(message)
         return message
@@ -122,6 +129,17 @@ class FakeMaster:
     async def _fault(self, request: web.Request) -> web.Response:
         await self._take(request, WorkerExit)
         return self._answer(Ack(self.epoch))
+
+    async def _leaving(self, request: web.Request) -> web.Response:
+        await self._take(request, Leaving)
+        return self._answer(Ack(self.epoch))
+
+    async def _dumped(self, request: web.Request) -> web.Response:
+        await self._take(request, Dumped)
+        return self._answer(Ack(self.epoch))
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response({"ended": None})
 
     async def _finished(self, request: web.Request) -> web.Response:
         await self._take(request, Finished)

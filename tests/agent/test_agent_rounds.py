@@ -6,8 +6,9 @@ import signal
 from typing import Any
 
 import aiohttp
+import pytest
 
-from runtime.job.messages import Action, Finished, Holding, Join, Persisted, Restore, WorkerExit
+from runtime.job.messages import Action, Dumped, Finished, Holding, Join, Leaving, Persisted, Restore, WorkerExit
 
 REPORTS = """
 import json, os, sys, threading
@@ -113,14 +114,87 @@ def test_rejoin_ends_the_round_but_not_a_later_one(job: Any, masters: Any, ended
     run(story())
 
 
-def test_sigterm_ends_the_workers_and_leaves_nothing(job: Any, masters: Any, ended: Any) -> None:
+def test_sigterm_is_told_as_leaving_and_the_workers_train_on_until_the_master_says_leave(
+    job: Any, masters: Any, ended: Any
+) -> None:
     async def story() -> None:
         async with masters() as master:
             node = await job.platform.create(job.request(master.url, TRAINS))
-            await master.telemetry("pid")
-            os.kill(int(node.uid.partition("-")[0]), signal.SIGTERM)
-            assert (await ended()).exit_code == 0
+            worker = await master.telemetry("pid")
+            os.kill(_agent(node), signal.SIGTERM)
+            leaving = await master.next(Leaving)
+            assert (leaving.node, leaving.grace_s) == ("worker-0-0", 20)
+            assert "SIGTERM" in leaving.reason
+            assert _lives(worker["pid"])
+            await master.direct(Action.LEAVE)
+            assert (await ended()).exit_code == 143
             assert job.left() == []
+
+    run(story())
+
+
+@pytest.mark.parametrize("how", ["the notice is over", "a second signal"])
+def test_a_node_that_nobody_tells_to_leave_goes_by_itself(job: Any, masters: Any, ended: Any, how: str) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            notice = "3.5" if how == "the notice is over" else "10000"
+            node = await job.platform.create(job.request(master.url, TRAINS, notice=notice))
+            await master.telemetry("pid")
+            os.kill(_agent(node), signal.SIGTERM)
+            await master.next(Leaving)
+            if how == "a second signal":
+                os.kill(_agent(node), signal.SIGTERM)
+            assert (await ended()).exit_code == 143
+            assert job.left() == []
+
+    run(story())
+
+
+def test_told_to_dump_the_agent_writes_the_stacks_of_every_rank_to_its_log_and_the_store(
+    job: Any, masters: Any, ended: Any
+) -> None:
+    script = REPORTS + "def stuck_in_a_collective():\n    threading.Event().wait()\nstuck_in_a_collective()\n"
+
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, script, slots="2"))
+            workers = {}
+            while len(workers) < 2:
+                line = await master.telemetry("pid")
+                workers[line["rank"]] = line["pid"]
+            await master.direct(Action.DUMP)
+            assert (await master.next(Dumped)).round == 1
+            assert all(_lives(pid) for pid in workers.values())
+            (kept,) = (job.folder / "store" / "jobs" / job.name / "logs" / "worker-0-0").iterdir()
+            for text in (job.log(), kept.read_text()):
+                assert text.count("stuck_in_a_collective (script-worker-0-0.py") == 2
+                assert all(f"--- rank {rank}, process {pid}" in text for rank, pid in workers.items())
+            await master.direct(Action.LEAVE)
+            await ended()
+
+    run(story())
+
+
+def test_told_to_persist_the_agent_puts_the_newest_state_into_the_store(job: Any, masters: Any, ended: Any) -> None:
+    script = """
+import threading
+from runtime.agent.link import *
+link = Link.from_environment()
+segment = link.ask(Announce(100), Segment)
+slot = link.ask(Acquire(7), Slot)
+link.ask(Staged(slot.slot, 7, 10, False), Done)
+link.tell(Report(7, {"staged": 7}))
+threading.Event().wait()
+"""
+
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, script))
+            await master.telemetry("staged")
+            await master.direct(Action.PERSIST)
+            assert (await master.next(Persisted)).holding == Holding(1, 7, key="newest")
+            await master.direct(Action.LEAVE)
+            await ended()
 
     run(story())
 
@@ -235,6 +309,10 @@ threading.Event().wait()
             await ended()
 
     run(story())
+
+
+def _agent(node: Any) -> int:
+    return int(node.uid.partition("-")[0])
 
 
 def _lives(pid: int) -> bool:

@@ -2,12 +2,15 @@
 
 import random
 import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from runtime.agent.environment import NodeFacts, worker_environment
+from runtime.agent.environment import worker_command, worker_environment
 from runtime.agent.ports import free_port
-from runtime.agent.settings import settings_of
+from runtime.agent.settings import Settings, settings_of
 from runtime.job.messages import Seat
 
 SEAT = Seat(
@@ -15,26 +18,56 @@ SEAT = Seat(
     role_first_rank=2, role_world_size=5, master_addr="10.0.0.1", master_port=20000, restart_count=3, restore=None,
     persists=False,
 )  # fmt: skip
-FACTS = NodeFacts("j", "worker-1-0", 3, "/s/link", "/store", "", max_restarts=3, cores=8)
+SETTINGS = Settings(
+    job="j", token="t", master="http://127.0.0.1:1", store="/store", node="worker-1-0", role="worker", host="h",
+    slots=3, command=("train.py",), threads="2",
+)  # fmt: skip
+
+
+def told(local_rank: int, base: Mapping[str, str] | None = None, **settings: Any) -> Mapping[str, str]:
+    """The environment of one worker."""
+    return worker_environment(
+        replace(SETTINGS, **settings), SEAT, local_rank, link="/s/link", error_file="/e.json", base=base or {}
+    )
 
 
 def test_ranks_are_counted_from_the_seat_and_the_names_are_torchruns() -> None:
-    told = worker_environment(FACTS, SEAT, 2, "/e.json")
     wanted = {
         "RANK": "5", "LOCAL_RANK": "2", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "1",
         "GROUP_WORLD_SIZE": "2", "ROLE_NAME": "worker", "ROLE_RANK": "4", "ROLE_WORLD_SIZE": "5",
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000", "TORCHELASTIC_RESTART_COUNT": "3",
         "TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RUN_ID": "j", "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": "/e.json", "OMP_NUM_THREADS": "2", "EVERSTEP_ROUND": "4",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }  # fmt: skip
-    assert wanted.items() <= told.items()
+    assert wanted.items() <= told(2).items()
 
 
-def test_the_users_thread_count_stands_and_there_is_at_least_one() -> None:
-    from dataclasses import replace
+def test_the_thread_count_stays_unset_where_nobody_set_it() -> None:
+    assert "OMP_NUM_THREADS" not in told(0, threads="")
 
-    assert worker_environment(replace(FACTS, threads="7"), SEAT, 0, "")["OMP_NUM_THREADS"] == "7"
-    assert worker_environment(replace(FACTS, cores=1), SEAT, 0, "")["OMP_NUM_THREADS"] == "1"
+
+def test_the_nodes_share_of_the_cores_is_each_workers_thread_count_unless_the_user_set_one() -> None:
+    needed: dict[str, str] = dict.fromkeys(
+        ("EVERSTEP_JOB", "EVERSTEP_JOB_TOKEN", "EVERSTEP_MASTER", "EVERSTEP_STORE"), "x"
+    )
+    arguments = ["--node", "n", "--slots", "10000", "--", "-m", "json"]
+    assert settings_of(arguments, needed)[0].threads == "1"
+    assert settings_of(arguments, {**needed, "OMP_NUM_THREADS": "7"})[0].threads == "7"
+
+
+def test_a_virtual_local_rank_is_0_and_sees_its_own_device_alone() -> None:
+    alone = told(1, {"CUDA_VISIBLE_DEVICES": "4, 6,7"}, virtual_local_rank=True)
+    assert (alone["LOCAL_RANK"], alone["CUDA_VISIBLE_DEVICES"], alone["EVERSTEP_LOCAL_RANK"]) == ("0", "6", "1")
+    assert told(2, virtual_local_rank=True)["CUDA_VISIBLE_DEVICES"] == "2"
+    amd = told(0, {"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "9"}, virtual_local_rank=True)
+    assert (amd["HIP_VISIBLE_DEVICES"], amd["CUDA_VISIBLE_DEVICES"]) == ("3", "3")
+    with pytest.raises(ValueError, match="no device for local rank 2"):
+        told(2, {"CUDA_VISIBLE_DEVICES": "0,1"}, virtual_local_rank=True)
+
+
+def test_the_local_rank_is_filled_into_the_scripts_arguments() -> None:
+    assert worker_command(("train.py", "--out=${local_rank}", "$HOME"), 3) == ("train.py", "--out=3", "$HOME")
 
 
 def test_a_taken_port_is_not_given_and_the_ephemeral_range_is_left_alone() -> None:

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from runtime.agent.environment import ERROR_FILE_VARIABLE
-from runtime.agent.workers import WorkerEnd, Workers
+from runtime.agent.output import NodeLog
+from runtime.agent.script import TRACEBACK_VARIABLE
+from runtime.agent.workers import Start, WorkerEnd, Workers
 
 DEADLINE_S = 60
 
@@ -31,18 +33,22 @@ def run_worker(
     plain: bool = False,
     preload: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    python: str = "",
+    own: Sequence[str] = (),
 ) -> Ran:
-    """Start one worker through a fork server and wait for its end."""
+    """Start one worker through a fork server and wait for its end; `own`: the worker's own command."""
     log = os.open(folder / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
 
     async def story() -> tuple[WorkerEnd, tuple[str, ...]]:
         ends: asyncio.Queue[WorkerEnd] = asyncio.Queue()
-        workers = Workers(command, preload, log, ends.put_nowait)
+        workers = Workers(command, preload, ends.put_nowait, python or sys.executable)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 said = await workers.ready(plain)
-                told = {"RANK": "0", ERROR_FILE_VARIABLE: str(folder / "error.json"), **(environment or {})}
-                workers.start(1, [told])
+                output = NodeLog(log, folder).open(0, 0)
+                told = {"RANK": "0", TRACEBACK_VARIABLE: str(folder / "traceback"), **(environment or {})}
+                told[ERROR_FILE_VARIABLE] = output.error_file
+                workers.start(1, [Start(told, tuple(own or command), output)])
                 return await ends.get(), said
         finally:
             await workers.close()
@@ -120,6 +126,46 @@ def test_exit_handlers_and_threads_are_waited_for(tmp_path: Path) -> None:
     assert ran.output.replace("[0] ", "") == "mainthread\nhandler\n"
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["forked", "by exec"])
+def test_a_worker_may_have_its_own_arguments(tmp_path: Path, plain: bool) -> None:
+    script = write(tmp_path, "train.py", "import sys\nprint(sys.argv[1:])\n")
+    ran = run_worker(tmp_path, [script, "--rank=${local_rank}"], own=[script, "--rank=0"], plain=plain)
+    assert ran.output == "[0] ['--rank=0']\n"
+
+
+def test_any_program_found_by_path_can_be_a_worker(tmp_path: Path) -> None:
+    write(tmp_path, "greet", '#!/bin/sh\necho $RANK "$@"; exit 3\n')
+    (tmp_path / "greet").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = run_worker(tmp_path, ["--no-python", "greet", "a", "b c"], plain=True, environment=path)
+    assert (ran.end.exit_code, ran.output) == (3, "[0] 0 a b c\n")
+
+
+def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
+    ran = run_worker(tmp_path, ["--no-python", "not-there-at-all"], plain=True)
+    assert ran.end.exit_code == 1
+    assert "not-there-at-all" in ran.end.error
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["forked", "by exec"])
+def test_run_path_runs_under_torchs_record_which_writes_the_error_file(tmp_path: Path, plain: bool) -> None:
+    pytest.importorskip("torch")
+    script = write(tmp_path, "train.py", "import sys\nprint(__name__, sys.argv[1:])\nraise ValueError('boom')\n")
+    ran = run_worker(tmp_path, ["--run-path", script, "--x"], plain=plain)
+    assert ran.output.startswith("[0] __main__ ['--x']\n")
+    assert ran.end.exit_code == 1
+    assert ran.end.error_file.endswith("error-0.json")
+    assert ran.end.error.rstrip().endswith("ValueError: boom")
+
+
+def test_another_python_may_run_the_script(tmp_path: Path) -> None:
+    write(tmp_path, "other", f'#!/bin/sh\necho other "$1"; exec {sys.executable} "$@"\n')
+    (tmp_path / "other").chmod(0o755)
+    script = write(tmp_path, "train.py", "print('runs')\n")
+    ran = run_worker(tmp_path, [script], plain=True, python=str(tmp_path / "other"))
+    assert ran.output == "[0] other -u\n[0] runs\n"
+
+
 def test_what_the_script_imports_is_there_before_it_runs_and_what_fails_only_warns(tmp_path: Path) -> None:
     write(tmp_path, "costly.py", "import os\nPID = os.getpid()")
     script = write(
@@ -180,6 +226,20 @@ def test_numpys_random_state_differs_between_workers_and_threads_are_as_told(tmp
     assert threads == "2"
     assert 0 <= float(value) < 1
     assert not [line for line in seen[0].said if "exec" in line], "torch and numpy must leave one thread"
+
+
+def test_threads_that_nobody_set_are_as_many_as_in_a_fresh_process(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = write(
+        tmp_path,
+        "train.py",
+        "import os\nimport torch\nprint(torch.get_num_threads(), 'OMP_NUM_THREADS' in os.environ)\n",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        seen = {run_worker(tmp_path, [script], plain=plain).output.splitlines()[-1] for plain in (False, True)}
+    assert len(seen) == 1
+    assert seen.pop().endswith(" False")
 
 
 def test_python_is_the_same_one(tmp_path: Path) -> None:

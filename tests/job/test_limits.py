@@ -211,6 +211,40 @@ def test_a_restart_limit_bounds_all_restarts_of_a_role() -> None:
     assert world.names(NodePhase.RUNNING) == ["worker-0-0"]
 
 
+def test_where_nodes_come_by_themselves_their_loss_costs_no_restart_and_they_may_come_back() -> None:
+    world = World(by_themselves({"worker": RoleSpec(2, 1, restart_limit=0)}))
+    for name in ("n0", "n1"):
+        world.join(name)
+    for _ in range(2):
+        world.join("n1", anew=True)
+        world.join("n0")
+        assert world.names(NodePhase.RUNNING) == ["n0", "n1"]
+    assert {decision for _, decision in judged(world)} == {Decision.MEMBERSHIP}
+    world.exit("n1", -9)
+    assert judged(world)[-1] == (Reason.KILLED, Decision.GIVE_UP)
+
+
+@pytest.mark.parametrize("times", [2, 4])
+def test_the_same_error_may_come_so_often(times: int) -> None:
+    world = job(patience=Patience(same_error=times, max_restarts=10))
+    for attempt in range(times):
+        assert world.state.ended is None, f"attempt {attempt}"
+        world.exit("worker-0-0", 1)
+        world.join_all()
+    assert world.state.ended is not None
+    assert "with the same error" in world.state.ended.reason
+
+
+def test_the_same_error_may_cost_as_many_rounds_as_any_where_that_is_asked_for() -> None:
+    world = job(patience=Patience(same_error=0, max_restarts=3))
+    for _ in range(4):
+        assert world.state.ended is None
+        world.exit("worker-0-0", 1)
+        world.join_all()
+    assert world.state.ended is not None
+    assert "3 restarts are allowed" in world.state.ended.reason
+
+
 def test_a_replacement_that_does_not_come_within_its_time_is_replaced_again() -> None:
     world = job(role={"restart_time_limit_s": 50.0})
     world.send(NodeGone("worker-1-0", "killed"))

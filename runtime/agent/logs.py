@@ -1,0 +1,211 @@
+"""torchrun's treatment of the workers' streams: console, files, both; and where each finds its error file.
+
+    <folder>/<run id>_<random>/attempt_<N>/<local rank>/{stdout.log,stderr.log,error.json}
+
+After `torch.distributed.elastic.multiprocessing.DefaultLogsSpecs`. A stream that is neither redirected nor teed is the
+console itself: the worker gets our own descriptor, so that a terminal stays one.
+"""
+
+import os
+import re
+import shutil
+import socket
+import string
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtime.agent.output import LAST_WORDS, Output, Pipe, write_all
+
+_ONE = re.compile(r"[0123]")
+_BY_RANK = re.compile(r"(\d:[0123],)*\d:[0123]")
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Which of a worker's streams are meant: bit 1 stdout, bit 2 stderr."""
+
+    all: int = 0
+    by_rank: Mapping[int, int] | None = None
+
+    def of(self, local_rank: int) -> int:
+        """Of that worker."""
+        return self.all if self.by_rank is None else self.by_rank.get(local_rank, 0)
+
+    def any(self) -> bool:
+        """Is any stream of any worker meant?"""
+        return bool(self.all or any((self.by_rank or {}).values()))
+
+
+def streams_of(text: str, flag: str) -> Streams:
+    """`3`, or `0:1,1:3` by local rank. Raises ValueError."""
+    if _ONE.fullmatch(text):
+        return Streams(int(text))
+    if _BY_RANK.fullmatch(text):
+        return Streams(by_rank={int(rank): int(value) for rank, value in (pair.split(":") for pair in text.split(","))})
+    raise ValueError(
+        f"{flag} {text}: neither 0, 1, 2, 3 (none, stdout, stderr, both) nor a list as 0:1,1:3 by local rank"
+    )
+
+
+@dataclass(frozen=True)
+class LogPlan:
+    """What the command line says of the logs."""
+
+    folder: str = ""
+    """Where the run's folder is made; empty: in a temporary one that goes with the node, or stays if it holds logs.
+    /dev/null: no files at all."""
+    run_id: str = "none"
+    redirects: Streams = Streams()
+    tee: Streams = Streams()
+    shown: frozenset[int] | None = None
+    """Local ranks that may write to the console; None: all."""
+    prefix: str = ""
+    """Template of a teed line's prefix; empty: `[${role_name}${local_rank}]:`."""
+    stdout_filters: tuple[str, ...] = ()
+    stderr_filters: tuple[str, ...] = ()
+
+    def keeps_files(self) -> bool:
+        """Does a stream go to a file?"""
+        return self.redirects.any() or self.tee.any()
+
+
+@dataclass
+class LaunchLogs:
+    """The outputs of one node's workers, round after round."""
+
+    plan: LogPlan
+    role_name: str
+    private: Path
+    """For what need not stay."""
+    console: Sequence[int] = (1, 2)
+    """Descriptors of our own stdout and stderr."""
+    folder: Path | None = field(default=None, init=False)
+    """The run's; made for the first round, None with /dev/null."""
+    _attempt: Path | None = field(default=None, init=False)
+
+    def begin(self, attempt: int) -> None:
+        """Make the folder of this attempt. Raises OSError when it cannot be made."""
+        if self.plan.folder == os.devnull:
+            return
+        if self.folder is None:
+            base = self.plan.folder or (
+                tempfile.mkdtemp(prefix="everstep_") if self.plan.keeps_files() else self.private
+            )
+            os.makedirs(base, exist_ok=True)
+            self.folder = Path(tempfile.mkdtemp(prefix=f"{self.plan.run_id}_", dir=base))
+        self._attempt = self.folder / f"attempt_{attempt}"
+        shutil.rmtree(self._attempt, ignore_errors=True)
+        self._attempt.mkdir()
+
+    def open(self, local_rank: int, rank: int) -> Output:
+        """A worker's."""
+        nowhere = self._attempt is None
+        own = self._attempt / str(local_rank) if self._attempt else Path(os.devnull)
+        if not nowhere:
+            own.mkdir()
+        tee, redirect = self.plan.tee.of(local_rank), self.plan.redirects.of(local_rank)
+        shown = self.plan.shown is None or local_rank in self.plan.shown
+        streams = []
+        for bit, name, filters in ((1, "stdout", self.plan.stdout_filters), (2, "stderr", self.plan.stderr_filters)):
+            console = self.console[bit - 1] if shown or nowhere else None
+            if nowhere or not (tee | redirect) & bit:
+                streams.append(_Direct(console))
+            elif tee & bit:
+                filtered = self._attempt / f"filtered_{name}.log" if filters and shown and self._attempt else None
+                prefix = self._prefix(local_rank, rank)
+                streams.append(_Teed(own / f"{name}.log", console, prefix, filtered, filters))
+            else:
+                streams.append(_Redirected(own / f"{name}.log"))
+        return _Launched(streams[0], streams[1], "" if nowhere else str(own / "error.json"))
+
+    def _prefix(self, local_rank: int, rank: int) -> bytes:
+        if not self.plan.prefix:
+            return f"[{self.role_name}{local_rank}]:".encode()
+        told = {"role_name": self.role_name, "local_rank": local_rank, "rank": rank, "hostname": socket.gethostname()}
+        return string.Template(self.plan.prefix).safe_substitute(told).encode()
+
+
+class _Direct:
+    """The console, or nothing."""
+
+    def __init__(self, console: int | None) -> None:
+        self.file = os.open(os.devnull, os.O_WRONLY) if console is None else os.dup(console)
+
+    def close(self) -> None:
+        pass
+
+    def last_words(self) -> str:
+        return ""
+
+
+class _Redirected:
+    """A file of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+
+    def close(self) -> None:
+        pass
+
+    def last_words(self) -> str:
+        with suppress(OSError), self._path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_WORDS))
+            return file.read().decode(errors="replace").strip()
+        return ""
+
+
+class _Teed:
+    """A file as the worker writes it, and the console with a prefix before each line."""
+
+    def __init__(
+        self, path: Path, console: int | None, prefix: bytes, filtered: Path | None, filters: Sequence[str]
+    ) -> None:
+        self._copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._console = console
+        self._prefix = prefix
+        self._needles = [word.encode() for word in filters]
+        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._filtered = os.open(filtered, append, 0o666) if filtered else None
+        self._pipe = Pipe(self._lines, lambda data: write_all(self._copy, data))
+        self.file = self._pipe.write_end
+
+    def close(self) -> None:
+        self._pipe.close()
+        os.close(self._copy)
+        if self._filtered is not None:
+            os.close(self._filtered)
+
+    def last_words(self) -> str:
+        return self._pipe.last_words()
+
+    def _lines(self, lines: list[bytes]) -> None:
+        if self._console is not None:
+            write_all(self._console, b"".join(self._prefix + line + b"\n" for line in lines))
+        if self._filtered is not None:
+            chosen = [line for line in lines if any(needle in line for needle in self._needles)]
+            write_all(self._filtered, b"".join(self._prefix + line + b"\n" for line in chosen))
+
+
+class _Launched:
+    def __init__(
+        self, stdout: _Direct | _Redirected | _Teed, stderr: _Direct | _Redirected | _Teed, error_file: str
+    ) -> None:
+        self._streams = (stdout, stderr)
+        self.stdout, self.stderr = stdout.file, stderr.file
+        self.error_file = error_file
+
+    def handed_over(self) -> None:
+        os.close(self.stdout)
+        os.close(self.stderr)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+    def last_words(self) -> str:
+        """stderr's, or stdout's where that has none."""
+        return self._streams[1].last_words() or self._streams[0].last_words()

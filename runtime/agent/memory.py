@@ -1,0 +1,67 @@
+"""Did the kernel kill for want of memory? The count that this process's own cgroup keeps says so, v2 or v1.
+
+After the kernel's "Control Group v2", memory.events (`oom_kill`: processes of the group killed by any OOM killer, its
+children's too), and "Memory Resource Controller", memory.oom_control (`oom_kill`, since Linux 4.13).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class OomCounter:
+    """The number of such kills, now and since somebody asked before."""
+
+    def __init__(self, path: Path | None) -> None:
+        """`path` has a line `oom_kill N`; None: no group can be read, nothing is ever seen."""
+        self._path = path
+        self._before = self._count()
+
+    def rose(self) -> bool:
+        """Was anybody killed since the last call (or since the counter was made)?"""
+        count = self._count()
+        rose, self._before = count > self._before, count
+        return rose
+
+    def _count(self) -> int:
+        if self._path is None:
+            return 0
+        try:
+            lines = self._path.read_text().splitlines()
+        except OSError:
+            return 0
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def own_counter(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
+    """The file that counts the kills in this process's memory group; None where there is none to read.
+
+    A container often sees its group mounted as the root while /proc still names it by its path outside.
+    """
+    try:
+        groups = _groups(proc.read_text())
+    except OSError:
+        return None
+    places = []
+    if "memory" in groups:
+        v1 = mount / "memory"
+        places += [v1 / groups["memory"].lstrip("/") / "memory.oom_control", v1 / "memory.oom_control"]
+    if "" in groups:
+        for root in (mount, mount / "unified"):
+            places += [root / groups[""].lstrip("/") / "memory.events", root / "memory.events"]
+    return next((place for place in places if _counts(place)), None)
+
+
+def _groups(text: str) -> Mapping[str, str]:
+    """Controller (empty for v2) -> path of the group."""
+    found = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        found.update(dict.fromkeys(controllers.split(","), path))
+    return found
+
+
+def _counts(path: Path) -> bool:
+    try:
+        return any(line.startswith("oom_kill ") for line in path.read_text().splitlines())
+    except OSError:
+        return False

@@ -1,0 +1,146 @@
+"""Where a worker's stdout and stderr go: line by line to the node's log, or as `logs` says. The end of them is kept."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+LAST_WORDS = 16 << 10
+"""Bytes of a worker's output that are kept for the error of a fault."""
+_CHUNK = 1 << 16
+
+
+class Output(Protocol):
+    """One worker's streams and error file, from before it starts until after its end."""
+
+    stdout: int
+    """File descriptor for the worker; ours until `handed_over`."""
+    stderr: int
+    error_file: str
+    """For TORCHELASTIC_ERROR_FILE; empty where there shall be none."""
+
+    def handed_over(self) -> None:
+        """The worker has its descriptors (or will never begin): close ours."""
+        ...
+
+    def close(self) -> None:
+        """The worker is dead: read what is still there, let go of everything."""
+        ...
+
+    def last_words(self) -> str:
+        """The end of what it wrote, at most 16 KiB; empty where nobody listened."""
+        ...
+
+
+class Outputs(Protocol):
+    """Makes the outputs of a node's workers."""
+
+    def begin(self, attempt: int) -> None:
+        """A round begins: so many rounds of the job were before it."""
+        ...
+
+    def open(self, local_rank: int, rank: int) -> Output:
+        """For one worker of this round."""
+        ...
+
+
+class Pipe:
+    """A pipe whose lines are given away as they come, on an event loop."""
+
+    def __init__(
+        self, on_lines: Callable[[list[bytes]], None], on_bytes: Callable[[bytes], None] | None = None
+    ) -> None:
+        """`on_lines` gets whole lines without their ends (a last one may have had none); `on_bytes` all that comes."""
+        self._on_lines = on_lines
+        self._on_bytes = on_bytes
+        self._line = b""
+        self._last = bytearray()
+        self._read, self.write_end = os.pipe()
+        os.set_blocking(self._read, False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._read, self._readable)
+
+    def close(self) -> None:
+        """Read what is still in the pipe, then let go of it."""
+        while self._take():
+            pass
+        self._loop.remove_reader(self._read)
+        os.close(self._read)
+        if self._line:
+            self._on_lines([self._line])
+            self._line = b""
+
+    def last_words(self) -> str:
+        """The last 16 KiB."""
+        return bytes(self._last[-LAST_WORDS:]).decode(errors="replace").strip()
+
+    def _readable(self) -> None:
+        if not self._take():
+            self._loop.remove_reader(self._read)
+
+    def _take(self) -> bool:
+        """One chunk; False at the end, or when nothing is there now and we are closing."""
+        try:
+            chunk = os.read(self._read, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            return False
+        if self._on_bytes is not None:
+            self._on_bytes(chunk)
+        self._last += chunk
+        if len(self._last) > 4 * LAST_WORDS:
+            del self._last[:-LAST_WORDS]
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        if len(self._line) > _CHUNK:
+            lines, self._line = [*lines, self._line], b""
+        if lines:
+            self._on_lines(lines)
+        return True
+
+
+def write_all(file: int, data: bytes) -> None:
+    """Write, or lose it: a full disk or a closed terminal must not end the training."""
+    with suppress(OSError):
+        while data:
+            data = data[os.write(file, data) :]
+
+
+class NodeLog:
+    """Both streams of every worker into the node's log, each line after `[rank] `; error files in a private folder."""
+
+    def __init__(self, log: int, folder: Path) -> None:
+        self._log = log
+        self._folder = folder
+
+    def begin(self, attempt: int) -> None:
+        """All rounds share the log."""
+
+    def open(self, local_rank: int, rank: int) -> Output:
+        """A worker's."""
+        error_file = self._folder / f"error-{local_rank}.json"
+        error_file.unlink(missing_ok=True)
+        return _Prefixed(self._log, f"[{rank}] ".encode(), str(error_file))
+
+
+class _Prefixed:
+    def __init__(self, log: int, prefix: bytes, error_file: str) -> None:
+        self._log = log
+        self._prefix = prefix
+        self._pipe = Pipe(self._write)
+        self.stdout = self.stderr = self._pipe.write_end
+        self.error_file = error_file
+
+    def handed_over(self) -> None:
+        os.close(self.stdout)
+
+    def close(self) -> None:
+        self._pipe.close()
+
+    def last_words(self) -> str:
+        return self._pipe.last_words()
+
+    def _write(self, lines: list[bytes]) -> None:
+        write_all(self._log, b"".join(self._prefix + line + b"\n" for line in lines))

@@ -1,0 +1,37 @@
+"""The stacks of a node's workers, read from outside by py-spy: a hung process need not help."""
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+DUMP_S = 20.0
+"""So long for one process; then it is left alone."""
+
+
+async def stacks(pids: Mapping[int, int], timeout_s: float = DUMP_S) -> str:
+    """The stacks of all threads of these processes, by rank: text for a log. What cannot be read says why."""
+    told = await asyncio.gather(*(_dump(pid, timeout_s) for pid in pids.values()))
+    return "".join(
+        f"--- rank {rank}, process {pid}\n{text}\n" for (rank, pid), text in zip(pids.items(), told, strict=True)
+    )
+
+
+async def _dump(pid: int, timeout_s: float) -> str:
+    beside = Path(sys.executable).parent / "py-spy"
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program is None:
+        return "no stacks: py-spy is not installed; pip install py-spy"
+    asked = await asyncio.create_subprocess_exec(
+        program, "dump", "--pid", str(pid), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            told, _ = await asked.communicate()
+    except TimeoutError:
+        asked.kill()
+        await asked.wait()
+        return f"no stacks: py-spy did not end within {timeout_s:g} s"
+    text = told.decode(errors="replace").strip()
+    return text if asked.returncode == 0 else f"no stacks: {text}"

@@ -1,0 +1,48 @@
+"""What a person is told when the workers of this node failed, and torch's hand-on of the error file."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from runtime.agent.environment import ERROR_FILE_VARIABLE
+from runtime.agent.workers import WorkerEnd
+
+
+def failure_lines(script: str, failures: Sequence[WorkerEnd], first_rank: int) -> Iterator[str]:
+    """Which worker failed first, how, and with what error."""
+    if not failures:
+        return
+    first = failures[0]
+    code = first.exit_code
+    how = f"was ended by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+    when = datetime.fromtimestamp(first.time).isoformat(sep=" ", timespec="seconds") if first.time else "?"
+    who = f"rank {first_rank + first.local_rank} (local rank {first.local_rank}, process {first.pid})"
+    yield f"{script} failed: {who} {how} at {when}"
+    if first.error_file:
+        yield f"  error file: {first.error_file}"
+    yield from (f"  {line}" for line in first.error.splitlines())
+
+
+def copy_error_file(failures: Sequence[WorkerEnd], environment: Mapping[str, str]) -> None:
+    """Write the first failure's error file to our own, with its exit code, as torch's `record` does for torchrun."""
+    own = environment.get(ERROR_FILE_VARIABLE)
+    if not own or not failures or not failures[0].error_file:
+        return
+    with suppress(OSError, ValueError):
+        told = json.loads(Path(failures[0].error_file).read_bytes())
+        if isinstance(told.get("message"), dict):
+            told["message"]["errorCode"] = failures[0].exit_code
+        with suppress(FileNotFoundError):
+            os.unlink(own)
+        Path(own).write_text(json.dumps(told))
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

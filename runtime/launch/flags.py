@@ -1,0 +1,70 @@
+"""The command line of `everstep launch`: torch's flags, dlrover-run's, ours; then the script with its arguments."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.launch import torchrun
+
+EXAMPLES = """examples:
+  everstep launch --standalone --nproc-per-node 2 train.py --epochs 3
+  everstep launch --nnodes 2:4 --rdzv-endpoint node0:29400 --max-restarts 3 train.py        # on every node
+  NODE_RANK=$RANK DLROVER_MASTER_ADDR=$MASTER_ADDR:$MASTER_PORT \\
+    everstep launch --nnodes 4 --nproc-per-node 8 train.py                                  # in a PyTorchJob
+
+environment: EVERSTEP_JOB_TOKEN (the secret of a job of several hosts), PET_<FLAG> (defaults of torch's flags),
+  NODE_RANK with DLROVER_MASTER_ADDR, OMP_NUM_THREADS, PYTHON_EXEC
+exit codes: 0 done, 1 the script's error, 2 bad input, 3 too few nodes, 75 no master, 128 + N ended by signal N
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Abbreviations mean what they mean to torchrun: a flag that is only ours never makes one ambiguous."""
+
+    def __init__(self, environment: Mapping[str, str], prog: str = "everstep launch") -> None:
+        super().__init__(
+            prog=prog,
+            description="torchrun, elastic: run a script on one node or many, whatever dies, comes or goes.",
+            epilog=EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        torchrun.add_flags(self, environment)
+        known = set(self._option_string_actions)
+        _add_checks(self, environment)
+        _add_ours(self)
+        self._added = frozenset(self._option_string_actions) - known
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        found = super()._get_option_tuples(option_string)
+        theirs = [match for match in found if match[1] not in self._added]
+        return theirs or found
+
+
+def _add_checks(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    """dlrover-run's node check."""
+    group = parser.add_argument_group("checks of the nodes, as dlrover-run has them")
+
+    def switch(name: str, text: str) -> None:
+        group.add_argument(*torchrun.both(name), action=torchrun.Switch, environment=environment, help=text)
+
+    switch("network-check", "check every node before it trains; faulty ones are left out")
+    switch("exclude-straggler", "with --network-check: leave slow nodes out too")
+    switch("switchbox-check", "with --network-check: measure the links between pairs of devices")
+    group.add_argument(*torchrun.both("box-pairs"), default="0:1 2:4 3:5 6:7", help='default "0:1 2:4 3:5 6:7"')
+    group.add_argument(*torchrun.both("min-bandwidth"), type=int, default=10_000, help="MB/s a pair (default 10000)")
+    group.add_argument(*torchrun.both("min-channels"), type=int, default=2, help="healthy pairs needed (default 2)")
+
+
+def _add_ours(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("of everstep")
+    group.add_argument(
+        "--store", default="", metavar="URI", help="shared by all nodes: checkpoints, and the master's takeover"
+    )
+    group.add_argument(
+        "--cooldown", type=float, default=30.0, metavar="SECONDS", help="a changed round is not broken up to grow (30)"
+    )
+    group.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store (50)")
+    group.add_argument(
+        "--preload", action="append", default=[], metavar="MODULE", help="one more import made once a node"
+    )
+    group.add_argument("--no-fork-server", action="store_true", help="start each worker anew, importing by itself")

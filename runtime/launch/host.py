@@ -1,0 +1,112 @@
+"""`python -m runtime.launch.host`: the master of a launched job, in a process of its own beside one of the nodes.
+
+It outlives its node where other nodes need it, and is started again by that node when it is killed. What it must know
+comes on stdin (the token must not stand in a command line); lines for people go to stderr. SIGTERM ends the job,
+SIGINT too and says that no node is left to hear it. Exit codes: those of `runtime.master.Outcome`, 2 bad input (the
+address cannot be had).
+"""
+
+import asyncio
+import shutil
+import signal
+import sys
+import traceback
+from contextlib import suppress
+
+import msgspec
+
+from runtime.agent.forkserver import die_with_parent
+from runtime.job.spec import JobSpec
+from runtime.launch.farewell import Farewell
+from runtime.master import Outcome, Progress, find_master, run
+from runtime.master.run import CannotListen
+from runtime.platform.joined import JoinedPlatform
+from runtime.store import open_store
+
+BAD_INPUT = 2
+
+
+class Hosting(msgspec.Struct, frozen=True):
+    """What a master is started with."""
+
+    spec: JobSpec
+    store: str
+    token: str
+    host: str
+    port: int
+    parent: int
+    """Process that it must not outlive; 0: it may."""
+    remove: str = ""
+    """Folder to remove when the job is over: a store that nobody else needs."""
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # Who listened may be dead; the job goes on.
+        print(text, file=sys.stderr, flush=True)
+
+
+class _Lines:
+    """A line for each new reason; a job of one node in its first round is left in peace."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._many = any(role.nodes > 1 for role in spec.roles.values())
+        self._reason = ""
+
+    def show(self, progress: Progress) -> None:
+        if progress.reason != self._reason and (self._many or progress.round > 1):
+            _tell(progress.reason)
+        self._reason = progress.reason
+
+
+async def _run(told: Hosting) -> Outcome:
+    stop, alone = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: (stop.set(), alone.set()))
+    lines, store = _Lines(told.spec), open_store(told.store)
+    outcome = await run(
+        told.spec,
+        store,
+        JoinedPlatform(),
+        token=told.token,
+        agent_arguments=(),
+        agent_environment={},
+        stop=stop,
+        on_progress=lines.show,
+        host=told.host,
+        port=told.port,
+    )
+    if outcome.state == "fenced":
+        return outcome
+    master = await asyncio.to_thread(find_master, store, told.spec.job)
+    farewell = asyncio.create_task(
+        Farewell(outcome, master.epoch if master else 0, told.token).serve(told.host, told.port)
+    )
+    hurry = asyncio.create_task(alone.wait())
+    await asyncio.wait([farewell, hurry], return_when=asyncio.FIRST_COMPLETED)
+    farewell.cancel()
+    await asyncio.gather(farewell, return_exceptions=True)  # The address may be somebody else's by now.
+    return outcome
+
+
+def main() -> None:
+    """Run one master to its end."""
+    told = msgspec.json.decode(sys.stdin.buffer.read(), type=Hosting)
+    if told.parent:
+        die_with_parent(told.parent)
+    try:
+        outcome = asyncio.run(_run(told))
+    except (CannotListen, ValueError) as error:
+        _tell(str(error))
+        sys.exit(BAD_INPUT)
+    except Exception:  # noqa: BLE001 - the outermost edge of the process
+        with suppress(OSError):
+            traceback.print_exc()
+        sys.exit(75)
+    if told.remove and outcome.state != "fenced":
+        shutil.rmtree(told.remove, ignore_errors=True)
+    sys.exit(outcome.exit_code)
+
+
+if __name__ == "__main__":
+    main()

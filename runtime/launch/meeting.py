@@ -1,0 +1,120 @@
+"""How the nodes of a job find each other: the endpoint's address, who hosts the master there, the job's secret.
+
+"Is the endpoint this machine" is judged as torch's c10d backend does (torch.distributed.elastic.rendezvous.utils).
+"""
+
+import ipaddress
+import os
+import secrets
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+TOKEN_VARIABLE = "EVERSTEP_JOB_TOKEN"
+_RESOLVE_S = 5.0
+_PAUSE_S = 0.5
+
+
+def resolve(host: str, port: int, pause: Callable[[float], None] = time.sleep) -> str:
+    """The address of `host`, asked again for some seconds. Raises ValueError when it has none."""
+    tries = int(_RESOLVE_S / _PAUSE_S)
+    for left in reversed(range(tries)):
+        try:
+            return str(socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)[0][4][0])
+        except OSError as error:
+            if not left:
+                raise ValueError(
+                    f"{host}:{port}: the master's name cannot be resolved ({error}); check the name"
+                ) from None
+            pause(_PAUSE_S)
+    raise AssertionError("there is at least one try")
+
+
+def is_this_machine(host: str) -> bool:
+    """Is `host` a name or an address of this machine?"""
+    if host in ("localhost", socket.gethostname()):
+        return True
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return True
+    return any(is_local(address) for address in _addresses(host))
+
+
+def is_local(address: str) -> bool:
+    """Can this machine listen on that address?"""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def own_address(towards: str, port: int) -> str:
+    """The address of this machine from which it reaches `towards`. Raises ValueError when there is no way."""
+    family = socket.AF_INET6 if ":" in towards else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # Nothing is sent: the kernel only chooses the way.
+        try:
+            probe.connect((towards, port or 9))
+        except OSError as error:
+            raise ValueError(f"{towards}: no way there from this machine ({error.strerror})") from None
+        return str(probe.getsockname()[0])
+
+
+def is_loopback(address: str) -> bool:
+    """Is it reachable from this machine alone?"""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def own_folder() -> Path:
+    """This user's folder for what nodes on one machine share, closed to others. Raises ValueError when it is not."""
+    folder = Path(tempfile.gettempdir()) / f"everstep-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ValueError(f"{folder}: it must be a folder that only this user can open; remove it")
+    return folder
+
+
+def token_of(environment: Mapping[str, str], address: str | None, job: str) -> str:
+    """The job's secret: as the user set it; else made for this machine alone.
+
+    Raises ValueError where several machines would need one that nobody set.
+    """
+    given = environment.get(TOKEN_VARIABLE, "")
+    if given:
+        return given
+    if address is None:
+        return secrets.token_urlsafe(32)
+    if not is_loopback(address):
+        raise ValueError(
+            f"{TOKEN_VARIABLE} is not set: nodes on several machines need a secret in common; "
+            f"set the same on all of them, for example {TOKEN_VARIABLE}=$(openssl rand -hex 16)"
+        )
+    return _shared_token(own_folder() / f"{job}.token")
+
+
+def _shared_token(path: Path) -> str:
+    """Made by the first node on this machine, read by the others."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(secrets.token_urlsafe(32))
+    try:
+        os.link(fresh, path)
+    except FileExistsError:
+        pass  # another node was first
+    finally:
+        fresh.unlink()
+    return path.read_text()
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)}
+    except OSError:
+        return set()

@@ -1,0 +1,286 @@
+"""What the command line and the environment mean together: a `Launch`, or one line that says what is wrong.
+
+The rules are torch's (`torch.distributed.run.run` and `config_from_args`); where nodes meet by NODE_RANK and
+DLROVER_MASTER_ADDR they are dlrover-run's, which lets those stand before torch's rendezvous flags.
+"""
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.agent.logs import LogPlan, streams_of
+from runtime.launch.rendezvous import Rendezvous, parse_conf, split_endpoint
+
+_STATIC_PORT = 29500
+_DYNAMIC_PORT = 29400
+_CHECKS = ("network_check", "exclude_straggler", "switchbox_check")
+_DEVICES = """
+import sys, torch
+kind = sys.argv[1]
+if kind == "auto":
+    kind = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
+kind = "cuda" if kind == "gpu" else kind
+print(len(__import__("os").sched_getaffinity(0)) if kind == "cpu" else getattr(torch, kind).device_count())
+"""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the nodes of the job find its master."""
+
+    host: str
+    port: int
+    hosts: bool | None
+    """This node hosts the master; None: if `host` is this machine."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One node's part in a job, as it was asked for."""
+
+    nodes: int
+    min_nodes: int
+    slots: int
+    """Workers on this node."""
+    index: int
+    """The node's number that was asked for; -1: any."""
+    meeting: Meeting | None
+    """None: this node is alone, its master listens on loopback."""
+    run_id: str
+    role_name: str
+    workers_meet: tuple[str, int] | None
+    """MASTER_ADDR and MASTER_PORT where the command line fixes them."""
+    local_addr: str
+    rendezvous: Rendezvous
+    max_restarts: int
+    command: tuple[str, ...]
+    """As `runtime.agent.script` reads it."""
+    plain: bool
+    """Workers are started by exec."""
+    preload: tuple[str, ...]
+    signals: tuple[signal.Signals, ...]
+    shutdown_s: float
+    virtual_local_rank: bool
+    threads: str
+    """OMP_NUM_THREADS for the workers; empty: it stays unset."""
+    sets_threads: bool
+    """Nobody set OMP_NUM_THREADS, and several workers share the node: it is 1, which is told."""
+    logs: LogPlan
+    store: str
+    persist_interval: int
+    cooldown_s: float
+    environment: Mapping[str, str]
+    """For the workers, beside the ranks."""
+
+
+def options(
+    told: argparse.Namespace,
+    environment: Mapping[str, str],
+    count_devices: Callable[[str], int] | None = None,
+) -> Launch:
+    """The launch that was asked for. Raises ValueError with one line: what, where, how to mend it."""
+    _refuse(told)
+    least, most = _nodes(told.nnodes)
+    slots = _slots(told.nproc_per_node, count_devices or devices)
+    meeting, index, run_id, workers_meet = _meeting(told, environment, most)
+    static = meeting is not None and index >= 0
+    if told.max_restarts < 0:
+        raise ValueError(f"--max-restarts {told.max_restarts}: it cannot be negative")
+    if told.persist_interval < 1:
+        raise ValueError(f"--persist-interval {told.persist_interval}: at least 1 iteration is needed")
+    if told.cooldown < 0:
+        raise ValueError(f"--cooldown {told.cooldown:g}: it cannot be negative")
+    sets_threads = "OMP_NUM_THREADS" not in environment and slots > 1
+    command, plain = _command(told, environment)
+    return Launch(
+        nodes=most,
+        min_nodes=most if static else least,
+        slots=slots,
+        index=index,
+        meeting=meeting,
+        run_id=run_id,
+        role_name=told.role,
+        workers_meet=workers_meet,
+        local_addr=told.local_addr or "",
+        rendezvous=parse_conf(told.rdzv_conf, static=static),
+        max_restarts=told.max_restarts,
+        command=command,
+        plain=plain or told.no_fork_server,
+        preload=tuple(told.preload),
+        signals=_signals(told.signals_to_handle),
+        shutdown_s=_shutdown_s(told.shutdown_timeout, environment),
+        virtual_local_rank=told.virtual_local_rank,
+        threads="1" if sets_threads else environment.get("OMP_NUM_THREADS", ""),
+        sets_threads=sets_threads,
+        logs=_logs(told, environment, run_id),
+        store=told.store,
+        persist_interval=told.persist_interval,
+        cooldown_s=told.cooldown,
+        environment={"TORCHELASTIC_SIGNALS_TO_HANDLE": told.signals_to_handle},
+    )
+
+
+def devices(kind: str) -> int:
+    """How many devices of that kind torch sees (cpu, gpu, xpu, auto), asked in a process of its own."""
+    if kind == "cpu":
+        return len(os.sched_getaffinity(0))
+    asked = subprocess.run([sys.executable, "-c", _DEVICES, kind], capture_output=True, text=True, check=False)
+    return int(asked.stdout) if asked.returncode == 0 else 0
+
+
+def _refuse(told: argparse.Namespace) -> None:
+    """Flags that are known and cannot mean here what they mean to torchrun."""
+    if told.rdzv_backend.startswith("etcd"):
+        raise ValueError(f"--rdzv-backend {told.rdzv_backend}: etcd is not supported; c10d needs no server of its own")
+    if told.rdzv_backend not in ("static", "c10d"):
+        raise ValueError(f"--rdzv-backend {told.rdzv_backend}: not known; use c10d or static")
+    if told.logs_specs is not None:
+        raise ValueError("--logs-specs: other log layouts are not supported; leave it out for torch's default layout")
+    if told.numa_binding is not None:
+        raise ValueError("--numa-binding: not supported; bind the processes by numactl in front of the script")
+    if told.event_log_handler != "null":
+        raise ValueError(f"--event-log-handler {told.event_log_handler}: only null is supported")
+    for name in _CHECKS:
+        if getattr(told, name):
+            raise ValueError(f"--{name.replace('_', '-')}: checks of the nodes are not supported yet; leave it out")
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    least, _, most = text.partition(":")
+    try:
+        found = int(least), int(most or least)
+    except ValueError:
+        raise ValueError(f"--nnodes {text}: neither a number nor MIN:MAX") from None
+    if not 0 < found[0] <= found[1]:
+        raise ValueError(f"--nnodes {text}: at least 1 node, and MIN at most MAX")
+    return found
+
+
+def _slots(text: str, count: Callable[[str], int]) -> int:
+    if re.fullmatch(r"\s*[+-]?\d+\s*", text):
+        if int(text) < 1:
+            raise ValueError(f"--nproc-per-node {text}: at least 1 worker is needed")
+        return int(text)
+    if text not in ("cpu", "gpu", "xpu", "auto"):
+        raise ValueError(f"--nproc-per-node {text}: neither a number nor auto, cpu, gpu or xpu")
+    found = count(text)
+    if found < 1:
+        raise ValueError(f"--nproc-per-node {text}: torch sees no such device here; give a number, or cpu")
+    return found
+
+
+def _meeting(
+    told: argparse.Namespace, environment: Mapping[str, str], nodes: int
+) -> tuple[Meeting | None, int, str, tuple[str, int] | None]:
+    """(where the nodes meet or None, this node's number or -1, the run's id, where the workers meet if told)."""
+    own_id = told.rdzv_id if told.store and told.rdzv_id != "none" else str(uuid.uuid4())
+    if told.standalone:
+        _alone(nodes, "--standalone")
+        return None, -1, own_id, None
+    if dlrover := environment.get("DLROVER_MASTER_ADDR"):
+        host, port = split_endpoint(dlrover, 0, "DLROVER_MASTER_ADDR")
+        if not port:
+            raise ValueError(f"DLROVER_MASTER_ADDR={dlrover}: the port is missing; use HOST:PORT")
+        rank = environment.get("NODE_RANK", "")
+        if not rank.isdigit():
+            raise ValueError("NODE_RANK: with DLROVER_MASTER_ADDR each node needs its number, from 0; set NODE_RANK")
+        if int(rank) >= nodes:
+            raise ValueError(f"NODE_RANK={rank}: --nnodes allows numbers below {nodes}")
+        return Meeting(host, port, int(rank) == 0), int(rank), told.rdzv_id, None
+    if told.rdzv_backend == "c10d":
+        host, port = split_endpoint(told.rdzv_endpoint, _DYNAMIC_PORT, "--rdzv-endpoint")
+        if port == 0:
+            _alone(nodes, f"--rdzv-endpoint {told.rdzv_endpoint}: no other node can find port 0")
+            return None, -1, told.rdzv_id, None
+        return Meeting(host, port, None), -1, told.rdzv_id, None
+    if not told.rdzv_endpoint and told.master_port is None and nodes == 1:
+        return None, -1, own_id, None
+    endpoint = told.rdzv_endpoint or f"{told.master_addr}:{told.master_port or _STATIC_PORT}"
+    host, port = split_endpoint(endpoint, 0, "--rdzv-endpoint")
+    if not port:
+        raise ValueError(f"--rdzv-endpoint {endpoint}: the static rendezvous needs a port; use HOST:PORT")
+    if not 0 <= told.node_rank < nodes:
+        raise ValueError(f"--node-rank {told.node_rank}: --nnodes allows numbers from 0 to {nodes - 1}")
+    if nodes == 1:
+        return None, -1, told.rdzv_id, (host, port)
+    return Meeting(host, port, told.node_rank == 0), told.node_rank, told.rdzv_id, None
+
+
+def _alone(nodes: int, why: str) -> None:
+    if nodes > 1:
+        raise ValueError(
+            f"{why}, but --nnodes asks for {nodes} nodes; give --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
+        )
+
+
+def _command(told: argparse.Namespace, environment: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
+    """The command in the words of `runtime.agent.script`, and whether it must be started by exec."""
+    script, arguments = told.training_script, tuple(told.training_script_args)
+    if told.run_path:
+        _file(script, "--run-path")
+        return ("--run-path", script, *arguments), told.start_method == "spawn"
+    if told.no_python:
+        if told.module:
+            raise ValueError("--no-python and --module contradict each other; leave one out")
+        return ("--no-python", script, *arguments), True
+    other = bool(environment.get("PYTHON_EXEC"))
+    if told.module:
+        return ("-m", script, *arguments), other
+    _file(script, "the training script")
+    return (script, *arguments), other
+
+
+def _file(script: str, what: str) -> None:
+    path = Path(script)
+    if not path.exists():
+        raise ValueError(f"{script}: no such file; {what} must exist on this node")
+
+
+def _signals(text: str) -> tuple[signal.Signals, ...]:
+    found = []
+    for name in (part.strip() for part in text.split(",")):
+        known = signal.Signals.__members__.get(name)
+        if known is None or known in (signal.SIGKILL, signal.SIGSTOP):
+            raise ValueError(f"--signals-to-handle {text}: {name!r} is no signal that a process can handle")
+        found.append(known)
+    return tuple(found)
+
+
+def _shutdown_s(told: int | None, environment: Mapping[str, str]) -> float:
+    text = environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
+    if told is None and not text.strip().isdigit():
+        raise ValueError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={text}: not a number of seconds")
+    seconds = int(text) if told is None else told
+    if seconds < 0:
+        raise ValueError(f"--shutdown-timeout {seconds}: it cannot be negative")
+    return float(seconds)
+
+
+def _logs(told: argparse.Namespace, environment: Mapping[str, str], run_id: str) -> LogPlan:
+    shown: frozenset[int] | None = None
+    if told.local_ranks_filter:
+        try:
+            shown = frozenset(int(rank) for rank in told.local_ranks_filter.split(","))
+        except ValueError:
+            raise ValueError(
+                f"--local-ranks-filter {told.local_ranks_filter}: not local ranks with commas, as in 0,1,2"
+            ) from None
+    if told.log_dir and Path(told.log_dir).is_file():
+        raise ValueError(f"--log-dir {told.log_dir}: a file; give a folder")
+    return LogPlan(
+        folder=told.log_dir or "",
+        run_id=run_id,
+        redirects=streams_of(told.redirects, "--redirects"),
+        tee=streams_of(told.tee, "--tee"),
+        shown=shown,
+        prefix=told.log_line_prefix_template or environment.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
+        stdout_filters=tuple(told.duplicate_stdout_filters),
+        stderr_filters=tuple(told.duplicate_stderr_filters),
+    )

@@ -1,0 +1,303 @@
+"""One node of a launched job: find or host the master, be the node's agent, end with torchrun's exit code."""
+
+import asyncio
+import hashlib
+import os
+import random
+import re
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.agent.agent import Agent
+from runtime.agent.logs import LaunchLogs
+from runtime.agent.ports import free_port
+from runtime.agent.settings import Settings
+from runtime.agent.surroundings import Ending, Surroundings
+from runtime.checkpoint.keeper import Keeper
+from runtime.job.messages import Holding
+from runtime.job.records import Reason
+from runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
+from runtime.launch import meeting
+from runtime.launch.failure import copy_error_file, failure_lines
+from runtime.launch.host import Hosting
+from runtime.launch.mastering import Master
+from runtime.launch.options import Launch
+from runtime.launch.probe import Answer, ask
+from runtime.master.journal import find_master
+from runtime.platform import debris
+from runtime.platform.registry import Registered, Registry
+from runtime.store import Store, open_store
+
+BAD_INPUT = 2
+TRY_AGAIN = 75
+ROLE = "worker"
+_HOST_ENDS_S = 30.0
+NOTICE_S = 20.0
+"""From a signal until the node is gone, where other nodes are there to take its state over."""
+_GRACEFUL = (Reason.SCALED.value, Reason.PREEMPTED.value)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this node stands, once the machine and the network were looked at."""
+
+    job: str
+    node: str
+    token: str
+    host: str
+    """Address of the master."""
+    port: int
+    address: str
+    """Of this node, for the others."""
+    hosts: bool
+    """This node starts the master."""
+    store: Store
+    private: Path | None
+    """The folder of the store, where the user named none: for this node, and the master it starts."""
+
+
+def launch(told: Launch, environment: Mapping[str, str]) -> int:
+    """Run this node to its end; the exit code. Raises ValueError, StoreError with one line for bad input."""
+    chance = random.Random()
+    nodes = meeting.own_folder() / "nodes"
+    _sweep(nodes)
+    place = _place(told, environment, chance)
+    registry = Registry(nodes / place.job)
+    began, now = debris.start_time(os.getpid()) or 0, round(time.time(), 3)
+    entry = Registered(place.node, place.job, ROLE, socket.gethostname(), os.getpid(), began, now)
+    os.environ.update(EVERSTEP_JOB=place.job, EVERSTEP_NODE=place.node)  # By these its processes are found.
+    registry.put(entry)
+    try:
+        return asyncio.run(_Node(told, place, chance, environment).run())
+    finally:
+        registry.remove(entry)
+
+
+def say(text: str) -> None:
+    """For whoever started this node."""
+    for line in text.splitlines():
+        print(f"everstep: {line}", file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """The usual course of things: torch's LOGLEVEL shows it."""
+    if os.environ.get("LOGLEVEL", "").upper() in ("INFO", "DEBUG"):
+        say(text)
+
+
+def _sweep(nodes: Path) -> None:
+    """Remove what killed nodes of this machine left behind."""
+    for folder in nodes.glob("*/"):
+        registry = Registry(folder)
+        for entry in registry.all():
+            if not entry.alive():
+                debris.clean(entry.job, entry.name)
+                registry.remove(entry)
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _place(told: Launch, environment: Mapping[str, str], chance: random.Random) -> Place:
+    node = f"{ROLE}-{told.index}" if told.index >= 0 else f"{ROLE}-{secrets.token_hex(4)}"
+    if told.meeting is None:
+        job = _job(told.run_id)
+        token = meeting.token_of(environment, None, job)
+        store, private = _store(told.store)
+        return Place(job, node, token, "127.0.0.1", free_port(chance), "127.0.0.1", True, store, private)
+    host, port = told.meeting.host, told.meeting.port
+    ip = meeting.resolve(host, port)
+    job = _job(told.run_id if told.store else f"{told.run_id}-{port}")
+    token = meeting.token_of(environment, ip, job)
+    address = told.local_addr or ("127.0.0.1" if meeting.is_loopback(ip) else meeting.own_address(ip, port))
+    hosts = told.meeting.hosts
+    if hosts is None:
+        hosts = told.rendezvous.is_host if told.rendezvous.is_host is not None else meeting.is_this_machine(host)
+    if hosts:
+        ip = ip if meeting.is_local(ip) else address  # A service's address leads here: listen on what is ours.
+        hosts = _nobody_hosts(ip, port, token, job)
+    store, private = _store(told.store)
+    return Place(job, node, token, ip, port, address, hosts, store, private)
+
+
+def _nobody_hosts(ip: str, port: int, token: str, job: str) -> bool:
+    answer = ask(ip, port, token, job)
+    if answer is Answer.OTHER:
+        raise ValueError(f"{ip}:{port}: in use by something else than a master of this job; choose another port")
+    if answer is Answer.NOT_ALLOWED:
+        raise ValueError(f"{ip}:{port}: the master there refuses this token; set {meeting.TOKEN_VARIABLE} as it has it")
+    return answer is Answer.NOBODY
+
+
+def _job(run_id: str) -> str:
+    """The run's id as a job's name: what a name may not hold is replaced, and a digest keeps such names apart."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", run_id)[:150].lstrip("._-")
+    return name if name == run_id else f"{name or 'job'}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+
+
+def _store(uri: str) -> tuple[Store, Path | None]:
+    if uri:
+        return open_store(uri), None
+    private = Path(tempfile.mkdtemp(prefix="everstep-store-"))
+    return open_store(str(private)), private
+
+
+class _Node:
+    """The agent of this node, beside it the master where this node hosts it."""
+
+    def __init__(self, told: Launch, place: Place, chance: random.Random, environment: Mapping[str, str]) -> None:
+        self._told = told
+        self._place = place
+        self._environment = environment
+        around = Surroundings(
+            make_keeper=self._keeper,
+            find_master=self._find_master,
+            make_outputs=lambda folder: LaunchLogs(told.logs, told.role_name, folder),
+            keep_log=self._keep_log,
+            say=say,
+            note=note,
+        )
+        self._agent = Agent(self._settings(), around, chance)
+
+    async def run(self) -> int:
+        """Until this node is done; the exit code."""
+        told, place = self._told, self._place
+        loop = asyncio.get_running_loop()
+        for signum in told.signals:
+            loop.add_signal_handler(signum, self._agent.leave, signum)
+        if told.sets_threads:
+            say(f"OMP_NUM_THREADS=1 for each of the {told.slots} workers, as torchrun sets it; set it to have more")
+        if place.hosts and not told.store:
+            say("no --store: nothing outlives this node's master, and no other node takes over from it")
+        master = Master(self._hosting(), say) if place.hosts else None
+        hosting = asyncio.create_task(master.run()) if master else None
+        acting = asyncio.create_task(self._agent.run())
+        try:
+            if hosting is not None:
+                await asyncio.wait([acting, hosting], return_when=asyncio.FIRST_COMPLETED)
+                if not acting.done() and hosting.done() and hosting.result() == BAD_INPUT:
+                    acting.cancel()
+                    await asyncio.gather(acting, return_exceptions=True)
+                    raise ValueError(master.why() if master else "")
+            return await self._ended(await acting, master, hosting)
+        finally:
+            if place.private is not None and not (hosting and not hosting.done()):
+                shutil.rmtree(place.private, ignore_errors=True)
+
+    async def _ended(self, ending: Ending, master: Master | None, hosting: "asyncio.Task[int] | None") -> int:
+        """The agent is done: let the master end too, or leave it to the others."""
+        if master is not None and hosting is not None and not hosting.done():
+            alone = self._told.nodes == 1
+            if alone:
+                master.stop()
+            if alone or ending.job is not None:
+                await asyncio.wait([hosting], timeout=_HOST_ENDS_S)
+            if not hosting.done():
+                hosting.cancel()
+                say(f"the master goes on for the other nodes, as process {master.pid}")
+        return self._exit_code(ending, hosting)
+
+    def _exit_code(self, ending: Ending, hosting: "asyncio.Task[int] | None") -> int:
+        agent, script = self._agent, self._told.command[-1 if len(self._told.command) == 1 else 0]
+        script = next((word for word in self._told.command if not word.startswith("-")), script)
+        first_rank = agent.seat.first_rank if agent.seat else 0
+        job = ending.job
+        if job is not None and job.exit_code == 0 and ending.code == 0:
+            return 0
+        for line in failure_lines(script, agent.failures, first_rank):
+            say(line)
+        copy_error_file(agent.failures, self._environment)
+        if ending.code >= 128:
+            return ending.code
+        if job is not None:
+            say(f"the job {job.result}: {job.reason}")
+            if job.error and not agent.failures:
+                say(job.error)
+            return 1 if agent.failures else job.exit_code
+        if hosting is not None and hosting.done() and not hosting.cancelled():
+            return hosting.result()
+        say(f"this node is done: {ending.reason}")
+        return TRY_AGAIN if ending.told and ending.reason not in _GRACEFUL else ending.code
+
+    def _hosting(self) -> Hosting:
+        told, place, usual = self._told, self._place, Patience()
+        patience = Patience(
+            join_window_s=told.rendezvous.last_call_s,
+            join_timeout_s=told.rendezvous.join_timeout_s,
+            cooldown_s=told.cooldown_s,
+            silence_s=told.rendezvous.silence_s,
+            replacement_wait_s=usual.replacement_wait_s,
+            max_restarts=told.max_restarts,
+            no_progress=0,
+        )
+        role = RoleSpec(told.nodes, told.min_nodes, told.slots)
+        spec = JobSpec(place.job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED)
+        return Hosting(
+            spec=spec,
+            store=place.store.uri,
+            token=place.token,
+            host=place.host,
+            port=place.port,
+            parent=os.getpid() if told.meeting is None else 0,
+            remove=str(place.private or ""),
+        )
+
+    def _settings(self) -> Settings:
+        told, place = self._told, self._place
+        host = f"[{place.host}]" if ":" in place.host else place.host
+        return Settings(
+            job=place.job,
+            token=place.token,
+            master=f"http://{host}:{place.port}",
+            store=place.store.uri,
+            node=place.node,
+            role=ROLE,
+            host=socket.gethostname(),
+            slots=told.slots,
+            command=told.command,
+            threads=told.threads,
+            preload=told.preload,
+            plain=told.plain,
+            python=self._environment.get("PYTHON_EXEC") or sys.executable,
+            max_restarts=told.max_restarts,
+            connect_s=told.rendezvous.connect_s,
+            pend_s=told.rendezvous.pend_timeout_s,
+            notice_s=0.0 if told.meeting is None else min(NOTICE_S, told.shutdown_s),
+            grace_s=told.shutdown_s,
+            address=place.address,
+            ip="" if told.meeting is None else place.address,
+            index=told.index,
+            run_id=told.run_id,
+            role_name=told.role_name,
+            meet=told.workers_meet,
+            virtual_local_rank=told.virtual_local_rank,
+            variables=told.environment,
+            asks_end=True,
+            persists=bool(told.store) or told.meeting is None,
+        )
+
+    def _keeper(self, on_persisted: Callable[[Holding], None]) -> Keeper:
+        place = self._place
+        return Keeper(
+            job=place.job,
+            node=place.node,
+            store=place.store,
+            token=place.token,
+            persist_interval=self._told.persist_interval,
+            on_persisted=on_persisted,
+        )
+
+    def _find_master(self) -> tuple[int, str] | None:
+        """Only a store that all nodes read tells where the next master is; else it is where the first one was."""
+        return find_master(self._place.store, self._place.job) if self._told.store else None
+
+    def _keep_log(self, name: str, data: bytes) -> None:
+        if self._told.store:
+            self._place.store.put(f"jobs/{self._place.job}/logs/{self._place.node}/{name}", data)

@@ -1,0 +1,29 @@
+"""Nodes that come by themselves, as under `everstep launch`: none is made, only they tell that they are there."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from runtime.platform import Gone, Node, NodeRequest
+
+
+class JoinedPlatform:
+    """The platform of a job with the placement `joined`."""
+
+    async def observe(self) -> list[Node]:
+        """None: nodes are known by their joins and heartbeats."""
+        return []
+
+    async def create(self, request: NodeRequest) -> Node:
+        """Raises OSError: nobody here can make a node."""
+        raise OSError(
+            f"{request.name}: the nodes of this job come by themselves; start `everstep launch` on another host"
+        )
+
+    async def delete(self, name: str, uid: str) -> None:
+        """Nodes end when they are told to leave."""
+
+    async def gone(self) -> AsyncIterator[Gone]:
+        """Never yields: who is silent is lost."""
+        await asyncio.Event().wait()
+        for never in ():
+            yield never

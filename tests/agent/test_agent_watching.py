@@ -1,0 +1,100 @@
+"""What an agent sees without its workers' help: beacons that stand still, kills for want of memory."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.agent.beacons import Beacons
+from runtime.agent.memory import OomCounter, own_counter
+
+
+class Shown:
+    """A keeper's beacons, as the test sets them."""
+
+    def __init__(self, *shown: tuple[int, str]) -> None:
+        self.shown = list(shown)
+
+    def beacon(self, local_rank: int) -> tuple[int, str]:
+        """What that worker shows."""
+        return self.shown[local_rank]
+
+
+def watching(*shown: tuple[int, str]) -> tuple[Any, Beacons, list[float]]:
+    """(keeper, beacons, the time)"""
+    keeper, now = Shown(*shown), [100.0]
+    return keeper, Beacons(keeper, len(shown), lambda: now[0]), now  # type: ignore[arg-type]
+
+
+def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
+    keeper, beacons, now = watching((3, "forward"), (3, "backward"))
+    beacons.begin()
+    assert beacons.look() == (3, "backward", 0.0)
+    now[0] = 110.0
+    keeper.shown[1] = (4, "forward")
+    assert beacons.look() == (3, "forward", 0.0)
+    now[0] = 117.0
+    assert beacons.look() == (3, "forward", 7.0)
+    keeper.shown[0] = (3, "backward")
+    assert beacons.look().still_s == 0.0
+
+
+def test_before_the_first_movement_and_after_the_end_nobody_stands_still() -> None:
+    keeper, beacons, now = watching((0, ""))
+    beacons.begin()
+    for _ in range(3):
+        now[0] += 1000.0
+        assert beacons.look().still_s == 0.0
+    keeper.shown[0] = (1, "batch")
+    beacons.look()
+    beacons.end()
+    now[0] += 1000.0
+    assert beacons.look() == (0, "", 0.0)
+
+
+def test_a_new_round_begins_without_the_old_ones_stillness() -> None:
+    keeper, beacons, now = watching((5, "batch"))
+    beacons.begin()
+    beacons.look()
+    keeper.shown[0] = (6, "batch")
+    beacons.look()
+    beacons.begin()
+    now[0] += 1000.0
+    assert beacons.look().still_s == 0.0
+
+
+V1 = (
+    "4:memory:/docker/abc\n3:cpu:/\n0::/docker/abc\n",
+    "memory{}/memory.oom_control",
+    "oom_kill_disable 0\nunder_oom 0\n",
+)
+V2 = ("0::/docker/abc\n", "{}/memory.events", "low 0\nhigh 7\noom 3\n")
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["the group's own path", "mounted as the root"])
+@pytest.mark.parametrize(("groups", "file", "other"), [V1, V2], ids=["v1", "v2"])
+def test_the_groups_own_count_of_kills_is_found_and_read(
+    tmp_path: Path, groups: str, file: str, other: str, inside: bool
+) -> None:
+    (tmp_path / "cgroup").write_text(groups)
+    counter = tmp_path / "fs" / file.format("/docker/abc" if inside else "").lstrip("/")
+    counter.parent.mkdir(parents=True)
+    counter.write_text(f"{other}oom_kill 2\n")
+    assert own_counter(tmp_path / "cgroup", tmp_path / "fs") == counter
+    kills = OomCounter(counter)
+    assert not kills.rose()
+    counter.write_text(f"{other}oom_kill 3\n")
+    assert kills.rose()
+    assert not kills.rose()
+
+
+def test_where_no_group_can_be_read_nothing_is_ever_seen(tmp_path: Path) -> None:
+    (tmp_path / "cgroup").write_text("0::/x\n")
+    assert own_counter(tmp_path / "cgroup", tmp_path / "fs") is None
+    assert own_counter(tmp_path / "not there", tmp_path) is None
+    assert not OomCounter(None).rose()
+    gone = tmp_path / "memory.events"
+    gone.write_text("oom_kill 5\n")
+    kills = OomCounter(gone)
+    gone.unlink()
+    assert not kills.rose()

@@ -1,0 +1,124 @@
+"""The command line of `everstep launch` beside the installed torch's own parser: what torch accepts means the same."""
+
+import argparse
+import contextlib
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.launch.flags import Parser
+
+torchrun = pytest.importorskip("torch.distributed.run")
+
+OURS = {
+    "network_check", "exclude_straggler", "switchbox_check", "box_pairs", "min_bandwidth", "min_channels",
+    "store", "persist_interval", "cooldown", "preload", "no_fork_server",
+}  # fmt: skip
+
+
+def theirs(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    """torch's parser, made in that environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return torchrun.get_args_parser()
+
+
+def actions(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """By dest."""
+    return {action.dest: action for action in parser._actions}
+
+
+TORCH = actions(theirs({}))
+MINE = actions(Parser({}))
+
+
+def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, Any] | int | str:
+    """The namespace without our own flags; the exit code for a usage error; the error's name for a bad value."""
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            found = vars(parser.parse_args(list(arguments)))
+        except SystemExit as end:
+            return int(end.code or 0)
+    return {name: value for name, value in found.items() if name not in OURS}
+
+
+def test_every_flag_of_torch_is_there_and_no_other_beside_ours() -> None:
+    assert set(MINE) - OURS == set(TORCH)
+
+
+@pytest.mark.parametrize("dest", sorted(TORCH))
+def test_a_flag_has_torchs_spellings_default_and_values(dest: str) -> None:
+    mine, torch = MINE[dest], TORCH[dest]
+    assert sorted(mine.option_strings) == sorted(torch.option_strings)
+    assert mine.default == torch.default
+    assert mine.nargs == torch.nargs
+    assert mine.const == torch.const
+    assert mine.required == torch.required
+    assert list(mine.choices or []) == list(torch.choices or [])
+    for text in ("7", "0.5", "a,b,,c", ""):
+        assert _typed(mine, text) == _typed(torch, text)
+
+
+def _typed(action: argparse.Action, text: str) -> Any:
+    try:
+        return action.type(text) if callable(action.type) else text
+    except ValueError:
+        return ValueError
+
+
+@pytest.mark.parametrize("dest", sorted(set(TORCH) - {"help", "print_completion"}))
+@pytest.mark.parametrize("value", ["1", "0", "x", ""])
+def test_a_flags_default_comes_from_the_environment_as_in_torch(dest: str, value: str) -> None:
+    environment = {f"PET_{dest.upper()}": value}
+    results = []
+    for make in (theirs, Parser):
+        try:
+            results.append(parsed(make(environment), ["train.py"]))
+        except ValueError:
+            results.append(ValueError)
+    assert results[0] == results[1]
+
+
+def _prefixes() -> list[str]:
+    names = {name for action in TORCH.values() for name in action.option_strings if name.startswith("--")}
+    return sorted({name[:length] for name in names for length in range(3, len(name) + 1)})
+
+
+@pytest.mark.parametrize("prefix", _prefixes())
+def test_an_abbreviation_means_what_it_means_to_torchrun(prefix: str) -> None:
+    for arguments in ([prefix, "train.py"], [prefix, "1", "train.py"], [f"{prefix}=1", "train.py"]):
+        assert parsed(Parser({}), arguments) == parsed(theirs({}), arguments)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                *(name for action in TORCH.values() for name in action.option_strings if "completion" not in name),
+                "--", "-", "-m", "-r3", "-t", "2", "--nnodes=1:2", "--nproc_per", "train.py", "--its", "-x", "spawn",
+                "a,,b", "--standalone", "--no-p", "--unknown=1",
+            ]
+        ),
+        max_size=8,
+    )
+)  # fmt: skip
+def test_any_command_line_is_read_as_torch_reads_it(arguments: list[str]) -> None:
+    assert parsed(Parser({}), arguments) == parsed(theirs({}), arguments)
+
+
+def test_dlrover_runs_flags_have_its_defaults() -> None:
+    told = Parser({}).parse_args(["--network_check", "--exclude-straggler", "--switchbox-check", "train.py"])
+    assert (told.network_check, told.exclude_straggler, told.switchbox_check) == (True, True, True)
+    assert (told.box_pairs, told.min_bandwidth, told.min_channels) == ("0:1 2:4 3:5 6:7", 10000, 2)
+
+
+def test_what_follows_the_script_is_the_scripts() -> None:
+    told = Parser({}).parse_args(["--nnodes", "2", "train.py", "--nnodes", "9", "--store", "x", "--", "-m"])
+    assert (told.nnodes, told.store) == ("2", "")
+    assert told.training_script_args == ["--nnodes", "9", "--store", "x", "--", "-m"]
