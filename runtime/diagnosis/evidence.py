@@ -31,7 +31,9 @@ class Measurement:
     error: str = ""
     """One line: what failed first."""
     died: bool = False
-    """Its process crashed, or hung while others of its group did not."""
+    """Its process crashed, or hung while others of its group did not; or its own devices are below what was asked."""
+    links: Mapping[str, float] = field(default_factory=dict)
+    """Pairs of its own devices -> MB/s, where that was measured."""
 
     @property
     def works_alone(self) -> bool:
@@ -112,8 +114,9 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[str] = 
     undecided = left & {node for group in failed for node in group}
     best = _best(nodes, ((node, told.measured[node].elapsed_s) for told, group in passed for node in group))
     own = _best(nodes, ((node, one.matmul_s) for told in past for node, one in told.measured.items()))
-    limit = slow_above_s([seconds for node, seconds in best.items() if node not in broken])
-    slow = frozenset(node for node, seconds in best.items() if seconds > limit and node not in broken)
+    best = {node: seconds for node, seconds in best.items() if node not in broken}
+    limit = slow_above_s(list(best.values()))
+    slow = frozenset(node for node, seconds in best.items() if seconds > limit)
     return Evidence(
         healthy=frozenset(healthy),
         faulty=faulty,
@@ -136,7 +139,7 @@ def _named(failed: Sequence[Sequence[str]], healthy: set[str]) -> dict[str, str]
             others = (node for node in group if node != suspects[0])
             partners.setdefault(suspects[0], {}).update(dict.fromkeys(others))
     return {
-        node: f"works alone but not with {' and '.join(others)}, proven to work with others"
+        node: f"works alone but not with {', '.join(others)}, proven to work with others"
         for node, others in partners.items()
     }
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from runtime.diagnosis.evidence import SLOW, Evidence, Round, weigh
+from runtime.diagnosis.evidence import SLOW, Evidence, Round, slow_above_s, weigh
 
 
 class Health(StrEnum):
@@ -66,12 +66,14 @@ def _judge(node: str, past: Sequence[Round], evidence: Evidence) -> tuple[Health
     if node in evidence.untried:
         return Health.HEALTHY, "works alone; no partner was left to try the link"
     if node in evidence.slow:
-        times = [seconds for other, seconds in evidence.best_s.items() if other != node]
-        return Health.STRAGGLER, (
-            f"{evidence.best_s[node]:.2f} s at best, more than {SLOW:g} times the median (the others: "
-            f"{min(times):.2f} to {max(times):.2f} s)"
-        )
+        return Health.STRAGGLER, f"{evidence.best_s[node]:.2f} s at best, more than {_limit(evidence)}"
     return Health.HEALTHY, _healthy(node, past, evidence)
+
+
+def _limit(evidence: Evidence) -> str:
+    times = list(evidence.best_s.values())
+    whose = "the other node's" if len(times) == 2 else "the median of all nodes,"
+    return f"{SLOW:g} x {whose} {slow_above_s(times) / SLOW:.2f} s"
 
 
 def _healthy(node: str, past: Sequence[Round], evidence: Evidence) -> str:
