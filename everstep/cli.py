@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from everstep.version import VERSION
 
 VERBS = {
+    "check": "are these machines fit to train? here, or one node on each of several machines",
     "workflow": "run, lint, get, logs, resume or stop an Argo manifest on this machine",
     "scale": "change the number of nodes of a running job",
 }
@@ -15,6 +16,7 @@ EXAMPLES = """examples:
   python pipelines/llama_finetune.py                   run a pipeline here
   everstep workflow run pipeline.yaml                  run any supported Argo manifest here
   everstep workflow get llama-finetune-x7k2            what a run's steps do
+  everstep check --nodes 4                             four nodes of this machine: matrix products, all-reduces
   everstep scale llama-finetune-x7k2 --nodes 1         shrink its training to one node
 """
 

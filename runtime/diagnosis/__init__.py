@@ -9,19 +9,20 @@ ends of HTTP, `local` all nodes on this machine, `telling` what a person reads. 
 Inside a job
 ============
 A master makes one `Coordinator` and adds `serving.routes(coordinator)` to its server (its own guard checks the token).
-An agent asked to be checked runs, with its own event loop, before it joins a round:
+An agent that is to be checked runs, on its event loop:
 
-    async with measuring.started() as processes:          # imports torch once, keep it for later checks
-        over = await check_node(HttpLink(url, token, http), Arrive(node, host, address), processes)
-    # over.verdict.health, .avoid, .reason; over.faulty, over.stragglers, over.undecided: names
+    async with measuring.started() as processes:          # imports torch once; keep it for later checks
+        over = await check_node(HttpLink(http, address, token), Arrive(node, host, ip), processes)
+    # over.verdict.health, .avoid, .reason; over.faulty, .stragglers, .undecided: names; over.usable: how many
 
-The master decides who checks when. At the start: everyone. For a replacement: the new node, with a healthy one that is
-between two rounds (its workers are stopped, so it is free) as its trusted partner:
+The master decides who checks when. At the start everyone; for a replacement the new node, with a healthy partner that
+it trusts. The partner may be training: the work is half a second of one core, and its time only makes a slow new node
+look better.
 
-    await coordinator.arrived({"worker-0-0", "worker-2-1"}, timeout_s)      # set of those who did not come
+    missing = await coordinator.arrived({"worker-0-0", "worker-2-1"}, timeout_s)
     verdicts = await coordinator.check(["worker-0-0", "worker-2-1"], trusted=["worker-0-0"])
-    for verdict in verdicts: ...                         # avoid -> exclude the host, replace the node
+    # verdict.avoid: exclude verdict.host and replace verdict.node
 
 `coordinator.lose(node, reason)` tells it of a node that the platform says is gone. Nothing is journaled: a new master
-starts the check again, and agents whose coordinator answers 409 arrive again.
+begins the check again, and an agent that gets UnknownNodeError calls `check_node` again.
 """

@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from runtime.diagnosis.errors import NoQuorumError, TakenNameError, UnknownNodeError
 from runtime.diagnosis.evidence import Round
 from runtime.diagnosis.orders import Arrive, Ask, Order, Over, Told
 from runtime.diagnosis.session import Session
@@ -13,14 +15,6 @@ POLL_S = 20.0
 """How long a question for orders is held."""
 _ANYTHING = ""
 """Key of those who wait for whatever happens; other keys are nodes."""
-
-
-class UnknownNodeError(LookupError):
-    """A node that has not arrived: it should arrive again."""
-
-
-class TakenNameError(LookupError):
-    """A node arrives under a name that takes part in a check already."""
 
 
 class Coordinator:
@@ -48,13 +42,24 @@ class Coordinator:
         self._sessions: dict[str, Session] = {}
         self._left: set[str] = set()
         self._events: dict[str, asyncio.Event] = {}
+        self._asking: Counter[str] = Counter()
+        self._called_off = ""
 
-    async def arrived(self, nodes: Collection[str], timeout_s: float) -> set[str]:
-        """Wait for these nodes; returns those that did not arrive in time."""
-        return await self._wait(lambda: set(nodes) - self._arrived.keys(), timeout_s)
+    async def arrived(self, nodes: Collection[str], timeout_s: float, more_than: int | None = None) -> set[str]:
+        """Wait for these nodes, or for more than so many of them; returns those that have not arrived."""
+
+        def missing() -> set[str]:
+            left = set(nodes) - self._arrived.keys()
+            return set() if more_than is not None and len(nodes) - len(left) > more_than else left
+
+        await self._wait(missing, timeout_s)
+        return set(nodes) - self._arrived.keys()
 
     async def check(self, nodes: Sequence[str], trusted: Iterable[str] = ()) -> list[Verdict]:
-        """Check nodes that have arrived, in rank order; `trusted` ones only serve as partners. One verdict a node."""
+        """Check nodes that have arrived, in rank order; `trusted` ones only serve as partners. One verdict a node.
+
+        Raises KeyError for a node that has not arrived. Checks of other nodes may run at the same time.
+        """
         session = Session(
             [self._arrived.pop(node) for node in nodes],
             trusted=trusted,
@@ -79,6 +84,19 @@ class Coordinator:
         """Wait until these nodes have been given their verdicts; returns those that did not ask in time."""
         return await self._wait(lambda: set(nodes) - self._left, timeout_s)
 
+    def call_off(self, reason: str) -> None:
+        """There is no check: nodes that ask are told NoQuorumError with this reason."""
+        self._called_off = reason
+        self._wake(*list(self._events))
+
+    def address(self, node: str) -> str:
+        """The IP address of a node that has arrived."""
+        return self._arrived[node].address
+
+    def waits(self, node: str) -> bool:
+        """Does this node wait for an order now? Then it is alive."""
+        return self._asking[node] > 0
+
     def lose(self, node: str, reason: str) -> None:
         """This node is gone for good: nobody needs to wait for it."""
         self._arrived.pop(node, None)
@@ -87,31 +105,41 @@ class Coordinator:
         self._wake()
 
     async def arrive(self, arrive: Arrive) -> None:
-        """A node is ready. Raises TakenNameError for one that is being checked."""
+        """A node is ready. Raises TakenNameError when another one of this name is here, and alive."""
         session = self._sessions.get(arrive.node)
-        known = self._arrived.get(arrive.node) or (session.members[arrive.node] if session else None)
-        if session is not None and session.verdicts is None and arrive != known:
-            raise TakenNameError(f"node {arrive.node} is being checked already, on {known.host if known else '?'}")
-        if session is None or session.verdicts is not None:
+        checking = session is not None and session.verdicts is None
+        known = session.members[arrive.node] if session and checking else self._arrived.get(arrive.node)
+        if known is not None and known != arrive and (checking or self.waits(arrive.node)):
+            raise TakenNameError(f"node {arrive.node} is here already, on {known.host}; give each its own rank")
+        if not checking:
             self._arrived[arrive.node] = arrive
             self._wake()
 
     async def order(self, ask: Ask) -> Order | None:
         """The newest order of the node, as soon as there is one that it has not seen; None after POLL_S."""
         deadline = self._clock() + POLL_S
-        while True:
-            if ask.node not in self._arrived:
-                if ask.node not in self._sessions:
-                    raise UnknownNodeError(f"node {ask.node} has not arrived here")
-                order = self._sessions[ask.node].order(ask.node, ask.seen)
-                if isinstance(order, Over):
-                    self._left.add(ask.node)
-                    self._wake()
-                if order is not None:
+        self._asking[ask.node] += 1
+        try:
+            while True:
+                order = self._order(ask)
+                if order is not None or self._clock() >= deadline:
                     return order
-            if self._clock() >= deadline:
-                return None
-            await self._sleep(ask.node, deadline)
+                await self._sleep(ask.node, deadline)
+        finally:
+            self._asking[ask.node] -= 1
+
+    def _order(self, ask: Ask) -> Order | None:
+        if self._called_off:
+            raise NoQuorumError(self._called_off)
+        if ask.node in self._arrived:
+            return None
+        if ask.node not in self._sessions:
+            raise UnknownNodeError(f"node {ask.node} has not arrived here")
+        order = self._sessions[ask.node].order(ask.node, ask.seen)
+        if isinstance(order, Over):
+            self._left.add(ask.node)
+            self._wake()
+        return order
 
     async def told(self, told: Told) -> None:
         """A node measured something."""

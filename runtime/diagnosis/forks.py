@@ -33,6 +33,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 class Begin(msgspec.Struct, frozen=True, tag=True):
     """Fork: work alone, tell, and wait for Go. An earlier fork of this node ends first."""
 
+    key: int
+    """Of this measurement, told with everything that is heard of it."""
     node: str
     host: str
     address: str
@@ -67,6 +69,7 @@ class Devices(msgspec.Struct, frozen=True, tag=True):
 class Heard(msgspec.Struct, frozen=True, tag=True):
     """A fork told something, or died."""
 
+    key: int
     told: Told
 
 
@@ -76,6 +79,7 @@ Answer = Ready | Heard | Devices
 
 @dataclass
 class _Fork:
+    key: int
     pid: int
     hears: int
     says: int
@@ -151,7 +155,7 @@ class Forks:
         os.close(child_hears)
         os.close(child_says)
         empty = Told(begin.node, begin.round, Stage.ALONE, Measurement(begin.node, begin.host))
-        fork = _Fork(pid, hears, says, empty)
+        fork = _Fork(begin.key, pid, hears, says, empty)
         self._forks[begin.node] = fork
         self._selector.register(hears, selectors.EVENT_READ, fork)
 
@@ -165,11 +169,11 @@ class Forks:
         *lines, fork.text = (fork.text + data).split(b"\n")
         for line in lines:
             fork.last = msgspec.json.decode(line, type=Told)
-            _say(Heard(fork.last))
+            _say(Heard(fork.key, fork.last))
         if not data:
             status = self._reap(fork)
             if status or fork.last.stage != Stage.TOGETHER:
-                _say(Heard(_died(fork.last, status)))
+                _say(Heard(fork.key, _died(fork.last, status)))
 
     def _end(self, node: str) -> None:
         fork = self._forks.get(node)

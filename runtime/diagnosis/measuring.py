@@ -1,6 +1,7 @@
 """A handle on the process that forks measurements (`runtime.diagnosis.forks`), for an event loop."""
 
 import asyncio
+import itertools
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
+from runtime.diagnosis.errors import MeasuringError
 from runtime.diagnosis.evidence import Measurement
 from runtime.diagnosis.forks import Answer as ForksAnswer
 from runtime.diagnosis.forks import Begin, Count, Devices, End, Go, Heard, Ready, Request
@@ -20,39 +22,40 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ForksAnswer).decode
 
 
-class MeasuringError(RuntimeError):
-    """The process did not start: one line, with its last words."""
-
-
 class Measuring:
     """Begin and end measurements of nodes; hear what they tell. One measurement a node at a time."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._told: dict[str, asyncio.Queue[Told]] = {}
-        self._running: dict[str, Told] = {}
+        self._running: dict[str, tuple[int, Told]] = {}
+        self._keys = itertools.count(1)
         self._devices: asyncio.Queue[int] = asyncio.Queue()
         self._reader = asyncio.create_task(self._read())
 
     def begin(self, node: str, host: str, address: str, order: Work, box: Box | None = None) -> None:
         """Let the node work alone; whatever it did before ends."""
-        empty = Told(node, order.round, Stage.ALONE, Measurement(node, host))
-        self._running[node] = empty
+        key = next(self._keys)
+        self._running[node] = key, Told(node, order.round, Stage.ALONE, Measurement(node, host))
         if self._process.returncode is None and not self._reader.done():
-            self._say(Begin(node, host, address, order.round, order.opens_store, box))
+            self._say(Begin(key, node, host, address, order.round, order.opens_store, box))
         else:
             self._lose(node)
 
     def go(self, node: str, order: Together) -> None:
         """Let the node, which waits, go on with its group."""
         if node in self._running:
-            self._running[node] = msgspec.structs.replace(self._running[node], stage=Stage.TOGETHER, store="")
+            key, told = self._running[node]
+            self._running[node] = key, msgspec.structs.replace(told, stage=Stage.TOGETHER, store="")
         self._say(Go(node, order))
 
     def end(self, node: str) -> None:
-        """Kill the node's measurement, if it runs."""
+        """Kill the node's measurement, if it runs, and forget what was told of it."""
         if self._running.pop(node, None) is not None:
             self._say(End(node))
+        queue = self._queue(node)
+        while not queue.empty():
+            queue.get_nowait()
 
     async def told(self, node: str) -> Told:
         """The next that this node's measurement tells."""
@@ -63,6 +66,11 @@ class Measuring:
         self._say(Count())
         return await self._devices.get()
 
+    def kill(self) -> None:
+        """End the process and all that it measures at once."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
     async def close(self) -> None:
         """End the process with all its forks."""
         if self._process.stdin is not None:
@@ -70,7 +78,7 @@ class Measuring:
         try:
             await asyncio.wait_for(self._process.wait(), 5)
         except TimeoutError:
-            self._process.kill()
+            self.kill()
             await self._process.wait()
         await self._reader
 
@@ -86,25 +94,24 @@ class Measuring:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             match _decode(line):
-                case Heard(told):
-                    self._hear(told)
+                case Heard(key, told):
+                    self._hear(key, told)
                 case Devices(count):
                     self._devices.put_nowait(count)
         for node in list(self._running):
             self._lose(node)
 
-    def _hear(self, told: Told) -> None:
-        running = self._running.get(told.node)
-        if running is None or running.round != told.round:
+    def _hear(self, key: int, told: Told) -> None:
+        if told.node not in self._running or self._running[told.node][0] != key:
             return  # of a measurement that was ended
         if told.measurement.died or told.stage is Stage.TOGETHER:
             del self._running[told.node]
         else:
-            self._running[told.node] = told
+            self._running[told.node] = key, told
         self._queue(told.node).put_nowait(told)
 
     def _lose(self, node: str) -> None:
-        told = self._running.pop(node)
+        _, told = self._running.pop(node)
         measurement = replace(told.measurement, died=True, error="the process that measures was ended")
         self._queue(node).put_nowait(msgspec.structs.replace(told, measurement=measurement, store=""))
 

@@ -82,6 +82,8 @@ class Over(msgspec.Struct, frozen=True, tag=True):
     faulty: tuple[str, ...] = ()
     stragglers: tuple[str, ...] = ()
     undecided: tuple[str, ...] = ()
+    usable: int = 0
+    """How many nodes are not to be avoided."""
 
 
 Order = Work | Together | Stop | Over

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from runtime.diagnosis.evidence import Measurement, Round
 from runtime.diagnosis.orders import Arrive, Order, Over, Stage, Stop, Together, Told, Work
 from runtime.diagnosis.rounds import Plan, next_round
-from runtime.diagnosis.verdicts import Health, Verdict, judge, named
+from runtime.diagnosis.verdicts import Health, Verdict, judge, named, usable
 
 
 @dataclass
@@ -204,6 +204,7 @@ class Session:
                 faulty=found[Health.FAULTY],
                 stragglers=found[Health.STRAGGLER],
                 undecided=found[Health.UNDECIDED],
+                usable=usable(self.verdicts),
             )
             self._send(over, verdict.node)
 

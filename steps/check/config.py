@@ -9,7 +9,13 @@ from steps.entry import StepError
 class Config:
     """Check the nodes of a job in small groups and name the hosts that training should avoid.
 
-    Up to three rounds of matrix products and all-reduces name up to a quarter of the nodes exactly.
+    Up to three rounds of matrix products (one CPU core) and all-reduces (gloo): up to a quarter of faulty nodes are
+    named exactly.
+
+    Examples:
+      python -m steps.check --nodes 4 --timeout 120
+      python -m steps.check --nodes 8 --min-nodes 6 --exclude-straggler True
+      python -m steps.check --switchbox-check True --box-pairs "0:1 2:3" --min-bandwidth 20000
     """
 
     nodes: int = 2

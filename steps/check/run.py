@@ -13,9 +13,9 @@ from steps.entry import NO_QUORUM, TRY_AGAIN, Result, StepError
 def run(config: Config) -> Result:
     """Raises StepError with exit code 3 when fewer than `min_nodes` are usable; the verdict is written all the same."""
     from runtime.diagnosis import telling
+    from runtime.diagnosis.errors import MeasuringError
     from runtime.diagnosis.evidence import Round
     from runtime.diagnosis.local import check_here
-    from runtime.diagnosis.measuring import MeasuringError
     from runtime.diagnosis.switchbox import SwitchboxError, parse_box
     from runtime.diagnosis.verdicts import usable
 
