@@ -9,6 +9,7 @@ from everstep.version import VERSION
 
 VERBS = {
     "launch": "run a script on one node or many, as torchrun does: elastic",
+    "check": "are these machines fit to train? here, or one node on each of several machines",
     "workflow": "run, lint, get, logs, resume or stop an Argo manifest on this machine",
     "scale": "change the number of nodes of a running job",
     "status": "conditions, restarts, nodes and checkpoint of a job",
@@ -18,6 +19,7 @@ EXAMPLES = """examples:
   python pipelines/llama_finetune.py                   run a pipeline here
   everstep workflow run pipeline.yaml                  run any supported Argo manifest here
   everstep workflow get llama-finetune-x7k2            what a run's steps do
+  everstep check --nodes 4                             four nodes of this machine: matrix products, all-reduces
   everstep scale llama-finetune-x7k2 --nodes 1         shrink its training to one node
   everstep status llama-finetune-x7k2                  how its training is doing
 """

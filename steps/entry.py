@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the training's own error, 2 bad input, 3 no healthy quorum
 
 import dataclasses
 import errno
+import inspect
 import json
 import os
 import shutil
@@ -131,7 +132,7 @@ def _of_the_disk(error: OSError, store: str) -> str | None:
 
 def _help(step: str, config_type: type[Any]) -> str:
     example = f"python -m steps.{step} --store runs/store --outputs /tmp/out"
-    return f"{(config_type.__doc__ or '').strip()}\n\nExample: {example}"
+    return f"{inspect.cleandoc(config_type.__doc__ or '')}\n\nExample: {example}"
 
 
 def _write(step: str, config: StepConfig, result: Result, seconds: float) -> None:

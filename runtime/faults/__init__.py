@@ -5,33 +5,42 @@ only. The rules, separated by ';':
 
     EVERSTEP_FAULT="checkpoint.mid_copy,iteration=7,node=worker-1-0=kill;train.iteration,rank=1=exit:3"
 
-Conditions are compared with the point's facts, then with EVERSTEP_NODE (node), RANK (rank) and LOCAL_RANK
-(local_rank). Each rule fires once in a job, in whatever process comes first: the file EVERSTEP_FAULT_DIR/<point> (the
-second rule for the same point: <point>.2, and so on) is created first, so that a test can assert that it fired.
+Actions: kill and stop (signals to this process), exit:CODE, sleep:SECONDS (a slow machine), raise (an InjectedError).
+Conditions are compared with the point's facts, then with EVERSTEP_NODE (node), RANK (rank) and LOCAL_RANK (local_rank).
+Each rule fires once in a job, in whatever process comes first: the file EVERSTEP_FAULT_DIR/<point> (the second rule for
+the same point: <point>.2, and so on) is created first, so that a test can assert that it fired.
 """
 
 import os
+import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FAULT_DIR_VARIABLE", "FAULT_VARIABLE", "Rule", "parse_rules", "point"]
+__all__ = ["FAULT_DIR_VARIABLE", "FAULT_VARIABLE", "InjectedError", "Rule", "parse_rules", "point"]
 
 FAULT_VARIABLE = "EVERSTEP_FAULT"
 FAULT_DIR_VARIABLE = "EVERSTEP_FAULT_DIR"
+_ACTION = re.compile(r"kill|stop|raise|exit:\d+|sleep:\d+(\.\d+)?")
+_ACTIONS = ": kill, stop, exit:CODE, sleep:SECONDS or raise"
 _IMPLIED = {"node": "EVERSTEP_NODE", "rank": "RANK", "local_rank": "LOCAL_RANK"}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Do `action` (kill, stop, exit:CODE) at `point` when every condition holds; the file `mark` tells of it."""
+    """Do `action` at `point` when every condition holds; the file `mark` tells of it."""
 
     point: str
     conditions: tuple[tuple[str, str], ...]
     action: str
     mark: str
+
+
+class InjectedError(RuntimeError):
+    """A fault on purpose."""
 
 
 def point(name: str, **facts: object) -> None:
@@ -42,7 +51,7 @@ def point(name: str, **facts: object) -> None:
     folder = Path(os.environ[FAULT_DIR_VARIABLE])
     for rule in parse_rules(text):
         if rule.point == name and _holds(rule, facts, os.environ) and _first(rule, folder):
-            _act(rule.action)
+            _act(rule)
 
 
 def parse_rules(text: str) -> Iterator[Rule]:
@@ -52,14 +61,10 @@ def parse_rules(text: str) -> Iterator[Rule]:
         head, equals, action = part.rpartition("=")
         name, *conditions = head.split(",")
         pairs = tuple((key, value) for key, _, value in (condition.partition("=") for condition in conditions))
-        if not equals or not name or not _is_action(action) or not all(key and value for key, value in pairs):
-            raise ValueError(f"{FAULT_VARIABLE}: cannot read {part!r}; write POINT[,FACT=VALUE]...=kill|stop|exit:CODE")
+        if not equals or not name or not _ACTION.fullmatch(action) or not all(key and value for key, value in pairs):
+            raise ValueError(f"{FAULT_VARIABLE}: cannot read {part!r}; write POINT[,FACT=VALUE]...=ACTION{_ACTIONS}")
         seen[name] += 1
         yield Rule(name, pairs, action, name if seen[name] == 1 else f"{name}.{seen[name]}")
-
-
-def _is_action(action: str) -> bool:
-    return action in ("kill", "stop") or (action.startswith("exit:") and action[5:].isdigit())
 
 
 def _holds(rule: Rule, facts: Mapping[str, object], environment: Mapping[str, str]) -> bool:
@@ -78,10 +83,16 @@ def _first(rule: Rule, folder: Path) -> bool:
     return True
 
 
-def _act(action: str) -> None:
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif action == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    else:
-        os._exit(int(action.removeprefix("exit:")))
+def _act(rule: Rule) -> None:
+    verb, _, value = rule.action.partition(":")
+    match verb:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "exit":
+            os._exit(int(value))
+        case "sleep":
+            time.sleep(float(value))
+        case "raise":
+            raise InjectedError(f"injected at {rule.point}")

@@ -1,63 +1,58 @@
 """Check the nodes, write the verdict, name the hosts to avoid."""
 
+import asyncio
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from steps.check.config import Config
-from steps.entry import NO_QUORUM, Result, StepError
-
-VERSION = 1
+from steps.entry import NO_QUORUM, TRY_AGAIN, Result, StepError
 
 
 def run(config: Config) -> Result:
     """Raises StepError with exit code 3 when fewer than `min_nodes` are usable; the verdict is written all the same."""
+    from runtime.diagnosis import telling
+    from runtime.diagnosis.errors import MeasuringError
+    from runtime.diagnosis.evidence import Round
     from runtime.diagnosis.local import check_here
-    from runtime.diagnosis.pairs import avoided_hosts, judge, usable
+    from runtime.diagnosis.switchbox import SwitchboxError, parse_box
+    from runtime.diagnosis.verdicts import usable
 
-    verdicts = judge(check_here([f"local-{index}" for index in range(config.nodes)], config.time_limit_s))
-    nodes = [
-        {
-            "node": verdict.measurement.node,
-            "host": verdict.measurement.host,
-            "verdict": str(verdict.health),
-            "avoid": verdict.avoid,
-            "reason": verdict.reason,
-            "matmul_s": round(verdict.measurement.matmul_s, 4),
-            "all_reduce_alone_s": round(verdict.measurement.self_reduce_s, 4),
-            "all_reduce_s": round(verdict.measurement.all_reduce_s, 4),
-        }
-        for verdict in verdicts
-    ]
-    for node in nodes:
-        if node["verdict"] != "healthy":
-            print(f"{node['node']} is {node['verdict']}: {node['reason']}", file=sys.stderr)
-    told = {"version": VERSION, "usable": usable(verdicts), "min_nodes": config.min_nodes, "nodes": nodes}
+    def on_round(told: Round) -> None:
+        print(telling.round_line(told), file=sys.stderr, flush=True)
+
+    box = parse_box(config.box_pairs, config.min_bandwidth, config.min_channels) if config.switchbox_check else None
+    hosts = [f"local-{index}" for index in range(config.nodes)]
+    try:
+        verdicts, rounds = asyncio.run(
+            check_here(
+                hosts,
+                timeout_s=config.timeout,
+                exclude_straggler=config.exclude_straggler,
+                box=box,
+                on_round=on_round,
+            )
+        )
+    except SwitchboxError as error:
+        raise StepError(str(error)) from None
+    except MeasuringError as error:
+        raise StepError(str(error), TRY_AGAIN) from None
+    if box is not None:
+        for line in telling.link_lines(rounds, box.min_bandwidth):
+            print(line, file=sys.stderr)
+    telling.tell(sys.stderr, verdicts, rounds)
+    told = telling.facts(verdicts, rounds, config.min_nodes)
     path = _write(config, told)
     if usable(verdicts) < config.min_nodes:
-        worst = "; ".join(f"{node['node']}: {node['reason']}" for node in nodes if node["avoid"])
+        worst = "; ".join(f"{one.node}: {one.reason}" for one in verdicts if one.avoid)
         short = f"{usable(verdicts)} of {config.nodes} nodes usable, {config.min_nodes} needed"
         raise StepError(f"{short} ({worst}); see {path}", NO_QUORUM)
-    avoid = avoided_hosts(verdicts)
-    return Result(summary(nodes), {"avoid_hosts": json.dumps(avoid)}, {**told, "avoid_hosts": avoid}, {path.name: path})
+    outputs = {"avoid_hosts": json.dumps(told["avoid_hosts"])}
+    return Result(telling.summary(verdicts, rounds), outputs, told, {path.name: path})
 
 
-def summary(nodes: Sequence[dict[str, object]]) -> str:
-    """`2 nodes healthy  matmul 0.41 s  all-reduce 0.22 s`: the slowest healthy node's times."""
-    healthy = [node for node in nodes if node["verdict"] == "healthy"]
-    count = f"{len(healthy)} of {len(nodes)}" if len(healthy) < len(nodes) else f"{len(nodes)}"
-    words = [f"{count} node{'' if len(nodes) == 1 else 's'} healthy"]
-    for label, key in (("matmul", "matmul_s"), ("all-reduce", "all_reduce_s")):
-        times = [float(str(node[key])) for node in healthy]
-        if known := [seconds for seconds in times if seconds < 3600]:
-            words.append(f"{label} {max(known):.2f} s")
-    if avoided := [str(node["host"]) for node in nodes if node["avoid"]]:
-        words.append(f"avoid {', '.join(avoided)}")
-    return "  ".join(words)
-
-
-def _write(config: Config, told: dict[str, object]) -> Path:
+def _write(config: Config, told: dict[str, Any]) -> Path:
     folder = Path(config.outputs)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "verdict.json"

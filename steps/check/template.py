@@ -15,12 +15,12 @@ def template() -> Container:
         "check",
         Config,
         title="Check the nodes",
-        description="Matrix products and all-reduce in pairs; names the hosts that training avoids.",
+        description="Rounds of matrix products and all-reduces in small groups; names the hosts that training avoids.",
         outputs=("avoid_hosts",),
         artifacts=("verdict.json",),
         cpu=1,
         memory="2Gi",
-        deadline_s=300,
+        deadline_s=1800,
     )
 
 

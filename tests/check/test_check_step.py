@@ -4,54 +4,104 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from steps.check import Config
-from steps.check.run import summary
 from steps.entry import StepError
 
 
-def check(tmp_path: Path, *flags: str, fault: str = "") -> tuple[int, str, dict]:
+def check(tmp_path: Path, *flags: str, faults: Sequence[str] = ()) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, stderr and verdict of the step; every fault has fired."""
     marks = tmp_path / "faults"
     marks.mkdir()
-    environment = {**os.environ, "EVERSTEP_FAULT": fault, "EVERSTEP_FAULT_DIR": str(marks)}
+    environment = {**os.environ, "EVERSTEP_FAULT": ";".join(faults), "EVERSTEP_FAULT_DIR": str(marks)}
     command = [sys.executable, "-m", "steps.check", f"--store={tmp_path}/store", f"--outputs={tmp_path}/out", *flags]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    if fault:
-        assert any(marks.iterdir()), "the fault did not fire"
-    return done.returncode, done.stderr, json.loads((tmp_path / "out/verdict.json").read_text())
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert len(list(marks.iterdir())) == len(faults), done.stderr
+    verdict = tmp_path / "out/verdict.json"
+    return done.returncode, done.stderr, json.loads(verdict.read_text()) if verdict.exists() else {}
+
+
+def in_rounds(fault: str, action: str, rounds: int) -> list[str]:
+    """The same fault in each of the first rounds: a rule fires once."""
+    return [f"{fault},round={number}={action}" for number in range(1, rounds + 1)]
 
 
 def test_two_healthy_nodes_are_told_with_their_times(tmp_path: Path) -> None:
     code, told, verdict = check(tmp_path)
     assert code == 0, told
-    assert told.strip().splitlines()[-1].startswith("2 nodes healthy  matmul ")
-    assert [node["verdict"] for node in verdict["nodes"]] == ["healthy", "healthy"]
+    lines = told.strip().splitlines()
+    assert lines[0].startswith("Round 1: {local-0: ")
+    assert lines[-1].startswith("2 nodes healthy  matmul ") or "slow" in lines[-1]
+    assert verdict["faulty"] == verdict["undecided"] == []
     assert all(0 < node["matmul_s"] < 3600 and 0 < node["all_reduce_s"] < 3600 for node in verdict["nodes"])
+    assert verdict["rounds"][0]["groups"] == [["local-0", "local-1"]]
     assert (tmp_path / "out/avoid_hosts").read_text() == "[]"
 
 
 def test_a_node_that_dies_in_its_products_is_avoided_and_its_partner_is_not_kept_waiting(tmp_path: Path) -> None:
-    code, told, verdict = check(tmp_path, fault="check.matmul,node=local-1=kill")
+    code, told, verdict = check(tmp_path, faults=["check.matmul,node=local-1=kill"])
     assert code == 0, told
     assert json.loads((tmp_path / "out/avoid_hosts").read_text()) == ["local-1"]
     assert verdict["nodes"][1]["reason"] == "its check was ended by SIGKILL"
     assert verdict["nodes"][0]["verdict"] == "healthy"
+    assert "faulty: local-1" in told
+
+
+def test_two_nodes_that_only_fail_together_are_undecided_by_name(tmp_path: Path) -> None:
+    code, told, verdict = check(tmp_path, faults=in_rounds("check.all_reduce,node=local-1", "raise", 2))
+    assert code == 0, told
+    assert verdict["undecided"] == ["local-0", "local-1"]
+    assert verdict["avoid_hosts"] == ["local-1"]
+    assert "undecided: local-0, local-1" in told
+
+
+@pytest.mark.parametrize(("count", "node", "rounds"), [(4, "local-1", 2), (5, "local-2", 3)])
+def test_a_node_with_which_every_group_fails_is_named_exactly(
+    tmp_path: Path, count: int, node: str, rounds: int
+) -> None:
+    faults = in_rounds(f"check.all_reduce,node={node}", "raise", rounds)
+    code, told, verdict = check(tmp_path, f"--nodes={count}", faults=faults)
+    assert code == 0, told
+    assert verdict["faulty"] == verdict["avoid_hosts"] == [node]
+    assert verdict["undecided"] == []
+    assert len(verdict["rounds"]) == rounds
+
+
+@pytest.mark.parametrize(("count", "late_s"), [(2, 5), (4, 10), (5, 12)])
+def test_a_slow_node_is_a_straggler(tmp_path: Path, count: int, late_s: int) -> None:
+    faults = in_rounds("check.matmul,node=local-1", f"sleep:{late_s}", 2)
+    code, told, verdict = check(tmp_path, f"--nodes={count}", "--exclude-straggler=True", faults=faults)
+    assert code == 0, told
+    assert "local-1" in verdict["stragglers"]
+    assert "local-1" in verdict["avoid_hosts"]
+    assert verdict["faulty"] == verdict["undecided"] == []
+    assert "local-1 is a straggler: " in told
 
 
 def test_a_node_that_hangs_is_faulty_when_the_time_is_up(tmp_path: Path) -> None:
-    code, told, verdict = check(tmp_path, "--time-limit-s=6", fault="check.all_reduce,node=local-0=stop")
+    code, told, verdict = check(tmp_path, "--timeout=24", faults=["check.all_reduce,node=local-0=stop"])
     assert code == 0, told
     assert [node["verdict"] for node in verdict["nodes"]] == ["faulty", "healthy"]
+    assert verdict["nodes"][0]["reason"] == "its all-reduce did not end within 12 s, nor fail"
 
 
 def test_too_few_healthy_nodes_end_with_exit_code_3_and_a_verdict(tmp_path: Path) -> None:
-    code, told, verdict = check(tmp_path, "--min-nodes=2", fault="check.matmul,node=local-0=exit:9")
+    code, told, verdict = check(tmp_path, "--min-nodes=2", faults=["check.matmul,node=local-0=exit:9"])
     assert code == 3
     assert "1 of 2 nodes usable, 2 needed" in told
     assert verdict["nodes"][0]["reason"] == "its check ended with exit code 9"
+
+
+def test_without_devices_the_switchbox_check_is_refused_by_name(tmp_path: Path) -> None:
+    code, told, verdict = check(tmp_path, "--switchbox-check=True", "--box-pairs=100:101", "--min-channels=1")
+    assert code == 2
+    assert "--switchbox-check: --box-pairs needs devices 0 to 101, this machine has " in told
+    assert verdict == {}
 
 
 @pytest.mark.parametrize(
@@ -60,16 +110,13 @@ def test_too_few_healthy_nodes_end_with_exit_code_3_and_a_verdict(tmp_path: Path
         ({"nodes": 0}, "--nodes 0"),
         ({"min_nodes": 0}, "--min-nodes 0"),
         ({"nodes": 1, "min_nodes": 2}, "more than --nodes 1"),
-        ({"time_limit_s": 0.0}, "--time-limit-s 0"),
+        ({"timeout": 0.0}, "--timeout 0"),
+        ({"timeout": float("nan")}, "--timeout nan"),
+        ({"switchbox_check": True, "box_pairs": "0:1 2"}, "--box-pairs: '2'"),
+        ({"switchbox_check": True, "min_bandwidth": 0.0}, "--min-bandwidth 0"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(changes: dict, words: str) -> None:
+def test_values_that_cannot_be_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(StepError, match=words) as caught:
         Config(**changes).check()
     assert caught.value.code == 2
-
-
-def test_the_summary_names_whom_to_avoid() -> None:
-    good = {"host": "a", "verdict": "healthy", "avoid": False, "matmul_s": 0.4, "all_reduce_s": 3600.0}
-    bad = {"host": "b", "verdict": "faulty", "avoid": True, "matmul_s": 3600.0, "all_reduce_s": 3600.0}
-    assert summary([good, bad]) == "1 of 2 nodes healthy  matmul 0.40 s  avoid b"

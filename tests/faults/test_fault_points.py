@@ -44,7 +44,16 @@ def test_conditions_name_facts_the_node_and_the_rank(tmp_path: Path) -> None:
     assert run(tmp_path, rules, EVERSTEP_NODE="worker-1-0", RANK="2").returncode == 9
 
 
-@pytest.mark.parametrize("text", ["loop", "loop=", "=kill", "loop,iteration=kill", "loop=exit:", "loop=pause"])
+def test_a_point_may_raise_or_be_slow(tmp_path: Path) -> None:
+    told = run(tmp_path, "loop,iteration=2=sleep:0.01;loop,iteration=3=raise")
+    assert told.returncode == 1
+    assert "InjectedError: injected at loop" in told.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loop", "loop.2"]
+
+
+@pytest.mark.parametrize(
+    "text", ["loop", "loop=", "=kill", "loop,iteration=kill", "loop=exit:", "loop=pause", "loop=sleep:"]
+)
 def test_a_rule_that_cannot_be_read_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="cannot read"):
         list(parse_rules(text))

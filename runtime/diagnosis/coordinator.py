@@ -1,0 +1,169 @@
+"""The one whom all nodes of a check ask: a session's shell, with an event loop's clock and long polls."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from runtime.diagnosis.errors import NoQuorumError, TakenNameError, UnknownNodeError
+from runtime.diagnosis.evidence import Round
+from runtime.diagnosis.orders import Arrive, Ask, Order, Over, Told
+from runtime.diagnosis.session import Session
+from runtime.diagnosis.verdicts import Verdict
+
+POLL_S = 20.0
+"""How long a question for orders is held."""
+_ANYTHING = ""
+"""Key of those who wait for whatever happens; other keys are nodes."""
+
+
+class Coordinator:
+    """Checks nodes that arrive. A node's `Link` for those in this process; `serving.routes` for the others.
+
+    Args:
+        timeout_s: for a node's part in one round; a node that takes longer has failed.
+        exclude_straggler: the verdict on a straggler is to avoid it.
+        on_round: told of each finished round.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 300.0,
+        exclude_straggler: bool = False,
+        on_round: Callable[[Round], None] = lambda told: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._exclude_straggler = exclude_straggler
+        self._on_round = on_round
+        self._clock = clock
+        self._arrived: dict[str, Arrive] = {}
+        self._sessions: dict[str, Session] = {}
+        self._left: set[str] = set()
+        self._events: dict[str, asyncio.Event] = {}
+        self._asking: Counter[str] = Counter()
+        self._called_off = ""
+
+    async def arrived(self, nodes: Collection[str], timeout_s: float, more_than: int | None = None) -> set[str]:
+        """Wait for these nodes, or for more than so many of them; returns those that have not arrived."""
+
+        def missing() -> set[str]:
+            left = set(nodes) - self._arrived.keys()
+            return set() if more_than is not None and len(nodes) - len(left) > more_than else left
+
+        await self._wait(missing, timeout_s)
+        return set(nodes) - self._arrived.keys()
+
+    async def check(self, nodes: Sequence[str], trusted: Iterable[str] = ()) -> list[Verdict]:
+        """Check nodes that have arrived, in rank order; `trusted` ones only serve as partners. One verdict a node.
+
+        Raises KeyError for a node that has not arrived. Checks of other nodes may run at the same time.
+        """
+        session = Session(
+            [self._arrived.pop(node) for node in nodes],
+            trusted=trusted,
+            timeout_s=self._timeout_s,
+            exclude_straggler=self._exclude_straggler,
+        )
+        self._sessions.update(dict.fromkeys(nodes, session))
+        self._left.difference_update(nodes)
+        session.begin(self._clock())
+        known = 0
+        while True:
+            self._wake(*session.take_ordered())
+            for told in session.past[known:]:
+                self._on_round(told)
+            known = len(session.past)
+            if session.verdicts is not None:
+                return session.verdicts
+            await self._sleep(_ANYTHING, session.next_deadline())
+            session.wake(self._clock())
+
+    async def dismissed(self, nodes: Collection[str], timeout_s: float) -> set[str]:
+        """Wait until these nodes have been given their verdicts; returns those that did not ask in time."""
+        return await self._wait(lambda: set(nodes) - self._left, timeout_s)
+
+    def call_off(self, reason: str) -> None:
+        """There is no check: nodes that ask are told NoQuorumError with this reason."""
+        self._called_off = reason
+        self._wake(*list(self._events))
+
+    def address(self, node: str) -> str:
+        """The IP address of a node that has arrived."""
+        return self._arrived[node].address
+
+    def waits(self, node: str) -> bool:
+        """Does this node wait for an order now? Then it is alive."""
+        return self._asking[node] > 0
+
+    def lose(self, node: str, reason: str) -> None:
+        """This node is gone for good: nobody needs to wait for it."""
+        self._arrived.pop(node, None)
+        if node in self._sessions:
+            self._sessions[node].lose(node, reason, self._clock())
+        self._wake()
+
+    async def arrive(self, arrive: Arrive) -> None:
+        """A node is ready. Raises TakenNameError when another one of this name is here, and alive."""
+        session = self._sessions.get(arrive.node)
+        checking = session is not None and session.verdicts is None
+        known = session.members[arrive.node] if session and checking else self._arrived.get(arrive.node)
+        if known is not None and known != arrive and (checking or self.waits(arrive.node)):
+            raise TakenNameError(f"node {arrive.node} is here already, on {known.host}; give each its own rank")
+        if not checking:
+            self._arrived[arrive.node] = arrive
+            self._wake()
+
+    async def order(self, ask: Ask) -> Order | None:
+        """The newest order of the node, as soon as there is one that it has not seen; None after POLL_S."""
+        deadline = self._clock() + POLL_S
+        self._asking[ask.node] += 1
+        try:
+            while True:
+                order = self._order(ask)
+                if order is not None or self._clock() >= deadline:
+                    return order
+                await self._sleep(ask.node, deadline)
+        finally:
+            self._asking[ask.node] -= 1
+
+    def _order(self, ask: Ask) -> Order | None:
+        if self._called_off:
+            raise NoQuorumError(self._called_off)
+        if ask.node in self._arrived:
+            return None
+        if ask.node not in self._sessions:
+            raise UnknownNodeError(f"node {ask.node} has not arrived here")
+        order = self._sessions[ask.node].order(ask.node, ask.seen)
+        if isinstance(order, Over):
+            self._left.add(ask.node)
+            self._wake()
+        return order
+
+    async def told(self, told: Told) -> None:
+        """A node measured something."""
+        if told.node not in self._sessions:
+            raise UnknownNodeError(f"node {told.node} has not arrived here")
+        self._sessions[told.node].hear(told, self._clock())
+        self._wake()
+
+    def _wake(self, *nodes: str) -> None:
+        """Wake who waits for anything to happen, and the questions of these nodes."""
+        for key in (_ANYTHING, *nodes):
+            event = self._events.pop(key, None)
+            if event is not None:
+                event.set()
+
+    async def _sleep(self, key: str, deadline: float | None) -> None:
+        event = self._events.setdefault(key, asyncio.Event())
+        try:
+            await asyncio.wait_for(event.wait(), None if deadline is None else max(0.0, deadline - self._clock()))
+        except TimeoutError:
+            return
+
+    async def _wait(self, missing: Callable[[], set[str]], timeout_s: float) -> set[str]:
+        deadline = self._clock() + timeout_s
+        while (left := missing()) and self._clock() < deadline:
+            await self._sleep(_ANYTHING, deadline)
+        return left

@@ -1,0 +1,173 @@
+"""What measurements prove about nodes: who works, who does not, who is slow, and what stays open. Pure.
+
+A group whose members all end their work proves each of them healthy. A group that fails proves only that one of its
+members is faulty: a node is named when all others of such a group are proven healthy. No bound on the number of faults
+is assumed, so nobody is ever named by guessing: each node that is not named faulty could be innocent. A failure counts
+as 3600 s, and a straggler is slower than twice the median (strictly), as in DLRover's network check.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+FAILED_S = 3600.0
+"""What a failed or unfinished measurement counts, in seconds."""
+SLOW = 2.0
+"""A straggler's best time is more than this many times the median."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one node measured in one round, in seconds; FAILED_S for what failed or never ended."""
+
+    node: str
+    host: str
+    matmul_s: float = FAILED_S
+    self_reduce_s: float = FAILED_S
+    """All-reduce in a group of its own: its collective library works without any link."""
+    all_reduce_s: float = FAILED_S
+    """All-reduce with its group."""
+    error: str = ""
+    """One line: what failed first."""
+    died: bool = False
+    """Its process crashed, or hung while others of its group did not; or its own devices are below what was asked."""
+    links: Mapping[str, float] = field(default_factory=dict)
+    """Pairs of its own devices -> MB/s, where that was measured."""
+
+    @property
+    def works_alone(self) -> bool:
+        """Everything that needs no partner was done."""
+        return not self.died and self.matmul_s < FAILED_S and self.self_reduce_s < FAILED_S
+
+    @property
+    def works_together(self) -> bool:
+        """The all-reduce with its group was done too."""
+        return self.works_alone and self.all_reduce_s < FAILED_S
+
+    @property
+    def elapsed_s(self) -> float:
+        """Its own work: products and all-reduces, without waiting for others to begin."""
+        return self.matmul_s + self.all_reduce_s if self.works_together else FAILED_S
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of the check: who worked with whom, why so, and what each measured. Who rested is in no group."""
+
+    number: int
+    """From 1."""
+    groups: tuple[tuple[str, ...], ...]
+    reason: str
+    measured: Mapping[str, Measurement] = field(default_factory=dict)
+
+    def failed(self, group: Iterable[str]) -> bool:
+        """Did this group's all-reduce fail for one of its members? Then none of them has proven anything."""
+        return not all(self.measured[node].works_together for node in group)
+
+    def elapsed_s(self) -> dict[str, float]:
+        """Seconds of each node in group order; FAILED_S for every member of a group that failed."""
+        return {
+            node: FAILED_S if self.failed(group) else self.measured[node].elapsed_s
+            for group in self.groups
+            for node in group
+        }
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What some rounds prove. Each node is in exactly one of `healthy`, `faulty`, `untried`, `undecided`."""
+
+    healthy: frozenset[str]
+    """Proven by a group that worked, or trusted from the start."""
+    faulty: Mapping[str, str]
+    """Node -> why it is named."""
+    untried: frozenset[str]
+    """Nothing it did failed, but no group of it came to its all-reduce."""
+    undecided: frozenset[str]
+    """It is in a group that failed, and so is another who may be the cause."""
+    best_s: Mapping[str, float]
+    """Node -> its best elapsed seconds; only nodes that some group proved."""
+    own_s: Mapping[str, float]
+    """Node -> its best seconds for the part that needs no partner."""
+    slow: frozenset[str]
+    """Best time more than twice the median."""
+    blurred: frozenset[str]
+    """Those of `slow` that may only have waited for another slow one."""
+    tried: frozenset[frozenset[str]]
+    """Every group so far."""
+
+
+def weigh(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[str] = ()) -> Evidence:
+    """What the rounds prove about `nodes`; those in `trusted` (a part of them) are known to be healthy."""
+    broken: dict[str, str] = {}
+    for told in past:
+        for node, one in told.measured.items():
+            if not one.works_alone:
+                broken.setdefault(node, one.error or "its own work did not end in time")
+    tried = [(told, group) for told in past for group in told.groups]
+    failed = [group for told, group in tried if told.failed(group) and not broken.keys() & set(group)]
+    passed = [(told, group) for told, group in tried if not told.failed(group)]
+    healthy = (set(trusted) | {node for _, group in passed for node in group}) - broken.keys()
+    faulty = {**_named(failed, healthy), **broken}
+    left = {node for node in nodes if node not in healthy and node not in faulty}
+    undecided = left & {node for group in failed for node in group}
+    best = _best(nodes, ((node, told.measured[node].elapsed_s) for told, group in passed for node in group))
+    own = _best(nodes, ((node, one.matmul_s) for told in past for node, one in told.measured.items()))
+    best = {node: seconds for node, seconds in best.items() if node not in broken}
+    limit = slow_above_s(list(best.values()))
+    slow = frozenset(node for node, seconds in best.items() if seconds > limit)
+    return Evidence(
+        healthy=frozenset(healthy),
+        faulty=faulty,
+        untried=frozenset(left - undecided),
+        undecided=frozenset(undecided),
+        best_s=best,
+        own_s=own,
+        slow=slow,
+        blurred=_blurred(slow, [group for _, group in passed], own, limit),
+        tried=frozenset(frozenset(group) for _, group in tried),
+    )
+
+
+def _named(failed: Sequence[Sequence[str]], healthy: set[str]) -> dict[str, str]:
+    """The nodes that are the only possible cause of some failed group, and why."""
+    partners: dict[str, dict[str, None]] = {}
+    for group in failed:
+        suspects = [node for node in group if node not in healthy]
+        if len(suspects) == 1:
+            others = (node for node in group if node != suspects[0])
+            partners.setdefault(suspects[0], {}).update(dict.fromkeys(others))
+    return {
+        node: f"works alone but not with {', '.join(others)}, proven to work with others"
+        for node, others in partners.items()
+    }
+
+
+def slow_above_s(best_s: Sequence[float]) -> float:
+    """The time above which a node is a straggler: twice the median. Of two nodes, twice the other's time.
+
+    (Twice the mean of two times is at least the larger: by the median's definition neither of two could be slow.)
+    """
+    if len(best_s) < 2:
+        return math.inf
+    return SLOW * (min(best_s) if len(best_s) == 2 else statistics.median(best_s))
+
+
+def _best(nodes: Sequence[str], times: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for node, seconds in times:
+        found[node] = min(seconds, found.get(node, seconds))
+    return {node: found[node] for node in nodes if node in found}
+
+
+def _blurred(
+    slow: frozenset[str], passed: Sequence[Sequence[str]], own_s: Mapping[str, float], limit_s: float
+) -> frozenset[str]:
+    """A slow node is seen sharply when its own part is too slow, or when nobody else of some group of it is slow."""
+    sharp = {node for node in slow if own_s[node] > limit_s}
+    for group in passed:
+        within = [node for node in group if node in slow]
+        if len(within) == 1:
+            sharp.add(within[0])
+    return slow - sharp

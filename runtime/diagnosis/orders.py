@@ -1,0 +1,89 @@
+"""What a node and the coordinator of its check say to each other: one Struct each, JSON over HTTP.
+
+POST /v1/check/arrive, /v1/check/order (a long poll), /v1/check/told.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from runtime.diagnosis.evidence import Measurement
+from runtime.diagnosis.verdicts import Verdict
+
+
+class Stage(StrEnum):
+    """The two halves of a node's work in a round."""
+
+    ALONE = "alone"
+    TOGETHER = "together"
+
+
+class Arrive(msgspec.Struct, frozen=True):
+    """A node is ready to be checked."""
+
+    node: str
+    host: str
+    address: str
+    """IP address at which the others reach this node."""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What shall the node do? Answered with an Order whose number is above `seen`, or 204 after the long poll."""
+
+    node: str
+    seen: int = 0
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a node measured in one half of a round, or how it died there."""
+
+    node: str
+    round: int
+    stage: Stage
+    measurement: Measurement
+    store: str = ""
+    """host:port of the store that the group meets at, if this node opened it (rank 0, when it has worked alone)."""
+
+
+class Work(msgspec.Struct, frozen=True, tag=True):
+    """Do what needs no partner, tell it, and wait. Whatever the node still does for an earlier round ends."""
+
+    number: int
+    round: int
+    opens_store: bool
+    """This node has rank 0 in its group."""
+
+
+class Together(msgspec.Struct, frozen=True, tag=True):
+    """Every member of the group works alone: now the all-reduce among them."""
+
+    number: int
+    round: int
+    rank: int
+    world: int
+    store: str
+    timeout_s: float
+    """For each wait on the group."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """The round is over for this node: end what it does for it."""
+
+    number: int
+    round: int
+    reason: str
+
+
+class Over(msgspec.Struct, frozen=True, tag=True):
+    """The check is over. Names of nodes beside the verdict on this one."""
+
+    number: int
+    verdict: Verdict
+    faulty: tuple[str, ...] = ()
+    stragglers: tuple[str, ...] = ()
+    undecided: tuple[str, ...] = ()
+    usable: int = 0
+    """How many nodes are not to be avoided."""
+
+
+Order = Work | Together | Stop | Over

@@ -1,0 +1,114 @@
+"""Who works with whom in the next round of the node check, and when there is none. Pure.
+
+Round 1: adjacent pairs, an odd one joins the last group. Round 2: sorted by time, the fastest with the slowest (both as
+in DLRover's network check). Round 3: each node that is still open with one that is proven healthy. With at most N/4
+faulty nodes of N, each of which makes its whole group fail, three rounds name exactly them:
+
+- round 1 leaves at most 2 * N/4 open nodes (one more for odd N), so at least as many healthy ones (one fewer);
+- round 2 gives each open node a healthy partner of its own, but for odd N one group may get two open nodes;
+- round 3 gives each of those two a healthy partner.
+
+The published rule ends after round 2 and names whoever failed twice: for odd N it can name an innocent node.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from runtime.diagnosis.evidence import SLOW, Evidence, Round, weigh
+
+ROUNDS = 3
+ROUNDS_OF_THREE = 4
+"""Three nodes: after the group of all, each of the three pairs; a single faulty one fails in just two of them."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The groups of the next round; none when the check is over. And why."""
+
+    groups: tuple[tuple[str, ...], ...]
+    reason: str
+
+
+def next_round(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[str] = ()) -> Plan:
+    """The next round, as a function of everything measured so far.
+
+    Args:
+        nodes: all that take part, in rank order.
+        past: the rounds so far.
+        trusted: those of `nodes` that are known to be healthy and only serve as partners.
+    """
+    known = frozenset(trusted)
+    if not past and not known:
+        return Plan(tuple(adjacent(nodes)), "adjacent pairs")
+    evidence = weigh(nodes, past, known)
+    sought = _open(evidence, past)
+    if not sought:
+        return Plan((), "every node is decided")
+    if len(past) >= (ROUNDS_OF_THREE if len(nodes) == 3 else ROUNDS):
+        return Plan((), f"{len(past)} rounds leave nodes undecided")
+    all_again = len(past) == 1 and not known
+    able = [node for node in _by_time(nodes, evidence) if node not in evidence.faulty]
+    pool = able if all_again else _with_partners(able, sought)
+    groups = fastest_with_slowest(pool, evidence.tried)
+    new = any(frozenset(group) not in evidence.tried and sought & set(group) for group in groups)
+    if not groups or not (new or all_again):
+        return Plan((), "no other partner is left to try")
+    return Plan(tuple(groups), "the fastest with the slowest" if all_again else "each open node with a healthy one")
+
+
+def adjacent(nodes: Sequence[str]) -> list[tuple[str, ...]]:
+    """Adjacent pairs; an odd one joins the last group; a single node is a group of one."""
+    pairs = [tuple(nodes[at : at + 2]) for at in range(0, len(nodes), 2)]
+    if len(pairs) > 1 and len(pairs[-1]) == 1:
+        pairs[-2:] = [pairs[-2] + pairs[-1]]
+    return pairs
+
+
+def fastest_with_slowest(pool: Sequence[str], tried: frozenset[frozenset[str]]) -> list[tuple[str, ...]]:
+    """Pairs of a pool that is sorted by time: the slowest with the fastest it was not yet alone with, and so on.
+
+    Who was with everybody comes last. An odd one joins the last group, unless these were a group before: then it rests.
+    """
+    left = list(pool)
+    groups: list[tuple[str, ...]] = []
+    known: list[str] = []
+    while left:
+        slowest = left.pop()
+        at = next((at for at, other in enumerate(left) if frozenset((slowest, other)) not in tried), None)
+        if at is None:
+            known.insert(0, slowest)
+        else:
+            groups.append((left.pop(at), slowest))
+    while len(known) > 1:
+        groups.append((known.pop(0), known.pop()))
+    if known and groups and frozenset((*groups[-1], known[0])) not in tried:
+        groups[-1] += (known[0],)
+    return groups
+
+
+def _open(evidence: Evidence, past: Sequence[Round]) -> frozenset[str]:
+    """The nodes about which another round may prove something.
+
+    After the first round whoever is twice as slow as the fastest: half of the nodes may have had a slow partner, so
+    the median says little, and a slow moment should not make a straggler.
+    """
+    slow = evidence.blurred
+    if len(past) == 1 and evidence.best_s:
+        fastest = min(evidence.best_s.values())
+        slow = frozenset(node for node, seconds in evidence.best_s.items() if seconds > SLOW * fastest)
+    return evidence.undecided | evidence.untried | slow
+
+
+def _by_time(nodes: Sequence[str], evidence: Evidence) -> list[str]:
+    """Proven nodes first, by time; then the untried; then those whose groups failed (3600 s)."""
+
+    def key(node: str) -> tuple[bool, bool, float]:
+        return node in evidence.undecided, node in evidence.untried, evidence.best_s.get(node, 0.0)
+
+    return sorted(nodes, key=key)
+
+
+def _with_partners(able: Sequence[str], sought: frozenset[str]) -> list[str]:
+    """The open nodes and as many settled ones, the fastest, in the order of `able`."""
+    partners = [node for node in able if node not in sought][: len(sought)]
+    return [node for node in able if node in sought or node in partners]

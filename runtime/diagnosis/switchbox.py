@@ -1,0 +1,130 @@
+"""Links between the devices of one machine, through its switch boxes: which pairs, how fast, and the rule.
+
+As `--switchbox-check` of DLRover: each pair GPU - switch box - GPU is measured; a pair below the lowest bandwidth is a
+faulty link, and a machine with fewer working pairs than `min_channels` is a faulty node.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+COPIED_BYTES = 256 << 20
+COPIES = 8
+_PAIR = re.compile(r"(\d+):(\d+)")
+
+
+class SwitchboxError(ValueError):
+    """Pairs that cannot be, or devices that are not there: one line."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """What is asked of a machine."""
+
+    pairs: tuple[tuple[int, int], ...]
+    """Numbers of the devices at both ends."""
+    min_bandwidth: float = 10000.0
+    """MB/s (10^6 bytes), in each direction."""
+    min_channels: int = 2
+    """Pairs that must reach it."""
+
+    @property
+    def devices(self) -> int:
+        """How many devices a machine must have for these pairs."""
+        return 1 + max(max(pair) for pair in self.pairs)
+
+
+class Links(Protocol):
+    """The measurement."""
+
+    def bandwidth(self, first: int, second: int) -> float:
+        """MB/s from one device to the other, the slower direction. Raises RuntimeError when the copy fails."""
+        ...
+
+
+def parse_box(pairs: str, min_bandwidth: float, min_channels: int) -> Box:
+    """The box of `--box-pairs "0:1 2:4 3:5 6:7"`. Raises SwitchboxError that names the word that is wrong."""
+    found: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    for word in pairs.split():
+        match = _PAIR.fullmatch(word)
+        if match is None:
+            raise SwitchboxError(f"--box-pairs: {word!r} is not DEVICE:DEVICE, as in '0:1 2:4'")
+        pair = int(match[1]), int(match[2])
+        for device in pair:
+            if device in seen:
+                raise SwitchboxError(f"--box-pairs: device {device} of {word!r} is named twice; each has one partner")
+            seen.add(device)
+        found.append(pair)
+    if not found:
+        raise SwitchboxError("--box-pairs: no pairs; write DEVICE:DEVICE, as in '0:1 2:4'")
+    if min_bandwidth <= 0:
+        raise SwitchboxError(f"--min-bandwidth {min_bandwidth:g}: must be above 0 (MB/s)")
+    if not 1 <= min_channels <= len(found):
+        raise SwitchboxError(f"--min-channels {min_channels}: must be from 1 to {len(found)}, the --box-pairs given")
+    return Box(tuple(found), min_bandwidth, min_channels)
+
+
+def missing_devices(box: Box, there: int) -> str:
+    """Why this machine cannot be measured, in one line; empty when it can."""
+    if there >= box.devices:
+        return ""
+    has = "no CUDA device" if there == 0 else f"{there} CUDA device{'' if there == 1 else 's'}"
+    return f"--switchbox-check: --box-pairs needs devices 0 to {box.devices - 1}, this machine has {has}"
+
+
+def measure(box: Box, links: Links) -> tuple[dict[str, float], str]:
+    """MB/s of each pair (`0:1`; 0 where the copy failed), and why the machine is faulty: empty when it is not."""
+    found: dict[str, float] = {}
+    for first, second in box.pairs:
+        try:
+            found[f"{first}:{second}"] = links.bandwidth(first, second)
+        except RuntimeError:
+            found[f"{first}:{second}"] = 0.0
+    return found, verdict(box, found)
+
+
+def verdict(box: Box, found: Mapping[str, float]) -> str:
+    """Why a machine with these bandwidths is faulty; empty when it is not. Pure."""
+    slow = slow_pairs(box.min_bandwidth, found)
+    working = len(found) - len(slow)
+    if working >= box.min_channels:
+        return ""
+    worst = ", ".join(f"{pair} {found[pair]:.0f} MB/s" for pair in slow)
+    return f"switchbox: {working} of {len(found)} pairs work, {box.min_channels} needed ({worst})"
+
+
+def slow_pairs(min_bandwidth: float, found: Mapping[str, float]) -> list[str]:
+    """The pairs below the lowest bandwidth: faulty links."""
+    return [pair for pair, bandwidth in found.items() if bandwidth < min_bandwidth]
+
+
+class CudaLinks:
+    """Peer copies between CUDA devices. Initializes CUDA in this process."""
+
+    def bandwidth(self, first: int, second: int) -> float:
+        """The slower direction's best of COPIES copies of COPIED_BYTES, in MB/s."""
+        return min(self._copy(first, second), self._copy(second, first))
+
+    def _copy(self, source: int, target: int) -> float:
+        import torch
+
+        there = torch.full((COPIED_BYTES,), 7, dtype=torch.uint8, device=f"cuda:{source}")
+        here = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=f"cuda:{target}")
+        best_s = float("inf")
+        with torch.cuda.device(source):
+            here.copy_(there)  # the first one sets up the peer access
+            torch.cuda.synchronize(source)
+            torch.cuda.synchronize(target)
+            for _ in range(COPIES):
+                began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                began.record()
+                here.copy_(there, non_blocking=True)
+                ended.record()
+                ended.synchronize()
+                best_s = min(best_s, began.elapsed_time(ended) / 1000)
+        torch.cuda.synchronize(target)
+        if int(here.min()) != 7 or int(here.max()) != 7:
+            raise RuntimeError(f"the bytes copied from device {source} arrived wrong at device {target}")
+        return COPIED_BYTES / 1e6 / best_s

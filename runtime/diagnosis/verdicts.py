@@ -1,0 +1,117 @@
+"""What the check says of each node, and which hosts training should avoid. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from runtime.diagnosis.evidence import SLOW, Evidence, Round, slow_above_s, weigh
+
+
+class Health(StrEnum):
+    """What the check says of a node."""
+
+    HEALTHY = "healthy"
+    STRAGGLER = "straggler"
+    """It works, but its best time is more than twice the median: only reported, unless stragglers are excluded."""
+    FAULTY = "faulty"
+    """Proven: do not use it."""
+    UNDECIDED = "undecided"
+    """It works alone, but not with others who work alone too: the link, or one of them. Nobody can say which."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known about a node, why, and what follows."""
+
+    node: str
+    host: str
+    health: Health
+    reason: str
+    avoid: bool
+    """Training should not use the host."""
+    best_s: float | None
+    """Its best elapsed seconds; None when none of its groups worked."""
+
+
+def judge(
+    nodes: Sequence[str],
+    hosts: Sequence[str],
+    past: Sequence[Round],
+    *,
+    trusted: Iterable[str] = (),
+    exclude_straggler: bool = False,
+) -> list[Verdict]:
+    """One verdict a node, in the order given.
+
+    Undecided nodes are avoided. Only when no node is proven to work, the first undecided one may be used: alone.
+    """
+    evidence = weigh(nodes, past, trusted)
+    lone = next((node for node in nodes if node in evidence.undecided), "")
+    if evidence.healthy or evidence.untried:
+        lone = ""
+    verdicts = []
+    for node, host in zip(nodes, hosts, strict=True):
+        health, reason = _judge(node, past, evidence)
+        avoid = health is Health.FAULTY or (health is Health.UNDECIDED and node != lone)
+        avoid = avoid or (health is Health.STRAGGLER and exclude_straggler)
+        verdicts.append(Verdict(node, host, health, reason, avoid, evidence.best_s.get(node)))
+    return verdicts
+
+
+def _judge(node: str, past: Sequence[Round], evidence: Evidence) -> tuple[Health, str]:
+    if node in evidence.faulty:
+        return Health.FAULTY, evidence.faulty[node]
+    if node in evidence.undecided:
+        return Health.UNDECIDED, _undecided(node, past, evidence)
+    if node in evidence.untried:
+        return Health.HEALTHY, "works alone; no partner was left to try the link"
+    if node in evidence.slow:
+        return Health.STRAGGLER, f"{evidence.best_s[node]:.2f} s at best, more than {_limit(evidence)}"
+    return Health.HEALTHY, _healthy(node, past, evidence)
+
+
+def _limit(evidence: Evidence) -> str:
+    times = list(evidence.best_s.values())
+    whose = "the other node's" if len(times) == 2 else "the median of all nodes,"
+    return f"{SLOW:g} x {whose} {slow_above_s(times) / SLOW:.2f} s"
+
+
+def _healthy(node: str, past: Sequence[Round], evidence: Evidence) -> str:
+    worked = {frozenset(group) for told in past for group in told.groups if not told.failed(group)}
+    apart = [
+        other
+        for told in past
+        for group in told.groups
+        if node in group and frozenset(group) not in worked and evidence.healthy.issuperset(group)
+        for other in group
+        if other != node
+    ]
+    if apart:
+        return f"works, but not with {', '.join(dict.fromkeys(apart))}, which works too: look at the link between them"
+    return "works alone and with its group"
+
+
+def _undecided(node: str, past: Sequence[Round], evidence: Evidence) -> str:
+    others, error = dict[str, None](), ""
+    for told in past:
+        for group in told.groups:
+            if node in group and told.failed(group):
+                others.update(dict.fromkeys(other for other in group if other in evidence.undecided - {node}))
+                error = error or told.measured[node].error
+    why = f"works alone but not with {', '.join(others)}: the link between them, or one of them"
+    return f"{why} ({error})" if error else why
+
+
+def usable(verdicts: Sequence[Verdict]) -> int:
+    """How many nodes training may use."""
+    return sum(not verdict.avoid for verdict in verdicts)
+
+
+def avoided_hosts(verdicts: Sequence[Verdict]) -> list[str]:
+    """The hosts that training should avoid, in order, each once."""
+    return list(dict.fromkeys(verdict.host for verdict in verdicts if verdict.avoid))
+
+
+def named(verdicts: Sequence[Verdict], health: Health) -> list[str]:
+    """The nodes of which the check says `health`."""
+    return [verdict.node for verdict in verdicts if verdict.health is health]

@@ -1,0 +1,166 @@
+"""`everstep check`, as a person or a pod runs it: processes of this machine, or one node on each of several."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everstep.cli import main
+from everstep.commands.check import own_end
+from runtime.diagnosis.orders import Over
+from runtime.diagnosis.verdicts import Health, Verdict
+
+Ended = tuple[int, str]
+
+
+def command(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "everstep", "check", *flags]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def machines(tmp_path: Path, count: int, *flags: str, faults: str = "", fired: int = 0) -> list[Ended]:
+    """Exit code and stderr of each machine, in rank order; node 0 starts last. `fired` faults have fired."""
+    marks = tmp_path / "faults"
+    marks.mkdir()
+    port = free_port()
+    started = []
+    for rank in reversed(range(count)):
+        environment = {
+            **os.environ, "NODE_RANK": str(rank), "DLROVER_MASTER_ADDR": f"127.0.0.1:{port}",
+            "EVERSTEP_FAULT": faults, "EVERSTEP_FAULT_DIR": str(marks), "EVERSTEP_JOB_TOKEN": "secret",
+        }  # fmt: skip
+        given = command(f"--nnodes={count}", *flags)
+        started.append(subprocess.Popen(given, env=environment, stderr=subprocess.PIPE, text=True))
+    ended = []
+    for process in reversed(started):
+        told = process.communicate(timeout=240)[1]
+        ended.append((process.returncode, told))
+    assert len(list(marks.iterdir())) == fired, ended
+    return ended
+
+
+def test_nodes_of_this_machine_are_told_round_by_round() -> None:
+    done = subprocess.run(command("--nodes=3"), stderr=subprocess.PIPE, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("Round 1: {local-0: ")
+    assert "3 nodes healthy" in done.stderr or "slow" in done.stderr
+
+
+def test_a_faulty_node_of_this_machine_is_exit_code_3_unless_fewer_are_enough(tmp_path: Path) -> None:
+    for flags, code in (((), 3), (("--min-nodes=1",), 0)):
+        marks = tmp_path / str(code)
+        marks.mkdir()
+        fault = {"EVERSTEP_FAULT": "check.matmul,node=local-1=kill", "EVERSTEP_FAULT_DIR": str(marks)}
+        done = subprocess.run(
+            command(*flags), env={**os.environ, **fault}, stderr=subprocess.PIPE, text=True, timeout=240
+        )
+        assert done.returncode == code, done.stderr
+        assert "local-1 is faulty: its check was ended by SIGKILL" in done.stderr
+        assert any(marks.iterdir())
+
+
+def test_machines_find_each_other_by_the_variables_of_a_pytorchjob(tmp_path: Path) -> None:
+    ended = machines(tmp_path, 3)
+    assert [code for code, _ in ended] == [0, 0, 0], ended
+    assert ended[0][1].startswith("Round 1: {node-0: ")
+    assert "this node (node-2) is " in ended[2][1]
+
+
+def test_across_machines_only_the_faulty_one_ends_with_code_3(tmp_path: Path) -> None:
+    faults = ";".join(f"check.all_reduce,node=node-3,round={number}=raise" for number in (1, 2))
+    ended = machines(tmp_path, 4, faults=faults, fired=2)
+    assert [code for code, _ in ended] == [0, 0, 0, 3], ended
+    assert "this node (node-3) is faulty: works alone but not with " in ended[3][1]
+    assert "faulty: node-3" in ended[1][1]
+
+
+def test_a_machine_whose_process_is_killed_is_named_across_machines(tmp_path: Path) -> None:
+    ended = machines(tmp_path, 2, faults="check.all_reduce,node=node-0=kill", fired=1)
+    assert [code for code, _ in ended] == [3, 0], ended
+    assert "this node (node-0) is faulty: its check was ended by SIGKILL" in ended[0][1]
+
+
+def test_an_excluded_straggler_says_so_and_ends_with_code_3(tmp_path: Path) -> None:
+    faults = ";".join(f"check.matmul,node=node-1,round={number}=sleep:6" for number in (1, 2))
+    ended = machines(tmp_path, 2, "--exclude-straggler", faults=faults, fired=2)
+    assert [code for code, _ in ended] == [0, 3], ended
+    assert "this node (node-1) is a straggler and is excluded (--exclude-straggler): " in ended[1][1]
+
+
+def test_too_few_machines_in_time_are_no_quorum(capfd: pytest.CaptureFixture[str]) -> None:
+    given = [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--nnodes=3", "--node-rank=0", "--join-timeout=0.5"]
+    assert main(["check", *given]) == 3
+    assert capfd.readouterr().err == ("everstep check: 1 of 3 nodes came within 0.5 s; missing: node-1, node-2\n")
+
+
+def test_a_wrong_token_is_bad_input() -> None:
+    port = free_port()
+    given = command(f"--rdzv-endpoint=127.0.0.1:{port}", "--nnodes=2")
+    host = subprocess.Popen([*given, "--node-rank=0"], stderr=subprocess.PIPE, text=True)
+    try:
+        environment = {**os.environ, "EVERSTEP_JOB_TOKEN": "another"}
+        done = subprocess.run(
+            [*given, "--node-rank=1"], env=environment, stderr=subprocess.PIPE, text=True, timeout=240
+        )
+        assert done.returncode == 2
+        assert "refused: the Authorization header has not this check's token" in done.stderr
+    finally:
+        host.kill()
+        host.communicate()
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert main(["check", f"--rdzv-endpoint=127.0.0.1:{port}", "--nnodes=2", "--node-rank=0"]) == 2
+    told = capfd.readouterr().err
+    assert told == (f"everstep check: cannot listen at 127.0.0.1:{port}: Address already in use; choose another port\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--nodes 0", "--nodes 0, --min-nodes 0: at least 1"),
+        ("--nodes 2 --min-nodes 3", "not more than the nodes"),
+        ("--nodes 2 --rdzv-endpoint a:1", "give one of them"),
+        ("--nnodes 2", "need --rdzv-endpoint HOST:PORT or $DLROVER_MASTER_ADDR"),
+        ("--rdzv-endpoint a --nnodes 2 --node-rank 0", "--rdzv-endpoint a: write HOST:PORT"),
+        ("--rdzv-endpoint a:70000 --nnodes 2 --node-rank 0", "write HOST:PORT"),
+        ("--rdzv-endpoint a:1 --nnodes 2", "NODE_RANK='': give --node-rank"),
+        ("--rdzv-endpoint a:1 --node-rank 0", "--nnodes (missing)"),
+        ("--rdzv-endpoint a:1 --nnodes 3:2 --node-rank 0", "--nnodes 3:2: write N or MIN:MAX"),
+        ("--rdzv-endpoint a:1 --nnodes 2 --node-rank 2", "--node-rank 2: must be from 0 to 1"),
+        ("--rdzv-endpoint a:1 --nnodes 2 --node-rank 0 --min-nodes 1", "write --nnodes MIN:MAX"),
+        ("--rdzv-endpoint a:1 --nnodes 2 --node-rank 0 --topology nowhere", "--topology nowhere: No such file"),
+        ("--rdzv-endpoint no.such.name.invalid:1 --nnodes 2 --node-rank 1 --join-timeout 0.1", "cannot be resolved"),
+        ("--timeout 0", "must be above 0"),
+        ("--switchbox-check --box-pairs 0", "'0' is not DEVICE:DEVICE"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    flags: str, words: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("NODE_RANK", "DLROVER_MASTER_ADDR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("EVERSTEP_JOB_TOKEN", "secret")
+    assert main(["check", *flags.split()]) == 2
+    told = capfd.readouterr().err
+    assert told.startswith("everstep check: ")
+    assert words in told
+    assert told.count("\n") == 1
+
+
+def test_with_a_range_of_nodes_fewer_usable_than_its_minimum_are_no_quorum() -> None:
+    own = Verdict("node-0", "a", Health.HEALTHY, "works alone", False, 0.6)
+    over = Over(9, own, faulty=("node-1",), usable=2)
+    assert own_end(over, 2) == (0, "this node (node-0) is healthy: works alone (faulty: node-1)")
+    code, told = own_end(over, 3)
+    assert code == 3
+    assert told.startswith("2 nodes are usable, 3 needed (--nnodes MIN:MAX); this node (node-0) is healthy")

@@ -1,0 +1,168 @@
+"""The check over HTTP: tokens, malformed messages, and what a node's link makes of each answer."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from runtime.diagnosis.coordinator import Coordinator
+from runtime.diagnosis.errors import (
+    CoordinatorLostError,
+    NoQuorumError,
+    RefusedError,
+    TakenNameError,
+    UnknownNodeError,
+)
+from runtime.diagnosis.evidence import Measurement
+from runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Together, Told, Work
+from runtime.diagnosis.serving import Guard, HttpLink
+
+ONE = Arrive("node-1", "b", "127.0.0.1")
+
+
+class Served:
+    """A coordinator behind a port, and ways to reach it."""
+
+    def __init__(self, http: aiohttp.ClientSession, port: int, coordinator: Coordinator, guard: Guard) -> None:
+        self.http, self.coordinator, self.guard = http, coordinator, guard
+        self.place = f"127.0.0.1:{port}"
+
+    def link(self, token: str = "secret") -> HttpLink:
+        return HttpLink(self.http, self.place, token, patience_s=0.0, arrival_s=0.0)
+
+    async def post(self, path: str, body: bytes, token: str = "secret") -> tuple[int, str]:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with self.http.post(f"http://{self.place}/v1/check/{path}", data=body, headers=headers) as answer:
+            return answer.status, await answer.text()
+
+    async def until_waiting(self, node: str) -> None:
+        async with asyncio.timeout(60):
+            while not self.coordinator.waits(node):
+                await self.post("order", b"")
+
+
+@asynccontextmanager
+async def served(**options: float) -> AsyncIterator[Served]:
+    coordinator, guard = Coordinator(**options), Guard("secret")  # type: ignore[arg-type]
+    runner = web.AppRunner(guard.application(coordinator), shutdown_timeout=1.0, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        async with aiohttp.ClientSession() as http:
+            yield Served(http, runner.addresses[0][1], coordinator, guard)
+    finally:
+        await runner.cleanup()
+
+
+def test_a_wrong_token_is_refused_and_counted_and_changes_nothing() -> None:
+    async def story() -> None:
+        async with served() as end:
+            assert (await end.post("arrive", b'{"node":"node-1","host":"b","address":"1.2.3.4"}', "wrong"))[0] == 401
+            with pytest.raises(RefusedError, match="has not this check's token"):
+                await end.link("wrong").arrive(ONE)
+            assert end.guard.refused == 2
+            assert await end.coordinator.arrived({"node-1"}, 0.0) == {"node-1"}
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("arrive", b'{"node": 7, "host": "b", "address": "x"}', "Arrive: Expected `str`, got `int` - at `$.node`"),
+        ("order", b'{"seen": 1}', "Ask: Object missing required field `node`"),
+        ("told", b"no JSON", "Told: JSON is malformed"),
+        ("told", b"x" * (1 << 17), "Told: the body has more than 65536 bytes"),
+    ],
+)
+def test_a_malformed_message_is_400_with_the_name_of_the_field(path: str, body: bytes, words: str) -> None:
+    async def story() -> None:
+        async with served() as end:
+            status, text = await end.post(path, body)
+            assert status == 400
+            assert words in text
+
+    asyncio.run(story())
+
+
+def test_a_node_that_never_arrived_is_told_to_arrive() -> None:
+    async def story() -> None:
+        async with served() as end:
+            with pytest.raises(UnknownNodeError, match="node node-1 has not arrived here"):
+                await end.link().order(Ask("node-1"))
+
+    asyncio.run(story())
+
+
+def test_a_second_node_of_the_same_rank_is_refused_while_the_first_one_lives() -> None:
+    async def story() -> None:
+        async with served() as end:
+            await end.link().arrive(ONE)
+            waiting = asyncio.create_task(end.link().order(Ask("node-1")))
+            await end.until_waiting("node-1")
+            with pytest.raises(TakenNameError, match="node-1 is here already, on b"):
+                await end.link().arrive(Arrive("node-1", "c", "127.0.0.2"))
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_a_check_that_is_called_off_is_told_to_who_waits() -> None:
+    async def story() -> None:
+        async with served() as end:
+            await end.link().arrive(ONE)
+            waiting = asyncio.create_task(end.link().order(Ask("node-1")))
+            await end.until_waiting("node-1")
+            end.coordinator.call_off("1 of 4 nodes came")
+            with pytest.raises(NoQuorumError, match="1 of 4 nodes came"):
+                await waiting
+
+    asyncio.run(story())
+
+
+def test_a_coordinator_that_does_not_answer_is_lost() -> None:
+    async def story() -> None:
+        async with aiohttp.ClientSession() as http:
+            link = HttpLink(http, "127.0.0.1:1", "secret", patience_s=0.0, arrival_s=0.0)
+            with pytest.raises(CoordinatorLostError, match=r"127\.0\.0\.1:1 does not answer"):
+                await link.arrive(ONE)
+
+    asyncio.run(story())
+
+
+def test_orders_and_measurements_travel_whole() -> None:
+    async def story() -> None:
+        async with served(timeout_s=40.0) as end:
+            nodes = ["node-0", "node-1"]
+            for node in nodes:
+                await end.link().arrive(Arrive(node, f"host of {node}", "127.0.0.1"))
+            checking = asyncio.create_task(end.coordinator.check(nodes))
+
+            async def take_part(node: str) -> Over:
+                link, seen = end.link(), 0
+                while True:
+                    order = await link.order(Ask(node, seen))
+                    assert order is not None
+                    seen = order.number
+                    one = Measurement(node, "", 0.5, 0.01)
+                    match order:
+                        case Work():
+                            await link.told(Told(node, order.round, Stage.ALONE, one, "127.0.0.1:9"))
+                        case Together():
+                            assert (order.store, order.world, order.timeout_s) == ("127.0.0.1:9", 2, 10.0)
+                            one = Measurement(node, "", 0.5, 0.01, 0.1)
+                            await link.told(Told(node, order.round, Stage.TOGETHER, one))
+                        case Over():
+                            return order
+
+            overs = await asyncio.gather(*(take_part(node) for node in nodes))
+            assert [over.verdict.host for over in overs] == ["host of node-0", "host of node-1"]
+            assert [verdict.health for verdict in await checking] == ["healthy", "healthy"]
+            assert await end.coordinator.dismissed(nodes, 0.0) == set()
+
+    asyncio.run(story())

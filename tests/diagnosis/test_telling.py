@@ -1,0 +1,71 @@
+"""What a person reads of a check, and its JSON."""
+
+import io
+import json
+
+from runtime.diagnosis import telling
+from runtime.diagnosis.evidence import Round
+from runtime.diagnosis.verdicts import Verdict, judge
+from tests.diagnosis.simulated import check, names
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def checked(count: int, *faulty: str) -> tuple[list[Verdict], list[Round]]:
+    rounds = check(names(count), faulty, own={"1": 2.5})
+    return judge(names(count), [f"host-{node}" for node in names(count)], rounds), rounds
+
+
+def test_a_round_is_one_line_of_seconds_with_its_groups_and_its_reason() -> None:
+    _, rounds = checked(5, "4")
+    assert [telling.round_line(told) for told in rounds] == [
+        "Round 1: {0: 0.60, 1: 2.60 | 2: failed, 3: failed, 4: failed} s, adjacent pairs",
+        "Round 2: {0: failed, 4: failed | 1: 2.60, 3: 0.60, 2: 0.60} s, the fastest with the slowest",
+    ]
+
+
+def test_off_a_terminal_the_verdicts_are_plain_lines() -> None:
+    out = io.StringIO()
+    telling.tell(out, *checked(5, "4"))
+    assert out.getvalue().splitlines() == [
+        "1 is a straggler: 2.60 s at best, more than 2 x the median of all nodes, 0.60 s",
+        "4 is faulty: works alone but not with 2, 3, 0, proven to work with others",
+        "faulty: 4  stragglers: 1  undecided: none",
+    ]
+
+
+def test_on_a_terminal_they_are_a_table_with_a_column_for_each_round() -> None:
+    out = Terminal()
+    telling.tell(out, *checked(3, "0"))
+    text = out.getvalue()
+    assert all(word in text for word in ("round 1", "round 3", "rested", "failed", "faulty", "healthy"))
+
+
+def test_the_summary_counts_the_healthy_and_names_whom_to_avoid() -> None:
+    verdicts, rounds = checked(5, "4")
+    assert telling.summary(verdicts, rounds) == (
+        "3 of 5 nodes healthy  matmul 0.50 s  all-reduce 0.10 s  slow 1  avoid host-4"
+    )
+    verdicts, rounds = checked(1)
+    assert telling.summary(verdicts, rounds) == "1 node healthy  matmul 0.50 s  all-reduce 0.10 s"
+
+
+def test_the_facts_hold_every_round_and_every_node() -> None:
+    verdicts, rounds = checked(4, "3")
+    told = json.loads(json.dumps(telling.facts(verdicts, rounds, 2)))
+    assert (told["usable"], told["min_nodes"], told["faulty"], told["avoid_hosts"]) == (3, 2, ["3"], ["host-3"])
+    assert told["rounds"][0]["groups"] == [["0", "1"], ["2", "3"]]
+    assert told["rounds"][0]["elapsed_s"]["2"] == 3600
+    assert told["nodes"][0] == {
+        "node": "0",
+        "host": "host-0",
+        "verdict": "healthy",
+        "avoid": False,
+        "reason": "works alone and with its group",
+        "matmul_s": 0.5,
+        "all_reduce_alone_s": 0.01,
+        "all_reduce_s": 0.1,
+    }
