@@ -59,3 +59,20 @@ def _word(name: str) -> str:
 def _written(need: re.Match[str]) -> str:
     name = _word(need[1])
     return f"{name}.{need[2]}" if need[2] else f"({name}.Succeeded || {name}.Skipped || {name}.Daemoned)"
+
+
+def ancestry(waits: Mapping[str, set[str]]) -> dict[str, frozenset[str]]:
+    """All that each task waits for, also by way of others. There are no cycles."""
+    found: dict[str, frozenset[str]] = {}
+    for first in waits:
+        stack = [first]
+        while stack:
+            name = stack[-1]
+            wanted = waits.get(name, set()) & waits.keys()
+            missing = [need for need in wanted if need not in found]
+            if name in found or not missing:
+                stack.pop()
+                found.setdefault(name, frozenset(wanted).union(*(found[need] for need in wanted)))
+            else:
+                stack += missing
+    return found

@@ -38,8 +38,8 @@ class PodEnded(msgspec.Struct, frozen=True, tag=True):
     """Which outputs are missing, in Argo's words."""
     said: str = ""
     """What made the container fail though its command did not: it could not be started, an output is a directory."""
-    late: bool = False
-    """It was ended because its activeDeadlineSeconds were over."""
+    result: str | None = None
+    """Its standard output, where somebody reads it."""
 
 
 class ShutdownAsked(msgspec.Struct, frozen=True, tag=True):
@@ -55,7 +55,24 @@ class RunResumed(msgspec.Struct, frozen=True, tag=True):
     time: float
 
 
-Event = RunCreated | PodStarted | PodEnded | ShutdownAsked | RunResumed
+class NodesResumed(msgspec.Struct, frozen=True, tag=True):
+    """Somebody lets suspended nodes go on, and a workflow that is held back as a whole."""
+
+    time: float
+    nodes: list[str]
+
+
+class NodeSet(msgspec.Struct, frozen=True, tag=True):
+    """Somebody gives a suspended node outputs, a message, or its end."""
+
+    time: float
+    node: str
+    phase: str = ""
+    message: str = ""
+    parameters: dict[str, str] = {}
+
+
+Event = RunCreated | PodStarted | PodEnded | ShutdownAsked | RunResumed | NodesResumed | NodeSet
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Event).decode
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime import faults
-from runtime.workflow import status
+from runtime.workflow import asks, status
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import (
     Event,
@@ -32,6 +32,9 @@ from runtime.workflow.manifest import NAME, Manifest, ManifestError, parse
 from runtime.workflow.nodes import Node, Phase, node_id
 from runtime.workflow.pods import NOT_STARTED, Pod, PodError, send, start_time
 
+STATUS_EVERY_S = 1.0
+"""How old `workflow.json` may become while something happens."""
+LISTEN_EVERY_S = 0.2
 GRACE_S = 20.0
 """From SIGTERM to SIGKILL, as Argo's pods have had it."""
 
@@ -131,14 +134,18 @@ class _Executor:
             self._record(RunResumed(time.time()))
         self._changed = asyncio.Event()
         self._watched: dict[str, asyncio.Task[None]] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._written, self._stale = 0.0, True
 
     def result(self) -> RunResult:
         """How it ended."""
         phase = self.engine.phase
         code = 0
         if phase is not Phase.SUCCEEDED:
-            codes = [int(n.exit_code) for n in self.engine.nodes.values() if n.phase.bad and n.exit_code]
-            code = 130 if self.engine.shutdown else next(iter(codes), 1)
+            codes = [
+                int(n.outputs.exit_code) for n in self.engine.nodes.values() if n.phase.bad and n.outputs.exit_code
+            ]
+            code = 130 if self.engine.shutdown else next(filter(None, codes), 1)
         return RunResult(phase, self.engine.message, self._folder, code, self.engine.outputs())
 
     async def run(self, signals: Sequence[signal.Signals]) -> None:
@@ -146,25 +153,41 @@ class _Executor:
         loop = asyncio.get_running_loop()
         for signum in signals:
             loop.add_signal_handler(signum, self._asked_to_stop)
-        view = asyncio.create_task(self._show())
+        view, listener = asyncio.create_task(self._show()), asyncio.create_task(self._listen())
         try:
             while not self.engine.finished:
                 self._changed.clear()
                 self._act()
-                status.write(self.engine, self._folder)
+                self._write(time.time())
                 if self.engine.finished:
                     break
-                deadline = self.engine.next_deadline()
-                try:
-                    async with asyncio.timeout(None if deadline is None else max(0.01, deadline - time.time())):
-                        await self._changed.wait()
-                except TimeoutError:
-                    self.engine.advance(time.time())
+                await self._wait()
+            await self._end_all()
         finally:
             view.cancel()
+            listener.cancel()
             status.write(self.engine, self._folder)
             self._log.close()
             self._tell()
+
+    async def _wait(self) -> None:
+        """For a change, the engine's next deadline, or the time to write the status."""
+        due = [self._written + STATUS_EVERY_S] if self._stale else []
+        deadline = self.engine.next_deadline()
+        due += [] if deadline is None else [deadline]
+        try:
+            async with asyncio.timeout(max(0.0, min(due) - time.time()) if due else None):
+                await self._changed.wait()
+        except TimeoutError:
+            if deadline is not None and deadline <= time.time():
+                self._stale = True
+                self.engine.advance(time.time())
+
+    def _write(self, now: float) -> None:
+        """The status, if it changed and is old enough."""
+        if self._stale and now - self._written >= STATUS_EVERY_S:
+            status.write(self.engine, self._folder)
+            self._written, self._stale = time.time(), False
 
     def _append(self, event: Event) -> None:
         facts = {"event": type(event).__name__}
@@ -175,38 +198,33 @@ class _Executor:
     def _record(self, event: Event) -> None:
         self._append(event)
         self.engine.handle(event)
+        self._stale = True
 
     def _act(self) -> None:
-        """Start what is pending, watch what runs; found again after a crash it is adopted."""
+        """Start what is pending, watch what runs, end what shall end; found again after a crash it is adopted."""
         while pending := self.engine.pending():
             for node in pending:
                 self._start(node)
         for node in self.engine.running():
             if node.name not in self._watched:
                 self._watched[node.name] = asyncio.create_task(self._watch(node))
-        for watching in self._watched.values():
-            if watching.done():
-                watching.result()  # What went wrong in it ends the executor; the pods go on.
+        for watch in self._watched.values():
+            if watch.done():
+                watch.result()  # What went wrong in it ends the executor; the pods go on.
+        for name, kill in self.engine.kills.items():
+            if name not in self._ending or kill.at_once:
+                grace = 0.0 if kill.at_once else GRACE_S
+                self._ending[name] = asyncio.create_task(self._end(self.engine.nodes[name], grace))
 
     def _pod(self, node: Node) -> Pod:
-        logs = self._folder / "logs" / f"{status.log_name(node)}.log"
+        logs = self._folder / "logs" / f"{status.log_name(self.engine, node)}.log"
         place = node_id(self.engine.name, node.name) + (f".{node.life}" if node.life else "")
         return Pod(self._folder / "pods" / place, logs)
 
     def _start(self, node: Node) -> None:
         pod = self._pod(node)
-        template = self.engine.container(node)
-        outputs = template.get("outputs") or {}
-        paths = [entry["valueFrom"]["path"] for entry in outputs.get("parameters") or [] if "valueFrom" in entry]
-        paths += [entry["path"] for entry in outputs.get("artifacts") or []]
-        bin_ = str(Path(sys.executable).parent)
-        environment = {
-            **os.environ,
-            "PATH": f"{bin_}:{os.environ.get('PATH', os.defpath)}",
-            "EVERSTEP_RUN_DIR": str(self._folder),
-        }
         try:
-            pid, began = pod.start(template["container"], paths, environment, self._cwd)
+            pid, began = pod.start(node.spec, self._environment(node), self._cwd, node.captures)
         except PodError as error:
             pod.log.parent.mkdir(parents=True, exist_ok=True)
             pod.log.write_text(f"{error}\n")
@@ -214,6 +232,14 @@ class _Executor:
             return
         faults.point("executor.after_start", node=node.name)
         self._record(PodStarted(time.time(), node.name, pid, began))
+
+    def _environment(self, node: Node) -> dict[str, str]:
+        """What every pod finds, as on Argo and as Everstep's steps expect."""
+        return {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+            "EVERSTEP_RUN_DIR": str(self._folder),
+        }
 
     async def _watch(self, node: Node) -> None:
         """Until the pod has ended and that is recorded."""
@@ -225,25 +251,18 @@ class _Executor:
     async def _watch_pod(self, node: Node) -> None:
         """Wait for the pod's process, then read its exit code and outputs."""
         pod = self._pod(node)
-        template = self.engine.container(node)
-        limit = template.get("activeDeadlineSeconds")
-        late = False
-        try:
-            async with asyncio.timeout(max(0.0, node.started + float(limit) - time.time()) if limit else None):
-                await _gone(node.pid, node.start_time)
-        except TimeoutError:
-            late = True
-            await self._end(node, GRACE_S)
-            await _gone(node.pid, node.start_time)
+        outputs = node.spec.get("outputs") or {}
+        await _gone(node.pid, node.start_time)
         code = pod.exit_code()
-        left = pod.collect(template.get("outputs") or {})
+        left = pod.collect(outputs)
         if left.said and code == 0:
             code = NOT_STARTED
         # A launcher that was killed may have missed the end: the exit file's time is when it was.
         ended = pod.exit_file.stat().st_mtime if code is not None else time.time()
         faults.point("executor.after_exit", node=node.name)
         self._record(PodEnded(max(ended, node.started), node.name, code, left.parameters, left.artifacts,
-                              left.missing if code is not None else "", left.said, late))  # fmt: skip
+                              left.missing if code is not None else "", left.said,
+                              pod.result() if node.captures else None))  # fmt: skip
         del self._watched[node.name]
 
     def _asked_to_stop(self) -> None:
@@ -251,20 +270,33 @@ class _Executor:
         self._record(ShutdownAsked(time.time(), strategy))
         status.write(self.engine, self._folder)
         print("stopping; once more to stop at once" if strategy == "Stop" else "terminating", file=sys.stderr)
-        for node in self.engine.running():
-            if strategy == "Stop" and node.name.startswith(f"{self.engine.name}.onExit"):
-                continue
-            asyncio.get_running_loop().create_task(self._end(node, 0.0 if strategy == "Terminate" else GRACE_S))
         self._changed.set()
 
     async def _end(self, node: Node, grace_s: float) -> None:
         pid, began = node.pid, node.start_time
-        send(pid, began, signal.SIGTERM)
+        if grace_s:
+            send(pid, began, signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
                 await _gone(pid, began)
         except TimeoutError:
             send(pid, began, signal.SIGKILL)
+
+    async def _end_all(self) -> None:
+        """The workflow has ended; what still runs in it (a hook failed it) has no meaning."""
+        for watch in self._watched.values():
+            watch.cancel()
+        await asyncio.gather(*(self._end(node, GRACE_S) for node in self.engine.running()))
+
+    async def _listen(self) -> None:
+        """Do what somebody outside asks."""
+        while True:
+            for path, wish in asks.asked(self._folder):
+                for event in asks.events(self.engine, wish, time.time()):
+                    self._record(event)
+                path.unlink()
+                self._changed.set()
+            await asyncio.sleep(LISTEN_EVERY_S)
 
     async def _show(self) -> None:
         while True:

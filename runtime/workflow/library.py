@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WORKFLOW_TEMPLATES = ("WorkflowTemplate", "ClusterWorkflowTemplate")
+TYPE_LABEL = "workflows.argoproj.io/configmap-type"
 KINDS = ("Workflow", *WORKFLOW_TEMPLATES, "ConfigMap", "Secret")
 
 
@@ -38,6 +39,19 @@ class Library:
             if template.get("name") == reference.get("template"):
                 return template
         raise NotThereError(f"{reference.get('name')!r} has no template {reference.get('template')!r}")
+
+    def parameter(self, name: str, key: str) -> str:
+        """A value for a parameter from a ConfigMap that is labelled as one. Raises NotThereError."""
+        found = self.objects.get(("ConfigMap", name)) or {}
+        labels = (found.get("metadata") or {}).get("labels") or {}
+        if labels.get(TYPE_LABEL) != "Parameter":
+            raise NotThereError(
+                f"ConfigMap '{name}' does not exist. Please make sure it has the label {TYPE_LABEL}: Parameter to be "
+                "detectable by the controller"
+            )
+        if key not in (found.get("data") or {}):
+            raise NotThereError(f"ConfigMap '{name}' does not have the key '{key}'")
+        return str(found["data"][key])
 
     def merged(self, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The spec with that of its workflowTemplateRef below it; None when that is not there."""

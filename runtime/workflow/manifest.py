@@ -5,14 +5,13 @@ What this executor does not do is refused by name: `schema` marks it.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from runtime.workflow import fields, pod_rules, schema, validate
-from runtime.workflow.depends import depends_of
-from runtime.workflow.expressions.values import parameter_text
+from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.fields import listed
-from runtime.workflow.library import Library
+from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.reading import ReadError, read_text
 from runtime.workflow.schema import Problem
 
@@ -29,50 +28,50 @@ class ManifestError(ValueError):
 
 
 @dataclass(frozen=True)
-class Task:
-    """One task of a DAG template."""
-
-    name: str
-    template: str
-    parameters: Mapping[str, str]
-    depends: str
-    """Empty: it runs at once."""
-    when: str
-
-
-@dataclass(frozen=True)
-class Template:
-    """A DAG, or a container. `raw` is as it stands in the manifest."""
-
-    name: str
-    raw: Mapping[str, Any]
-    tasks: tuple[Task, ...] = ()
-    inputs: Mapping[str, str | None] = field(default_factory=dict)
-    """Input parameters and their defaults."""
-
-    @property
-    def is_dag(self) -> bool:
-        """A DAG of tasks, not a pod."""
-        return "dag" in self.raw
-
-    @property
-    def retry(self) -> Mapping[str, Any] | None:
-        """Its retryStrategy."""
-        return self.raw.get("retryStrategy")
-
-
-@dataclass(frozen=True)
 class Manifest:
     """A whole workflow."""
 
     raw: Mapping[str, Any]
-    name: str
-    """metadata.name; empty when a name is to be generated."""
-    generate_name: str
-    entrypoint: str
-    on_exit: str
-    parameters: Mapping[str, str]
-    templates: Mapping[str, Template]
+    """As it was given."""
+    spec: Mapping[str, Any]
+    """With what it refers to merged in."""
+    library: Library
+    templates: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """metadata.name; empty when a name is to be generated."""
+        return str((self.raw.get("metadata") or {}).get("name") or "")
+
+    @property
+    def generate_name(self) -> str:
+        """metadata.generateName."""
+        return str((self.raw.get("metadata") or {}).get("generateName") or "")
+
+    @property
+    def entrypoint(self) -> str:
+        """Name of the template that begins."""
+        return str(self.spec.get("entrypoint") or "")
+
+    def template(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a task, step or hook calls. Raises ExpressionError in Argo's words."""
+        if task.get("templateRef"):
+            reference = task["templateRef"]
+            try:
+                return self.library.template(reference)
+            except NotThereError:
+                name = f"{reference.get('name')}.{reference.get('template')}"
+                raise ExpressionError(f"template reference {name} not found") from None
+        if task.get("inline"):
+            return task["inline"]
+        found = self.templates.get(str(task.get("template")))
+        if found is None:
+            raise ExpressionError(f"template {task.get('template')} not found")
+        return found
+
+    def title(self, task: Mapping[str, Any]) -> str:
+        """The name of the template that a task calls; empty where it has none."""
+        return str(task.get("template") or "")
 
 
 def parse(source: Mapping[str, Any] | str) -> Manifest:
@@ -89,12 +88,8 @@ def parse(source: Mapping[str, Any] | str) -> Manifest:
     if found:
         raise ManifestError(f"{schema.dotted(found[0].where)}: {found[0].message}", found)
     assert isinstance(source, Mapping)
-    metadata, spec = source.get("metadata") or {}, source.get("spec") or {}
-    return Manifest(
-        source, str(metadata.get("name") or ""), str(metadata.get("generateName") or ""), str(spec["entrypoint"]),
-        str(spec.get("onExit") or ""), _values(spec.get("arguments")),
-        {one["name"]: _template(one) for one in listed(spec, "templates")},
-    )  # fmt: skip
+    spec = source.get("spec") or {}
+    return Manifest(source, spec, Library(), {str(one["name"]): one for one in listed(spec, "templates")})
 
 
 def problems(source: Any) -> Iterator[Problem]:
@@ -112,40 +107,20 @@ def problems(source: Any) -> Iterator[Problem]:
     yield from [*mistakes, *beyond]
     if not mistakes:
         spec = source.get("spec") or {}
+        if spec.get("parallelism") == 0:
+            yield Problem(("spec", "parallelism"), "0 lets nothing begin: on Argo this would wait for ever")
         for index, template in enumerate(listed(spec, "templates")):
             where = ("spec", "templates", index)
             yield from pod_rules.problems(template, spec, where)
-            if template.get("container") and not template["container"].get("command"):
-                yield Problem((*where, "container", "command"), "is required, as no image is asked for it here")
+            kind = fields.kind_of(template)
+            if kind in ("container", "script") and not template[kind].get("command"):
+                yield Problem((*where, kind, "command"), "is required, as no image is asked for it here")
             yield from _beyond(template, where)
 
 
 def _beyond(template: Mapping[str, Any], where: schema.Where) -> Iterator[Problem]:
     """What has no field of its own but is not done here."""
-    kind = fields.kind_of(template)
-    if kind == "dag" and template.get("retryStrategy"):
-        yield Problem((*where, "retryStrategy"), f"of a dag: {schema.BEYOND}")
-    if kind == "dag" and (template.get("outputs") or {}).get("parameters"):
-        yield Problem((*where, "outputs"), f"of a dag: {schema.BEYOND}")
     for index, entry in enumerate(listed(template, "outputs", "artifacts")):
         for place in ("s3", "raw", "http"):
             if entry.get(place):
                 yield Problem((*where, "outputs", "artifacts", index, place), schema.BEYOND)
-
-
-def _values(arguments: Any) -> dict[str, str]:
-    return {str(entry["name"]): parameter_text(entry.get("value")) for entry in listed(arguments, "parameters")}
-
-
-def _template(raw: Mapping[str, Any]) -> Template:
-    inputs = {}
-    for entry in listed(raw, "inputs", "parameters"):
-        value = entry.get("value", entry.get("default"))
-        inputs[str(entry["name"])] = None if value is None else parameter_text(value)
-    tasks = {str(task["name"]): task for task in listed(raw, "dag", "tasks")}
-    return Template(
-        raw["name"], raw,
-        tuple(Task(name, task["template"], _values(task.get("arguments")), depends_of(task, tasks),
-                   str(task.get("when") or "")) for name, task in tasks.items()),
-        inputs,
-    )  # fmt: skip

@@ -32,16 +32,42 @@ class NodeType(StrEnum):
     """Argo's node types, as far as they exist here."""
 
     POD = "Pod"
+    STEPS = "Steps"
+    STEP_GROUP = "StepGroup"
     DAG = "DAG"
+    TASK_GROUP = "TaskGroup"
     RETRY = "Retry"
     SKIPPED = "Skipped"
+    SUSPEND = "Suspend"
 
 
 # What a node may become. An unlisted pair raises.
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.PENDING: frozenset({Phase.RUNNING, Phase.FAILED, Phase.ERROR}),
     Phase.RUNNING: frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.ERROR}),
+    # What a node gave could not be used: its outputs, or those of the tasks in it.
+    Phase.SUCCEEDED: frozenset({Phase.ERROR}),
+    Phase.FAILED: frozenset({Phase.ERROR}),
+    Phase.ERROR: frozenset({Phase.ERROR}),
 }
+
+
+class Outputs(msgspec.Struct):
+    """What a node gives: entries are Argo's, of `outputs.parameters` and `outputs.artifacts`."""
+
+    parameters: list[dict[str, Any]] = []
+    artifacts: list[dict[str, Any]] = []
+    result: str | None = None
+    exit_code: str = ""
+
+    def values(self) -> dict[str, str]:
+        """Parameters that have a value."""
+        return {str(entry["name"]): entry["value"] for entry in self.parameters if entry.get("value") is not None}
+
+    @property
+    def empty(self) -> bool:
+        """Nothing at all."""
+        return not (self.parameters or self.artifacts or self.exit_code) and self.result is None
 
 
 class Node(msgspec.Struct):
@@ -52,17 +78,24 @@ class Node(msgspec.Struct):
     type: NodeType
     template: str
     boundary: str
-    """Name of the DAG node around it; empty for the outermost."""
+    """Name of the DAG or Steps node around it; empty for the outermost."""
     phase: Phase
     started: float
-    inputs: dict[str, str] = {}
-    parameters: dict[str, str] = {}
-    """Output parameters."""
-    artifacts: dict[str, str] = {}
-    exit_code: str = ""
+    owner: str = ""
+    """Name of the node that waits for it: a group, a retry, the boundary. Empty: the workflow itself."""
     message: str = ""
     finished: float = 0.0
+    inputs: dict[str, list[dict[str, Any]]] = {}
+    """`parameters` and `artifacts`, entries as Argo has them."""
+    outputs: Outputs = msgspec.field(default_factory=Outputs)
     children: list[str] = []
+    outbound: list[str] = []
+    hooked: bool = False
+    """It is a hook's or exit handler's."""
+    spec: dict[str, Any] = {}
+    """Its template, every tag replaced."""
+    captures: bool = False
+    """Somebody reads its standard output."""
     pid: int = 0
     start_time: int = 0
     life: int = 0
@@ -93,17 +126,8 @@ def fnv32a(text: str) -> int:
     return found
 
 
-def pod_name(workflow: str, node: Node) -> str:
-    """Argo's name of a node's pod (POD_NAMES v2)."""
-    if node.name == workflow:
+def pod_name(workflow: str, name: str, template: str) -> str:
+    """Argo's name of a node's pod (POD_NAMES v2); an inline template has no name of its own."""
+    if name == workflow:
         return workflow
-    return f"{workflow}-{node.template}-{fnv32a(node.name)}"
-
-
-def scope_of(prefix: str, node: Node) -> dict[str, Any]:
-    """What others may read of a node: `tasks.a.outputs.parameters.x`, `.status`, `.exitCode`."""
-    found = {f"{prefix}.outputs.parameters.{name}": value for name, value in node.parameters.items()}
-    found |= {f"{prefix}.status": node.phase.value, f"{prefix}.id": node.name}
-    if node.exit_code:
-        found[f"{prefix}.exitCode"] = node.exit_code
-    return found
+    return "-".join(part for part in (workflow, template, str(fnv32a(name))) if part)

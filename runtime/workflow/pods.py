@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime.workflow.expressions.values import parameter_text
+from runtime.workflow.fields import listed
 
 MARK = "EVERSTEP_POD"
 TMP = Path("/tmp")
 NOT_STARTED = 64
 """Exit code of a container whose command is not there, or whose output is a directory, as Argo's emissary gives it."""
+RESULT_BYTES = 256 * 1024
 OUTPUTS = "/var/run/argo/outputs"
 """Where Argo keeps outputs on their way; its messages name it."""
 _WRAPPER = """
@@ -36,6 +38,10 @@ while [ "$1" != -- ]; do shift; done; shift
 "$@"
 code=$?; echo $code > "$exit.part" && command -p mv "$exit.part" "$exit"; exit $code
 """
+_CAPTURING = _WRAPPER.replace(
+    '"$@"\ncode=$?;',
+    '{ trap : TERM INT; "$@"; echo $? > "$exit.code"; } | command -p tee "$exit.stdout"\nread -r code < "$exit.code";',
+)
 """Only the process whose claim is linked runs the command; who comes later, or is late itself, leaves. Its standard
 input is closed when that is decided."""
 
@@ -74,28 +80,36 @@ class Pod:
         return self.folder / "exit"
 
     def start(
-        self, container: Mapping[str, Any], outputs: Sequence[str], environment: Mapping[str, str], cwd: Path
+        self, template: Mapping[str, Any], environment: Mapping[str, str], cwd: Path, captures: bool = False
     ) -> tuple[int, int]:
         """Run the command in a session of its own: (pid, start time) of the process that has the claim.
+
+        `captures`: keep its standard output for `result`.
 
         Started before, by a launcher that died, it is that one. Raises PodError when it cannot be started.
         """
         if found := self.claimed():
             return found
-        command = [str(word) for word in [*container["command"], *(container.get("args") or [])]]
+        container = template.get("container") or template["script"]
+        command = [str(word) for word in [*(container.get("command") or []), *(container.get("args") or [])]]
         own = {str(v["name"]): str(v.get("value") or "") for v in container.get("env") or []}
         told = {**environment, **own, MARK: str(self.folder)}
         if shutil.which(command[0], path=told.get("PATH")) is None:
             raise PodError(_not_found(command[0]))
         self.tmp.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        outputs = [str(entry["valueFrom"]["path"]) for entry in listed(template, "outputs", "parameters")]
+        outputs += [str(entry["path"]) for entry in listed(template, "outputs", "artifacts")]
         for path in outputs:
             self.inside(path).parent.mkdir(parents=True, exist_ok=True)
+        if template.get("script"):
+            command.append(str(self._script(template["script"])))
         decided, undecided = os.pipe()
         try:
             with self.log.open("ab") as log:
                 process = subprocess.Popen(
-                    ["/bin/sh", "-c", _WRAPPER, "pod", str(self._claim), str(self.exit_file),
+                    ["/bin/sh", "-c", _CAPTURING if captures else _WRAPPER, "pod", str(self._claim),
+                     str(self.exit_file),
                      *self._isolated(command, outputs, cwd)],
                     cwd=cwd, env=told, stdin=undecided, stdout=log, stderr=log, start_new_session=True,
                 )  # fmt: skip
@@ -109,6 +123,19 @@ class Pod:
         if found[0] != process.pid:
             process.wait()
         return found
+
+    def _script(self, script: Mapping[str, Any]) -> Path:
+        path = self.folder / "script"
+        path.write_text(str(script.get("source") or ""))
+        return path
+
+    def result(self) -> str:
+        """Its standard output as `outputs.result`: the last 256 KiB, without one newline at the end."""
+        try:
+            text = (self.folder / "exit.stdout").read_bytes()[-RESULT_BYTES:].decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return text.removesuffix("\n")
 
     @property
     def _claim(self) -> Path:

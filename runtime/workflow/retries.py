@@ -1,13 +1,17 @@
 """When a failed attempt is made again: Argo's order is backoff, policy, limit, expression ("Retries")."""
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runtime.workflow.expressions import ExpressionError, evaluate
+from runtime.workflow.calls import Call
+from runtime.workflow.durations import DurationError, seconds
+from runtime.workflow.expressions import ExpressionError, holds
 from runtime.workflow.nodes import Node, Phase
+from runtime.workflow.scope import Scope
+from runtime.workflow.tags import FUNCTIONS
 
-_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+if TYPE_CHECKING:
+    from runtime.workflow.engine import Engine
 
 
 class Decision(NamedTuple):
@@ -16,55 +20,121 @@ class Decision(NamedTuple):
     at: float | None
     phase: Phase = Phase.RUNNING
     message: str = ""
-
-    @classmethod
-    def stop(cls, phase: Phase, message: str = "") -> "Decision":
-        """No more attempts."""
-        return cls(None, phase, message)
+    raised: bool = False
+    """The strategy itself is wrong."""
 
 
-def seconds(text: str) -> float:
-    """A duration of Argo: `10` (seconds), `1.5m`, `1h30m`. Raises ValueError."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)", str(text))
-    if not parts or "".join(number + unit for number, unit in parts) != str(text):
-        raise ValueError(f"{text!r} is no duration")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+class RetryRun:
+    """One node of type Retry."""
+
+    def __init__(self, engine: "Engine", node: Node, call: Call) -> None:
+        self._engine = engine
+        self._node = node
+        self._call = call
+        self._attempts: list[Node] = []
+
+    def begin(self, now: float) -> None:
+        """The first attempt."""
+        self._attempt(now)
+
+    def due(self, now: float) -> None:
+        """The wait before the next attempt is over."""
+        if self._node.phase.fulfilled:
+            return
+        last = self._attempts[-1]
+        if self._stopped():
+            self._end(Decision(None, last.phase, last.message), last, now)
+        else:
+            self._attempt(now)
+
+    def _stopped(self) -> bool:
+        return bool(self._engine.shutdown or self._engine.late) and not self._engine.in_exit(self._node)
+
+    def _attempt(self, now: float) -> None:
+        number = len(self._attempts)
+        self._node.message = ""
+        call = self._call._replace(
+            name=f"{self._node.name}({number})", display_name=f"{self._node.display_name}({number})",
+            owner=self._node.name, scope=self._scope(number),
+        )  # fmt: skip
+        self._node.children.append(call.name)
+        self._engine.call(call, now)
+
+    def _scope(self, number: int) -> Scope:
+        if not self._attempts:
+            return {"retries": "0", "lastRetry.exitCode": "0", "lastRetry.status": "", "lastRetry.duration": "0",
+                    "lastRetry.message": ""}  # fmt: skip
+        last = last_of(self._attempts)
+        return {**last, "retries": str(number), "lastRetry.exitCode": self._attempts[-1].outputs.exit_code or "-1"}
+
+    def done(self, child: Node, now: float) -> None:
+        """An attempt has ended: decide."""
+        self._engine.raised.pop(child.name, "")
+        if child.name != self._node.children[-1] or self._node.phase.fulfilled:
+            return
+        self._attempts.append(child)
+        strategy = self._node.spec["retryStrategy"]
+        if self._stopped():
+            decision = Decision(None, child.phase, child.message)
+        else:
+            decision = decide(strategy, self._attempts, now)
+        if decision.at is None:
+            self._end(decision, child, now)
+        elif decision.at <= now:
+            self._attempt(now)
+        else:
+            self._node.message = f"Backoff for {decision.at - now:.0f} seconds"
+            self._engine.wake(decision.at, "again", self._node.name)
+
+    def _end(self, decision: Decision, last: Node, now: float) -> None:
+        if not decision.raised:
+            self._node.outputs = last.outputs
+        self._engine.become(
+            self._node, decision.phase, now, decision.message, raised=decision.message if decision.raised else ""
+        )
 
 
 def decide(strategy: Mapping[str, Any], attempts: Sequence[Node], now: float) -> Decision:
     """What follows the last of these attempts, which has ended."""
     last = attempts[-1]
     if not last.phase.bad:
-        return Decision.stop(last.phase, last.message)
+        return Decision(None, last.phase, last.message)
     try:
         at, refused = _backoff(strategy.get("backoff") or {}, attempts)
         if refused:
-            return Decision.stop(last.phase, refused)
+            return Decision(None, last.phase, refused)
         policy = strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
+        # Nothing here is a transient error of Kubernetes.
         if policy == "OnTransientError" or (policy, last.phase) in (
             ("OnFailure", Phase.ERROR),
             ("OnError", Phase.FAILED),
         ):
-            return Decision.stop(last.phase, last.message)
+            return Decision(None, last.phase, last.message)
         limit = strategy.get("limit")
-        if limit is not None and len(attempts) > int(limit):
-            return Decision.stop(last.phase, "No more retries left")
-        if expression := strategy.get("expression"):
-            again = evaluate(expression, _scope(attempts))
-            if not isinstance(again, bool):
-                return Decision.stop(Phase.ERROR, f"retryStrategy.expression gives {again!r}, no boolean")
-            if not again:
-                return Decision.stop(last.phase, "retryStrategy.expression evaluated to false")
-    except (ExpressionError, ValueError) as error:
-        return Decision.stop(Phase.ERROR, str(error))
+        if limit is not None and len(attempts) > whole(limit):
+            return Decision(None, last.phase, "No more retries left")
+        expression = strategy.get("expression")
+        if expression and not holds(str(expression), last_of(attempts), FUNCTIONS):
+            return Decision(None, last.phase, "retryStrategy.expression evaluated to false")
+    except (ExpressionError, DurationError) as error:
+        return Decision(None, Phase.ERROR, str(error), raised=True)
     return Decision(max(at, last.finished))
 
 
-def _scope(attempts: Sequence[Node]) -> dict[str, str]:
+def whole(value: Any) -> int:
+    """An IntOrString as a number. Raises ExpressionError."""
+    try:
+        return int(str(value), 10)
+    except ValueError:
+        raise ExpressionError(f"value '{value}' cannot be resolved to an int") from None
+
+
+def last_of(attempts: Sequence[Node]) -> Scope:
+    """`retries` and `lastRetry.*`, as an expression reads them after the last of these attempts."""
     last = attempts[-1]
     return {
         "retries": str(len(attempts) - 1),
-        "lastRetry.exitCode": last.exit_code or "-1",
+        "lastRetry.exitCode": last.outputs.exit_code or "-1",
         "lastRetry.status": last.phase.value,
         "lastRetry.duration": f"{last.finished - last.started:.0f}",
         "lastRetry.message": last.message,
@@ -76,9 +146,11 @@ def _backoff(backoff: Mapping[str, Any], attempts: Sequence[Node]) -> tuple[floa
     last = attempts[-1]
     if not backoff:
         return last.finished, ""
-    if "duration" not in backoff:
-        raise ValueError("no base duration specified for retryStrategy")
-    wait = seconds(backoff["duration"]) * float(backoff.get("factor") or 1) ** (len(attempts) - 1)
+    if not backoff.get("duration"):
+        raise ExpressionError("no base duration specified for retryStrategy")
+    wait = seconds(backoff["duration"])
+    if backoff.get("factor") is not None:
+        wait *= float(whole(backoff["factor"])) ** (len(attempts) - 1)
     if cap := backoff.get("cap"):
         wait = min(wait, seconds(cap))
     at = last.finished + wait

@@ -19,12 +19,12 @@ Metadata: name=str+ generateName=str+ namespace=str~ labels={str}+ annotations={
   deletionTimestamp=any~ deletionGracePeriodSeconds=int~
 PodMetadata: labels={str}~ annotations={str}~
 WorkflowMetadata: labels={str}~ annotations={str}~ labelsFrom={any}
-Spec: activeDeadlineSeconds=int affinity=any~ archiveLogs=bool~ arguments=Arguments+ artifactGC=any~
+Spec: activeDeadlineSeconds=int+ affinity=any~ archiveLogs=bool~ arguments=Arguments+ artifactGC=any~
   artifactRepositoryRef=RepositoryRef automountServiceAccountToken=bool~ dnsConfig=any~ dnsPolicy=str~ entrypoint=str+
-  executor=any~ hooks={Hook} hostAliases=any~ hostNetwork=bool~ imagePullSecrets=any~ metrics=Metrics
-  nodeSelector={str}~ onExit=str+ parallelism=int podDisruptionBudget=any~ podGC=PodGC~ podMetadata=PodMetadata~
+  executor=any~ hooks={Hook}+ hostAliases=any~ hostNetwork=bool~ imagePullSecrets=any~ metrics=Metrics~
+  nodeSelector={str}~ onExit=str+ parallelism=int+ podDisruptionBudget=any~ podGC=PodGC~ podMetadata=PodMetadata~
   podPriorityClassName=str~ podSpecPatch=str priority=int~ retryStrategy=Retry schedulerName=str~ securityContext=any~
-  serviceAccountName=str~ shutdown=str suspend=bool synchronization=Synchronization templateDefaults=Template
+  serviceAccountName=str~ shutdown=str suspend=bool+ synchronization=Synchronization templateDefaults=Template
   templates=[Template]+ tolerations=any~ ttlStrategy=any~ volumeClaimGC=any~ volumeClaimTemplates=[any]
   volumes=[Volume] workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef
   artifacts=any
@@ -34,15 +34,16 @@ WorkflowTemplateRef: name=str clusterScope=bool
 Template: activeDeadlineSeconds=intstr+ affinity=any~ annotations={str}~ archiveLocation=any~
   automountServiceAccountToken=bool~ container=Container+ containerSet=ContainerSet daemon=bool dag=Dag+ data=any
   executor=any~ failFast=bool hostAliases=any~ http=any initContainers=[Container] inputs=Inputs+ memoize=Memoize
-  metadata=PodMetadata~ metrics=Metrics name=str+ nodeSelector={str}~ outputs=Outputs+ parallelism=int plugin=any
+  metadata=PodMetadata~ metrics=Metrics~ name=str+ nodeSelector={str}~ outputs=Outputs+ parallelism=int+ plugin=any
   podSpecPatch=str priorityClassName=str~ priority=int~ resource=Resource retryStrategy=Retry+ schedulerName=str~
-  script=Script securityContext=any~ serviceAccountName=str~ sidecars=[Container] steps=[[Step]] suspend=Suspend
-  synchronization=Synchronization timeout=str tolerations=any~ volumes=[Volume]~ templateRef=any template=str
-Dag: failFast=bool+ target=str tasks=[Task]+
-Task: name=str+ template=str+ arguments=Arguments+ depends=str+ dependencies=[str]+ when=str+ continueOn=ContinueOn
-  hooks={Hook} inline=Template onExit=str templateRef=TemplateRef withItems=[any] withParam=str withSequence=Sequence
-Step: name=str template=str arguments=Arguments when=str continueOn=ContinueOn hooks={Hook} inline=Template onExit=str
-  templateRef=TemplateRef withItems=[any] withParam=str withSequence=Sequence
+  script=Script+ securityContext=any~ serviceAccountName=str~ sidecars=[Container] steps=[[Step]]+ suspend=Suspend+
+  synchronization=Synchronization timeout=str+ tolerations=any~ volumes=[Volume]~ templateRef=any template=str
+Dag: failFast=bool+ target=str+ tasks=[Task]+
+Task: name=str+ template=str+ arguments=Arguments+ depends=str+ dependencies=[str]+ when=str+
+  continueOn=ContinueOn+ hooks={Hook}+ inline=Template+ onExit=str+ templateRef=TemplateRef withItems=[any]+
+  withParam=str+ withSequence=Sequence+
+Step: name=str+ template=str+ arguments=Arguments+ when=str+ continueOn=ContinueOn+ hooks={Hook}+ inline=Template+
+  onExit=str+ templateRef=TemplateRef withItems=[any]+ withParam=str+ withSequence=Sequence+
 ContinueOn: error=bool+ failed=bool+
 TemplateRef: name=str+ template=str+ clusterScope=bool+
 Sequence: count=intstr+ start=intstr+ end=intstr+ format=str+
@@ -50,8 +51,8 @@ Hook: template=str+ arguments=Arguments+ templateRef=TemplateRef+ expression=str
 Arguments: parameters=[Parameter]+ artifacts=[Artifact]
 Inputs: parameters=[Parameter]+ artifacts=[Artifact]
 Outputs: parameters=[Parameter]+ artifacts=[Artifact]+ result=str exitCode=str
-Parameter: name=str+ value=text+ default=text+ description=text~ enum=[text]+ valueFrom=ValueFrom+ globalName=str
-ValueFrom: path=str+ default=text+ parameter=str expression=str configMapKeyRef=KeyRef supplied=any event=str
+Parameter: name=str+ value=text+ default=text+ description=text~ enum=[text]+ valueFrom=ValueFrom+ globalName=str+
+ValueFrom: path=str+ default=text+ parameter=str+ expression=str+ configMapKeyRef=KeyRef supplied=any+ event=str
   jqFilter=str jsonPath=str
 KeyRef: name=str+ key=str+ optional=bool+
 Artifact: name=str+ path=str+ archive=Archive+ from=str fromExpression=str optional=bool+ mode=int~ recurseMode=bool~

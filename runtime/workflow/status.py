@@ -8,13 +8,13 @@ from typing import Any
 
 from runtime import faults
 from runtime.workflow.engine import Engine
-from runtime.workflow.nodes import Node, NodeType, node_id, pod_name
+from runtime.workflow.nodes import Node, NodeType, Outputs, node_id, pod_name
 
 
 def workflow(engine: Engine, folder: Path) -> dict[str, Any]:
     """The object as the Kubernetes API would give it."""
     raw = engine.manifest.raw
-    metadata = {key: value for key, value in raw.get("metadata", {}).items() if key != "generateName"}
+    metadata = {key: value for key, value in (raw.get("metadata") or {}).items() if key != "generateName"}
     spec = dict(raw["spec"])
     if engine.shutdown:
         spec["shutdown"] = engine.shutdown
@@ -25,6 +25,7 @@ def workflow(engine: Engine, folder: Path) -> dict[str, Any]:
         "startedAt": stamp(engine.created),
         "finishedAt": stamp(engine.finished),
         "progress": f"{sum(node.phase.fulfilled for node in pods)}/{len(pods)}",
+        "outputs": {"parameters": list(engine.variables.outputs.values())} if engine.variables.outputs else None,
         "nodes": {node_id(engine.name, node.name): _node(engine, node, folder) for node in engine.nodes.values()},
     }
     return {
@@ -45,9 +46,10 @@ def write(engine: Engine, folder: Path) -> None:
     faults.point("executor.after_status")
 
 
-def log_name(node: Node) -> str:
-    """Name of a pod's log in logs/: a task's name, with the attempt where there are several: `train(1)`."""
-    return node.display_name
+def log_name(engine: Engine, node: Node) -> str:
+    """Name of a pod's log in logs/: its node's, without the workflow's: `train(1)`, `inner.a(0:x)`."""
+    short = node.name.removeprefix(engine.name).lstrip(".") or node.name
+    return short.replace("/", "_")[:200]
 
 
 def stamp(moment: float) -> str | None:
@@ -60,17 +62,6 @@ def stamp(moment: float) -> str | None:
 
 
 def _node(engine: Engine, node: Node, folder: Path) -> dict[str, Any]:
-    outputs: dict[str, Any] = {}
-    declared = (engine.manifest.templates[node.template].raw.get("outputs") or {}).get("parameters") or []
-    if declared and (node.type is NodeType.POD or node.parameters or node.exit_code):
-        outputs["parameters"] = [
-            {**entry, "value": node.parameters[entry["name"]]} if entry["name"] in node.parameters else entry
-            for entry in declared
-        ]
-    if node.artifacts:
-        outputs["artifacts"] = [{"name": name, "path": path} for name, path in node.artifacts.items()]
-    if node.exit_code:
-        outputs["exitCode"] = node.exit_code
     told: dict[str, Any] = {
         "id": node_id(engine.name, node.name),
         "name": node.name,
@@ -82,11 +73,24 @@ def _node(engine: Engine, node: Node, folder: Path) -> dict[str, Any]:
         "boundaryID": node_id(engine.name, node.boundary) if node.boundary else "",
         "startedAt": stamp(node.started),
         "finishedAt": stamp(node.finished),
-        "inputs": {"parameters": [{"name": n, "value": v} for n, v in node.inputs.items()]} if node.inputs else None,
-        "outputs": outputs or None,
-        "children": [node_id(engine.name, child) for child in engine.children(node)],
+        "inputs": node.inputs or None,
+        "outputs": _outputs(node.outputs),
+        "children": [node_id(engine.name, child) for child in node.children],
+        "outboundNodes": [node_id(engine.name, end) for end in node.outbound],
     }
     if node.type is NodeType.POD:
-        told["podName"] = pod_name(engine.name, node)
-        told["log"] = str(folder / "logs" / f"{log_name(node)}.log")
+        told["podName"] = pod_name(engine.name, node.name, node.template)
+        told["log"] = str(folder / "logs" / f"{log_name(engine, node)}.log")
     return {key: value for key, value in told.items() if value not in ("", None, [])}
+
+
+def _outputs(outputs: Outputs) -> dict[str, Any] | None:
+    told = {
+        "parameters": outputs.parameters,
+        "artifacts": outputs.artifacts,
+        "result": outputs.result,
+        "exitCode": outputs.exit_code,
+    }
+    return {
+        key: value for key, value in told.items() if value not in ([], None, "") or (key == "result" and value == "")
+    } or None

@@ -80,14 +80,18 @@ def _replaced(tag: re.Match[str], scope: Mapping[str, Any], strict: bool) -> str
         return _evaluated(tag.group(0), inner[1:], scope, strict)
     name = inner.strip()
     if name in scope:
-        return _quotable(scope[name])
+        return _quotable(scope[name], name)
     before, braces, nested = inner.rpartition("{{")
     if braces and before and nested in scope:
-        return "{{" + before + _quotable(scope[nested])
+        return "{{" + before + _quotable(scope[nested], nested)
     return tag.group(0)
 
 
-def _quotable(value: Any) -> str:
+def _quotable(value: Any, name: str) -> str:
+    if value is None:
+        raise TagError(
+            f"unable to substitute {{{{{name}}}}}: output is an absent optional (skipped/omitted node with no default)"
+        )
     text = value if isinstance(value, str) else go_text(value)
     if _UNQUOTABLE.search(text):
         raise TagError("cannot finish template replacement because the result was invalid JSON")

@@ -9,22 +9,20 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from runtime.workflow import fields
-from runtime.workflow.depends import OF_LOOPS, STATES, depends_of, needs
+from runtime.workflow.depends import OF_LOOPS, STATES, ancestry, depends_of, needs
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import kind_of, listed
 from runtime.workflow.library import Library, NotThereError
+from runtime.workflow.references import always, items, looped, produced, unclosed, unknown
 from runtime.workflow.schema import Problem, Where, nearest
-from runtime.workflow.tags import each_text, substitute, tags
+from runtime.workflow.tags import substitute, tags
 
-PREFIXES = ("item.", "steps.", "inputs.", "outputs.", "pod.", "workflow.", "tasks.")
-"""A tag that begins so must be known; any other is text."""
 GLOBALS = (
     "name", "namespace", "mainEntrypoint", "serviceAccountName", "uid", "creationTimestamp", "scheduledTime",
     "duration", "status", "failures", "priority", "parameters", "parameters.json", "labels", "labels.json",
     "annotations", "annotations.json",
 )  # fmt: skip
-_ANY_ITEM = "item.*"
 
 
 class Call(NamedTuple):
@@ -190,16 +188,9 @@ class _Walk:
             if "cannot finish" in str(error):
                 self._say(where, f"a value has a control character; {error}")
             return
-        for tag in tags(value):
-            name = tag.strip()
-            if tag.startswith("=") or not name.startswith(PREFIXES) or name in scope or name in self._globals:
-                continue
-            if name.startswith(("outputs.", "workflow.creationTimestamp.")) or name in ("steps.name", "tasks.name"):
-                continue
-            if name.startswith("item.") and _ANY_ITEM in scope:
-                continue
+        for name in unknown(value, {**scope, **self._globals}):
             self._say(where, f"cannot resolve {{{{{name}}}}}{nearest(name, {**scope, **self._globals})}")
-        for text in _unclosed(value):
+        for text in unclosed(value):
             self._say(where, f"{{{{{text}: the tag is not closed")
 
     def _leaf(self, template: Mapping[str, Any], where: Where, inputs: dict[str, str], inline: bool) -> None:
@@ -262,46 +253,23 @@ class _Walk:
         for need in sorted(self._required(template) - names):
             self._say(where, f"templates.{template.get('name')}: inputs.{need} was not supplied")
 
-    def _items(self, entry: Mapping[str, Any], where: Where) -> dict[str, str]:
-        """What `{{item}}` may be there."""
+    def _loop(self, entry: Mapping[str, Any], where: Where) -> dict[str, str]:
+        """What `{{item}}` may be there; says what is wrong with the loop."""
         loops = [name for name in ("withItems", "withParam", "withSequence") if entry.get(name)]
         if len(loops) > 1:
             self._say(where, f"has {' and '.join(loops)}; keep one")
-        if entry.get("withItems"):
-            found: dict[str, str] = {}
-            for item in entry["withItems"]:
-                found |= {f"item.{key}": "" for key in item} if isinstance(item, Mapping) else {"item": ""}
-                if isinstance(item, list):
-                    found |= {f"item[{i}]": "" for i in range(len(item))}
-            return found
-        if entry.get("withParam"):
-            return {"item": "", _ANY_ITEM: ""}
-        sequence = entry.get("withSequence")
-        if sequence and sequence.get("count") is not None and sequence.get("end") is not None:
+        sequence = entry.get("withSequence") or {}
+        if sequence.get("count") is not None and sequence.get("end") is not None:
             self._say((*where, "withSequence"), "has both count and end; keep one")
-        return {"item": ""} if sequence else {}
-
-    def _looped(self, entry: Mapping[str, Any]) -> bool:
-        return bool(entry.get("withItems") or entry.get("withParam") or entry.get("withSequence"))
+        return items(entry)
 
     def _produced(self, prefix: str, template: Mapping[str, Any] | None, looped: bool) -> dict[str, str]:
-        """What a task or step gives others to read."""
-        if template is None:
-            return {f"{prefix}.outputs.result": ""}
-        found: dict[str, str] = {}
-        kind = kind_of(template)
-        if kind in ("container", "script", "containerSet", "http"):
-            found |= {f"{prefix}.outputs.result": "", f"{prefix}.exitCode": ""}
-        if template.get("daemon"):
-            found[f"{prefix}.ip"] = ""
-        if looped:
-            found[f"{prefix}.outputs.parameters"] = ""
+        """What a task or step gives others to read; what it exports becomes the workflow's."""
         for what in ("parameters", "artifacts"):
             for entry in listed(template, "outputs", what):
-                found[f"{prefix}.outputs.{what}.{entry.get('name')}"] = ""
                 if entry.get("globalName"):
                     self._globals[f"workflow.outputs.{what}.{entry['globalName']}"] = self._placeholder()
-        return found
+        return produced(prefix, template, looped)
 
     def _hooks(self, entry: Mapping[str, Any], where: Where) -> None:
         for name, hook in (entry.get("hooks") or {}).items():
@@ -323,7 +291,7 @@ class _Walk:
             self._group(group, called, here, scope, inputs)
             for step in group:
                 prefix = f"steps.{step.get('name')}"
-                scope |= self._produced(prefix, called[str(step.get("name"))], self._looped(step)) | _always(prefix)
+                scope |= self._produced(prefix, called[str(step.get("name"))], looped(step)) | always(prefix)
         self._own_outputs(template, where, scope, inputs)
 
     def _group(self, group: list[Any], called: dict[str, Any], here: Where, scope: dict[str, str],
@@ -331,7 +299,7 @@ class _Walk:
         for number, step in enumerate(group):
             place = (*here, number)
             self._hooks(step, place)
-            items = self._items(step, place)
+            items = self._loop(step, place)
             body = {key: value for key, value in step.items() if key not in ("hooks", "inline", "withItems")}
             self._resolved(body, place, {**scope, **items}, inputs)
             self._inline_tags(step, place, {**scope, **items}, inputs)
@@ -366,14 +334,14 @@ class _Walk:
             return
         base: dict[str, str] = dict(inputs)
         for task in tasks:
-            base |= self._produced(f"tasks.{task.get('name')}", called[str(task.get("name"))], self._looped(task))
+            base |= self._produced(f"tasks.{task.get('name')}", called[str(task.get("name"))], looped(task))
         ancestors = ancestry(waits)
         for index, task in enumerate(tasks):
             self._task(task, called, (*here, index), base, ancestors[str(task.get("name"))], inputs)
         for target in str(substitute(template["dag"].get("target") or "", {**self._globals, **inputs})).split():
             if target not in by_name and "{{" not in target:
                 self._say((*where, "dag", "target"), f"there is no task {target}{nearest(target, by_name)}")
-        every = base | {key: "" for task in by_name for key in _always(f"tasks.{task}")}
+        every = base | {key: "" for task in by_name for key in always(f"tasks.{task}")}
         self._own_outputs(template, where, every, inputs)
 
     def _styles(self, tasks: list[Mapping[str, Any]], here: Where) -> None:
@@ -398,15 +366,15 @@ class _Walk:
                 self._say(field, f"there is no task {name}{nearest(name, tasks)}")
             elif state and state not in STATES:
                 self._say(field, f"{state} is none of {', '.join(STATES)}{nearest(state, dict.fromkeys(STATES))}")
-            elif state in OF_LOOPS and not self._looped(tasks[name]):
+            elif state in OF_LOOPS and not looped(tasks[name]):
                 self._say(field, f"{name}.{state} needs items, and {name} has none")
 
     def _task(self, task: Mapping[str, Any], called: Mapping[str, Any], where: Where, base: Mapping[str, str],
               ancestors: frozenset[str], inputs: dict[str, str]) -> None:  # fmt: skip
         scope = dict(base)
         for ancestor in ancestors:
-            scope |= _always(f"tasks.{ancestor}")
-        scope |= self._items(task, where)
+            scope |= always(f"tasks.{ancestor}")
+        scope |= self._loop(task, where)
         body = {key: value for key, value in task.items() if key not in ("hooks", "inline", "withItems")}
         self._resolved(body, where, scope, inputs)
         self._inline_tags(task, where, scope, inputs)
@@ -425,33 +393,3 @@ class _Walk:
     def _own_outputs(self, template: Mapping[str, Any], where: Where, scope: Mapping[str, str],
                      inputs: Mapping[str, str]) -> None:  # fmt: skip
         self._resolved(template.get("outputs"), (*where, "outputs"), scope, inputs)
-
-
-def _always(prefix: str) -> dict[str, str]:
-    return {f"{prefix}.{name}": "" for name in ("status", "id", "startedAt", "finishedAt", "hostNodeName", "ip")}
-
-
-def ancestry(waits: Mapping[str, set[str]]) -> dict[str, frozenset[str]]:
-    """All that each task waits for, also by way of others. There are no cycles."""
-    found: dict[str, frozenset[str]] = {}
-    for first in waits:
-        stack = [first]
-        while stack:
-            name = stack[-1]
-            wanted = waits.get(name, set()) & waits.keys()
-            missing = [need for need in wanted if need not in found]
-            if name in found or not missing:
-                stack.pop()
-                found.setdefault(name, frozenset(wanted).union(*(found[need] for need in wanted)))
-            else:
-                stack += missing
-    return found
-
-
-def _unclosed(value: Any) -> Iterator[str]:
-    texts: list[str] = []
-    each_text(value, texts.append)
-    for text in texts:
-        rest = text.rpartition("{{")[2] if "{{" in text else ""
-        if rest and "}}" not in rest and rest.strip().startswith(PREFIXES):
-            yield rest[:40]

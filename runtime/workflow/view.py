@@ -18,6 +18,7 @@ MARKS = {
     Phase.PENDING: ("○", "dim"), Phase.RUNNING: ("●", "yellow"), Phase.SUCCEEDED: ("✔", "green"),
     Phase.SKIPPED: ("-", "dim"), Phase.OMITTED: ("-", "dim"), Phase.FAILED: ("✖", "red"), Phase.ERROR: ("✖", "red"),
 }  # fmt: skip
+SHOWN = (NodeType.POD, NodeType.RETRY, NodeType.SKIPPED, NodeType.SUSPEND)
 PLAIN_EVERY_S = 5.0
 LAST_LINES = 15
 
@@ -45,16 +46,19 @@ def watch() -> Iterator[Callable[[Engine, Path], None]]:
 
 def _steps(engine: Engine) -> list[Node]:
     """What a person calls a step: pods and their retries as one, the exit handler last."""
-    return [
-        node
-        for node in engine.nodes.values()
-        if node.type is not NodeType.DAG and not any(node.name in other.children and other.type is NodeType.RETRY
-                                                     for other in engine.nodes.values())
-    ]  # fmt: skip
+    return [node for node in engine.nodes.values() if node.type in SHOWN and not _is_attempt(engine, node)]
+
+
+def _is_attempt(engine: Engine, node: Node) -> bool:
+    owner = engine.nodes.get(node.owner)
+    return owner is not None and owner.type is NodeType.RETRY
 
 
 def _attempt(engine: Engine, node: Node) -> Node:
-    return engine.nodes[node.children[-1]] if node.type is NodeType.RETRY and node.children else node
+    if node.type is not NodeType.RETRY:
+        return node
+    attempts = [name for name in node.children if name in engine.nodes and not engine.nodes[name].hooked]
+    return engine.nodes[attempts[-1]] if attempts else node
 
 
 def _title(node: Node, engine: Engine) -> str:
@@ -62,7 +66,7 @@ def _title(node: Node, engine: Engine) -> str:
 
 
 def _last_lines(engine: Engine, node: Node, folder: Path, count: int) -> list[str]:
-    path = folder / "logs" / f"{log_name(_attempt(engine, node))}.log"
+    path = folder / "logs" / f"{log_name(engine, _attempt(engine, node))}.log"
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 16384))
@@ -135,4 +139,4 @@ def _explain(engine: Engine, node: Node, folder: Path) -> None:
     """The last lines of a failed step's log, and where it is."""
     for line in _last_lines(engine, node, folder, LAST_LINES):
         print(f"     {line}", file=sys.stderr)
-    print(f"   log: {folder / 'logs' / log_name(_attempt(engine, node))}.log", file=sys.stderr, flush=True)
+    print(f"   log: {folder / 'logs' / log_name(engine, _attempt(engine, node))}.log", file=sys.stderr, flush=True)

@@ -81,10 +81,10 @@ def test_a_launcher_killed_at_a_write_is_followed_by_one_that_runs_no_pod_twice(
 
 
 def test_of_launchers_that_start_one_pod_at_once_only_one_runs_its_command(tmp_path: Path) -> None:
-    container = {"command": ["sh", "-c", "echo here >> ran; sleep 0.5"]}
+    template = {"container": {"command": ["sh", "-c", "echo here >> ran; sleep 0.5"]}}
 
     def start(_: int) -> tuple[int, int]:
-        return Pod(tmp_path / "pod", tmp_path / "log").start(container, [], dict(os.environ), tmp_path)
+        return Pod(tmp_path / "pod", tmp_path / "log").start(template, dict(os.environ), tmp_path)
 
     with ThreadPoolExecutor(8) as launchers:
         found = set(launchers.map(start, range(8)))

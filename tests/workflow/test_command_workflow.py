@@ -48,10 +48,10 @@ def test_a_failed_step_gives_its_exit_code_and_its_log(tmp_path: Path) -> None:
 
 def test_lint_names_what_cannot_be_run_here(tmp_path: Path) -> None:
     path = manifest(tmp_path)
-    path.write_text(path.read_text().replace("entrypoint: main", "entrypoint: main\n  parallelism: 1"))
+    path.write_text(path.read_text().replace("entrypoint: main", "entrypoint: main\n  podSpecPatch: x"))
     told = everstep("lint", str(path), cwd=tmp_path)
     assert told.returncode == 2
-    assert "spec.parallelism" in told.stderr
+    assert "hello.yaml:7: spec.podSpecPatch: not supported" in told.stderr
     assert everstep("run", str(path), cwd=tmp_path).returncode == 2
     assert not (tmp_path / "runs").exists()
 

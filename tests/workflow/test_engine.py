@@ -102,7 +102,7 @@ def test_ids_are_the_fnv_hash_of_the_name() -> None:
     ("change", "part"),
     [
         ({"volumes": []}, "spec.volumes"),
-        ({"parallelism": 2}, "spec.parallelism"),
+        ({"shutdown": "Stop"}, "spec.shutdown"),
         ({"onExit": "nobody"}, "spec.onExit"),
         ({"entrypoint": "nobody"}, "spec.entrypoint"),
     ],
@@ -117,7 +117,7 @@ def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], part: 
 @pytest.mark.parametrize(
     ("field", "value", "part"),
     [
-        ("withItems", [1], r"tasks\[0\].withItems: not supported"),
+        ("inline", {"http": {"url": "x"}, "name": "h"}, r"tasks\[0\].inline.http: not supported"),
         ("depends", "nobody", "there is no task nobody"),
         ("depends", "b", "wait for each other"),
         ("template", "nobody", "there is no template 'nobody'"),

@@ -11,7 +11,7 @@ import pytest
 from tests.workflow.golden_cases import Answer, answers
 
 GOLDEN = Path(__file__).with_name("golden")
-CASES = sorted(path.stem for path in GOLDEN.glob("*.yaml"))
+CASES = sorted(f"{path.parent.name}/{path.stem}" for path in GOLDEN.glob("*/*.yaml"))
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from lark import Token, Tree
 
 from runtime.workflow.expressions.builtins import BUILTINS, PREDICATES
-from runtime.workflow.expressions.errors import ExpressionError, UnknownNameError, pointed
+from runtime.workflow.expressions.errors import ExpressionError, ExpressionSyntaxError, UnknownNameError, pointed
 from runtime.workflow.expressions.expr_grammar import parse, unquoted
 from runtime.workflow.expressions.operations import OPERATIONS, NoSuchOperationError, is_number
-from runtime.workflow.expressions.values import go_type
+from runtime.workflow.expressions.values import go_text, go_type
 
 
 class Pointed(NamedTuple):
@@ -36,6 +36,20 @@ def evaluate(text: str, environment: Mapping[str, Any], functions: Mapping[str, 
         if name not in expanded and name not in functions:
             raise UnknownNameError(pointed(f"unknown name {name}", text, place))
     return _Run(text, expanded, {**BUILTINS, **functions}).value(tree, None)
+
+
+def holds(text: str, environment: Mapping[str, Any], functions: Mapping[str, Any] = {}) -> bool:
+    """A condition, as Argo's hooks and retries judge it. Raises ExpressionError in its words."""
+    try:
+        found = evaluate(text, environment, functions)
+    except (ExpressionSyntaxError, UnknownNameError):
+        raise
+    except ExpressionError as error:
+        raise ExpressionError(f"unable to evaluate expression '{text}': {error}") from None
+    if not isinstance(found, bool):
+        told = found if isinstance(found, str) else f"%!s({go_type(found)}={go_text(found)})"
+        raise ExpressionError(f"unable to cast expression result '{told}' to bool")
+    return found
 
 
 def expand(environment: Mapping[str, Any]) -> dict[str, Any]:

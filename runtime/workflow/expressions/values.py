@@ -13,9 +13,9 @@ def go_type(value: Any) -> str:
     return names.get(type(value), "map[string]interface {}")
 
 
-def go_json(value: Any) -> str:
-    """`json.Marshal`: no spaces, sorted keys, `<`, `>` and `&` escaped, 6.0 as 6."""
-    text = json.dumps(_numbers(value), separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+def go_json(value: Any, sort_keys: bool = True) -> str:
+    """`json.Marshal`: no spaces, the keys of maps sorted, `<`, `>` and `&` escaped, 6.0 as 6."""
+    text = json.dumps(_numbers(value), separators=(",", ":"), sort_keys=sort_keys, ensure_ascii=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return _unmarked(text)

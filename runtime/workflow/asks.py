@@ -1,0 +1,82 @@
+"""What somebody outside asks of a run: a file each in runs/NAME/asks, which its launcher reads, logs and removes.
+
+A run without launcher finds them when it is taken up again.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.workflow.engine import Engine
+from runtime.workflow.events import Event, NodeSet, NodesResumed, ShutdownAsked
+from runtime.workflow.nodes import Node, NodeType, node_id
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One wish."""
+
+    what: str
+    """stop | terminate | resume | set"""
+    selector: str = ""
+    """Nodes as `argo --node-field-selector` names them: `displayName=a,phase=Running`; empty: all that are meant."""
+    phase: str = ""
+    message: str = ""
+    parameters: dict[str, str] = {}
+
+
+class AskError(ValueError):
+    """It cannot be done: one line."""
+
+
+FIELDS = ("displayName", "name", "templateName", "phase", "id", "inputs.parameters")
+
+
+def ask(folder: Path, wish: Ask) -> None:
+    """Leave it for the launcher of that run folder. Raises AskError for a selector that cannot be read."""
+    _conditions(wish.selector)
+    asks = folder / "asks"
+    asks.mkdir(exist_ok=True)
+    fresh = asks / f".{os.getpid()}"
+    fresh.write_bytes(msgspec.json.encode(wish))
+    fresh.replace(asks / f"{time.time_ns()}-{os.getpid()}.json")
+
+
+def asked(folder: Path) -> Iterator[tuple[Path, Ask]]:
+    """What lies there, oldest first."""
+    for path in sorted((folder / "asks").glob("*.json")):
+        yield path, msgspec.json.decode(path.read_bytes(), type=Ask)
+
+
+def events(engine: Engine, wish: Ask, now: float) -> list[Event]:
+    """What it means for the run as it is."""
+    if wish.what in ("stop", "terminate"):
+        return [ShutdownAsked(now, wish.what.capitalize())]
+    waiting = [node for node in engine.nodes.values() if node.type is NodeType.SUSPEND and not node.phase.fulfilled]
+    chosen = [node.name for node in waiting if _matches(engine, node, _conditions(wish.selector))]
+    if wish.what == "resume":
+        return [NodesResumed(now, chosen)]
+    return [NodeSet(now, name, wish.phase, wish.message, wish.parameters) for name in chosen]
+
+
+def _conditions(selector: str) -> list[tuple[str, str, bool]]:
+    found = []
+    for part in filter(None, selector.split(",")):
+        field, operator, value = part.partition("!=") if "!=" in part else part.partition("=")
+        field, value = field.strip(), value.removeprefix("=").strip()
+        if not operator or not field.startswith(FIELDS):
+            raise AskError(f"--node-field-selector {selector!r}: write FIELD=VALUE with one of {', '.join(FIELDS)}")
+        found.append((field, value, operator == "="))
+    return found
+
+
+def _matches(engine: Engine, node: Node, conditions: list[tuple[str, str, bool]]) -> bool:
+    values: Mapping[str, Any] = {
+        "displayName": node.display_name, "name": node.name, "templateName": node.template, "phase": node.phase.value,
+        "id": node_id(engine.name, node.name),
+        **{f"inputs.parameters.{p['name']}.value": p.get("value") for p in node.inputs.get("parameters", [])},
+    }  # fmt: skip
+    return all((values.get(field) == value) == wanted for field, value, wanted in conditions)

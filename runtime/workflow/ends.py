@@ -1,0 +1,162 @@
+"""How leaves end: pods by themselves, by a deadline or a stop; suspended nodes by time or by somebody."""
+
+from typing import TYPE_CHECKING, Any
+
+from runtime.workflow.durations import DurationError, seconds
+from runtime.workflow.events import NodeSet, NodesResumed, PodEnded
+from runtime.workflow.expressions.values import parameter_text
+from runtime.workflow.fields import listed
+from runtime.workflow.nodes import Node, NodeType, Outputs, Phase
+
+if TYPE_CHECKING:
+    from runtime.workflow.engine import Engine
+
+TOO_LONG = "Pod was active on the node longer than the specified deadline"
+TOO_LATE = "Step exceeded its deadline"
+
+
+def begun(engine: "Engine", node: Node, now: float) -> None:
+    """A leaf's node was just made: set its timers."""
+    if (engine.late or engine.shutdown) and not engine.in_exit(node):
+        _stop(engine, node, now)
+        return
+    try:
+        if node.spec.get("timeout"):
+            engine.wake(now + seconds(node.spec["timeout"]), "timeout", node.name)
+    except DurationError as error:
+        _raise(engine, node, f"invalid timeout format {error}", now)
+        return
+    if node.type is NodeType.SUSPEND:
+        declared = listed(node.spec, "outputs", "parameters")
+        node.outputs = Outputs([dict(entry) for entry in declared], [])
+        if node.spec["suspend"].get("duration") is not None:
+            try:
+                engine.wake(now + seconds(node.spec["suspend"]["duration"]), "suspend", node.name)
+            except DurationError as error:
+                _raise(engine, node, str(error), now)
+
+
+def _raise(engine: "Engine", node: Node, message: str, now: float) -> None:
+    engine.become(node, Phase.ERROR, now, message, raised=message)
+
+
+def set_deadline(engine: "Engine", node: Node, now: float) -> None:
+    """A pod runs: from now on its activeDeadlineSeconds count."""
+    limit = node.spec.get("activeDeadlineSeconds")
+    if limit is not None:
+        engine.wake(now + float(limit), "deadline", node.name)
+
+
+def timed_out(engine: "Engine", node: Node, kind: str, now: float) -> None:
+    """A timer of a leaf has come, and it has not ended."""
+    if kind == "suspend":
+        _go_on(engine, node, now)
+    elif node.type is NodeType.SUSPEND or node.phase is Phase.PENDING:
+        engine.become(node, Phase.FAILED, now, TOO_LONG)
+    else:
+        engine.kill(node, TOO_LONG, keeps_code=kind == "timeout")
+
+
+def shut_down(engine: "Engine", now: float) -> None:
+    """Everything ends but the exit handler, which only `Terminate` ends."""
+    for node in engine.open():
+        if engine.shutdown == "Terminate" or not engine.in_exit(node):
+            _stop(engine, node, now)
+    if engine.root.suspended and engine.shutdown:
+        engine.root.finish(Phase.FAILED, f"Stopped with strategy '{engine.shutdown}'", now)
+
+
+def _stop(engine: "Engine", node: Node, now: float) -> None:
+    pod = f"workflow shutdown with strategy:  {engine.shutdown}"
+    here = f"Stopped with strategy '{engine.shutdown}'"
+    if node.type is NodeType.POD and node.phase is Phase.RUNNING:
+        engine.kill(node, pod if engine.shutdown else TOO_LATE, at_once=engine.shutdown == "Terminate")
+    else:
+        named = here if node.type is NodeType.SUSPEND else pod
+        engine.become(node, Phase.FAILED, now, named if engine.shutdown else TOO_LATE)
+
+
+def resume(engine: "Engine", event: NodesResumed) -> None:
+    """Somebody lets suspended nodes go on."""
+    if engine.root.suspended:
+        engine.root.go_on(event.time)
+    for name in event.nodes:
+        node = engine.nodes[name]
+        if node.type is NodeType.SUSPEND and not node.phase.fulfilled:
+            _go_on(engine, node, event.time)
+
+
+def set_node(engine: "Engine", event: NodeSet) -> None:
+    """Somebody gives a suspended node its outputs, or an end."""
+    node = engine.nodes[event.node]
+    for entry in node.outputs.parameters:
+        if entry["name"] in event.parameters:
+            entry["value"] = event.parameters[entry["name"]]
+    if event.phase:
+        engine.become(node, Phase(event.phase), event.time, event.message)
+    elif event.message:
+        node.message = event.message
+
+
+def _go_on(engine: "Engine", node: Node, now: float) -> None:
+    for entry in node.outputs.parameters:
+        if entry.get("value") is None:
+            default = (entry.get("valueFrom") or {}).get("default")
+            if default is None:
+                said = f"raw output parameter '{entry['name']}' has not been set and does not have a default value"
+                _raise(engine, node, said, now)
+                return
+            entry["value"] = parameter_text(default)
+    engine.become(node, Phase.SUCCEEDED, now, node.message)
+
+
+def pod_ended(engine: "Engine", event: PodEnded) -> None:
+    """A pod's process is over: its outputs, its phase."""
+    node = engine.nodes[event.node]
+    kill = engine.kills.pop(node.name, None)
+    if node.phase is Phase.PENDING:
+        engine.become(node, Phase.RUNNING, event.time)
+    if kill is not None and not kill.keeps_code:
+        engine.become(node, Phase.FAILED, event.time, kill.message)
+        return
+    node.outputs = _outputs(node, event)
+    engine.variables.export(node)
+    if kill is not None:
+        engine.become(node, Phase.FAILED, event.time, kill.message)
+    elif event.exit_code is None:
+        engine.become(node, Phase.ERROR, event.time, event.error or "pod deleted")
+    elif event.exit_code:
+        said = f": {event.said}" if event.said else ""
+        engine.become(node, Phase.FAILED, event.time, f"main: Error (exit code {event.exit_code}){said}")
+    elif event.error:
+        engine.become(node, Phase.ERROR, event.time, event.error)
+    else:
+        engine.become(node, Phase.SUCCEEDED, event.time)
+
+
+def _outputs(node: Node, event: PodEnded) -> Outputs:
+    parameters: list[dict[str, Any]] = []
+    for entry in listed(node.spec, "outputs", "parameters"):
+        known = entry["name"] in event.parameters
+        parameters.append({**entry, "value": event.parameters[entry["name"]]} if known else dict(entry))
+    artifacts = [
+        {**entry, "file": event.artifacts[entry["name"]]}
+        for entry in listed(node.spec, "outputs", "artifacts")
+        if entry["name"] in event.artifacts
+    ]
+    code = "" if event.exit_code is None else str(event.exit_code)
+    return Outputs(parameters, artifacts, event.result, code)
+
+
+def worth_keeping(engine: "Engine") -> dict[str, Node]:
+    """Leaves that need not run again when a run is taken up: they succeeded, or a later attempt of theirs did."""
+    found = {}
+    for node in engine.nodes.values():
+        if node.type in (NodeType.POD, NodeType.SUSPEND) and not engine.in_exit(node):
+            kept, above = node.phase is Phase.SUCCEEDED, engine.nodes.get(node.owner)
+            while above is not None and not kept:
+                kept = above.type is NodeType.RETRY and above.phase is Phase.SUCCEEDED
+                above = engine.nodes.get(above.owner)
+            if kept and node.phase.fulfilled:
+                found[node.name] = node
+    return found

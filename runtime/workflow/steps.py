@@ -1,0 +1,204 @@
+"""Steps at work: groups one after the other, the steps of a group side by side."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from runtime.workflow import graph, outputs
+from runtime.workflow.calls import Call, arguments_of, artifact_arguments, own_scope, unset
+from runtime.workflow.expressions import ExpressionError
+from runtime.workflow.expressions.govaluate import should_run
+from runtime.workflow.loops import expand, loops
+from runtime.workflow.nodes import Node, NodeType, Phase, node_id
+from runtime.workflow.scope import Scope, aggregated, artifacts_of, read_of
+from runtime.workflow.tags import substitute
+
+if TYPE_CHECKING:
+    from runtime.workflow.engine import Engine
+
+NEVER = "failed to resolve references: {{{{{}}}}} is never set: on Argo this would wait for ever"
+
+
+class StepsRun:
+    """One node of type Steps."""
+
+    def __init__(self, engine: "Engine", node: Node) -> None:
+        self.engine = engine
+        self.node = node
+        self.known: Scope = {}
+        """What the steps so far give to later ones."""
+        self.artifacts: dict[str, dict[str, Any]] = {}
+        self._groups: list[Node] = []
+
+    def begin(self, now: float) -> None:
+        """The first group, or the next."""
+        node, engine = self.node, self.engine
+        index = len(self._groups)
+        if index == len(node.spec["steps"]):
+            self._end(now)
+            return
+        group = engine.group(f"{node.name}[{index}]", f"[{index}]", NodeType.STEP_GROUP, node, node.name, "", now)
+        above = self._groups[-1] if self._groups else None
+        if above is None:
+            node.children.append(group.name)
+        elif above.children:
+            graph.hang(engine, list(above.children), group.name)
+        else:
+            above.children.append(group.name)
+        self._groups.append(group)
+        engine.manage(group, GroupRun(self, group, node.spec["steps"][index] or []), now)
+
+    def done(self, child: Node, now: float) -> None:
+        """A group has ended."""
+        self.engine.raised.pop(child.name, "")
+        if child.phase.bad:
+            self._outbound()
+            self.engine.become(self.node, Phase.FAILED, now, child.message)
+            return
+        try:
+            for step in self.node.spec["steps"][len(self._groups) - 1] or []:
+                self._remember(step, child)
+        except ExpressionError as error:
+            self.engine.become(self.node, Phase.ERROR, now, str(error), raised=str(error))
+            return
+        self.begin(now)
+
+    def _remember(self, step: Mapping[str, Any], group: Node) -> None:
+        """What a step gave: to later steps, and to the whole workflow."""
+        engine, prefix = self.engine, f"steps.{step['name']}"
+        whole = f"{group.name}.{step['name']}"
+        single = engine.nodes.get(whole)
+        if single is not None:
+            self.known |= read_of(prefix, single, engine.name, engine.declared(step))
+            self.artifacts |= artifacts_of(prefix, single)
+            return
+        turns = [engine.nodes[name] for name in group.children if name.startswith(f"{whole}(")]
+        self.known |= aggregated(prefix, turns)
+
+    def scope(self, now: float) -> Scope:
+        """What a step may read: globals, the template's inputs, earlier steps."""
+        return {**self.engine.variables.globals(now), **own_scope(self.node.spec), **self.known}
+
+    def _outbound(self) -> None:
+        last = self._groups[-1].children if self._groups else []
+        self.node.outbound = [end for name in last for end in graph.outbound(self.engine.nodes, name)]
+
+    def _end(self, now: float) -> None:
+        node = self.node
+        self._outbound()
+        try:
+            if node.spec.get("outputs"):
+                node.outputs = outputs.of_template(node.spec, self.scope(now), self.artifacts)
+        except ExpressionError as error:
+            self.engine.become(node, Phase.ERROR, now, str(error), raised=str(error))
+            return
+        self.engine.become(node, Phase.SUCCEEDED, now)
+
+
+class GroupRun:
+    """One node of type StepGroup."""
+
+    def __init__(self, steps: StepsRun, node: Node, group: list[Mapping[str, Any]]) -> None:
+        self._steps = steps
+        self._engine = steps.engine
+        self._node = node
+        self._group = group
+        self._open: set[str] = set()
+        self._by_name: dict[str, Mapping[str, Any]] = {}
+
+    def begin(self, now: float) -> None:
+        """Start every step of the group, up to one that cannot be."""
+        try:
+            calls = [one for step in self._group for one in self._expanded(self._resolved(step, now), now)]
+        except ExpressionError as error:
+            self._engine.become(self._node, Phase.ERROR, now, str(error))
+            return
+        self._open = {name for name, _, _ in calls}
+        for name, step, empty in calls:
+            if not self._start(name, step, empty, now):
+                return
+        if not calls:
+            self._end(now)
+
+    def _resolved(self, step: Mapping[str, Any], now: float) -> dict[str, Any]:
+        scope = self._steps.scope(now)
+        body = {key: value for key, value in step.items() if key not in ("hooks", "arguments", "when", "inline")}
+        kept = {key: step[key] for key in ("hooks", "inline") if key in step}
+        try:
+            when = substitute(str(step.get("when") or ""), scope, strict=True)
+            body = {**substitute(body, scope, strict=not loops(step)), **kept, "when": when}
+            if when and "{{" not in when and not should_run(when):
+                return {**body, "arguments": {}}
+            body["arguments"] = arguments_of(step, scope)
+            body["arguments"]["artifacts"] = artifact_arguments(step, scope, self._steps.artifacts)
+        except ExpressionError as error:
+            raise ExpressionError(f"failed to resolve references: {error}") from None
+        read = {"when": when, "arguments": body["arguments"]["parameters"]}
+        read |= {kind: body.get(kind) for kind in ("withParam", "withSequence")}
+        if tag := unset(read, "steps."):
+            raise ExpressionError(NEVER.format(tag))
+        return body
+
+    def _expanded(self, step: dict[str, Any], now: float) -> list[tuple[str, Mapping[str, Any], bool]]:
+        """(node's name, step, nothing to loop over) for each turn."""
+        name = f"{self._node.name}.{step['name']}"
+        if not loops(step):
+            return [(name, step, False)]
+        items = expand(step, self._engine.variables.globals(now))
+        return [(f"{name}{item.suffix}", item.task, False) for item in items] or [(name, step, True)]
+
+    def _start(self, name: str, step: Mapping[str, Any], empty: bool, now: float) -> bool:
+        engine = self._engine
+        display = name.removeprefix(f"{self._node.name}.")
+        call = Call(name, display, {}, {}, self._steps.node.name, self._node.name, title=engine.manifest.title(step))
+        self._node.children.append(name)
+        self._by_name[name] = step
+        when = str(step.get("when") or "")
+        try:
+            if empty:
+                engine.skip(call, Phase.SKIPPED, "Skipped, empty params", now)
+                return True
+            if when and not should_run(when):
+                engine.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
+                return True
+        except ExpressionError as error:
+            engine.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+        else:
+            engine.hooks.expect(call, step, f"steps.{step['name']}", self)
+            engine.call_task(call, step, now)
+        if raised := engine.raised.get(name):
+            self._raise(name, raised, now)
+        return name not in engine.raised
+
+    def _raise(self, child: str, raised: str, now: float) -> None:
+        message = f"step group deemed errored due to child {child} error: {raised}"
+        self._engine.become(self._node, Phase.ERROR, now, message)
+
+    def hook_scope(self, now: float) -> Scope:
+        """What a step's hooks may read."""
+        return self._steps.scope(now)
+
+    def fail(self, message: str, now: float) -> None:
+        """An error of a hook ends the group."""
+        if not self._node.phase.fulfilled:
+            self._engine.become(self._node, Phase.ERROR, now, message)
+
+    def done(self, child: Node, now: float) -> None:
+        """A step has ended."""
+        if self._node.phase.fulfilled:
+            return
+        if raised := self._engine.raised.pop(child.name, ""):
+            self._raise(child.name, raised, now)
+            return
+        self._open.discard(child.name)
+        if not self._open:
+            self._end(now)
+
+    def _end(self, now: float) -> None:
+        for name in self._node.children:
+            child = self._engine.nodes[name]
+            goes_on = self._by_name[name].get("continueOn") or {}
+            if child.phase.bad and not goes_on.get("error" if child.phase is Phase.ERROR else "failed"):
+                failed = f"child '{node_id(self._engine.name, name)}' failed"
+                self._engine.become(self._node, Phase.FAILED, now, failed)
+                return
+        self._engine.become(self._node, Phase.SUCCEEDED, now)

@@ -1,0 +1,129 @@
+"""`workflow.*`: what every template may read, and what templates export by globalName."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from runtime.workflow.calls import Call, from_config_map, parameters_json
+from runtime.workflow.expressions import ExpressionError
+from runtime.workflow.expressions.values import go_json, parameter_text
+from runtime.workflow.fields import listed
+from runtime.workflow.nodes import Node, NodeType, pod_name
+from runtime.workflow.scope import Scope, moment
+
+if TYPE_CHECKING:
+    from runtime.workflow.engine import Engine
+
+_RESULT = re.compile(r"""(?:steps|tasks)(?:\.([-\w]+)|\[(?:'|\\")?([-\w]+)(?:'|\\")?\])\.outputs\.result""")
+_SUFFIX = re.compile(r"\(\d+(?::.*)?\)$", re.DOTALL)
+
+
+class Variables:
+    """Of one run."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self.wrong = ""
+        """Why the workflow's parameters cannot be had; empty when they can."""
+        self.outputs: dict[str, dict[str, Any]] = {}
+        """Global output parameters by name, as Argo lists them in status.outputs."""
+        self._exported: Scope = {}
+        self._fixed = self._fix()
+        self._read: dict[str, set[str]] = {}
+        """Of each DAG or Steps node: the tasks whose result something in it reads."""
+
+    def _fix(self) -> Scope:
+        engine = self._engine
+        manifest, metadata = engine.manifest, engine.manifest.raw.get("metadata") or {}
+        spec = manifest.spec
+        found: Scope = {
+            "workflow.name": engine.name, "workflow.uid": engine.uid,
+            "workflow.namespace": str(metadata.get("namespace") or "default"),
+            "workflow.mainEntrypoint": str(spec.get("entrypoint") or ""),
+            "workflow.serviceAccountName": str(spec.get("serviceAccountName") or "default"),
+            "workflow.status": "", "workflow.creationTimestamp": moment(engine.created),
+            "workflow.creationTimestamp.RFC3339": moment(engine.created),
+            "workflow.creationTimestamp.s": str(int(engine.created)),
+        }  # fmt: skip
+        if spec.get("priority") is not None:
+            found["workflow.priority"] = str(spec["priority"])
+        more = spec.get("workflowMetadata") or {}
+        for kind in ("labels", "annotations"):
+            values = {**(metadata.get(kind) or {}), **(more.get(kind) or {})}
+            found[f"workflow.{kind}"] = found[f"workflow.{kind}.json"] = go_json(values)
+            found |= {f"workflow.{kind}.{name}": str(value) for name, value in values.items()}
+        return {**found, **self._parameters(listed(spec, "arguments", "parameters"), found)}
+
+    def _parameters(self, entries: list[Mapping[str, Any]], known: Scope) -> Scope:
+        filled, found = [], Scope()
+        for entry in entries:
+            value, source = entry.get("value"), entry.get("valueFrom") or {}
+            if value is None and source.get("configMapKeyRef"):
+                try:
+                    value = from_config_map("", source, known, self._engine.manifest.library)
+                except ExpressionError as error:
+                    reference, why = source["configMapKeyRef"], str(error).partition("from ConfigMap: ")[2]
+                    self.wrong = (
+                        f"failed to set global parameters: failed to set global parameter {entry['name']} from "
+                        f"configmap with name {reference.get('name')} and key {reference.get('key')}: {why}"
+                    )
+            filled.append({**entry, "value": parameter_text(value)})
+            found[f"workflow.parameters.{entry['name']}"] = parameter_text(value)
+        found["workflow.parameters"] = found["workflow.parameters.json"] = parameters_json(filled)
+        return found
+
+    def globals(self, now: float) -> Scope:
+        """What every template may read at `now`."""
+        return {**self._fixed, **self._exported, **self._engine.root.status_scope(now)}
+
+    def arguments(self) -> dict[str, Any]:
+        """The workflow's own arguments, as the entrypoint gets them."""
+        given = self._engine.manifest.spec.get("arguments") or {}
+        parameters = [
+            {"name": entry["name"], "value": self._fixed.get(f"workflow.parameters.{entry['name']}", "")}
+            for entry in listed(given, "parameters")
+        ]
+        return {"parameters": parameters, "artifacts": listed(given, "artifacts")}
+
+    def pod_name(self, call: Call) -> str:
+        """Of the pod that a call would make."""
+        return pod_name(self._engine.name, call.name, str(call.template.get("name") or ""))
+
+    def export(self, node: Node) -> None:
+        """Outputs with a globalName become the workflow's."""
+        for entry in node.outputs.parameters:
+            name = entry.get("globalName")
+            if name and entry.get("value") is not None:
+                self.outputs[name] = {"name": name, "value": entry["value"]}
+                self._exported[f"workflow.outputs.parameters.{name}"] = entry["value"]
+
+    def failures(self) -> str:
+        """`workflow.failures`: the failed nodes as JSON, quoted."""
+        engine = self._engine
+        failed = [
+            {
+                "displayName": node.display_name,
+                "message": node.message,
+                "templateName": node.template,
+                "phase": node.phase.value,
+                "podName": pod_name(engine.name, node.name, node.template) if node.type is NodeType.POD else node.name,
+                "finishedAt": moment(node.finished),
+            }
+            for node in engine.nodes.values()
+            if node.phase.bad and not engine.in_exit(node)
+        ]
+        return json.dumps(go_json(failed or None, sort_keys=False))
+
+    def captures(self, node: Node) -> bool:
+        """Does somebody read its standard output? Told, as by Argo, from the text of the template around it."""
+        boundary = self._engine.nodes.get(node.boundary)
+        if boundary is None:
+            return False
+        read = self._read.get(boundary.name)
+        if read is None:
+            text = go_json(boundary.spec)
+            read = self._read[boundary.name] = {one or two for one, two in _RESULT.findall(text)}
+        name = node.name.removeprefix(f"{boundary.name}.")
+        name = re.sub(r"^.*?\[\d+\]\.", "", name) if boundary.type is NodeType.STEPS else name
+        return _SUFFIX.sub("", _SUFFIX.sub("", name)) in read
