@@ -110,5 +110,5 @@ def _by_time(nodes: Sequence[str], evidence: Evidence) -> list[str]:
 
 def _with_partners(able: Sequence[str], sought: frozenset[str]) -> list[str]:
     """The open nodes and as many settled ones, the fastest, in the order of `able`."""
-    partners = [node for node in able if node not in sought][: len(sought)]
+    partners = set([node for node in able if node not in sought][: len(sought)])
     return [node for node in able if node in sought or node in partners]

@@ -57,6 +57,7 @@ class Session:
         self._timeout_s = timeout_s
         self._exclude_straggler = exclude_straggler
         self._groups: list[_Group] = []
+        self._group_of: dict[str, _Group] = {}
         self._plan = Plan((), "")
         self._orders: dict[str, Order] = {}
         self._ordered: set[str] = set()
@@ -82,24 +83,24 @@ class Session:
 
     def hear(self, told: Told, now: float) -> None:
         """A node told a half of a round. What comes twice, or too late, changes nothing."""
-        for group in self._groups:
-            if told.node in group.waiting and (told.round, told.stage) == (self._round, group.stage):
-                # Names are the session's own: a node speaks only for itself.
-                member = self.members[told.node]
-                group.told[told.node] = replace(told.measurement, node=member.node, host=member.host)
-                group.store = told.store or group.store
-                group.waiting.discard(told.node)
-                self._advance(group, now)
-                break
+        group = self._group_of.get(told.node)
+        if group is None or told.node not in group.waiting or (told.round, told.stage) != (self._round, group.stage):
+            return
+        # Names are the session's own: a node speaks only for itself.
+        member = self.members[told.node]
+        group.told[told.node] = replace(told.measurement, node=member.node, host=member.host)
+        group.store = told.store or group.store
+        group.waiting.discard(told.node)
+        self._advance(group, now)
         self._go_on(now)
 
     def lose(self, node: str, reason: str, now: float) -> None:
         """The node is gone for good."""
         self._lost[node] = reason
-        for group in self._groups:
-            if node in group.waiting:
-                self._give_up(group, node, reason)
-                self._advance(group, now)
+        group = self._group_of.get(node)
+        if group is not None and node in group.waiting:
+            self._give_up(group, node, reason)
+            self._advance(group, now)
         self._go_on(now)
 
     def wake(self, now: float) -> None:
@@ -118,7 +119,7 @@ class Session:
                 self.past.append(Round(self._round, self._plan.groups, self._plan.reason, measured))
             self._plan = next_round(list(self.members), self.past, self._trusted)
             self.reason = self._plan.reason
-            self._groups = []
+            self._groups, self._group_of = [], {}
             if self._plan.groups:
                 self._open(now)
             else:
@@ -128,7 +129,9 @@ class Session:
         deadline = now + self._timeout_s / 2
         for members in self._plan.groups:
             told = {node: Measurement(node, self.members[node].host) for node in members}
-            self._groups.append(_Group(members, Stage.ALONE, deadline, set(members), told))
+            group = _Group(members, Stage.ALONE, deadline, set(members), told)
+            self._groups.append(group)
+            self._group_of.update(dict.fromkeys(members, group))
             for node in members:
                 self._send(Work(self._number(node), self._round, opens_store=node == members[0]), node)
         for group in self._groups:

@@ -1,6 +1,6 @@
 """What the check says of each node, and which hosts training should avoid. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -46,28 +46,44 @@ def judge(
     Undecided nodes are avoided. Only when no node is proven to work, the first undecided one may be used: alone.
     """
     evidence = weigh(nodes, past, trusted)
+    failures = _failures(past)
     lone = next((node for node in nodes if node in evidence.undecided), "")
     if evidence.healthy or evidence.untried:
         lone = ""
     verdicts = []
     for node, host in zip(nodes, hosts, strict=True):
-        health, reason = _judge(node, past, evidence)
+        health, reason = _judge(node, failures.get(node, {}), evidence)
         avoid = health is Health.FAULTY or (health is Health.UNDECIDED and node != lone)
         avoid = avoid or (health is Health.STRAGGLER and exclude_straggler)
         verdicts.append(Verdict(node, host, health, reason, avoid, evidence.best_s.get(node)))
     return verdicts
 
 
-def _judge(node: str, past: Sequence[Round], evidence: Evidence) -> tuple[Health, str]:
+Failures = Mapping[tuple[str, ...], str]
+"""Groups of one node that failed and never worked -> what the node said about it."""
+
+
+def _failures(past: Sequence[Round]) -> dict[str, dict[tuple[str, ...], str]]:
+    tried = [(told, group, told.failed(group)) for told in past for group in told.groups]
+    worked = {frozenset(group) for _, group, failed in tried if not failed}
+    found: dict[str, dict[tuple[str, ...], str]] = {}
+    for told, group, failed in tried:
+        if failed and frozenset(group) not in worked:
+            for node in group:
+                found.setdefault(node, {}).setdefault(group, told.measured[node].error)
+    return found
+
+
+def _judge(node: str, failures: Failures, evidence: Evidence) -> tuple[Health, str]:
     if node in evidence.faulty:
         return Health.FAULTY, evidence.faulty[node]
     if node in evidence.undecided:
-        return Health.UNDECIDED, _undecided(node, past, evidence)
+        return Health.UNDECIDED, _undecided(node, failures, evidence)
     if node in evidence.untried:
         return Health.HEALTHY, "works alone; no partner was left to try the link"
     if node in evidence.slow:
         return Health.STRAGGLER, f"{evidence.best_s[node]:.2f} s at best, more than {_limit(evidence)}"
-    return Health.HEALTHY, _healthy(node, past, evidence)
+    return Health.HEALTHY, _healthy(node, failures, evidence)
 
 
 def _limit(evidence: Evidence) -> str:
@@ -76,29 +92,17 @@ def _limit(evidence: Evidence) -> str:
     return f"{SLOW:g} x {whose} {slow_above_s(times) / SLOW:.2f} s"
 
 
-def _healthy(node: str, past: Sequence[Round], evidence: Evidence) -> str:
-    worked = {frozenset(group) for told in past for group in told.groups if not told.failed(group)}
-    apart = [
-        other
-        for told in past
-        for group in told.groups
-        if node in group and frozenset(group) not in worked and evidence.healthy.issuperset(group)
-        for other in group
-        if other != node
-    ]
+def _healthy(node: str, failures: Failures, evidence: Evidence) -> str:
+    apart = [other for group in failures if evidence.healthy.issuperset(group) for other in group if other != node]
     if apart:
         return f"works, but not with {', '.join(dict.fromkeys(apart))}, which works too: look at the link between them"
     return "works alone and with its group"
 
 
-def _undecided(node: str, past: Sequence[Round], evidence: Evidence) -> str:
-    others, error = dict[str, None](), ""
-    for told in past:
-        for group in told.groups:
-            if node in group and told.failed(group):
-                others.update(dict.fromkeys(other for other in group if other in evidence.undecided - {node}))
-                error = error or told.measured[node].error
-    why = f"works alone but not with {', '.join(others)}: the link between them, or one of them"
+def _undecided(node: str, failures: Failures, evidence: Evidence) -> str:
+    partners = (other for group in failures for other in group if other != node and other in evidence.undecided)
+    why = f"works alone but not with {', '.join(dict.fromkeys(partners))}: the link between them, or one of them"
+    error = next(filter(None, failures.values()), "")
     return f"{why} ({error})" if error else why
 
 

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from steps.check import Config
 from steps.entry import StepError
+from tests.harness import wait_until
 
 
 def check(tmp_path: Path, *flags: str, faults: Sequence[str] = ()) -> tuple[int, str, dict[str, Any]]:
@@ -24,6 +27,15 @@ def check(tmp_path: Path, *flags: str, faults: Sequence[str] = ()) -> tuple[int,
     assert len(list(marks.iterdir())) == len(faults), done.stderr
     verdict = tmp_path / "out/verdict.json"
     return done.returncode, done.stderr, json.loads(verdict.read_text()) if verdict.exists() else {}
+
+
+def processes_with(variable: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if variable.encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def in_rounds(fault: str, action: str, rounds: int) -> list[str]:
@@ -88,6 +100,19 @@ def test_a_node_that_hangs_is_faulty_when_the_time_is_up(tmp_path: Path) -> None
     assert code == 0, told
     assert [node["verdict"] for node in verdict["nodes"]] == ["faulty", "healthy"]
     assert verdict["nodes"][0]["reason"] == "its all-reduce did not end within 12 s, nor fail"
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_check_that_is_ended_leaves_no_process(tmp_path: Path, signum: signal.Signals, code: int) -> None:
+    fault = {"EVERSTEP_FAULT": "check.matmul,node=local-1=stop", "EVERSTEP_FAULT_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "steps.check", f"--store={tmp_path}/store", f"--outputs={tmp_path}/out"]
+    step = subprocess.Popen(command, env={**os.environ, **fault}, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: (tmp_path / "check.matmul").exists(), "the fault")
+    step.send_signal(signum)
+    told = step.communicate(timeout=60)[1]
+    assert step.returncode == code, told
+    assert "Traceback" not in told
+    wait_until(lambda: not processes_with(f"EVERSTEP_FAULT_DIR={tmp_path}"), "the end of all processes")
 
 
 def test_too_few_healthy_nodes_end_with_exit_code_3_and_a_verdict(tmp_path: Path) -> None:
