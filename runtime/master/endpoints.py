@@ -1,6 +1,7 @@
 """What the master answers, whatever carries it (`server`): method, path, headers and a body in; a status and JSON out.
 
-POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/scale; GET /v1/rounds/<n>, /v1/status.
+POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/leaving, /v1/dumped, /v1/scale;
+GET /v1/rounds/<n>, /v1/status.
 200 an answer, 204 a long poll that ended without one, 400 a body that is not as the message says (names the field),
 401 a wrong token, 404 no such thing, 409 the node has no place in this job: it ends. Agents name their job in the
 header `Everstep-Job`, so that one that reached another job's master learns it whatever it asks.
@@ -14,8 +15,28 @@ import msgspec
 
 from runtime.job import seats
 from runtime.job.brain import Refused, UnknownNode
-from runtime.job.events import HeartbeatSeen, Joined, NodeFinishedRound, ScaleAsked, ShardStored, WorkerExited
-from runtime.job.messages import Ack, Action, Finished, Heartbeat, Join, Persisted, Scale, WorkerExit
+from runtime.job.events import (
+    HeartbeatSeen,
+    Joined,
+    LeaveAnnounced,
+    NodeFinishedRound,
+    ScaleAsked,
+    ShardStored,
+    StacksDumped,
+    WorkerExited,
+)
+from runtime.job.messages import (
+    Ack,
+    Action,
+    Dumped,
+    Finished,
+    Heartbeat,
+    Join,
+    Leaving,
+    Persisted,
+    Scale,
+    WorkerExit,
+)
 from runtime.job.sizes import size
 from runtime.job.state import State
 from runtime.master import bodies
@@ -55,6 +76,8 @@ class Endpoints:
             "/v1/fault": self._fault,
             "/v1/finished": self._finished,
             "/v1/persisted": self._persisted,
+            "/v1/leaving": self._leaving,
+            "/v1/dumped": self._dumped,
             "/v1/scale": self._scale,
         }
 
@@ -90,6 +113,7 @@ class Endpoints:
     async def _join(self, read: Read) -> Reply:
         asked = bodies.message(Join, await read())
         self._desk.feed(Joined(asked))
+        await self._desk.durable()  # What was so before it joined (that it should leave, say) is so no more.
 
         def ready(state: State) -> bool:
             told = seats.directive(state, asked.node)
@@ -130,17 +154,27 @@ class Endpoints:
 
     async def _persisted(self, read: Read) -> Reply:
         told = bodies.message(Persisted, await read())
+        place = (told.holding.round, told.holding.iteration)
+        key = checkpoint_key(self._desk.spec.job, *place)
+        if not told.holding.key.startswith(f"{key}/"):
+            raise Refused(f"Persisted: Expected an object under {key} - at `$.holding.key`")
         self._desk.feed(ShardStored(told))
         await self._desk.durable()
-        place = (told.holding.round, told.holding.iteration)
 
         def committed(state: State) -> str:
             known = state.checkpoints.get(place)
             return known.manifest if known else ""
 
-        key = checkpoint_key(self._desk.spec.job, *place)
         await self._desk.until(key, lambda state: bool(committed(state)), COMMIT_POLL_S)
         return await self._ack(committed(self._desk.state))
+
+    async def _leaving(self, read: Read) -> Reply:
+        self._desk.feed(LeaveAnnounced(bodies.message(Leaving, await read())))
+        return await self._ack()
+
+    async def _dumped(self, read: Read) -> Reply:
+        self._desk.feed(StacksDumped(bodies.message(Dumped, await read())))
+        return await self._ack()
 
     async def _scale(self, read: Read) -> Reply:
         asked = bodies.message(Scale, await read())
@@ -181,6 +215,7 @@ class Endpoints:
                 },
                 "committed": None if newest is None else state.checkpoints[newest].manifest,
                 "ended": state.ended,
+                "conditions": state.conditions,
                 "refused": {
                     "unauthorized": self._unauthorized,
                     "malformed": self._malformed,

@@ -1,10 +1,12 @@
 """The master's HTTP server: carries requests to the endpoints, and nothing else."""
 
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncIterator
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from runtime.job.brain import Refused
 from runtime.master.endpoints import Endpoints
@@ -14,6 +16,8 @@ BACKLOG = 4096
 KEEPALIVE_S = 75.0
 END_S = 0.2
 """What is being answered when the master ends has so long."""
+
+_log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
@@ -26,18 +30,25 @@ async def serving(endpoints: Endpoints, listener: socket.socket) -> AsyncIterato
                 return await request.read()
             except web.HTTPRequestEntityTooLarge as error:
                 raise Refused(f"the body has more than {request.client_max_size} bytes") from error
-            except web.RequestPayloadError as error:
+            except (web.RequestPayloadError, ConnectionError) as error:
                 raise Refused(f"the body cannot be read: {error}") from error
 
         status, body = await endpoints.answer(request.method, request.path, request.headers, read)
         return web.Response(body=body, status=status, content_type="application/json")
 
     # What is compressed is not looked into: our agents compress nothing, and a small body stays small.
-    server = web.Server(handle, access_log=None, auto_decompress=False, keepalive_timeout=KEEPALIVE_S)
+    server = web.Server(handle, access_log=None, logger=_log, auto_decompress=False, keepalive_timeout=KEEPALIVE_S)
     runner = web.ServerRunner(server, shutdown_timeout=END_S)
     await runner.setup()
+    _log.addFilter(_is_ours)
     try:
         await web.SockSite(runner, listener, backlog=BACKLOG).start()
         yield
     finally:
         await runner.cleanup()
+        _log.removeFilter(_is_ours)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Bytes that are no HTTP are the fault of whoever sent them (a port scan): answered with 400, and not told."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

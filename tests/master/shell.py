@@ -181,14 +181,21 @@ class Shell:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    async def ask(self, verb: str, message: msgspec.Struct | bytes, **headers: str) -> Reply:
-        """POST."""
-        body = message if isinstance(message, bytes) else msgspec.json.encode(message)
+    async def request(self, method: str, path: str, body: bytes = b"", **headers: str) -> Reply:
+        """Any request, with the token unless `headers` have another."""
 
         async def read() -> bytes:
             return body
 
-        return await self.endpoints.answer("POST", f"/v1/{verb}", {"Authorization": f"Bearer {TOKEN}", **headers}, read)
+        return await self.endpoints.answer(method, path, {"Authorization": f"Bearer {TOKEN}", **headers}, read)
+
+    async def ask(self, verb: str, message: msgspec.Struct | bytes, **headers: str) -> Reply:
+        """POST."""
+        body = message if isinstance(message, bytes) else msgspec.json.encode(message)
+        return await self.request("POST", f"/v1/{verb}", body, **headers)
+
+    async def get(self, path: str, **headers: str) -> Reply:
+        return await self.request("GET", f"/v1/{path}", b"", **headers)
 
     async def join(self, node: str, after: int = 0, holdings: tuple[Holding, ...] = ()) -> Seat:
         """Until there is a seat."""

@@ -1,0 +1,265 @@
+"""What the endpoints answer, to the right and to the wrong: nothing that is refused changes anything."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.job.messages import (
+    Ack,
+    Action,
+    Dumped,
+    Finished,
+    Heartbeat,
+    Holding,
+    Join,
+    Leaving,
+    Persisted,
+    Round,
+    Scale,
+    WorkerExit,
+)
+from runtime.job.records import NodeLeaving
+from runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
+from runtime.master import read_journal
+from runtime.master.bodies import LARGEST_BODY
+from runtime.master.endpoints import JOB_HEADER, Reply
+from tests.master.shell import TOKEN, Shell, TroubledStore, in_virtual_time
+
+SPEC = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(silence_s=1e6, join_timeout_s=1e6), hosts="")
+NODES = ["worker-0-0", "worker-1-0"]
+NODE = NODES[0]
+KEY = "jobs/j/checkpoints/000001-000000005/rank-00000.safetensors"
+RIGHT: dict[str, msgspec.Struct] = {
+    "join": Join(NODE, "worker", "h", 1, "127.0.0.1:7", 29500, (Holding(1, 5, node=NODE, address="127.0.0.1:7"),), 1),
+    "heartbeat": Heartbeat(NODE, 1, 5, "forward", ({"v": 1, "loss": 0.5},)),
+    "fault": WorkerExit(NODE, 1, 0, 0, -9, 5, "Traceback", 1.0),
+    "finished": Finished(NODE, 1),
+    "persisted": Persisted(NODE, Holding(1, 5, key=KEY, digest="d" * 32)),
+    "leaving": Leaving(NODE, "preempted", 30.0),
+    "dumped": Dumped(NODE, 1),
+    "scale": Scale(2),
+}
+GETS = ["status", "rounds/1"]
+
+
+def played(story: Callable[[Shell], Awaitable[None]], spec: JobSpec = SPEC) -> TroubledStore:
+    """The story with a master whose first round runs."""
+    store = TroubledStore()
+    shell = Shell(spec, store)
+
+    async def whole() -> None:
+        await shell.open()
+        await asyncio.gather(*(shell.join(node) for node in NODES))
+        await story(shell)
+        await shell.close()
+
+    in_virtual_time(store, whole)
+    return store
+
+
+async def _unchanged(shell: Shell, ask: Awaitable[Reply]) -> Reply:
+    """The reply, after which nothing is other than before."""
+    brain, durable, objects = shell.desk.brain.state, shell.desk.state, dict(shell.store.objects)
+    reply = await ask
+    assert shell.desk.brain.state is brain
+    assert shell.desk.state is durable
+    assert shell.store.objects == objects
+    return reply
+
+
+async def _refused(shell: Shell) -> dict[str, int]:
+    return msgspec.json.decode((await shell.get("status")).body)["refused"]
+
+
+def test_every_endpoint_refuses_a_wrong_token_and_counts_it() -> None:
+    async def story(shell: Shell) -> None:
+        for header in ("Bearer wrong", f"Basic {TOKEN}", TOKEN, "", "Bearer t0ken\u00e9\udcff"):
+            for verb, message in RIGHT.items():
+                reply = await _unchanged(shell, shell.ask(verb, message, Authorization=header))
+                assert reply.status == 401
+            for path in GETS:
+                assert (await shell.get(path, Authorization=header)).status == 401
+        assert (await _refused(shell))["unauthorized"] == 5 * (len(RIGHT) + len(GETS))
+
+    played(story)
+
+
+def test_an_agent_of_another_job_is_told_so_by_every_endpoint() -> None:
+    async def story(shell: Shell) -> None:
+        for verb, message in RIGHT.items():
+            reply = await _unchanged(shell, shell.ask(verb, message, **{JOB_HEADER: "other"}))
+            assert (reply.status, b"master of job j, not of other" in reply.body) == (409, True)
+        assert (await shell.ask("heartbeat", RIGHT["heartbeat"], **{JOB_HEADER: "j"})).status == 200
+        assert (await _refused(shell))["misplaced"] == len(RIGHT)
+
+    played(story)
+
+
+@pytest.mark.parametrize("verb", [verb for verb in RIGHT if verb != "scale"])
+def test_a_node_that_the_job_does_not_know_is_misplaced(verb: str) -> None:
+    async def story(shell: Shell) -> None:
+        stranger = msgspec.structs.replace(RIGHT[verb], node="worker-7-3")
+        assert (await _unchanged(shell, shell.ask(verb, stranger))).status == 409
+
+    played(story)
+
+
+def test_a_node_from_a_round_that_never_was_is_misplaced() -> None:
+    async def story(shell: Shell) -> None:
+        late = msgspec.structs.replace(RIGHT["join"], after_round=9)
+        reply = await _unchanged(shell, shell.ask("join", late))
+        assert (reply.status, b"round 9" in reply.body) == (409, True)
+
+    played(story)
+
+
+@pytest.mark.parametrize(
+    ("verb", "change", "field"),
+    [
+        ("join", {"role": 7}, "$.role"),
+        ("join", {"slots": 0}, "$.slots"),
+        ("join", {"slots": 10**9}, "$.slots"),
+        ("join", {"master_port": 65536}, "$.master_port"),
+        ("join", {"address": "nowhere"}, "$.address"),
+        ("join", {"node": "../../etc"}, "$.node"),
+        ("join", {"after_round": -1}, "$.after_round"),
+        ("join", {"holdings": [{"round": 1, "iteration": 5, "shards": 10**12}]}, "$.holdings[0].shards"),
+        ("join", {"holdings": [{"round": 1}]}, "iteration"),
+        ("join", {"protocol": 99}, "protocol"),
+        ("join", {"host": "h" * 5000}, "$.host"),
+        ("heartbeat", {"iteration": 10**30}, "$.iteration"),
+        ("heartbeat", {"round": "1"}, "$.round"),
+        ("heartbeat", {"telemetry": [{"loss": None}]}, "$.telemetry[0]"),
+        ("heartbeat", {"telemetry": [{"loss": 10**400}]}, "$.telemetry[0].loss"),
+        ("heartbeat", {"still_s": -1.0}, "$.still_s"),
+        ("fault", {"error": "e" * (17 << 10)}, "$.error"),
+        ("fault", {"exit_code": None}, "$.exit_code"),
+        ("fault", {"rank": -1}, "$.rank"),
+        ("finished", {"round": 1.5}, "$.round"),
+        ("persisted", {"holding": {"round": 1, "iteration": 5, "key": "jobs/other/x"}}, "$.holding.key"),
+        ("persisted", {"holding": {"round": 1, "iteration": 5, "key": KEY, "shard": -1}}, "$.holding.shard"),
+        ("leaving", {"grace_s": -5.0}, "$.grace_s"),
+        ("leaving", {"reason": ["why"]}, "$.reason"),
+        ("dumped", {"round": -1}, "$.round"),
+        ("scale", {"nodes": "many"}, "$.nodes"),
+        ("scale", {"nodes": 3}, "nodes"),
+        ("scale", {"role": "helper", "nodes": 1}, "role"),
+    ],
+)
+def test_a_message_that_is_wrong_is_refused_with_the_fields_name(verb: str, change: dict, field: str) -> None:
+    async def story(shell: Shell) -> None:
+        body = msgspec.json.encode({**msgspec.to_builtins(RIGHT[verb]), **change})
+        reply = await _unchanged(shell, shell.ask(verb, body))
+        assert reply.status == 400, reply
+        assert field in msgspec.json.decode(reply.body)["error"], reply
+        assert (await _refused(shell))["malformed"] == 1
+
+    played(story)
+
+
+@pytest.mark.parametrize("verb", RIGHT)
+def test_a_body_that_is_too_large_is_refused(verb: str) -> None:
+    async def story(shell: Shell) -> None:
+        body = msgspec.json.encode(RIGHT[verb]).ljust(LARGEST_BODY + 1)
+        reply = await _unchanged(shell, shell.ask(verb, body))
+        assert (reply.status, b"more than 1048576 bytes" in reply.body) == (400, True)
+
+    played(story)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _mutated(verb: str) -> st.SearchStrategy[bytes]:
+    """The right message of that verb with some of its fields replaced or missing."""
+    right = msgspec.to_builtins(RIGHT[verb])
+    fields = st.dictionaries(st.sampled_from(sorted(right)), _JSON, min_size=1, max_size=3)
+    missing = st.sets(st.sampled_from(sorted(right)), max_size=2)
+    return st.builds(
+        lambda change, gone: msgspec.json.encode({k: v for k, v in {**right, **change}.items() if k not in gone}),
+        fields,
+        missing,
+    )
+
+
+def _bodies() -> st.SearchStrategy[tuple[str, bytes]]:
+    noise = st.tuples(st.sampled_from(sorted(RIGHT)), st.binary(max_size=300))
+    torn = st.sampled_from(sorted(RIGHT)).flatmap(
+        lambda verb: st.tuples(
+            st.just(verb), st.integers(0, 60).map(lambda cut: msgspec.json.encode(RIGHT[verb])[:cut])
+        )
+    )
+    mutated = st.sampled_from(sorted(RIGHT)).flatmap(lambda verb: st.tuples(st.just(verb), _mutated(verb)))
+    return noise | torn | mutated
+
+
+@settings(deadline=None, max_examples=60)
+@given(asked=st.lists(_bodies(), min_size=1, max_size=12))
+def test_no_bytes_make_an_endpoint_raise_and_what_is_refused_changes_nothing(asked: list[tuple[str, bytes]]) -> None:
+    async def story(shell: Shell) -> None:
+        for verb, body in asked:
+            brain, known = shell.desk.brain.state, await _refused(shell)
+            reply = await shell.ask(verb, body)
+            assert reply.status in (200, 204, 400, 409), (verb, body, reply)
+            if reply.status in (400, 409):
+                assert shell.desk.brain.state is brain
+                assert sum((await _refused(shell)).values()) == sum(known.values()) + 1
+
+    store = played(story)
+    list(read_journal(store, "j"))  # Whatever was taken can be read by the next master.
+
+
+@given(method=st.text(max_size=8), path=st.text(max_size=40))
+@settings(deadline=None, max_examples=30)
+def test_unknown_paths_are_not_found(method: str, path: str) -> None:
+    async def story(shell: Shell) -> None:
+        reply = await _unchanged(shell, shell.request(method, f"/v1/{path}", b"{}"))
+        assert reply.status in (404, 400), reply
+
+    played(story)
+
+
+def test_the_whole_round_is_fetched_when_needed() -> None:
+    async def story(shell: Shell) -> None:
+        found = msgspec.json.decode((await shell.get("rounds/1")).body, type=Round)
+        assert [member.node for member in found.members["worker"]] == NODES
+        assert (await shell.get("rounds/1")).body is (await shell.get("rounds/1")).body
+        for other in ("rounds/2", "rounds/", "rounds/one", "rounds/01"):
+            assert (await shell.get(other)).status == 404
+
+    played(story)
+
+
+def test_a_node_that_must_leave_says_so_and_it_is_journaled() -> None:
+    async def story(shell: Shell) -> None:
+        reply = await shell.ask("leaving", Leaving(NODE, "spot instance reclaimed", 30.0))
+        assert msgspec.json.decode(reply.body, type=Ack).epoch == 1
+
+    store = played(story)
+    (leaving,) = [record for record in read_journal(store, "j") if isinstance(record, NodeLeaving)]
+    assert (leaving.node, leaving.detail) == (NODE, "spot instance reclaimed")
+
+
+def test_stacks_that_nobody_asked_for_change_nothing() -> None:
+    async def story(shell: Shell) -> None:
+        assert (await _unchanged(shell, shell.ask("dumped", RIGHT["dumped"]))).status == 200
+
+    played(story)
+
+
+def test_a_node_that_comes_back_under_its_old_name_is_not_told_to_leave() -> None:
+    async def story(shell: Shell) -> None:
+        assert (await shell.ask("leaving", Leaving(NODE, "preempted", 0.0))).status == 200
+        assert shell.desk.state.nodes[NODE].action is Action.LEAVE
+        seats = await asyncio.gather(shell.join(NODE, 0), shell.join(NODES[1], 1))
+        assert [seat.round for seat in seats] == [2, 2]
+
+    played(story, msgspec.structs.replace(SPEC, placement=Placement.JOINED))

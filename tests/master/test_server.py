@@ -1,0 +1,123 @@
+"""The HTTP server before the endpoints: whatever bytes come, it answers the next who asks."""
+
+import asyncio
+import gzip
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtime.job.messages import Heartbeat
+from runtime.job.spec import JobSpec, RoleSpec
+from runtime.master.bodies import LARGEST_BODY
+from runtime.master.server import serving
+from tests.master.shell import TOKEN, Shell, TroubledStore
+
+SPEC = JobSpec("j", {"worker": RoleSpec(1, 1)}, hosts="")
+SECONDS = 60.0
+BEAT = msgspec.json.encode(Heartbeat("worker-0-0", 0, telemetry=({"v": 1},)))
+
+
+def head(*lines: str, verb: str = "heartbeat") -> bytes:
+    fixed = (f"POST /v1/{verb} HTTP/1.1", "Host: m", f"Authorization: Bearer {TOKEN}", "Connection: close")
+    return "\r\n".join((*fixed, *lines, "", "")).encode()
+
+
+RIGHT = head(f"Content-Length: {len(BEAT)}") + BEAT
+
+
+def served(story: Callable[[int, Shell], Awaitable[None]]) -> None:
+    """The story with the port of a master on loopback."""
+
+    async def whole() -> None:
+        shell = Shell(SPEC, TroubledStore())
+        await shell.open()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            async with serving(shell.endpoints, listener):
+                await story(listener.getsockname()[1], shell)
+        await shell.close()
+
+    async def in_time() -> None:
+        async with asyncio.timeout(SECONDS):
+            await whole()
+
+    asyncio.run(in_time())
+
+
+async def sent(port: int, data: bytes, end: bool = False) -> bytes:
+    """All that the server answers to these bytes; `end`: it is told that no more of them will come."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        if end:
+            writer.write_eof()
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def _survives(port: int, shell: Shell, data: bytes, caplog: pytest.LogCaptureFixture, end: bool = False) -> bytes:
+    """The answer to these bytes; they have changed nothing, and the next who asks is answered."""
+    before = shell.desk.brain.state
+    answer = await sent(port, data, end)
+    assert shell.desk.brain.state is before
+    assert (await sent(port, RIGHT)).startswith(b"HTTP/1.1 200")
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (head("Content-Length: five"), b"400"),
+        (head("Transfer-Encoding: chunked") + b"zz\r\n", b"400"),
+        (head(f"Content-Length: {LARGEST_BODY + 1}") + b" " * (LARGEST_BODY + 1), b"400"),
+        (head("Content-Encoding: gzip", "Content-Length: 5") + b"abcde", b"400"),
+        (head("X: " + "y" * 20_000, "Content-Length: 0"), b"400"),
+        (head("Content-Length: 0", verb="nothing"), b"404"),
+        (b"GET /v1/status HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n", b"401"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"400"),
+    ],
+    ids=["length", "chunk", "large", "not gzip", "header", "path", "no token", "TLS"],
+)
+def test_what_is_no_proper_request_is_answered_and_changes_nothing(
+    data: bytes, status: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(port: int, shell: Shell) -> None:
+        answer = await _survives(port, shell, data, caplog)
+        assert answer[8:13] == b" %b " % status, answer[:300]
+
+    served(story)
+
+
+def test_a_body_that_ends_early_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(port: int, shell: Shell) -> None:
+        await _survives(port, shell, RIGHT[:-5], caplog, end=True)
+
+    served(story)
+
+
+def test_what_is_compressed_is_not_unpacked(caplog: pytest.LogCaptureFixture) -> None:
+    bomb = gzip.compress(b" " * (64 << 20))
+    data = head("Content-Encoding: gzip", f"Content-Length: {len(bomb)}") + bomb
+
+    async def story(port: int, shell: Shell) -> None:
+        assert (await _survives(port, shell, data, caplog)).startswith(b"HTTP/1.1 400")
+
+    served(story)
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(noise=st.lists(st.binary(max_size=200) | st.binary(max_size=100).map(lambda b: RIGHT[:-9] + b), max_size=8))
+def test_no_bytes_stop_the_server(noise: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
+    async def story(port: int, shell: Shell) -> None:
+        for data in noise:
+            await _survives(port, shell, data, caplog, end=True)
+
+    served(story)
