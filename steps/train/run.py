@@ -116,7 +116,7 @@ def stopped_for_good(folder: Path) -> bool:
 
 
 class ProgressLines:
-    """`iteration 140/200  loss 3.71  2 nodes  stall 0.3 %`: at most two lines a second; a new reason is told at once."""
+    """`iteration 140/200  loss 3.71  2 nodes  stall 0.3 %`: at most two lines a second; a new reason at once."""
 
     def __init__(self, iterations: int, stream: TextIO, clock: Callable[[], float]) -> None:
         self.loss: float | None = None

@@ -26,7 +26,7 @@ def runs(tmp_path: Path) -> Path:
     world.join_all()
     store = open_store(str(tmp_path / "store"))
     claimed, _ = journal.claim(store, "u-train", "m:1", 1.0)
-    claimed.append(world.records[1:])
+    claimed.write(claimed.draft(world.records[1:]))
     folder = tmp_path / "runs" / "r1"
     (folder / "jobs").mkdir(parents=True)
     (folder / "jobs" / "u-train.token").write_text("secret")
