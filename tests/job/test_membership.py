@@ -122,6 +122,18 @@ def test_a_scaling_whose_nodes_do_not_come_in_time_is_given_up() -> None:
     assert world.state.phase is JobPhase.RUNNING
 
 
+def test_asking_again_after_a_long_poll_does_not_postpone_the_round() -> None:
+    world = World(platform({"worker": RoleSpec(3, 2)}))
+    world.join("worker-0-0")
+    world.join("worker-1-0")
+    for second in range(30):
+        assert world.number == 0
+        world.now += 1
+        for name in ("worker-0-0", "worker-1-0"):
+            world.send(_join(name, address=f"{name}:{second + 1}"))
+    assert world.number == 1
+
+
 def test_a_flapping_node_breaks_a_round_once_a_cool_down_at_most() -> None:
     world = World(platform({"worker": RoleSpec(2, 1)}))
     world.join_all()
