@@ -239,6 +239,31 @@ class TestNodesThatComeByThemselves:
         assert told is not None
         assert (told.action, told.round) == (Action.REJOIN, 1)
 
+    def test_scaled_down_those_beyond_the_size_wait_as_spares_until_it_is_scaled_up(self) -> None:
+        world = World(self.SPEC)
+        for name in ("a", "b", "c"):
+            world.join(name)
+        world.now += 1
+        world.send(ScaleAsked("worker", 2))
+        assert world.state.phase is JobPhase.FORMING
+        world.join_all()
+        assert (members(world), world.names(NodePhase.WAITING)) == (["a", "b"], ["c"])
+        world.now += 1
+        world.send(ScaleAsked("worker", 3))
+        world.join_all()
+        assert members(world) == ["a", "b", "c"]
+
+    def test_a_node_that_joins_and_goes_again_does_not_put_the_first_round_off_for_ever(self) -> None:
+        world = World(by_themselves({"worker": RoleSpec(4, 2)}))
+        world.join("a")
+        world.join("b")
+        began = world.now
+        while world.number == 0 and world.now < began + world.spec.patience.join_timeout_s:
+            world.join("c", anew=True)
+            world.send(NodeGone("c", "crashes"))
+            world.wait(20)
+        assert members(world) == ["a", "b"]
+
     @pytest.mark.parametrize("name", ["../a", "", "a b", "x" * 200])
     def test_a_name_that_is_no_name_is_refused(self, name: str) -> None:
         world = World(self.SPEC)
