@@ -12,9 +12,7 @@ from runtime.job.reports import take
 from runtime.job.spec import JobSpec
 from runtime.job.state import State
 
-__all__ = ["Brain", "Decision", "Journal", "Refused", "UnknownNode", "WriteManifest"]
-
-Decision = Journal | WriteManifest
+__all__ = ["Brain", "Journal", "Refused", "UnknownNode", "WriteManifest"]
 
 
 class Brain:
@@ -32,7 +30,7 @@ class Brain:
         """Where all events so far have led to."""
         return self._case.state
 
-    def handle(self, event: Event, now: float) -> list[Decision]:
+    def handle(self, event: Event, now: float) -> list[Journal | WriteManifest]:
         """What follows from the event. Raises Refused (and decides nothing) for what may not be asked."""
         case = self._case
         before, case.now = case.now, max(now, case.now, case.state.time)

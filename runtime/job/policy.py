@@ -56,7 +56,7 @@ TABLE = (
     Row("a node was asked for and never joins", Reason.NEVER_JOINED, Decision.RELAUNCH_ELSEWHERE, _NODE_LIMIT),
     Row("a node's check takes more than twice the median", Reason.STRAGGLER, Decision.EXCLUDE,
         f"{_NODE_LIMIT}; with the policy `report` it is only reported"),
-    Row("the beacons of all ranks stand still", Reason.HANG, Decision.DUMP, "rounds without a new iteration"),
+    Row("the beacons of all ranks stand still", Reason.HANG, Decision.DUMP, "rounds in a row without a new iteration"),
     Row("a node is told that it will be preempted (SIGTERM to its agent)", Reason.PREEMPTED, Decision.HAND_OVER,
         "nothing"),
     Row("an agent joins again without having told why", Reason.REJOINED, Decision.MEMBERSHIP, "nothing"),
@@ -216,7 +216,8 @@ def render() -> str:
         f"| the same error at the same iteration (`same_error`) | {patience.same_error} | the job fails |",
         f"| replacements of a node (`max_relaunches`) | {patience.max_relaunches} | the node is given up |",
         "| restarts of a role (`restart_limit`) | none | the node is given up |",
-        f"| rounds without a new iteration (`no_progress`) | {patience.no_progress} | the job fails |",
+        f"| rounds in a row that a fault ends, without a new iteration (`no_progress`) | {patience.no_progress} |"
+        " the job fails |",
         f"| memory after running out of it | x {oom.factor:g}, at most {_gib(oom.increment_bytes)} more at once,"
         f" up to {_gib(oom.limit_bytes)} | the job fails |",
         "",

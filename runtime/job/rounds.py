@@ -59,7 +59,7 @@ def decide(now: float, state: State, spec: JobSpec) -> Verdict:
     if state.phase is JobPhase.ENDED:
         return Verdict(Step.WAIT, state.reason)
     if state.phase is JobPhase.RUNNING:
-        return _leave(now, state, spec) or _grow(now, state, spec)
+        return _leave(now, state, spec) or _resize(now, state, spec)
     return _form(now, state, spec)
 
 
@@ -94,8 +94,11 @@ def _form(now: float, state: State, spec: JobSpec) -> Verdict:
 def _waits(state: State, spec: JobSpec, roles: list[str], waiting: dict[str, int]) -> list[tuple[float, str]]:
     """(until when, for whom) is worth waiting, now that there is the minimum."""
     patience, found = spec.patience, []
-    window = max(state.joined_at, state.since, state.claimed_at) + patience.join_window_s
+    began = max(state.since, state.claimed_at)
+    window = max(state.joined_at, began) + patience.join_window_s
+    window = min(window, began + patience.join_timeout_s)  # Nodes that join and go again cannot put it off for ever.
     replacement = max(state.requested_at, state.claimed_at) + patience.replacement_wait_s
+    replacement = min(replacement, began + max(patience.replacement_wait_s, patience.join_window_s))
     for role in roles:
         rejoining = state.nodes.count(role, (P.REJOINING,))
         requested = state.nodes.count(role, (P.REQUESTED,))
@@ -108,8 +111,7 @@ def _waits(state: State, spec: JobSpec, roles: list[str], waiting: dict[str, int
         elif spec.placement is Placement.JOINED:
             lost = [n.name for n in state.nodes.select(role, (P.LOST,)) if n.round == round_number(state)]
             if lost and waiting[role] < state.members.get(role, 0):
-                back = max(state.since, state.claimed_at) + patience.replacement_wait_s
-                found.append((back, f"{', '.join(lost[:3])} or another"))
+                found.append((began + patience.replacement_wait_s, f"{', '.join(lost[:3])} or another"))
     for role in spec.roles:
         for node in state.nodes.select(role, (P.REJOINING,), leaving=True):
             found.append((min(node.leaving_until, window), f"{node.name}, to hand over,"))
@@ -184,8 +186,8 @@ def _leave(now: float, state: State, spec: JobSpec) -> Verdict | None:
     return Verdict(Step.WAIT, why, deadline=deadline)
 
 
-def _grow(now: float, state: State, spec: JobSpec) -> Verdict:
-    """Break up a running round when waiting nodes would make it larger and the cool-down is over.
+def _resize(now: float, state: State, spec: JobSpec) -> Verdict:
+    """Break up a running round that has too many nodes, or when waiting ones make it larger after the cool-down.
 
     The cool-down is against nodes that flap; what somebody asked for since the last change is done without it. While
     more are about to come, the round trains on: one break is enough for all.
@@ -198,6 +200,9 @@ def _grow(now: float, state: State, spec: JobSpec) -> Verdict:
     for role, asked in spec.roles.items():
         waiting = state.nodes.count(role, (P.WAITING,))
         inside = state.nodes.count(role, (P.RUNNING,))
+        if inside > size(state, spec, role):
+            why = f"scaled down: {role} nodes {inside} -> {size(state, spec, role)}"
+            return Verdict(Step.BREAK, why, because=Reason.SCALED)
         larger = usable(min(inside + waiting, size(state, spec, role)), asked)
         if larger <= inside:
             continue
@@ -209,7 +214,7 @@ def _grow(now: float, state: State, spec: JobSpec) -> Verdict:
         more = f"{role} nodes {inside} -> {larger}"
         if now >= deadline:
             return Verdict(Step.BREAK, f"growing: {more}")
-        return Verdict(Step.WAIT, f"{running}; {more} after the cool-down", deadline=deadline)
+        return Verdict(Step.WAIT, f"{running}; soon {more}", deadline=deadline)
     return Verdict(Step.WAIT, running)
 
 

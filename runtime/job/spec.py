@@ -189,7 +189,7 @@ class Patience(msgspec.Struct, frozen=True):
     max_relaunches: int = 3
     """Replacements of one node (role and index)."""
     no_progress: int = 10
-    """Rounds in a row that end, whatever the cause, without one new iteration: the job fails."""
+    """Rounds in a row that end by a fault, whichever, without one new iteration: the job fails."""
 
 
 class Hang(msgspec.Struct, frozen=True):
@@ -266,6 +266,10 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         yield f"oom.factor: {spec.oom.factor:g} gives no more memory; use more than 1"
     if spec.oom.increment_bytes < 1 or spec.oom.limit_bytes < 1:
         yield "oom: increment_bytes and limit_bytes must be above 0"
+    if spec.oom != Oom() and not any(role.resources.memory_bytes for role in spec.roles.values()):
+        yield "oom: no role says how much memory its nodes have"
+    if spec.placement is Placement.JOINED and spec.clean_pod_policy is not CleanPodPolicy.ALL:
+        yield "clean_pod_policy: nodes that come by themselves (placement joined) are not removed"
     for number, line in enumerate(spec.topology, 1):
         if len(line.split()) != 3:
             yield f"topology: line {number}, {line!r}, is not `access-switch pod-switch ip`"

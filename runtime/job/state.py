@@ -1,11 +1,10 @@
-"""The state of a job: the fold of its records. The table of the job's transitions stands here, that of its nodes in
-`nodes`; an unlisted pair raises.
+"""The state of a job: the fold of its records. `phases` has the table of the job's transitions, `nodes` that of its
+nodes; an unlisted pair raises.
 
 States are immutable: a master journals records and, once they are durable, lets others see the state they lead to.
 """
 
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from functools import reduce
 from itertools import accumulate
 from typing import Any
@@ -17,6 +16,7 @@ from runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
 from runtime.job.conditions import Condition, told
 from runtime.job.messages import Action, Round
 from runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, moved
+from runtime.job.phases import JOB, JobPhase
 from runtime.job.records import (
     Committed,
     Decision,
@@ -47,36 +47,9 @@ KEPT_WORLDS = 64
 """Rounds whose world size the state remembers."""
 
 
-class JobPhase(StrEnum):
-    """What a job is doing."""
-
-    FORMING = "forming"
-    """No round runs."""
-    RUNNING = "running"
-    ENDED = "ended"
-
-
-F, R, E = JobPhase.FORMING, JobPhase.RUNNING, JobPhase.ENDED
 P = NodePhase
-
-JOB: dict[tuple[JobPhase, type], JobPhase] = {
-    (F, RoundFormed): R,
-    (R, RoundBroken): F,
-    (F, JobEnded): E,
-    (R, JobEnded): E,
-    (E, JobReopened): F,
-    **{
-        (phase, kind): phase
-        for phase in (F, R)
-        for kind in (
-            MasterClaimed, NodeRequested, NodeAppeared, NodeJoined, NodeLeaving, NodeReleased, NodeLost, WorkerFaulted,
-            FaultJudged, ShardPersisted, Committed, DesiredChanged,
-        )
-    },
-    **{(R, kind): R for kind in (NodeFinished, HangSeen, HangOver)},
-    **{(E, kind): E for kind in (MasterClaimed, NodeLost, ShardPersisted, Committed)},
-}  # fmt: skip
-
+_WANTED = (Reason.GROW, Reason.SCALED, Reason.PREEMPTED)
+"""Reasons to end a round that are nobody's fault."""
 RELAUNCHES = (Decision.RELAUNCH, Decision.RELAUNCH_ELSEWHERE, Decision.EXCLUDE)
 """Decisions after which another node takes the place."""
 
@@ -88,7 +61,7 @@ class State(msgspec.Struct, frozen=True):
     epoch: int = 0
     address: str = ""
     claimed_at: float = 0.0
-    phase: JobPhase = F
+    phase: JobPhase = JobPhase.FORMING
     since: float = 0.0
     """When the job began to be without a round."""
     changed_at: float = 0.0
@@ -128,7 +101,7 @@ class State(msgspec.Struct, frozen=True):
     judged: int = 0
     """The last round of which a fault was judged."""
     stalled: int = 0
-    """Rounds in a row that ended without a new iteration."""
+    """Rounds in a row that ended by a fault without a new iteration."""
     iteration: int = 0
     """The newest iteration that the journal speaks of."""
     checkpoints: Checkpoints = {}
@@ -217,13 +190,16 @@ def _appeared(state: State, record: NodeAppeared) -> State:
 
 
 def _joined(state: State, record: NodeJoined) -> State:
+    known = _known(state, record.node)
+    # An agent whose long poll ended asks again, with another port: it has waited since its first join.
+    since = known.joined_at if known.phase is P.WAITING else record.time
     node = moved(
-        _known(state, record.node), record,
-        joined_at=record.time, host=record.host, slots=record.slots, address=record.address, ip=record.ip,
+        known, record,
+        joined_at=since, host=record.host, slots=record.slots, address=record.address, ip=record.ip,
         master_port=record.master_port, holdings=record.holdings, after_round=record.after_round,
         checked=record.checked,
     )  # fmt: skip
-    return _with(state, node, joined_at=record.time)
+    return _with(state, node, joined_at=max(state.joined_at, since))
 
 
 def _leaving(state: State, record: NodeLeaving) -> State:
@@ -334,6 +310,7 @@ def _broken(state: State, record: RoundBroken) -> State:
     if state.round is None or record.round != state.round.number:
         raise UnlistedTransition(f"round {record.round} broken, but it does not run")
     start = state.round.restore.iteration if state.round.restore else 0
+    stalled = state.stalled + (record.reason not in _WANTED)
     nodes = [
         moved(node, record, record.detail, record.round)
         for leaving in (False, True)
@@ -342,7 +319,7 @@ def _broken(state: State, record: RoundBroken) -> State:
     ]
     return _with(
         state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None,
-        stalled=0 if record.iteration > start else state.stalled + 1,
+        stalled=0 if record.iteration > start else stalled,
         iteration=max(state.iteration, record.iteration),
     )  # fmt: skip
 

@@ -122,6 +122,18 @@ def test_a_scaling_whose_nodes_do_not_come_in_time_is_given_up() -> None:
     assert world.state.phase is JobPhase.RUNNING
 
 
+def test_asking_again_after_a_long_poll_does_not_postpone_the_round() -> None:
+    world = World(platform({"worker": RoleSpec(3, 2)}))
+    world.join("worker-0-0")
+    world.join("worker-1-0")
+    for second in range(30):
+        assert world.number == 0
+        world.now += 1
+        for name in ("worker-0-0", "worker-1-0"):
+            world.send(_join(name, address=f"{name}:{second + 1}"))
+    assert world.number == 1
+
+
 def test_a_flapping_node_breaks_a_round_once_a_cool_down_at_most() -> None:
     world = World(platform({"worker": RoleSpec(2, 1)}))
     world.join_all()
@@ -226,6 +238,31 @@ class TestNodesThatComeByThemselves:
         told = directive(world.state, "c")
         assert told is not None
         assert (told.action, told.round) == (Action.REJOIN, 1)
+
+    def test_scaled_down_those_beyond_the_size_wait_as_spares_until_it_is_scaled_up(self) -> None:
+        world = World(self.SPEC)
+        for name in ("a", "b", "c"):
+            world.join(name)
+        world.now += 1
+        world.send(ScaleAsked("worker", 2))
+        assert world.state.phase is JobPhase.FORMING
+        world.join_all()
+        assert (members(world), world.names(NodePhase.WAITING)) == (["a", "b"], ["c"])
+        world.now += 1
+        world.send(ScaleAsked("worker", 3))
+        world.join_all()
+        assert members(world) == ["a", "b", "c"]
+
+    def test_a_node_that_joins_and_goes_again_does_not_put_the_first_round_off_for_ever(self) -> None:
+        world = World(by_themselves({"worker": RoleSpec(4, 2)}))
+        world.join("a")
+        world.join("b")
+        began = world.now
+        while world.number == 0 and world.now < began + world.spec.patience.join_timeout_s:
+            world.join("c", anew=True)
+            world.send(NodeGone("c", "crashes"))
+            world.wait(20)
+        assert members(world) == ["a", "b"]
 
     @pytest.mark.parametrize("name", ["../a", "", "a b", "x" * 200])
     def test_a_name_that_is_no_name_is_refused(self, name: str) -> None:

@@ -1,0 +1,55 @@
+"""The phases of a job and the one table of their transitions; an unlisted pair raises. That of nodes is in `nodes`."""
+
+from enum import StrEnum
+
+from runtime.job.records import (
+    Committed,
+    DesiredChanged,
+    FaultJudged,
+    HangOver,
+    HangSeen,
+    JobEnded,
+    JobReopened,
+    MasterClaimed,
+    NodeAppeared,
+    NodeFinished,
+    NodeJoined,
+    NodeLeaving,
+    NodeLost,
+    NodeReleased,
+    NodeRequested,
+    RoundBroken,
+    RoundFormed,
+    ShardPersisted,
+    WorkerFaulted,
+)
+
+
+class JobPhase(StrEnum):
+    """What a job is doing."""
+
+    FORMING = "forming"
+    """No round runs."""
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+F, R, E = JobPhase.FORMING, JobPhase.RUNNING, JobPhase.ENDED
+
+JOB: dict[tuple[JobPhase, type], JobPhase] = {
+    (F, RoundFormed): R,
+    (R, RoundBroken): F,
+    (F, JobEnded): E,
+    (R, JobEnded): E,
+    (E, JobReopened): F,
+    **{
+        (phase, kind): phase
+        for phase in (F, R)
+        for kind in (
+            MasterClaimed, NodeRequested, NodeAppeared, NodeJoined, NodeLeaving, NodeReleased, NodeLost, WorkerFaulted,
+            FaultJudged, ShardPersisted, Committed, DesiredChanged,
+        )
+    },
+    **{(R, kind): R for kind in (NodeFinished, HangSeen, HangOver)},
+    **{(E, kind): E for kind in (MasterClaimed, NodeLost, ShardPersisted, Committed)},
+}  # fmt: skip
