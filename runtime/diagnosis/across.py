@@ -41,7 +41,7 @@ class Endpoint:
 
     @property
     def binds(self) -> str:
-        """The address to listen at: loopback only for a loopback address, every interface for a name."""
+        """The address to listen at: loopback only for a loopback address; empty (any) for what others must reach."""
         try:
             return self.host if ipaddress.ip_address(self.host).is_loopback else ""
         except ValueError:
@@ -118,7 +118,10 @@ async def _host(options: Across, me: Arrive) -> Outcome:
 
     coordinator = Coordinator(timeout_s=options.timeout_s, exclude_straggler=options.exclude_straggler, on_round=heard)
     guard = Guard(options.token)
-    async with _served(guard.application(coordinator), options.endpoint), _measuring(options.box) as measuring:
+    async with (
+        _served(guard.application(coordinator), options.endpoint, me.address),
+        _measuring(options.box) as measuring,
+    ):
         part = asyncio.create_task(check_node(coordinator, me, measuring, options.box))
         try:
             nodes = await _gather(coordinator, options)
@@ -159,12 +162,13 @@ async def _gather(coordinator: Coordinator, options: Across) -> list[str]:
 
 
 @asynccontextmanager
-async def _served(app: web.Application, endpoint: Endpoint) -> AsyncIterator[None]:
+async def _served(app: web.Application, endpoint: Endpoint, own_address: str) -> AsyncIterator[None]:
+    binds = endpoint.host if own_address == endpoint.host else endpoint.binds or None
     runner = web.AppRunner(app, shutdown_timeout=2.0, access_log=None, handler_cancellation=True)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, endpoint.binds or None, endpoint.port).start()
+            await web.TCPSite(runner, binds, endpoint.port).start()
         except OSError as error:
             why = f"{os.strerror(error.errno)}; choose another port" if error.errno else str(error)
             raise RefusedError(f"cannot listen at {endpoint.host}:{endpoint.port}: {why}") from None
