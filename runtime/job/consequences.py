@@ -18,7 +18,7 @@ from runtime.job.records import (
     RoundFormed,
 )
 from runtime.job.spec import HangPolicy, StragglerPolicy
-from runtime.job.state import JobPhase, State, member_names, round_number
+from runtime.job.state import JobPhase, State, round_number
 
 P = NodePhase
 _OUTSIDE = (P.REQUESTED, P.WAITING, P.REJOINING)
@@ -28,7 +28,6 @@ def settle(case: Case) -> rounds.Verdict:
     """Record all that follows; the last word on membership says why nothing more does."""
     while True:
         before = case.state
-        _mend(case)
         _commit(case)
         _expire(case)
         _hang(case)
@@ -66,19 +65,6 @@ def _each(state: State, phases: tuple[NodePhase, ...], stays: bool = True) -> li
     kinds = (False, True) if stays else (True,)
     roles = state.nodes.roles()
     return [node for leaving in kinds for role in roles for node in state.nodes.select(role, phases, leaving)]
-
-
-def _mend(case: Case) -> None:
-    """A round that has lost a member is over, also when the journal ends between the loss and the break."""
-    state = case.state
-    if state.phase is not JobPhase.RUNNING or state.nodes.total((P.RUNNING, P.FINISHED)) >= sum(state.members.values()):
-        return
-    for name in sorted(member_names(state.round)):
-        node = state.nodes[name]
-        if node.phase not in (P.RUNNING, P.FINISHED) and node.finished_round != round_number(state):
-            because = node.left_because or Reason.NODE_LOST
-            case.break_round(because, f"{name}: {because.value}", name)
-            return
 
 
 def _commit(case: Case) -> None:

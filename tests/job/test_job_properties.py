@@ -114,7 +114,7 @@ def act(world: World, data: st.DataObject, iteration: int) -> None:
             world.now -= 50.0
             world.send(Tick())
         case "takeover":
-            world.takeover(lost=data.draw(st.integers(0, 4)))
+            world.takeover(lost=data.draw(st.booleans()))
         case "scale":
             role = data.draw(st.sampled_from(sorted(world.spec.roles)))
             world.send(ScaleAsked(role, data.draw(st.integers(1, 6))))

@@ -36,11 +36,10 @@ class World:
     def number(self) -> int:
         return round_number(self.state)
 
-    def takeover(self, lost: int = 0) -> None:
-        """Another master replays the journal; the last `lost` records of the last event had not become durable."""
-        lost = min(lost, self._batch)
-        if lost:
-            del self.records[-lost:]
+    def takeover(self, lost: bool = False) -> None:
+        """Another master replays the journal. `lost`: the last event's records, one segment, had not become durable."""
+        if lost and self._batch:
+            del self.records[-self._batch :]
             self.states = [(length, state) for length, state in self.states if length <= len(self.records)]
         state = fold(self.records)
         claim = MasterClaimed(time=max(self.now, state.time), epoch=state.epoch + 1, address="m:1")
