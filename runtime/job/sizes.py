@@ -6,7 +6,7 @@ which are also the first to leave. A role that waits for others gets its nodes w
 
 import math
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 
 import msgspec
 from msgspec.structs import replace
@@ -225,13 +225,10 @@ class _Places:
             return ""
         if previous and previous.host and previous.host not in self._used and not _elsewhere(previous):
             return previous.host
-        if previous:
-            self._used.add(previous.host)
-        while (host := f"{self._spec.hosts}{self._number}") in self._used:
+        while f"{self._spec.hosts}{self._number}" in self._used:
             self._number += 1
-        if previous and previous.phase not in LIVE:
-            self._used.discard(previous.host)
-        return host
+        hosts = (f"{self._spec.hosts}{number}" for number in count(self._number))
+        return next(host for host in hosts if host not in self._used and (not previous or host != previous.host))
 
 
 def _name(place: tuple[str, int], previous: NodeState | None) -> str:
