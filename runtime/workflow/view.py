@@ -57,7 +57,7 @@ def _is_attempt(engine: Engine, node: Node) -> bool:
 def _attempt(engine: Engine, node: Node) -> Node:
     if node.type is not NodeType.RETRY:
         return node
-    attempts = [name for name in node.children if name in engine.nodes and not engine.nodes[name].hooked]
+    attempts = [name for name in node.children if name.startswith(f"{node.name}(")]
     return engine.nodes[attempts[-1]] if attempts else node
 
 
