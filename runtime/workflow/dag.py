@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.workflow import graph, outputs
 from runtime.workflow.calls import Call, arguments_of, artifact_arguments, own_scope, unset
-from runtime.workflow.depends import ancestry, depends_of, needs, satisfied
+from runtime.workflow.depends import Ancestry, depends_of, needs, satisfied
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.govaluate import should_run
 from runtime.workflow.groups import LoopRun
@@ -31,7 +31,7 @@ class DagRun:
             self._tasks[str(task["name"])] = task
         self._depends = {name: depends_of(task, self._tasks) for name, task in self._tasks.items()}
         self._needs = {name: {need for need, _ in needs(text)} for name, text in self._depends.items()}
-        self._ancestors = ancestry(self._needs)
+        self._ancestors = Ancestry(self._needs)
         self._followers: dict[str, list[str]] = {name: [] for name in self._tasks}
         for name, wanted in self._needs.items():
             for need in wanted:
@@ -43,7 +43,7 @@ class DagRun:
             self._targets = sorted(name for name in self._tasks if not self._followers[name])
             self._wanted = set(self._tasks)
         else:
-            self._wanted = set(self._targets).union(*(self._ancestors[name] for name in self._targets))
+            self._wanted = set(self._targets).union(*map(self._ancestors.all, self._targets))
         self._open = len(self._wanted)
         self._lists: dict[str, Scope] = {}
 
@@ -135,7 +135,7 @@ class DagRun:
         if not (task.get("arguments") or {}).get("artifacts"):
             return []
         known: dict[str, dict[str, Any]] = {}
-        for other in self._ancestors[str(task["name"])]:
+        for other in self._ancestors.all(str(task["name"])):
             known |= artifacts_of(f"tasks.{other}", self._engine.nodes[f"{self._node.name}.{other}"])
         return artifact_arguments(task, scope, known)
 
@@ -185,10 +185,12 @@ class DagRun:
     def scope(self, task: Mapping[str, Any], now: float) -> Scope:
         """What a task may read: globals, the DAG's inputs, and of its ancestors those that it names."""
         scope = {**self._engine.variables.globals(now), **own_scope(self._node.spec)}
-        named = {path.split(".")[1] for path in reads(task) if path.startswith("tasks.")}
-        loose = any(path in ("tasks", "tasks.") for path in reads(task))
-        for other in self._ancestors[str(task["name"])]:
-            if loose or other in named:
+        own, read = str(task["name"]), reads(task)
+        named = {path.split(".")[1] for path in read if path.startswith("tasks.")} & self._tasks.keys()
+        if "tasks" in read:
+            named = self._ancestors.all(own)
+        for other in named:
+            if self._ancestors.has(own, other):
                 scope |= self._read(other)
         return scope
 

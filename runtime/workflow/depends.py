@@ -1,7 +1,7 @@
 """`depends` and `dependencies`: which tasks one waits for, and when it may run ("Enhanced Depends Logic")."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -61,18 +61,26 @@ def _written(need: re.Match[str]) -> str:
     return f"{name}.{need[2]}" if need[2] else f"({name}.Succeeded || {name}.Skipped || {name}.Daemoned)"
 
 
-def ancestry(waits: Mapping[str, set[str]]) -> dict[str, frozenset[str]]:
-    """All that each task waits for, also by way of others. There are no cycles."""
-    found: dict[str, frozenset[str]] = {}
-    for first in waits:
-        stack = [first]
-        while stack:
-            name = stack[-1]
-            wanted = waits.get(name, set()) & waits.keys()
-            missing = [need for need in wanted if need not in found]
-            if name in found or not missing:
-                stack.pop()
-                found.setdefault(name, frozenset(wanted).union(*(found[need] for need in wanted)))
-            else:
-                stack += missing
-    return found
+class Ancestry:
+    """What each task waits for, also by way of others; looked up only as far as is asked. There are no cycles."""
+
+    def __init__(self, waits: Mapping[str, set[str]]) -> None:
+        self._waits = waits
+
+    def all(self, name: str) -> set[str]:
+        """Everything that a task waits for."""
+        return set(self._up(name))
+
+    def has(self, name: str, other: str) -> bool:
+        """Does it wait for the other?"""
+        return any(one == other for one in self._up(name))
+
+    def _up(self, name: str) -> Iterator[str]:
+        """Nearest first."""
+        seen, queue = {name}, [name]
+        for one in queue:
+            for need in self._waits.get(one, ()):
+                if need in self._waits and need not in seen:
+                    seen.add(need)
+                    queue.append(need)
+                    yield need

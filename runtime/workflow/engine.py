@@ -90,6 +90,7 @@ class Engine:
         self.exits: set[str] = set()
         self._pending: dict[str, Node] = {}
         self._running: dict[str, Node] = {}
+        self._suspended: dict[str, Node] = {}
         self._queue: deque[tuple[str, str]] = deque()
         self._timers: list[tuple[float, int, str, str]] = []
         self._timed = 0
@@ -190,11 +191,11 @@ class Engine:
 
     def running(self) -> list[Node]:
         """Pods that run."""
-        return [node for node in self._running.values() if node.type is NodeType.POD]
+        return list(self._running.values())
 
     def open_pods(self) -> int:
         """How many pods have not ended."""
-        return len(self._pending) + sum(node.type is NodeType.POD for node in self._running.values())
+        return len(self._pending) + len(self._running)
 
     def kill(self, node: Node, message: str, keeps_code: bool = False, at_once: bool = False) -> None:
         """Have a running pod ended; the first reason stays."""
@@ -207,11 +208,11 @@ class Engine:
 
     def open(self) -> list[Node]:
         """Pods and suspended nodes that have not ended."""
-        return [*self._pending.values(), *self._running.values()]
+        return [*self._pending.values(), *self._running.values(), *self._suspended.values()]
 
     def call(self, call: Call, now: float) -> None:
         """Run a template as soon as limits allow; the owner is told of its node's end."""
-        if self.limits.admits(call, now):
+        if self.limits.admits(call):
             self.start(call, now)
 
     def start(self, call: Call, now: float) -> None:
@@ -269,8 +270,8 @@ class Engine:
         self.nodes[node.name] = node
         if node.phase is Phase.PENDING:
             self._pending[node.name] = node
-        elif node.type in (NodeType.POD, NodeType.SUSPEND) and node.phase is Phase.RUNNING:
-            self._running[node.name] = node
+        elif node.type is NodeType.SUSPEND and node.phase is Phase.RUNNING:
+            self._suspended[node.name] = node
 
     def group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str, template: str,
               now: float) -> Node:  # fmt: skip
@@ -308,6 +309,7 @@ class Engine:
             self._running[node.name] = node
         else:
             self._running.pop(node.name, None)
+            self._suspended.pop(node.name, None)
             node.spec = node.spec if node.type in (NodeType.DAG, NodeType.STEPS) else {}
         if raised:
             self.raised[node.name] = raised

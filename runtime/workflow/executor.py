@@ -1,7 +1,6 @@
 """Runs a manifest: the engine decides, this shell starts pods, waits for them, and writes everything down first."""
 
 import asyncio
-import contextlib
 import fcntl
 import json
 import os
@@ -30,10 +29,12 @@ from runtime.workflow.events import (
 )
 from runtime.workflow.manifest import NAME, Manifest, ManifestError, parse
 from runtime.workflow.nodes import Node, Phase, node_id
-from runtime.workflow.pods import NOT_STARTED, Pod, PodError, send, start_time
+from runtime.workflow.pods import NOT_STARTED, Pod, PodError, Spawner, send, start_time
 
 STATUS_EVERY_S = 1.0
 """How old `workflow.json` may become while something happens."""
+STARTS = 16
+"""How many pods are started side by side."""
 LISTEN_EVERY_S = 0.2
 GRACE_S = 20.0
 """From SIGTERM to SIGKILL, as Argo's pods have had it."""
@@ -133,8 +134,10 @@ class _Executor:
         if self.engine.finished and self.engine.phase is not Phase.SUCCEEDED:
             self._record(RunResumed(time.time()))
         self._changed = asyncio.Event()
+        self._spawner = Spawner()
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self._status = status.Writer(self.engine, folder)
         self._written, self._stale = 0.0, True
 
     def result(self) -> RunResult:
@@ -166,8 +169,9 @@ class _Executor:
         finally:
             view.cancel()
             listener.cancel()
-            status.write(self.engine, self._folder)
+            self._status.write()
             self._log.close()
+            self._spawner.close()
             self._tell()
 
     async def _wait(self) -> None:
@@ -186,7 +190,7 @@ class _Executor:
     def _write(self, now: float) -> None:
         """The status, if it changed and is old enough."""
         if self._stale and now - self._written >= STATUS_EVERY_S:
-            status.write(self.engine, self._folder)
+            self._status.write()
             self._written, self._stale = time.time(), False
 
     def _append(self, event: Event) -> None:
@@ -203,8 +207,7 @@ class _Executor:
     def _act(self) -> None:
         """Start what is pending, watch what runs, end what shall end; found again after a crash it is adopted."""
         while pending := self.engine.pending():
-            for node in pending:
-                self._start(node)
+            self._start(pending[:STARTS])
         for node in self.engine.running():
             if node.name not in self._watched:
                 self._watched[node.name] = asyncio.create_task(self._watch(node))
@@ -221,17 +224,35 @@ class _Executor:
         place = node_id(self.engine.name, node.name) + (f".{node.life}" if node.life else "")
         return Pod(self._folder / "pods" / place, logs)
 
-    def _start(self, node: Node) -> None:
-        pod = self._pod(node)
-        try:
-            pid, began = pod.start(node.spec, self._environment(node), self._cwd, node.captures)
-        except PodError as error:
-            pod.log.parent.mkdir(parents=True, exist_ok=True)
-            pod.log.write_text(f"{error}\n")
-            self._record(PodEnded(time.time(), node.name, NOT_STARTED, said=str(error)))
-            return
-        faults.point("executor.after_start", node=node.name)
-        self._record(PodStarted(time.time(), node.name, pid, began))
+    def _start(self, nodes: list[Node]) -> None:
+        """Start pods side by side; what was started by a launcher that died is only noted."""
+        asked: dict[str, Node] = {}
+        requests = []
+        for node in nodes:
+            pod = self._pod(node)
+            if found := pod.claimed():
+                self._record(PodStarted(time.time(), node.name, *found))
+                continue
+            try:
+                requests.append(pod.request(node.spec, self._environment(node), self._cwd, node.captures))
+                asked[str(pod.claim)] = node
+            except PodError as error:
+                self._cannot(node, error)
+        for claim, answer in self._spawner.start(requests).items() if requests else ():
+            node = asked[claim]
+            try:
+                pid, began = self._pod(node).started(answer)
+            except PodError as error:
+                self._cannot(node, error)
+                continue
+            faults.point("executor.after_start", node=node.name)
+            self._record(PodStarted(time.time(), node.name, pid, began))
+
+    def _cannot(self, node: Node, error: PodError) -> None:
+        log = self._pod(node).log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"{error}\n")
+        self._record(PodEnded(time.time(), node.name, NOT_STARTED, said=str(error)))
 
     def _environment(self, node: Node) -> dict[str, str]:
         """What every pod finds, as on Argo and as Everstep's steps expect."""
@@ -239,6 +260,14 @@ class _Executor:
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
             "EVERSTEP_RUN_DIR": str(self._folder),
+            "ARGO_CONTAINER_NAME": "main",
+            "ARGO_DEADLINE": "0001-01-01T00:00:00Z",
+            "ARGO_INCLUDE_SCRIPT_OUTPUT": str(node.captures).lower(),
+            "ARGO_NODE_ID": node_id(self.engine.name, node.name),
+            "ARGO_PROGRESS_FILE": "/var/run/argo/progress",
+            "ARGO_PROGRESS_FILE_TICK_DURATION": "3s",
+            "ARGO_PROGRESS_PATCH_TICK_DURATION": "1m0s",
+            "ARGO_WORKFLOW_NAME": self.engine.name,
         }
 
     async def _watch(self, node: Node) -> None:
@@ -268,7 +297,7 @@ class _Executor:
     def _asked_to_stop(self) -> None:
         strategy = "Terminate" if self.engine.shutdown else "Stop"
         self._record(ShutdownAsked(time.time(), strategy))
-        status.write(self.engine, self._folder)
+        self._status.write()
         print("stopping; once more to stop at once" if strategy == "Stop" else "terminating", file=sys.stderr)
         self._changed.set()
 
@@ -309,22 +338,17 @@ class _Executor:
 
 
 async def _gone(pid: int, began: int) -> None:
-    """Until that process is no more; reaps it if it is our child."""
-    if start_time(pid) != began:
-        _reap(pid)
+    """Until that process is no more."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
         return
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
-    descriptor = os.pidfd_open(pid)
     try:
-        loop.add_reader(descriptor, ready.set)
-        await ready.wait()
+        if start_time(pid) == began:
+            loop.add_reader(descriptor, ready.set)
+            await ready.wait()
+            loop.remove_reader(descriptor)
     finally:
-        loop.remove_reader(descriptor)
         os.close(descriptor)
-    _reap(pid)
-
-
-def _reap(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)

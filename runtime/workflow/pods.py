@@ -1,49 +1,34 @@
-"""Pods as processes of this machine: started under a small shell that records the exit code, found again after a crash.
+"""Pods as processes of this machine: started at most once, isolated from each other, found again after a crash.
 
-Each pod has a /tmp of its own: a folder of the run, bound over /tmp in a mount namespace. What below /tmp the pod is
-told by a path stays visible in it. Where the kernel allows no namespaces, output paths below /tmp are rewritten in
-the pod's command instead.
+The launcher asks the `spawner` to start them; `isolation` says which folders a pod has for itself. Where the kernel
+allows no namespaces, the folders that a template declares are rewritten in the pod's command instead.
 """
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from runtime.workflow import isolation
 from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import listed
 
 MARK = "EVERSTEP_POD"
-TMP = Path("/tmp")
+SCRIPT = "/argo/staging/script"
+"""Where a script template finds its source, as on Argo."""
 NOT_STARTED = 64
 """Exit code of a container whose command is not there, or whose output is a directory, as Argo's emissary gives it."""
 RESULT_BYTES = 256 * 1024
 OUTPUTS = "/var/run/argo/outputs"
 """Where Argo keeps outputs on their way; its messages name it."""
-_WRAPPER = """
-trap : TERM INT
-claim=$1 exit=$2; shift 2
-read -r line < /proc/$$/stat; set -- $$ ${line##*) } -- "$@"
-echo "$1 ${21}" > "$claim.$1" && command -p ln "$claim.$1" "$claim" 2>/dev/null || exit 0
-exec < /dev/null
-while [ "$1" != -- ]; do shift; done; shift
-"$@"
-code=$?; echo $code > "$exit.part" && command -p mv "$exit.part" "$exit"; exit $code
-"""
-_CAPTURING = _WRAPPER.replace(
-    '"$@"\ncode=$?;',
-    '{ trap : TERM INT; "$@"; echo $? > "$exit.code"; } | command -p tee "$exit.stdout"\nread -r code < "$exit.code";',
-)
-"""Only the process whose claim is linked runs the command; who comes later, or is late itself, leaves. Its standard
-input is closed when that is decided."""
 
 
 class PodError(OSError):
@@ -62,6 +47,42 @@ class Collected(NamedTuple):
     """Which outputs are not there, in the words of Argo's wait container."""
 
 
+class Spawner:
+    """The process that forks pods; begun with the first one, ended with its launcher."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Start pods side by side: the answer for each claim. Raises PodError when there is none."""
+        if self._process is None or self._process.poll() is not None:
+            path = Path(__file__).with_name("spawner.py")
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answers: dict[str, str] = {}
+        for request in requests:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+        while len(answers) < len(requests):
+            claim, _, answer = process.stdout.readline().rstrip("\n").partition("\t")
+            if not answer:
+                raise PodError("the process that starts pods has ended; take the run up again")
+            answers[claim] = answer
+        return answers
+
+    def close(self) -> None:
+        """No more pods. Those that run go on."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
+
+
 @dataclass(frozen=True)
 class Pod:
     """A place for one pod: `folder` is runs/NAME/pods/ID. It is started at most once, whoever tries."""
@@ -70,64 +91,90 @@ class Pod:
     log: Path
 
     @property
-    def tmp(self) -> Path:
-        """What the pod sees as /tmp."""
-        return self.folder / "tmp"
-
-    @property
     def exit_file(self) -> Path:
         """Has the exit code once the command is over."""
         return self.folder / "exit"
 
-    def start(
+    def request(
         self, template: Mapping[str, Any], environment: Mapping[str, str], cwd: Path, captures: bool = False
-    ) -> tuple[int, int]:
-        """Run the command in a session of its own: (pid, start time) of the process that has the claim.
+    ) -> dict[str, Any]:
+        """What the spawner is asked for: the command in a session of its own.
 
-        `captures`: keep its standard output for `result`.
-
-        Started before, by a launcher that died, it is that one. Raises PodError when it cannot be started.
+        `captures`: keep its standard output for `result`. Raises PodError when it cannot be started.
         """
-        if found := self.claimed():
-            return found
         container = template.get("container") or template["script"]
         command = [str(word) for word in [*(container.get("command") or []), *(container.get("args") or [])]]
         own = {str(v["name"]): str(v.get("value") or "") for v in container.get("env") or []}
         told = {**environment, **own, MARK: str(self.folder)}
-        if shutil.which(command[0], path=told.get("PATH")) is None:
-            raise PodError(_not_found(command[0]))
-        self.tmp.mkdir(parents=True, exist_ok=True)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        outputs = [str(entry["valueFrom"]["path"]) for entry in listed(template, "outputs", "parameters")]
-        outputs += [str(entry["path"]) for entry in listed(template, "outputs", "artifacts")]
-        for path in outputs:
-            self.inside(path).parent.mkdir(parents=True, exist_ok=True)
+        _check_command(command[0], told.get("PATH"))
         if template.get("script"):
-            command.append(str(self._script(template["script"])))
-        decided, undecided = os.pipe()
-        try:
-            with self.log.open("ab") as log:
-                process = subprocess.Popen(
-                    ["/bin/sh", "-c", _CAPTURING if captures else _WRAPPER, "pod", str(self._claim),
-                     str(self.exit_file),
-                     *self._isolated(command, outputs, cwd)],
-                    cwd=cwd, env=told, stdin=undecided, stdout=log, stderr=log, start_new_session=True,
-                )  # fmt: skip
-        finally:
-            os.close(undecided)
-        with os.fdopen(decided, "rb") as waiting:
-            waiting.read()
+            command.append(SCRIPT)
+        root = self._root(template, command, cwd)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        isolated = namespaces()
+        if template.get("script"):
+            self._write(root, SCRIPT, str(template["script"].get("source") or ""))
+        for path in _declared(template):
+            root.place(path).parent.mkdir(parents=True, exist_ok=True)
+        if not isolated:
+            moved = {folder: root.root + folder for folder in root.folders if folder != "/"}
+            command = [isolation.rewritten(word, moved) for word in command]
+        return {
+            "claim": str(self.claim), "exit": str(self.exit_file), "log": str(self.log), "cwd": str(cwd),
+            "command": command, "environment": told, "captures": captures, "namespace": isolated, **root._asdict(),
+        }  # fmt: skip
+
+    def started(self, answer: str) -> tuple[int, int]:
+        """(pid, start time) of the process that has the claim, whoever asked for it. Raises PodError."""
         found = self.claimed()
-        if found is None:
-            raise PodError(f"{self._claim}: cannot be written")
-        if found[0] != process.pid:
-            process.wait()
+        if answer not in ("started", "late") or found is None:
+            raise PodError(answer)
         return found
 
-    def _script(self, script: Mapping[str, Any]) -> Path:
-        path = self.folder / "script"
-        path.write_text(str(script.get("source") or ""))
-        return path
+    def _write(self, root: isolation.Plan, path: str, text: str) -> None:
+        place = root.place(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+    def _root(self, template: Mapping[str, Any], command: list[str], cwd: Path) -> isolation.Plan:
+        """Make the plan, once; later the same is read again."""
+        made = isolation.plan(
+            self.folder / "root", _declared(template), [], [*command, *_sources(template)], [str(cwd), str(self._run)]
+        )
+        Path(made.root).mkdir(parents=True, exist_ok=True)
+        fresh = self.folder / f".plan.{os.getpid()}"
+        fresh.write_text(json.dumps(made._asdict()))
+        fresh.replace(self.folder / "plan.json")
+        return made
+
+    @property
+    def _run(self) -> Path:
+        """The run's folder."""
+        return self.folder.parent.parent
+
+    @property
+    def claim(self) -> Path:
+        """Names the process that runs the pod. It is linked into place, so that there is only one."""
+        return self.folder / "claim"
+
+    def claimed(self) -> tuple[int, int] | None:
+        """(pid, start time) of the process that ran or runs the command; None before there is one."""
+        try:
+            pid, began = self.claim.read_text().split()
+        except FileNotFoundError:
+            return None
+        return int(pid), int(began)
+
+    def inside(self, path: str) -> Path:
+        """Where this machine finds what the pod calls `path`."""
+        return isolation.Plan(**json.loads((self.folder / "plan.json").read_text())).place(path)
+
+    def exit_code(self) -> int | None:
+        """The recorded exit code; None when the pod vanished without one."""
+        try:
+            return int(self.exit_file.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
 
     def result(self) -> str:
         """Its standard output as `outputs.result`: the last 256 KiB, without one newline at the end."""
@@ -137,48 +184,11 @@ class Pod:
             return ""
         return text.removesuffix("\n")
 
-    @property
-    def _claim(self) -> Path:
-        return self.folder / "claim"
-
-    def claimed(self) -> tuple[int, int] | None:
-        """(pid, start time) of the process that ran or runs the command; None before there is one."""
-        try:
-            pid, began = self._claim.read_text().split()
-        except FileNotFoundError:
-            return None
-        return int(pid), int(began)
-
-    def _isolated(self, command: Sequence[str], outputs: Sequence[str], cwd: Path) -> list[str]:
-        unshare = mount_namespace()
-        if not unshare:
-            folders = sorted({str(Path(path).parent) for path in outputs if TMP in Path(path).parents})
-            return [_rewritten(word, folders, self.tmp) for word in command]
-        lines = []
-        for name in sorted(_host_names([*command, str(cwd), str(self.folder)])):
-            (self.tmp / name).mkdir(parents=True, exist_ok=True)
-            lines.append(f"mount --rbind {shlex.quote(str(TMP / name))} {shlex.quote(str(self.tmp / name))}")
-        lines += [f"mount --rbind {shlex.quote(str(self.tmp))} /tmp", 'exec "$@"']
-        return [*unshare, "/bin/sh", "-c", " && ".join(lines), "pod", *command]
-
-    def inside(self, path: str) -> Path:
-        """Where this machine finds what the pod calls `path`."""
-        given = Path(path)
-        place = self.tmp / given.relative_to(TMP) if TMP in given.parents else given
-        if place.is_symlink() and (target := os.readlink(place)).startswith("/tmp/"):
-            return self.inside(target)
-        return place
-
-    def exit_code(self) -> int | None:
-        """The recorded exit code; None when the pod vanished without one."""
-        try:
-            return int(self.exit_file.read_text())
-        except (FileNotFoundError, ValueError):
-            return None
-
     def collect(self, outputs: Mapping[str, Any]) -> Collected:
         """Output parameters up to the first that is not there, and the artifacts that are."""
         found = Collected({}, {})
+        if not outputs:
+            return found
         gone, folders = [], []
         for entry in outputs.get("parameters") or []:
             source = entry.get("valueFrom") or {}
@@ -208,15 +218,36 @@ class Pod:
         )
 
 
+def _declared(template: Mapping[str, Any]) -> list[str]:
+    """Paths of files that a template names."""
+    paths = [(entry.get("valueFrom") or {}).get("path") for entry in listed(template, "outputs", "parameters")]
+    for side in ("inputs", "outputs"):
+        paths += [entry.get("path") for entry in listed(template, side, "artifacts")]
+    return [str(path) for path in paths if path]
+
+
+def _sources(template: Mapping[str, Any]) -> Iterator[str]:
+    """Texts in which a pod may be told of folders of the machine."""
+    if template.get("script"):
+        yield str(template["script"].get("source") or "")
+    container = template.get("container") or template.get("script") or {}
+    for variable in container.get("env") or []:
+        yield str(variable.get("value") or "")
+
+
 def _directory(path: str) -> str:
     kept = f"{OUTPUTS}/parameters/{path}"
     return f"failed to copy {path} to {kept}: write {kept}: copy_file_range: is a directory"
 
 
-def _not_found(command: str) -> str:
+def _check_command(command: str, path: str | None) -> None:
+    """Raise PodError, in the words of Argo's emissary, for a command that is not there."""
+    if shutil.which(command, path=path) is not None:
+        return
+    why = "executable file not found in $PATH"
     if "/" in command:
-        return f"failed to find name in PATH: exec: {json.dumps(command)}: stat {command}: no such file or directory"
-    return f"failed to find name in PATH: exec: {json.dumps(command)}: executable file not found in $PATH"
+        why = "permission denied" if Path(command).is_file() else f"stat {command}: no such file or directory"
+    raise PodError(f"failed to find name in PATH: exec: {json.dumps(command)}: {why}")
 
 
 def start_time(pid: int) -> int:
@@ -236,30 +267,7 @@ def send(pid: int, began: int, signum: signal.Signals) -> None:
 
 
 @lru_cache(maxsize=1)
-def mount_namespace() -> tuple[str, ...]:
-    """The command that gives a mount namespace in which we may bind; empty where the kernel allows none."""
-    for flags in (("-m",), ("-Urm",)):
-        words = ("unshare", *flags, "--propagation", "private")
-        try:
-            tried = subprocess.run([*words, "mount", "--bind", "/tmp", "/tmp"], capture_output=True, check=False)
-        except FileNotFoundError:
-            return ()
-        if tried.returncode == 0:
-            return words
-    return ()
-
-
-def _host_names(words: Sequence[str]) -> set[str]:
-    """First components below /tmp of the paths that these words name, where they exist on the machine."""
-    found = set()
-    for word in words:
-        for piece in word.replace("=", " ").replace(",", " ").split():
-            if piece.startswith("/tmp/") and (name := piece.split("/")[2]) and (TMP / name).is_dir():
-                found.add(name)
-    return found
-
-
-def _rewritten(word: str, folders: Sequence[str], tmp: Path) -> str:
-    for folder in folders:
-        word = word.replace(folder, str(tmp / Path(folder).relative_to(TMP)))
-    return word
+def namespaces() -> bool:
+    """Does the kernel let us make mount namespaces? Tried in a child."""
+    code = "import ctypes, os; os._exit(ctypes.CDLL(None).unshare(0x20000 | (os.getuid() and 0x10000000)) != 0)"
+    return subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False, capture_output=True).returncode == 0

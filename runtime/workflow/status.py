@@ -1,49 +1,70 @@
 """The run as Argo's own Workflow object: `workflow.json`, with `status.nodes`."""
 
-import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from runtime import faults
 from runtime.workflow.engine import Engine
 from runtime.workflow.nodes import Node, NodeType, Outputs, node_id, pod_name
 
 
-def workflow(engine: Engine, folder: Path) -> dict[str, Any]:
-    """The object as the Kubernetes API would give it."""
-    raw = engine.manifest.raw
-    metadata = {key: value for key, value in (raw.get("metadata") or {}).items() if key != "generateName"}
-    spec = dict(raw["spec"])
-    if engine.shutdown:
-        spec["shutdown"] = engine.shutdown
-    pods = [node for node in engine.nodes.values() if node.type is NodeType.POD]
-    status = {
-        "phase": engine.phase.value,
-        "message": engine.message or None,
-        "startedAt": stamp(engine.created),
-        "finishedAt": stamp(engine.finished),
-        "progress": f"{sum(node.phase.fulfilled for node in pods)}/{len(pods)}",
-        "outputs": {"parameters": list(engine.variables.outputs.values())} if engine.variables.outputs else None,
-        "nodes": {node_id(engine.name, node.name): _node(engine, node, folder) for node in engine.nodes.values()},
-    }
-    return {
-        "apiVersion": raw["apiVersion"],
-        "kind": raw["kind"],
-        "metadata": {**metadata, "name": engine.name, "uid": engine.uid, "creationTimestamp": stamp(engine.created)},
-        "spec": spec,
-        "status": {key: value for key, value in status.items() if value is not None},
-    }
+class Writer:
+    """Writes `workflow.json`; of a node that has not changed the text is kept."""
 
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._nodes: dict[str, tuple[tuple[Any, ...], msgspec.Raw]] = {}
 
-def write(engine: Engine, folder: Path) -> None:
-    """Replace `workflow.json` by the newest."""
-    fresh = folder / f".workflow.json.{os.getpid()}"
-    fresh.write_text(json.dumps(workflow(engine, folder), indent=1) + "\n")
-    faults.point("executor.before_status")
-    fresh.replace(folder / "workflow.json")
-    faults.point("executor.after_status")
+    def write(self) -> None:
+        """Replace `workflow.json` by the newest."""
+        fresh = self._folder / f".workflow.json.{os.getpid()}"
+        fresh.write_bytes(msgspec.json.encode(self._workflow()) + b"\n")
+        faults.point("executor.before_status")
+        fresh.replace(self._folder / "workflow.json")
+        faults.point("executor.after_status")
+
+    def _workflow(self) -> dict[str, Any]:
+        """The object as the Kubernetes API would give it."""
+        engine = self._engine
+        raw = engine.manifest.raw
+        metadata = {key: value for key, value in (raw.get("metadata") or {}).items() if key != "generateName"}
+        spec = dict(raw["spec"])
+        if engine.shutdown:
+            spec["shutdown"] = engine.shutdown
+        pods = [node for node in engine.nodes.values() if node.type is NodeType.POD]
+        exported = list(engine.variables.outputs.values())
+        told = {
+            "phase": engine.phase.value,
+            "message": engine.message or None,
+            "startedAt": stamp(engine.created),
+            "finishedAt": stamp(engine.finished),
+            "progress": f"{sum(node.phase.fulfilled for node in pods)}/{len(pods)}",
+            "outputs": {"parameters": exported} if exported else None,
+            "nodes": {node_id(engine.name, node.name): self._text(node) for node in engine.nodes.values()},
+        }
+        times = {"uid": engine.uid, "creationTimestamp": stamp(engine.created)}
+        return {
+            "apiVersion": raw["apiVersion"],
+            "kind": raw["kind"],
+            "metadata": {**metadata, "name": engine.name, **times},
+            "spec": spec,
+            "status": {key: value for key, value in told.items() if value is not None},
+        }
+
+    def _text(self, node: Node) -> msgspec.Raw:
+        """A node as JSON."""
+        values = () if node.phase.fulfilled else tuple(node.outputs.values().items())
+        mark = (node.phase, node.message, node.finished, len(node.children), len(node.outbound), node.life, values)
+        known = self._nodes.get(node.name)
+        if known is None or known[0] != mark:
+            text = msgspec.json.encode(_node(self._engine, node, self._folder))
+            known = self._nodes[node.name] = (mark, msgspec.Raw(text))
+        return known[1]
 
 
 def log_name(engine: Engine, node: Node) -> str:
@@ -91,6 +112,5 @@ def _outputs(outputs: Outputs) -> dict[str, Any] | None:
         "result": outputs.result,
         "exitCode": outputs.exit_code,
     }
-    return {
-        key: value for key, value in told.items() if value not in ([], None, "") or (key == "result" and value == "")
-    } or None
+    found = {key: value for key, value in told.items() if value not in ([], None, "")}
+    return ({**found, "result": ""} if outputs.result == "" else found) or None

@@ -4,19 +4,20 @@ As Argo's validation does it: from the entrypoint and the exit handler downwards
 then every template that nobody called. Values that only a run can know are stand-ins.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, MutableMapping
 from itertools import count
 from typing import Any, NamedTuple
 
 from runtime.workflow import fields
-from runtime.workflow.depends import OF_LOOPS, STATES, ancestry, depends_of, needs
+from runtime.workflow.depends import OF_LOOPS, STATES, Ancestry, depends_of, needs
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import kind_of, listed
 from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.references import always, items, looped, produced, unclosed, unknown
 from runtime.workflow.schema import Problem, Where, nearest
-from runtime.workflow.tags import substitute, tags
+from runtime.workflow.tags import reads, substitute, tags
 
 GLOBALS = (
     "name", "namespace", "mainEntrypoint", "serviceAccountName", "uid", "creationTimestamp", "scheduledTime",
@@ -180,7 +181,7 @@ class _Walk:
                 scope[f"inputs.{name}.path"] = str(entry["path"])
         return scope
 
-    def _resolved(self, value: Any, where: Where, scope: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
+    def _resolved(self, value: Any, where: Where, scope: MutableMapping[str, Any], inputs: Mapping[str, str]) -> None:
         """Every tag of a known kind names something in the scope."""
         try:
             value = substitute(substitute(value, self._globals), {**self._globals, **inputs})
@@ -188,8 +189,9 @@ class _Walk:
             if "cannot finish" in str(error):
                 self._say(where, f"a value has a control character; {error}")
             return
-        for name in unknown(value, {**scope, **self._globals}):
-            self._say(where, f"cannot resolve {{{{{name}}}}}{nearest(name, {**scope, **self._globals})}")
+        known = ChainMap[str, Any](self._globals, dict[str, Any](), scope)
+        for name in unknown(value, known):
+            self._say(where, f"cannot resolve {{{{{name}}}}}{nearest(name, known)}")
         for text in unclosed(value):
             self._say(where, f"{{{{{text}: the tag is not closed")
 
@@ -335,9 +337,9 @@ class _Walk:
         base: dict[str, str] = dict(inputs)
         for task in tasks:
             base |= self._produced(f"tasks.{task.get('name')}", called[str(task.get("name"))], looped(task))
-        ancestors = ancestry(waits)
+        ancestors = Ancestry(waits)
         for index, task in enumerate(tasks):
-            self._task(task, called, (*here, index), base, ancestors[str(task.get("name"))], inputs)
+            self._task(task, called, (*here, index), base, ancestors, inputs)
         for target in str(substitute(template["dag"].get("target") or "", {**self._globals, **inputs})).split():
             if target not in by_name and "{{" not in target:
                 self._say((*where, "dag", "target"), f"there is no task {target}{nearest(target, by_name)}")
@@ -369,12 +371,15 @@ class _Walk:
             elif state in OF_LOOPS and not looped(tasks[name]):
                 self._say(field, f"{name}.{state} needs items, and {name} has none")
 
-    def _task(self, task: Mapping[str, Any], called: Mapping[str, Any], where: Where, base: Mapping[str, str],
-              ancestors: frozenset[str], inputs: dict[str, str]) -> None:  # fmt: skip
-        scope = dict(base)
-        for ancestor in ancestors:
-            scope |= always(f"tasks.{ancestor}")
-        scope |= self._loop(task, where)
+    def _task(self, task: Mapping[str, Any], called: Mapping[str, Any], where: Where, base: dict[str, str],
+              ancestors: Ancestry, inputs: dict[str, str]) -> None:  # fmt: skip
+        own = str(task.get("name"))
+        read = {name.split(".")[1] for name in reads(task) if name.startswith("tasks.")} & called.keys()
+        more = self._loop(task, where)
+        for other in read:
+            if ancestors.has(own, other):
+                more |= always(f"tasks.{other}")
+        scope = ChainMap(more, base)
         body = {key: value for key, value in task.items() if key not in ("hooks", "inline", "withItems")}
         self._resolved(body, where, scope, inputs)
         self._inline_tags(task, where, scope, inputs)
@@ -385,11 +390,11 @@ class _Walk:
                 found = [tag.strip() for tag in tags(text)]
                 if len(found) == 1 and text.strip() == f"{{{{{tags(text)[0]}}}}}" and found[0].startswith("tasks."):
                     other = found[0].split(".")[1]
-                    if other not in ancestors and other in called:
+                    if other in called and not ancestors.has(own, other):
                         place = (*where, "arguments", kind, index)
                         self._say(place, f"reads {other}, which it does not depend on; add {other} to its depends")
         self._enter(task, called[str(task.get("name"))], where)
 
     def _own_outputs(self, template: Mapping[str, Any], where: Where, scope: Mapping[str, str],
                      inputs: Mapping[str, str]) -> None:  # fmt: skip
-        self._resolved(template.get("outputs"), (*where, "outputs"), scope, inputs)
+        self._resolved(template.get("outputs"), (*where, "outputs"), dict(scope), inputs)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.workflow.pods import Pod
+from runtime.workflow.pods import Pod, Spawner
+from tests.harness import wait_until
 
 MANIFEST = """
 apiVersion: argoproj.io/v1alpha1
@@ -82,12 +83,14 @@ def test_a_launcher_killed_at_a_write_is_followed_by_one_that_runs_no_pod_twice(
 
 def test_of_launchers_that_start_one_pod_at_once_only_one_runs_its_command(tmp_path: Path) -> None:
     template = {"container": {"command": ["sh", "-c", "echo here >> ran; sleep 0.5"]}}
+    pod = Pod(tmp_path / "run" / "pods" / "p", tmp_path / "log")
 
     def start(_: int) -> tuple[int, int]:
-        return Pod(tmp_path / "pod", tmp_path / "log").start(template, dict(os.environ), tmp_path)
+        answers = Spawner().start([pod.request(template, dict(os.environ), tmp_path)])
+        return pod.started(answers[str(pod.claim)])
 
     with ThreadPoolExecutor(8) as launchers:
         found = set(launchers.map(start, range(8)))
     assert len(found) == 1
-    os.waitpid(found.pop()[0], 0)
+    wait_until(pod.exit_file.exists, "the end of the pod")
     assert (tmp_path / "ran").read_text() == "here\n"

@@ -1,0 +1,154 @@
+"""Which folders a pod has for itself: a plan of a root made of private folders and of binds to the machine's own.
+
+The pod's root is a folder of the run. In it, /tmp, /mnt, /argo and every folder in which the template declares a file
+are the pod's own; whatever else stands in a private folder's place on the machine is bound into it, so that programs,
+the working directory and the store are where they are. Two pods that write the same absolute path do not meet, and
+what a pod writes is found in its folder afterwards.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+OWN = ("/tmp", "/mnt", "/argo/staging", "/argo/inputs/artifacts")
+"""Always private, and empty at first."""
+NAMED = {"/var/run/argo": re.compile(r"/var/run/argo|ARGO_PROGRESS_FILE")}
+"""Private where the pod names them: each bind costs some tenths of a millisecond, and /run has many entries."""
+_WORD = re.compile(r"/tmp/[^/\s'\",:;=]+")
+
+
+class Plan(NamedTuple):
+    """How a pod's root is made below `root`."""
+
+    root: str
+    folders: list[str]
+    """Private ones, as the pod names them, outer ones first."""
+    binds: list[str]
+    """Paths of the machine that the pod sees in the same place."""
+    links: dict[str, str]
+    """Symbolic links of the machine that are made again."""
+
+    def place(self, path: str) -> Path:
+        """Where the machine finds what the pod calls `path`."""
+        path = os.path.normpath(path)
+        for _ in range(40):
+            bound = max(
+                (bind for bind in self.binds if path == bind or path.startswith(f"{bind}/")), key=len, default=""
+            )
+            if bound:
+                return Path(path)
+            found = self._linked(path)
+            if found is None:
+                return Path(self.root + path)
+            path = found
+        return Path(self.root + path)
+
+    def _linked(self, path: str) -> str | None:
+        """The path with its first link followed; None when there is none."""
+        parts = Path(path).parts[1:]
+        for length in range(1, len(parts) + 1):
+            here = "/" + "/".join(parts[:length])
+            inside = Path(self.root + here)
+            if inside.is_symlink():
+                target = os.path.join(os.path.dirname(here), os.readlink(inside))
+                return os.path.normpath(os.path.join(target, *parts[length:]))
+        return None
+
+
+def plan(root: Path, files: Iterable[str], mounts: Iterable[str], words: Iterable[str], keep: Iterable[str]) -> Plan:
+    """For a pod that is told these `words` and declares these `files` and `mounts` (folders).
+
+    `keep`: paths of the machine that stay what they are, such as the working directory.
+    """
+    declared = [os.path.normpath(path) for path in files if path.startswith("/")]
+    words = list(words)
+    named = [path for path, pattern in NAMED.items() if any(map(pattern.search, words))]
+    own = {_real(path) for path in [*OWN, *named, *(os.path.normpath(path) for path in mounts if path.startswith("/"))]}
+    private = own | {_real(os.path.dirname(path)) for path in declared}
+    kept = {os.path.normpath(path) for path in keep} | _named(words, declared)
+    maker = _Maker(own, kept, _below(private))
+    maker.make("/", empty=False)
+    return Plan(str(root), maker.folders, maker.binds, maker.links)
+
+
+class _Maker:
+    """Goes through the private folders, outer ones first."""
+
+    def __init__(self, own: set[str], kept: set[str], below: Mapping[str, set[str]]) -> None:
+        self.folders: list[str] = []
+        self.binds: list[str] = []
+        self.links: dict[str, str] = {}
+        self._own = own
+        self._kept = kept
+        self._below = below
+
+    def make(self, folder: str, empty: bool) -> None:
+        """One of them; `empty`: it shows nothing of the machine but what is kept."""
+        self.folders.append(folder)
+        entries = {} if empty else _entries(folder)
+        names = self._below.get(folder, set()) | (_kept_below(folder, self._kept) if empty else set())
+        for name in sorted(names):
+            path = os.path.join(folder, name)
+            kind = entries.pop(name, "")
+            if path in self._kept:
+                self.binds += [path] if os.path.exists(path) else []
+            elif kind in ("link", "file"):
+                entries[name] = kind
+            else:
+                self.make(path, empty or path in self._own or not kind)
+        for name, kind in sorted(entries.items()):
+            path = os.path.join(folder, name)
+            if kind == "link":
+                self.links[path] = os.readlink(path)
+            else:
+                self.binds.append(path)
+
+
+def _real(path: str) -> str:
+    """The path with the links around its last part followed."""
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) if path != "/" else path
+
+
+def _below(private: Iterable[str]) -> dict[str, set[str]]:
+    """Of every folder on the way to a private one: which of its entries are private."""
+    found: dict[str, set[str]] = {}
+    for path in private:
+        parts = Path(path).parts[1:]
+        for depth, part in enumerate(parts):
+            found.setdefault("/" + "/".join(parts[:depth]), set()).add(part)
+    return found
+
+
+def _kept_below(folder: str, kept: set[str]) -> set[str]:
+    """Names in a private folder on the way to something that is kept."""
+    prefix = folder.rstrip("/") + "/"
+    return {path.removeprefix(prefix).split("/")[0] for path in kept if path.startswith(prefix) and path != prefix}
+
+
+def _entries(folder: str) -> dict[str, str]:
+    """What is in a folder of the machine: link, folder or file."""
+    try:
+        with os.scandir(folder) as found:
+            return {e.name: "link" if e.is_symlink() else "folder" if e.is_dir() else "file" for e in found}
+    except OSError:
+        return {}
+
+
+def _named(words: Iterable[str], declared: Iterable[str]) -> set[str]:
+    """Folders of the machine directly below /tmp that the pod is told of and does not declare itself."""
+    found = set()
+    for word in words:
+        for path in _WORD.findall(word):
+            mine = any(one == path or one.startswith(f"{path}/") for one in declared)
+            if not mine and os.path.isdir(path):
+                found.add(path)
+    return found
+
+
+def rewritten(text: str, moved: Mapping[str, str]) -> str:
+    """The text with those folders' names replaced, for a kernel without namespaces."""
+    for folder, place in sorted(moved.items(), key=lambda pair: -len(pair[0])):
+        text = re.sub(rf"{re.escape(folder)}(?=/|$|[\s'\"])", place, text)
+    return text
