@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.job.messages import Ack
+from runtime.job.messages import Ack, Directive
 from runtime.job.nodes import NodePhase
 from runtime.job.records import NodeFinished, RoundFormed, ShardPersisted
 from runtime.job.spec import JobSpec, Patience, RoleSpec
 from runtime.job.state import fold
 from runtime.master import read_journal, snapshots
+from runtime.master.endpoints import HEARTBEAT_POLL_S
 from runtime.master.journal import Fenced
 from runtime.master.retry import PATIENCE_S
 from runtime.store import StoreError
-from tests.master.shell import Shell, Trouble, TroubledStore, in_virtual_time
+from tests.master.shell import Shell, Trouble, TroubledStore, in_virtual_time, passes
 
 SPEC = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(silence_s=1e6, join_timeout_s=1e6, no_progress=0), hosts="")
 NODES = ["worker-0-0", "worker-1-0"]
@@ -80,7 +81,7 @@ def test_nothing_is_shown_before_it_is_durable() -> None:
         store.troubles = lambda key: Trouble.SLOW if "/journal/" in key else Trouble.NONE
         joins = [asyncio.create_task(shell.join(node)) for node in NODES]
         while shell.desk.brain.state.round is None:
-            await asyncio.sleep(0)
+            await passes(0)
         assert shell.desk.state.round is None
         assert (await shell.beat(NODES[0], 0)).status == 200
         await asyncio.gather(*joins)
@@ -122,6 +123,44 @@ def test_an_idle_master_that_slept_through_a_takeover_ends_by_itself() -> None:
     in_virtual_time(store, story)
 
 
+def test_what_a_replaced_master_still_answers_carries_its_old_epoch() -> None:
+    store = TroubledStore()
+    old, new = Shell(SPEC, store), Shell(SPEC, store)
+
+    async def story() -> None:
+        await old.open()
+        await _two_seats(old)
+        await new.open()
+        replies = [await shell.beat(NODES[0], 1) for shell in (old, new)]
+        assert [msgspec.json.decode(reply.body, type=Directive).epoch for reply in replies] == [1, 2]
+        await old.close()
+        await new.close()
+
+    in_virtual_time(store, story)
+
+
+def test_a_new_master_gives_every_node_its_whole_time_to_be_heard() -> None:
+    store = TroubledStore()
+    spec = msgspec.structs.replace(SPEC, patience=Patience(silence_s=20.0, join_timeout_s=1e6))
+    old, new = Shell(spec, store), Shell(spec, store)
+
+    async def story() -> None:
+        await old.open()
+        await _two_seats(old)
+        await old.close()
+        await passes(1000)
+        await new.open()
+        opened = asyncio.get_running_loop().time()
+        while new.desk.state.nodes[NODES[1]].phase is NodePhase.RUNNING:
+            assert new.desk.state.nodes[NODES[0]].phase is NodePhase.RUNNING
+            await new.beat(NODES[0], 1)
+        assert 20 <= asyncio.get_running_loop().time() - opened <= 20 + HEARTBEAT_POLL_S
+        assert new.desk.state.nodes[NODES[1]].phase is NodePhase.LOST
+        await new.close()
+
+    in_virtual_time(store, story)
+
+
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_the_store_does_what_was_acknowledged_is_journaled_and_ranks_are_given_once(seed: int) -> None:
@@ -138,7 +177,7 @@ def test_whatever_the_store_does_what_was_acknowledged_is_journaled_and_ranks_ar
             assert ranks.setdefault((seat.round, seat.group_rank), node) == node, "one rank, two nodes"
             after = seat.round
             for iteration in range(chance.randrange(3)):
-                await asyncio.sleep(chance.random() * 20)
+                await passes(chance.random() * 20)
                 if (await masters[-1].persist(node, after, iteration)).status == 200:
                     stored.add((after, iteration))
 
