@@ -311,6 +311,7 @@ class Agent:
                 await asyncio.sleep(_UNKNOWN_YET_S)
 
     def _act(self, directive: Directive | None) -> None:
+        self._outbox.heard(directive)
         if directive is None or directive.number <= self._seen:
             return
         self._seen = directive.number

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
 
 from runtime.agent.client import MasterClient, NotUnderstood
 from runtime.agent.link import Fetched, Report
@@ -12,9 +14,19 @@ from runtime.job.messages import Directive, Heartbeat, Holding, Persisted, Seat
 Line = dict[str, float | int | str]
 CADENCE_S = 0.5
 _MOST_LINES = 20_000
-"""Kept while the master cannot be reached; then the oldest are dropped: telemetry may be lost."""
+"""Kept until the master has stored them; of more the oldest are dropped: telemetry may be lost."""
 _BATCH = 500
 _COMMIT_TRIES = 24
+
+
+@dataclass
+class _Kept:
+    """A line that may not lie in the store yet."""
+
+    number: int
+    line: Line
+    told: int = -1
+    """The epoch of the master that has it."""
 
 
 class Outbox:
@@ -34,14 +46,30 @@ class Outbox:
         self._say = say
         self._on_directive = on_directive
         self._place = place
-        self._lines: deque[Line] = deque(maxlen=_MOST_LINES)
+        self._kept: deque[_Kept] = deque(maxlen=_MOST_LINES)
+        self._number = int(time.time() * 1000)  # Rises over the lives of a node's agents too.
         self._some = asyncio.Event()
         self._sending = asyncio.Lock()
 
     def add(self, line: Mapping[str, float | int | str]) -> None:
         """One line of telemetry; version, time and node are added."""
-        self._lines.append({**line, "v": 1, "time": round(time.time(), 4), "node": self._node})
+        self._number += 1
+        facts = {"v": 1, "n": self._number, "time": round(time.time(), 4), "node": self._node}
+        self._kept.append(_Kept(self._number, {**line, **facts}))
         self._some.set()
+
+    def heard(self, directive: Directive | None) -> None:
+        """A master has answered: it stored some lines, or is another one that has none of them."""
+        if directive is None:
+            return
+        while self._kept and self._kept[0].number <= directive.stored and self._kept[0].told == directive.epoch:
+            self._kept.popleft()
+        if self._untold():
+            self._some.set()
+
+    def _untold(self) -> list[_Kept]:
+        """The first lines that the present master was not told."""
+        return list(islice((kept for kept in self._kept if kept.told != self._client.epoch), _BATCH))
 
     def iteration(self, seat: Seat, local_rank: int, report: Report) -> None:
         """What a worker tells of an iteration."""
@@ -65,20 +93,22 @@ class Outbox:
             await asyncio.sleep(CADENCE_S)
 
     async def flush(self) -> None:
-        """Until everything that was added has been sent."""
+        """Until the present master was told everything that was added."""
         async with self._sending:
-            while self._lines:
-                batch = [self._lines[index] for index in range(min(_BATCH, len(self._lines)))]
-                newest = batch[-1]
+            self._some.clear()
+            while batch := self._untold():
+                newest = batch[-1].line
                 round_, seen = self._place()
-                beat = Heartbeat(self._node, round_, int(newest.get("iteration", 0)), telemetry=tuple(batch), seen=seen)
+                lines = tuple(kept.line for kept in batch)
+                beat = Heartbeat(self._node, round_, int(newest.get("iteration", 0)), telemetry=lines, seen=seen)
+                directive = None
                 try:
-                    self._on_directive(await self._client.heartbeat(beat))
+                    directive = await self._client.heartbeat(beat)
                 except NotUnderstood as error:
                     self._say(f"{len(batch)} lines of telemetry were refused: {error}")
-                for _ in range(min(len(batch), len(self._lines))):
-                    self._lines.popleft()
-            self._some.clear()
+                for kept in batch:
+                    kept.told = self._client.epoch
+                self._on_directive(directive)
 
     async def persisted(self, holding: Holding) -> str:
         """Tell that a shard is in the store; the manifest's key, or empty when it never became visible."""

@@ -132,7 +132,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     iteration: int = 0
     phase: str = ""
     telemetry: tuple[dict[str, float | int | str], ...] = ()
-    """What the workers reported since the last heartbeat, each with v, time, round, iteration, rank."""
+    """What the workers reported since the last heartbeat, each with v, n, time, round, iteration, rank; `n` rises."""
     seen: int = 0
     """The last `Directive.number` this agent carried out."""
     still_s: float = 0.0
@@ -148,6 +148,8 @@ class Directive(msgspec.Struct, frozen=True):
     reason: str = ""
     round: int = 0
     """The round that REJOIN ends: an agent that has a seat in a later one ignores it."""
+    stored: int = 0
+    """The newest `n` of this node's telemetry that lies in the store: the agent keeps what came later."""
 
 
 class WorkerExit(msgspec.Struct, frozen=True):

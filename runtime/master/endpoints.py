@@ -64,7 +64,7 @@ class Reply(NamedTuple):
 class Endpoints:
     """All that one master can be asked."""
 
-    def __init__(self, desk: Desk, token: str, on_telemetry: Callable[[Heartbeat], None]) -> None:
+    def __init__(self, desk: Desk, token: str, on_telemetry: Callable[[Heartbeat], int]) -> None:
         self._desk = desk
         self._bearer = f"Bearer {token}".encode()
         self._on_telemetry = on_telemetry
@@ -132,9 +132,8 @@ class Endpoints:
     async def _heartbeat(self, read: Read) -> Reply:
         beat = bodies.message(Heartbeat, await read())
         self._desk.feed(HeartbeatSeen(beat))
-        if beat.telemetry:
-            self._on_telemetry(beat)
-        else:
+        stored = self._on_telemetry(beat)
+        if not beat.telemetry:
 
             def ready(state: State) -> bool:
                 told = seats.directive(state, beat.node)
@@ -144,7 +143,7 @@ class Endpoints:
         told = seats.directive(self._desk.state, beat.node)
         if told is None:
             raise UnknownNode(f"{beat.node} is no node of this job")
-        return _answer(told)
+        return _answer(msgspec.structs.replace(told, stored=stored))
 
     async def _fault(self, read: Read) -> Reply:
         self._desk.feed(WorkerExited(bodies.message(WorkerExit, await read())))

@@ -93,9 +93,11 @@ async def run(
         reporter = Reporter(on_progress, state)
         desk.on_state.append(reporter.state)
 
-        def on_telemetry(beat: Heartbeat) -> None:
+        def on_telemetry(beat: Heartbeat) -> int:
             telemetry.add(beat.node, beat.telemetry, desk.clock())
-            reporter.telemetry(beat)
+            if beat.telemetry:
+                reporter.telemetry(beat)
+            return telemetry.stored(beat.node)
 
         async with serving(Endpoints(desk, token, on_telemetry), listener):
             try:

@@ -1,7 +1,7 @@
 """Telemetry: a lossy stream of metrics as JSON lines, one object of the store every few seconds.
 
-`jobs/<job>/telemetry/<epoch>-<n>.jsonl`; each line has `v`, `time`, `node`. What a killed master had not yet put is
-lost; nothing is decided by it.
+`jobs/<job>/telemetry/<epoch>-<n>.jsonl`; each line has `v`, `time`, `node`. What a killed master had not yet put its
+agents tell the next one; a line may then lie there twice. Nothing is decided by it.
 """
 
 import asyncio
@@ -28,14 +28,23 @@ class Telemetry:
         self._every_s = every_s
         self._lines: list[Line] = []
         self._number = 0
+        self._told: dict[str, int] = {}
+        self._stored: dict[str, int] = {}
         self.dropped = 0
 
     def add(self, node: str, lines: Iterable[Line], now: float) -> None:
         """Take lines that a node reported."""
-        self._lines += [{"v": VERSION, "time": now, **line, "node": node} for line in lines]
+        for line in lines:
+            self._lines.append({"v": VERSION, "time": now, **line, "node": node})
+            number = line.get("n")
+            self._told[node] = max(self._told.get(node, 0), number if isinstance(number, int) else 0)
         if len(self._lines) > LIMIT:
             self.dropped += len(self._lines) - LIMIT
             self._lines = self._lines[-LIMIT:]
+
+    def stored(self, node: str) -> int:
+        """The newest `n` of the node's lines that lies in the store; 0 for none."""
+        return self._stored.get(node, 0)
 
     async def run(self) -> None:
         """Put what came, again and again, until cancelled."""
@@ -49,9 +58,12 @@ class Telemetry:
         if not lines:
             return
         self._number += 1
+        told = dict(self._told)
         body = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         try:
             await asyncio.to_thread(self._store.put, f"{self._prefix}{self._number:06d}.jsonl", body)
         except StoreError as error:
             _log.warning("telemetry was not stored, it is kept for the next time: %s", error)
             self._lines = lines + self._lines
+        else:
+            self._stored = told

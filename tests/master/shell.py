@@ -168,7 +168,7 @@ class Shell:
             except (StoreError, Fenced):
                 await passes(1)
         self.desk = desk = Desk(self.spec, self.store, claimed, state, now)
-        self.endpoints = Endpoints(desk, TOKEN, lambda beat: None)
+        self.endpoints = Endpoints(desk, TOKEN, lambda beat: 0)
         desk.feed(Opened())
         self.tasks = [asyncio.create_task(part()) for part in desk.parts]
         await desk.durable()

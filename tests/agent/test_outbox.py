@@ -1,0 +1,60 @@
+"""Telemetry is told again to a new master, until one has stored it."""
+
+import asyncio
+from typing import Any, cast
+
+from runtime.agent.outbox import Outbox
+from runtime.job.messages import Action, Directive, Heartbeat
+
+
+class Client:
+    """Answers as a master of `epoch` that has stored what came up to `stored`."""
+
+    def __init__(self) -> None:
+        self.epoch, self.answers, self.stored = 0, 1, 0
+        self.told: list[list[int]] = []
+
+    async def heartbeat(self, beat: Heartbeat) -> Directive:
+        self.epoch = self.answers
+        self.told.append([int(line["iteration"]) for line in beat.telemetry])
+        return Directive(self.epoch, 0, Action.CONTINUE, stored=self.stored)
+
+
+def made() -> tuple[Outbox, Client]:
+    client = Client()
+    outbox = Outbox(cast(Any, client), "n", lambda text: None, lambda told: outbox.heard(told), lambda: (1, 0))
+    return outbox, client
+
+
+def test_a_master_is_told_each_line_once() -> None:
+    outbox, client = made()
+    for iteration in (1, 2):
+        outbox.add({"iteration": iteration})
+        asyncio.run(outbox.flush())
+    asyncio.run(outbox.flush())
+    assert client.told == [[1], [2]]
+
+
+def test_what_a_dead_master_had_not_stored_its_successor_is_told() -> None:
+    outbox, client = made()
+    for iteration in (1, 2):
+        outbox.add({"iteration": iteration})
+    asyncio.run(outbox.flush())
+    client.answers = 2
+    outbox.add({"iteration": 3})
+    asyncio.run(outbox.flush())
+    assert client.told == [[1, 2], [3], [1, 2]]
+
+
+def test_what_is_stored_is_not_told_again() -> None:
+    outbox, client = made()
+    for iteration in (1, 2):
+        outbox.add({"iteration": iteration})
+    asyncio.run(outbox.flush())
+    client.stored = 1 << 60
+    outbox.add({"iteration": 3})
+    asyncio.run(outbox.flush())
+    client.answers, client.stored = 2, 0
+    outbox.add({"iteration": 4})
+    asyncio.run(outbox.flush())
+    assert client.told == [[1, 2], [3], [4]]
