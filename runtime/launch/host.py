@@ -7,23 +7,26 @@ address cannot be had).
 """
 
 import asyncio
-import shutil
 import signal
 import sys
 import traceback
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
 from runtime.agent.forkserver import die_with_parent
 from runtime.job.spec import JobSpec
 from runtime.launch.farewell import Farewell
+from runtime.launch.scratch import discard, own
 from runtime.master import Outcome, Progress, find_master, run
 from runtime.master.run import CannotListen
 from runtime.platform.joined import JoinedPlatform
 from runtime.store import open_store
 
 BAD_INPUT = 2
+REFUSED = "refused: "
+"""In front of the line that says why a master did not begin."""
 
 
 class Hosting(msgspec.Struct, frozen=True):
@@ -48,9 +51,10 @@ def _tell(text: str) -> None:
 class _Lines:
     """A line for each new reason; a job of one node in its first round is left in peace."""
 
-    def __init__(self, spec: JobSpec) -> None:
-        self._many = any(role.nodes > 1 for role in spec.roles.values())
+    def __init__(self, told: Hosting) -> None:
+        self._many = any(role.nodes > 1 for role in told.spec.roles.values())
         self._reason = ""
+        self._first = told.remove
 
     def show(self, progress: Progress) -> None:
         if progress.reason != self._reason and (self._many or progress.round > 1):
@@ -63,7 +67,7 @@ async def _run(told: Hosting) -> Outcome:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: (stop.set(), alone.set()))
-    lines, store = _Lines(told.spec), open_store(told.store)
+    lines, store = _Lines(told), open_store(told.store)
     outcome = await run(
         told.spec,
         store,
@@ -94,17 +98,19 @@ def main() -> None:
     told = msgspec.json.decode(sys.stdin.buffer.read(), type=Hosting)
     if told.parent:
         die_with_parent(told.parent)
+    if told.remove:
+        own(Path(told.remove))
     try:
         outcome = asyncio.run(_run(told))
     except (CannotListen, ValueError) as error:
-        _tell(str(error))
+        _tell(f"{REFUSED}{error}")
         sys.exit(BAD_INPUT)
     except Exception:  # noqa: BLE001 - the outermost edge of the process
         with suppress(OSError):
             traceback.print_exc()
         sys.exit(75)
     if told.remove and outcome.state != "fenced":
-        shutil.rmtree(told.remove, ignore_errors=True)
+        discard(Path(told.remove))
     sys.exit(outcome.exit_code)
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from runtime.agent.output import Pipe
-from runtime.launch.host import BAD_INPUT, Hosting
+from runtime.launch.host import REFUSED, Hosting
 
 _TRY_AGAIN = 75
 _PAUSE_S = 1.0
@@ -26,7 +26,8 @@ class Master:
         self._hosting = hosting
         self._say = say
         self._process: subprocess.Popen[bytes] | None = None
-        self._last_line = ""
+        self.refused = ""
+        """Why it did not begin."""
         self._stopped = False
 
     @property
@@ -44,10 +45,6 @@ class Master:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "could not go on"
             self._say(f"the master {how}; another one takes over")
             await asyncio.sleep(_PAUSE_S if code >= 0 else 0)
-
-    def why(self) -> str:
-        """The last line that it told."""
-        return self._last_line
 
     def stop(self) -> None:
         """End the job, or what is left of it: no node is there any more."""
@@ -86,9 +83,8 @@ class Master:
 
     def _told(self, lines: list[bytes]) -> None:
         for line in lines:
-            self._last_line = line.decode(errors="replace")
-            if self._last_line:
-                self._say(self._last_line)
-
-
-__all__ = ["BAD_INPUT", "Master"]
+            text = line.decode(errors="replace")
+            if text.startswith(REFUSED):
+                self.refused = text.removeprefix(REFUSED)
+            elif text:
+                self._say(text)

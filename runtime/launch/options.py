@@ -90,7 +90,7 @@ def options(
     least, most = _nodes(told.nnodes)
     slots = _slots(told.nproc_per_node, count_devices or devices)
     meeting, index, run_id, workers_meet = _meeting(told, environment, most)
-    static = meeting is not None and index >= 0
+    static = meeting is not None and told.rdzv_backend == "static" and "DLROVER_MASTER_ADDR" not in environment
     if told.max_restarts < 0:
         raise ValueError(f"--max-restarts {told.max_restarts}: it cannot be negative")
     if told.persist_interval < 1:

@@ -6,13 +6,9 @@ import os
 import random
 import re
 import secrets
-import shutil
 import socket
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,20 +19,18 @@ from runtime.agent.settings import Settings
 from runtime.agent.surroundings import Ending, Surroundings
 from runtime.checkpoint.keeper import Keeper
 from runtime.job.messages import Holding
-from runtime.job.records import Reason
-from runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
+from runtime.job.records import JobResult, Reason
+from runtime.job.spec import EndingPolicy, JobSpec, Patience, Placement, RoleSpec
 from runtime.launch import meeting
 from runtime.launch.failure import copy_error_file, failure_lines
 from runtime.launch.host import Hosting
 from runtime.launch.mastering import Master
 from runtime.launch.options import Launch
 from runtime.launch.probe import Answer, ask
+from runtime.launch.scratch import Scratch, discard
 from runtime.master.journal import find_master
-from runtime.platform import debris
-from runtime.platform.registry import Registered, Registry
 from runtime.store import Store, open_store
 
-BAD_INPUT = 2
 TRY_AGAIN = 75
 ROLE = "worker"
 _HOST_ENDS_S = 30.0
@@ -66,19 +60,15 @@ class Place:
 
 def launch(told: Launch, environment: Mapping[str, str]) -> int:
     """Run this node to its end; the exit code. Raises ValueError, StoreError with one line for bad input."""
-    chance = random.Random()
-    nodes = meeting.own_folder() / "nodes"
-    _sweep(nodes)
-    place = _place(told, environment, chance)
-    registry = Registry(nodes / place.job)
-    began, now = debris.start_time(os.getpid()) or 0, round(time.time(), 3)
-    entry = Registered(place.node, place.job, ROLE, socket.gethostname(), os.getpid(), began, now)
+    chance, scratch = random.Random(), Scratch(meeting.own_folder())
+    scratch.sweep()
+    place = _place(told, environment, scratch, chance)
     os.environ.update(EVERSTEP_JOB=place.job, EVERSTEP_NODE=place.node)  # By these its processes are found.
-    registry.put(entry)
+    entry = scratch.enter(place.job, place.node, ROLE)
     try:
         return asyncio.run(_Node(told, place, chance, environment).run())
     finally:
-        registry.remove(entry)
+        scratch.leave(entry)
 
 
 def say(text: str) -> None:
@@ -93,24 +83,13 @@ def note(text: str) -> None:
         say(text)
 
 
-def _sweep(nodes: Path) -> None:
-    """Remove what killed nodes of this machine left behind."""
-    for folder in nodes.glob("*/"):
-        registry = Registry(folder)
-        for entry in registry.all():
-            if not entry.alive():
-                debris.clean(entry.job, entry.name)
-                registry.remove(entry)
-        with suppress(OSError):
-            folder.rmdir()
-
-
-def _place(told: Launch, environment: Mapping[str, str], chance: random.Random) -> Place:
+def _place(told: Launch, environment: Mapping[str, str], scratch: Scratch, chance: random.Random) -> Place:
     node = f"{ROLE}-{told.index}" if told.index >= 0 else f"{ROLE}-{secrets.token_hex(4)}"
     if told.meeting is None:
         job = _job(told.run_id)
         token = meeting.token_of(environment, None, job)
-        store, private = _store(told.store)
+        private = None if told.store else scratch.store()
+        store = open_store(told.store or str(private))
         return Place(job, node, token, "127.0.0.1", free_port(chance), "127.0.0.1", True, store, private)
     host, port = told.meeting.host, told.meeting.port
     ip = meeting.resolve(host, port)
@@ -123,7 +102,8 @@ def _place(told: Launch, environment: Mapping[str, str], chance: random.Random) 
     if hosts:
         ip = ip if meeting.is_local(ip) else address  # A service's address leads here: listen on what is ours.
         hosts = _nobody_hosts(ip, port, token, job)
-    store, private = _store(told.store)
+    private = None if told.store else scratch.store()
+    store = open_store(told.store or str(private))
     return Place(job, node, token, ip, port, address, hosts, store, private)
 
 
@@ -140,13 +120,6 @@ def _job(run_id: str) -> str:
     """The run's id as a job's name: what a name may not hold is replaced, and a digest keeps such names apart."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", run_id)[:150].lstrip("._-")
     return name if name == run_id else f"{name or 'job'}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
-
-
-def _store(uri: str) -> tuple[Store, Path | None]:
-    if uri:
-        return open_store(uri), None
-    private = Path(tempfile.mkdtemp(prefix="everstep-store-"))
-    return open_store(str(private)), private
 
 
 class _Node:
@@ -174,22 +147,29 @@ class _Node:
             loop.add_signal_handler(signum, self._agent.leave, signum)
         if told.sets_threads:
             say(f"OMP_NUM_THREADS=1 for each of the {told.slots} workers, as torchrun sets it; set it to have more")
-        if place.hosts and not told.store:
-            say("no --store: nothing outlives this node's master, and no other node takes over from it")
         master = Master(self._hosting(), say) if place.hosts else None
         hosting = asyncio.create_task(master.run()) if master else None
         acting = asyncio.create_task(self._agent.run())
         try:
-            if hosting is not None:
+            if master is not None and hosting is not None:
                 await asyncio.wait([acting, hosting], return_when=asyncio.FIRST_COMPLETED)
-                if not acting.done() and hosting.done() and hosting.result() == BAD_INPUT:
-                    acting.cancel()
-                    await asyncio.gather(acting, return_exceptions=True)
-                    raise ValueError(master.why() if master else "")
+                if master.refused and not acting.done():
+                    await self._another_hosts(master.refused, acting)
             return await self._ended(await acting, master, hosting)
         finally:
             if place.private is not None and not (hosting and not hosting.done()):
-                shutil.rmtree(place.private, ignore_errors=True)
+                discard(place.private)
+
+    async def _another_hosts(self, refused: str, acting: "asyncio.Task[Ending]") -> None:
+        """Our master could not listen: fine when a node that came at the same moment was first. Raises ValueError."""
+        place = self._place
+        try:
+            if await asyncio.to_thread(_nobody_hosts, place.host, place.port, place.token, place.job):
+                raise ValueError(refused)
+        except ValueError:
+            acting.cancel()
+            await asyncio.gather(acting, return_exceptions=True)
+            raise
 
     async def _ended(self, ending: Ending, master: Master | None, hosting: "asyncio.Task[int] | None") -> int:
         """The agent is done: let the master end too, or leave it to the others."""
@@ -220,9 +200,7 @@ class _Node:
             say(f"the job {job.result}: {job.reason}")
             if job.error and not agent.failures:
                 say(job.error)
-            return 1 if agent.failures else job.exit_code
-        if hosting is not None and hosting.done() and not hosting.cancelled():
-            return hosting.result()
+            return 1 if job.result == JobResult.FAILED else job.exit_code
         say(f"this node is done: {ending.reason}")
         return TRY_AGAIN if ending.told and ending.reason not in _GRACEFUL else ending.code
 
@@ -235,9 +213,12 @@ class _Node:
             silence_s=told.rendezvous.silence_s,
             replacement_wait_s=usual.replacement_wait_s,
             max_restarts=told.max_restarts,
+            same_error=0,
             no_progress=0,
         )
-        role = RoleSpec(told.nodes, told.min_nodes, told.slots)
+        # As torchrun counts: every failure of workers costs a restart, also a kill; a change of membership none.
+        limits = {"restart_limit": told.max_restarts, "fail_policy": EndingPolicy.ANY}
+        role = RoleSpec(told.nodes, told.min_nodes, told.slots, **limits)
         spec = JobSpec(place.job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED)
         return Hosting(
             spec=spec,

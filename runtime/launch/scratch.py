@@ -1,0 +1,81 @@
+"""What a launch keeps on its machine: who its nodes are, and a store where the user named none.
+
+What killed launches left is removed by the next one of the same user.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from runtime.platform import debris
+from runtime.platform.registry import Registered, Registry
+
+
+class Scratch:
+    """One user's folder on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._nodes = folder / "nodes"
+        self._stores = folder / "stores"
+
+    def enter(self, job: str, node: str, role: str) -> Registered:
+        """Register this process as a node."""
+        began = debris.start_time(os.getpid()) or 0
+        entry = Registered(node, job, role, socket.gethostname(), os.getpid(), began, round(time.time(), 3))
+        Registry(self._nodes / job).put(entry)
+        return entry
+
+    def leave(self, entry: Registered) -> None:
+        """This node has cleaned up behind itself."""
+        Registry(self._nodes / entry.job).remove(entry)
+        with suppress(OSError):  # Other nodes of the job are there.
+            (self._nodes / entry.job).rmdir()
+
+    def store(self) -> Path:
+        """A folder for a store that goes with its owners."""
+        folder = self._stores / secrets.token_hex(8)
+        folder.mkdir(parents=True)
+        own(folder)
+        return folder
+
+    def sweep(self) -> None:
+        """Remove what killed nodes and masters left behind."""
+        for folder in self._nodes.glob("*/"):
+            registry = Registry(folder)
+            for entry in registry.all():
+                if not entry.alive():
+                    debris.clean(entry.job, entry.name)
+                    registry.remove(entry)
+            with suppress(OSError):
+                folder.rmdir()
+        for folder in self._stores.glob("*/"):
+            if not any(_alive(line) for line in _owners(folder)):
+                discard(folder)
+
+
+def own(folder: Path) -> None:
+    """From now on the store lives at least as long as this process."""
+    with folder.with_suffix(".owners").open("a") as file:
+        file.write(f"{os.getpid()} {debris.start_time(os.getpid())}\n")
+
+
+def discard(folder: Path) -> None:
+    """Nobody needs the store any more."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.with_suffix(".owners").unlink(missing_ok=True)
+
+
+def _owners(folder: Path) -> list[str]:
+    try:
+        return folder.with_suffix(".owners").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _alive(line: str) -> bool:
+    pid, _, began = line.partition(" ")
+    return pid.isdigit() and began.isdigit() and debris.start_time(int(pid)) == int(began)

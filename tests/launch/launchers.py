@@ -1,0 +1,154 @@
+"""Launchers as real processes: torch's own, and ours; whatever a failed test leaves is ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 180
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+EVERSTEP = (sys.executable, "-m", "everstep.cli", "launch")
+_OURS = (
+    "EVERSTEP_",
+    "PET_",
+    "TORCHELASTIC_",
+    "OMP_NUM_THREADS",
+    "RANK",
+    "NODE_RANK",
+    "MASTER_",
+    "DLROVER_",
+    "LOGLEVEL",
+)
+
+
+def until(ready: Callable[[], object], what: Callable[[], str], seconds: float = DEADLINE_S) -> None:
+    """Wait for it; fails at the deadline with `what`, asked then."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {what()}")
+        time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a launcher did."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+    """Where it ran."""
+
+    def lines(self) -> list[str]:
+        """Of stdout, in an order of their own: ranks write when they like."""
+        return sorted(self.out.splitlines())
+
+    def logs(self) -> dict[str, str]:
+        """Log files by their path below the run's folder, which is named by chance."""
+        runs = [run for run in (self.folder / "logs").iterdir() if run.is_dir()]
+        assert len(runs) == 1, f"one run, one folder: {runs}"
+        return {str(path.relative_to(runs[0])): path.read_text() for path in runs[0].rglob("*") if path.is_file()}
+
+
+@dataclass
+class Launcher:
+    """Starts launchers in a folder, with a clean environment."""
+
+    folder: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    named: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    """The last one of each name."""
+
+    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        """Ours without what would tell a launcher something, and what the test adds."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        added = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.tmp), **more}
+        return {**kept, **{name: value for name, value in added.items() if value}}
+
+    @property
+    def tmp(self) -> Path:
+        """Where launchers put what they share: not with other tests."""
+        path = self.folder / "tmp"
+        path.mkdir(exist_ok=True)
+        return path
+
+    def start(self, command: Sequence[str], *arguments: str, name: str = "node", **more: str) -> subprocess.Popen[str]:
+        """Start one; its streams go to files of that name. Capitals are environment."""
+        with (self.folder / f"{name}.out").open("w") as out, (self.folder / f"{name}.err").open("w") as err:
+            process = subprocess.Popen(
+                [*command, *arguments],
+                cwd=self.folder,
+                env=self.environment(more),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                text=True,
+                start_new_session=True,
+            )
+        self.started.append(process)
+        self.named[name] = process
+        return process
+
+    def ended(self, process: subprocess.Popen[str], name: str = "node") -> Ended:
+        """Wait for its end."""
+        code = process.wait(DEADLINE_S)
+        return Ended(code, self.text(name, "out"), self.text(name, "err"), self.folder)
+
+    def text(self, name: str, stream: str) -> str:
+        """What it wrote so far."""
+        return (self.folder / f"{name}.{stream}").read_text()
+
+    def processes(self) -> list[tuple[int, str]]:
+        """(pid, command line) of all that was started here and lives."""
+        mark, found = f"TMPDIR={self.tmp}".encode(), []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):
+                    alive = (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+                    if alive and mark in (entry / "environ").read_bytes().split(b"\0"):
+                        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                        found.append((int(entry.name), command))
+        return found
+
+    def left(self) -> list[str]:
+        """Files in the folder that launches share, without the secrets of ports."""
+        files = (path for path in self.tmp.rglob("*") if path.is_file() and path.suffix != ".token")
+        return sorted({str(path.relative_to(self.tmp)) for path in files if "journal" not in path.parts})
+
+    def close(self) -> None:
+        """End whatever is left."""
+        for pid, _ in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.started:
+            process.wait(DEADLINE_S)
+
+
+@dataclass
+class Pair:
+    """The same command under torchrun and under `everstep launch`, each in a folder of its own."""
+
+    folder: Path
+    launchers: list[Launcher] = field(default_factory=list)
+
+    def run(self, script: str, *arguments: str, **more: str) -> tuple[Ended, Ended]:
+        """(torchrun's, ours) for a script's text; `train.py` among the arguments is the script."""
+        found = []
+        for name, command in (("torchrun", TORCHRUN), ("everstep", EVERSTEP)):
+            folder = self.folder / name
+            folder.mkdir()
+            (folder / "train.py").write_text(script)
+            launcher = Launcher(folder)
+            self.launchers.append(launcher)
+            own = [argument.replace("{folder}", str(folder)) for argument in arguments]
+            told = {key: value.replace("{folder}", str(folder)) for key, value in more.items()}
+            found.append(launcher.ended(launcher.start(command, *own, **told)))
+        assert self.launchers[-1].processes() == []
+        return found[0], found[1]

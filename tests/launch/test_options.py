@@ -1,0 +1,202 @@
+"""What a command line means: a launch, or one line that says what is wrong and how to mend it."""
+
+import math
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.agent.logs import Streams
+from runtime.launch.flags import Parser
+from runtime.launch.options import Launch, Meeting, options
+from runtime.launch.rendezvous import parse_conf, split_endpoint
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a script."""
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+def read(*arguments: str, environment: Mapping[str, str] | None = None, devices: int = 0) -> Launch:
+    """The launch that this command line asks for."""
+    told = Parser(environment or {}).parse_args([*arguments, "train.py"])
+    return options(told, environment or {}, lambda kind: devices)
+
+
+def test_without_flags_one_worker_runs_alone_with_the_threads_that_it_wants() -> None:
+    launch = read()
+    assert (launch.nodes, launch.min_nodes, launch.slots, launch.meeting) == (1, 1, 1, None)
+    assert (launch.threads, launch.sets_threads, launch.max_restarts) == ("", False, 0)
+    assert launch.command == ("train.py",)
+
+
+def test_several_workers_share_the_cores_with_one_thread_each_unless_the_user_said_otherwise() -> None:
+    assert (read("--nproc-per-node=2").threads, read("--nproc-per-node=2").sets_threads) == ("1", True)
+    told = read("--nproc-per-node=2", environment={"OMP_NUM_THREADS": "4"})
+    assert (told.threads, told.sets_threads) == ("4", False)
+
+
+@pytest.mark.parametrize("kind", ["gpu", "auto", "cpu", "xpu"])
+def test_a_kind_of_device_gives_a_worker_for_each(kind: str) -> None:
+    assert read(f"--nproc-per-node={kind}", devices=3).slots == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "meeting", "index"),
+    [
+        (["--standalone", "--rdzv-endpoint=x:1"], None, -1),
+        (["--rdzv-backend=c10d", "--nnodes=1:4", "--rdzv-endpoint=node0:1234"], Meeting("node0", 1234, None), -1),
+        (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=node0"], Meeting("node0", 29400, None), -1),
+        (["--rdzv-backend=c10d", "--nnodes=2"], Meeting("localhost", 29400, None), -1),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"], None, -1),
+        (["--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1"], Meeting("10.0.0.1", 29500, False), 1),
+        (["--nnodes=2", "--master-addr=[::1]", "--master-port=5"], Meeting("::1", 5, True), 0),
+        (["--nnodes=3", "--node-rank=2", "--rdzv-endpoint=h:7"], Meeting("h", 7, False), 2),
+    ],
+)
+def test_nodes_meet_where_torchrun_would_let_them(flags: list[str], meeting: Meeting | None, index: int) -> None:
+    launch = read(*flags)
+    assert (launch.meeting, launch.index) == (meeting, index)
+
+
+def test_one_static_node_gives_its_workers_the_address_and_port_that_were_asked_for() -> None:
+    launch = read("--master-port=1234", "--rdzv-id=mine")
+    assert (launch.meeting, launch.workers_meet, launch.run_id) == (None, ("127.0.0.1", 1234), "mine")
+
+
+def test_a_static_rendezvous_takes_all_nodes_or_none() -> None:
+    assert read("--nnodes=2:4").min_nodes == 4
+    assert read("--nnodes=2:4", "--rdzv-backend=c10d").min_nodes == 2
+
+
+def test_node_rank_and_dlrovers_master_address_stand_before_torchs_flags() -> None:
+    environment = {"NODE_RANK": "2", "DLROVER_MASTER_ADDR": "pod-master-0:23456"}
+    launch = read("--nnodes=2:4", "--rdzv-endpoint=other:1", "--max-restarts=3", environment=environment)
+    assert (launch.meeting, launch.index) == (Meeting("pod-master-0", 23456, False), 2)
+    assert (launch.nodes, launch.min_nodes) == (4, 2)
+    first = read("--nnodes=4", environment={**environment, "NODE_RANK": "0"})
+    assert first.meeting == Meeting("pod-master-0", 23456, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "command", "plain"),
+    [
+        ([], ("train.py",), False),
+        (["-m"], ("-m", "train.py"), False),
+        (["--no-python"], ("--no-python", "train.py"), True),
+        (["--run-path"], ("--run-path", "train.py"), True),
+        (["--run-path", "--start-method=fork"], ("--run-path", "train.py"), False),
+        (["--no-fork-server"], ("train.py",), True),
+    ],
+)
+def test_the_script_is_run_as_asked(flags: list[str], command: tuple[str, ...], plain: bool) -> None:
+    launch = read(*flags)
+    assert (launch.command, launch.plain) == (command, plain)
+
+
+def test_patience_is_what_the_rendezvous_configuration_says() -> None:
+    usual = parse_conf("", static=False)
+    assert (usual.join_timeout_s, usual.last_call_s, usual.connect_s) == (600, 30, 60)
+    assert (usual.pend_timeout_s, usual.silence_s, usual.is_host) == (math.inf, 30, None)
+    told = parse_conf(
+        "join_timeout=5,last_call_timeout=1, read_timeout=9,pend_timeout=600,is_host=No,keep_alive_interval=2,"
+        "close_timeout=30,store_type=tcp",
+        static=False,
+    )
+    assert (told.join_timeout_s, told.last_call_s, told.connect_s, told.pend_timeout_s) == (5, 1, 9, 600)
+    assert (told.silence_s, told.is_host) == (6, False)
+    assert parse_conf("timeout=70", static=True).join_timeout_s == 70
+    assert parse_conf("", static=True).join_timeout_s == 900
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("", ("localhost", 3)), ("h", ("h", 3)), ("h:1", ("h", 1)), ("[::1]:5", ("::1", 5)), ("[::1]", ("::1", 3))],
+)
+def test_an_endpoint_is_a_host_and_perhaps_a_port(text: str, found: tuple[str, int]) -> None:
+    assert split_endpoint(text, 3, "--rdzv-endpoint") == found
+
+
+def test_logs_and_signals_are_read() -> None:
+    launch = read("-r", "0:1,1:3", "-t", "2", "--local-ranks-filter=0,2", "--signals-to-handle=SIGTERM, SIGUSR1")
+    assert [launch.logs.redirects.of(rank) for rank in range(3)] == [1, 3, 0]
+    assert (launch.logs.tee, launch.logs.shown) == (Streams(2), frozenset({0, 2}))
+    assert launch.signals == (signal.SIGTERM, signal.SIGUSR1)
+    assert launch.environment["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM, SIGUSR1"
+    assert read().shutdown_s == 30
+    assert read(environment={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}).shutdown_s == 7
+    assert read("--shutdown-timeout=5", environment={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}).shutdown_s == 5
+
+
+def test_a_named_job_keeps_its_name_in_the_store() -> None:
+    assert read("--standalone", "--store=s", "--rdzv-id=mine").run_id == "mine"
+    assert read("--standalone", "--rdzv-id=mine").run_id != "mine", "torchrun does not hear it either"
+
+
+DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "words"),
+    [
+        (["--rdzv-backend=etcd"], {}, "etcd is not supported"),
+        (["--rdzv-backend=etcd-v2"], {}, "etcd is not supported"),
+        (["--rdzv-backend=mine"], {}, "--rdzv-backend mine: not known"),
+        (["--logs-specs=x"], {}, "--logs-specs"),
+        (["--numa-binding=node"], {}, "--numa-binding"),
+        (["--event-log-handler=console"], {}, "--event-log-handler console"),
+        (["--network-check"], {}, "--network-check"),
+        (["--exclude-straggler"], {}, "--exclude-straggler"),
+        (["--switchbox-check"], {}, "--switchbox-check"),
+        (["--nnodes=0"], {}, "--nnodes 0"),
+        (["--nnodes=3:2"], {}, "--nnodes 3:2"),
+        (["--nnodes=a"], {}, "--nnodes a"),
+        (["--nnodes=1:2:3"], {}, "--nnodes 1:2:3"),
+        (["--nproc-per-node=0"], {}, "--nproc-per-node 0"),
+        (["--nproc-per-node=many"], {}, "--nproc-per-node many"),
+        (["--nproc-per-node=gpu"], {}, "no such device"),
+        (["--standalone", "--nnodes=2"], {}, "--standalone, but --nnodes asks for 2"),
+        (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=h:0"], {}, "no other node can find port 0"),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=h:x"], {}, "'x' is no port"),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=h:99999"], {}, "no port"),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=a b:1"], {}, "neither a host's name nor an address"),
+        (["--nnodes=2", "--rdzv-endpoint=h"], {}, "needs a port"),
+        (["--nnodes=2", "--node-rank=2"], {}, "--node-rank 2"),
+        (["--nnodes=2"], {**DLROVER}, "set NODE_RANK"),
+        (["--nnodes=2"], {**DLROVER, "NODE_RANK": "2"}, "NODE_RANK=2"),
+        (["--nnodes=2"], {"DLROVER_MASTER_ADDR": "h", "NODE_RANK": "0"}, "the port is missing"),
+        (["--rdzv-conf=join_timeout"], {}, "not KEY=VALUE"),
+        (["--rdzv-conf=join_timeout=-1"], {}, "not a number above 0"),
+        (["--rdzv-conf=jion_timeout=1"], {}, "jion_timeout is not known"),
+        (["--rdzv-conf=store_type=file"], {}, "only tcp"),
+        (["--rdzv-conf=is_host=perhaps"], {}, "neither true nor false"),
+        (["--max-restarts=-1"], {}, "--max-restarts -1"),
+        (["--shutdown-timeout=-1"], {}, "--shutdown-timeout -1"),
+        ([], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "x"}, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=x"),
+        (["--signals-to-handle=SIGKILL"], {}, "'SIGKILL'"),
+        (["--signals-to-handle=SIGNONE"], {}, "'SIGNONE'"),
+        (["--redirects=4"], {}, "--redirects 4"),
+        (["--tee=0:1,a"], {}, "--tee 0:1,a"),
+        (["--local-ranks-filter=0,a"], {}, "--local-ranks-filter 0,a"),
+        (["--log-dir=train.py"], {}, "a file"),
+        (["--no-python", "-m"], {}, "contradict each other"),
+        (["--persist-interval=0"], {}, "--persist-interval 0"),
+        (["--cooldown=-1"], {}, "--cooldown -1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_refused_by_name_in_one_line(flags: list[str], environment: Any, words: str) -> None:
+    with pytest.raises(ValueError, match="") as refused:
+        read(*flags, environment=environment)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_script_that_does_not_exist_is_refused() -> None:
+    told = Parser({}).parse_args(["--standalone", "missing.py"])
+    with pytest.raises(ValueError, match=r"missing\.py: no such file"):
+        options(told, {})
