@@ -1,0 +1,90 @@
+"""A master in a process of its own: `master_process.py FOLDER`. Its nodes are files, which outlive it.
+
+With TORN="N:BYTES" its store dies in the middle of the N-th object that it makes: BYTES of it are written, to the
+temporary file that a directory store writes first. FOLDER/torn tells that it happened.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+
+from runtime.job.spec import JobSpec, Patience, RoleSpec
+from runtime.master import run, snapshots
+from runtime.platform import Gone, Node, NodeRequest
+from runtime.store import DirectoryStore
+
+JOB = "j"
+TOKEN = "t0ken"
+SPEC = JobSpec(
+    JOB, {"worker": RoleSpec(2, 1)}, Patience(leave_s=0.5, silence_s=300.0, replacement_wait_s=300.0), hosts=""
+)
+
+
+class FilePlatform:
+    """Each node is a file in `folder`; who made or deleted which is appended to FOLDER/actions."""
+
+    def __init__(self, folder: Path) -> None:
+        self._nodes = folder / "nodes"
+        self._nodes.mkdir(exist_ok=True)
+        self._actions = folder / "actions"
+
+    async def observe(self) -> list[Node]:
+        return [Node(path.name, path.name, "worker", "") for path in self._nodes.iterdir()]
+
+    async def create(self, request: NodeRequest) -> Node:
+        self._tell("create", request.name)
+        (self._nodes / request.name).touch()
+        return Node(request.name, request.name, request.role, "")
+
+    async def delete(self, name: str, uid: str) -> None:
+        self._tell("delete", name)
+        (self._nodes / name).unlink(missing_ok=True)
+
+    async def gone(self) -> AsyncIterator[Gone]:
+        await asyncio.Event().wait()
+        yield Gone("", "", None, "")
+
+    def _tell(self, verb: str, name: str) -> None:
+        with self._actions.open("a") as file:
+            file.write(f"{os.getpid()} {verb} {name}\n")
+
+
+class TornStore(DirectoryStore):
+    """Dies in the middle of a write."""
+
+    def __init__(self, folder: Path, torn: str) -> None:
+        super().__init__(folder / "store")
+        self._folder = folder
+        self._left, self._bytes = (int(part) for part in torn.split(":"))
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._left -= 1
+        if self._left == 0 and not (self._folder / "torn").exists():
+            path = self._folder / "store" / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (path.parent / f"~{os.getpid()}-torn").write_bytes(data[: self._bytes])
+            (self._folder / "torn").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().create(key, data)
+
+
+async def main(folder: Path) -> int:
+    """Until the job ends; the exit code. The outcome goes to stdout."""
+    torn = os.environ.get("TORN")
+    store = TornStore(folder, torn) if torn else DirectoryStore(folder / "store")
+    outcome = await run(
+        SPEC, store, FilePlatform(folder), token=TOKEN, agent_arguments=[], agent_environment={}, stop=asyncio.Event()
+    )
+    print(msgspec.json.encode(outcome).decode(), flush=True)
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    snapshots.RECORDS = 3
+    snapshots.RECORDS_A_NODE = 1
+    sys.exit(asyncio.run(main(Path(sys.argv[1]))))
