@@ -7,7 +7,7 @@ journal. Records that arrive while a segment is being written share the next one
 import asyncio
 import logging
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -67,7 +67,7 @@ class Desk:
         self.on_state: list[Callable[[State], None]] = []
         self._journal = journal
         self._batch: list[Record] = []
-        self._waiters: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._decided = self._written = 0
         self._durable: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._manifests: deque[tuple[int, WriteManifest]] = deque()
@@ -107,13 +107,16 @@ class Desk:
         deadline = loop.time() + seconds
         while not ready(self.state):
             future = loop.create_future()
-            self._waiters[key].add(future)
+            waiters = self._waiters.setdefault(key, set())
+            waiters.add(future)
             alarm = loop.call_at(deadline, _wake, future)
             try:
                 await future
             finally:
                 alarm.cancel()
-                self._waiters[key].discard(future)
+                waiters.discard(future)
+                if not waiters and self._waiters.get(key) is waiters:
+                    del self._waiters[key]
             if loop.time() >= deadline:
                 return ready(self.state)
         return True

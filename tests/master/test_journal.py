@@ -1,5 +1,6 @@
 """The journal: one sequence, one master."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 
 from runtime.job.records import DesiredChanged
 from runtime.job.state import fold
-from runtime.master.journal import Fenced, Journal, JournalError, claim, find_master, read_journal
+from runtime.master.desk import Clock
+from runtime.master.journal import Fenced, Journal, JournalError, Replayed, claim, find_master, read_journal
 from runtime.store import DirectoryStore
 
 
@@ -60,6 +62,24 @@ def test_an_ambiguous_success_is_known_by_its_nonce(tmp_path: Path) -> None:
     journal, _ = claim(Forgetful(str(tmp_path)), "j", "a:1", 1.0)
     journal.write(journal.draft([DesiredChanged(time=2.0, role="worker", nodes=1)]))
     assert fold(read_journal(DirectoryStore(str(tmp_path)), "j")).sizes == {"worker": 1}
+
+
+def test_time_in_the_journal_never_runs_back_whatever_the_hosts_clocks_say(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    ahead = time.time() + 7200
+    claim(store, "j", "a:1", ahead)
+    _, state = claim(store, "j", "b:2", time.time())
+    assert [record.time for record in read_journal(store, "j")] == [ahead, ahead]
+    assert Clock(state.time)() >= ahead
+
+
+def test_numbers_of_more_digits_come_later(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    journal = Journal(store, "j", 1, "a:1", 999_998, Replayed(0, 0))
+    for at in range(4):
+        journal.write(journal.draft([DesiredChanged(time=float(at), role="worker", nodes=at)]))
+    assert [record.time for record in read_journal(store, "j")] == [0.0, 1.0, 2.0, 3.0]
+    assert find_master(store, "j") == (1, "a:1")
 
 
 def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:

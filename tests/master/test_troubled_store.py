@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.job.messages import Ack
+from runtime.job.messages import Ack, Directive
 from runtime.job.nodes import NodePhase
 from runtime.job.records import NodeFinished, RoundFormed, ShardPersisted
 from runtime.job.spec import JobSpec, Patience, RoleSpec
 from runtime.job.state import fold
 from runtime.master import read_journal, snapshots
+from runtime.master.endpoints import HEARTBEAT_POLL_S
 from runtime.master.journal import Fenced
 from runtime.master.retry import PATIENCE_S
 from runtime.store import StoreError
@@ -117,6 +118,44 @@ def test_an_idle_master_that_slept_through_a_takeover_ends_by_itself() -> None:
         await new.open()
         assert "written by another master" in str(await old.ended())
         assert (await new.finish(NODES[0], 1)).status == 200
+        await new.close()
+
+    in_virtual_time(store, story)
+
+
+def test_what_a_replaced_master_still_answers_carries_its_old_epoch() -> None:
+    store = TroubledStore()
+    old, new = Shell(SPEC, store), Shell(SPEC, store)
+
+    async def story() -> None:
+        await old.open()
+        await _two_seats(old)
+        await new.open()
+        replies = [await shell.beat(NODES[0], 1) for shell in (old, new)]
+        assert [msgspec.json.decode(reply.body, type=Directive).epoch for reply in replies] == [1, 2]
+        await old.close()
+        await new.close()
+
+    in_virtual_time(store, story)
+
+
+def test_a_new_master_gives_every_node_its_whole_time_to_be_heard() -> None:
+    store = TroubledStore()
+    spec = msgspec.structs.replace(SPEC, patience=Patience(silence_s=20.0, join_timeout_s=1e6))
+    old, new = Shell(spec, store), Shell(spec, store)
+
+    async def story() -> None:
+        await old.open()
+        await _two_seats(old)
+        await old.close()
+        await asyncio.sleep(1000)
+        await new.open()
+        opened = asyncio.get_running_loop().time()
+        while new.desk.state.nodes[NODES[1]].phase is NodePhase.RUNNING:
+            assert new.desk.state.nodes[NODES[0]].phase is NodePhase.RUNNING
+            await new.beat(NODES[0], 1)
+        assert 20 <= asyncio.get_running_loop().time() - opened <= 20 + HEARTBEAT_POLL_S
+        assert new.desk.state.nodes[NODES[1]].phase is NodePhase.LOST
         await new.close()
 
     in_virtual_time(store, story)
