@@ -8,11 +8,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
 from runtime import faults
-from runtime.job.brain import Brain, Journal, WriteManifest
+from runtime.job.brain import Brain, Journal, Refused, WriteManifest
 from runtime.job.events import Event, ManifestWritten, Tick
 from runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
 from runtime.job.spec import JobSpec
@@ -78,10 +78,11 @@ class Desk:
         self._segments, self._records = journal.replayed
         self._last_segment = 0
         self._long = asyncio.Event()
+        self._astray = asyncio.Event()
 
     def feed(self, event: Event) -> None:
         """Give the brain an event. What follows shows in `state` as soon as it is journaled. Raises Refused."""
-        for decision in self.brain.handle(event, self.clock()):
+        for decision in self._decide(event):
             match decision:
                 case Journal(record):
                     self._batch.append(record)
@@ -93,6 +94,27 @@ class Desk:
         deadline = self.brain.next_deadline()
         if deadline is not None and (self._alarm is None or deadline < self._alarm):
             self._sooner.set()
+
+    def _decide(self, event: Event) -> list[Journal | WriteManifest]:
+        understood = False
+        try:
+            decisions = self.brain.handle(event, self.clock())
+            understood = True
+        except Refused:
+            understood = True
+            raise
+        finally:
+            if not understood:
+                self._astray.set()
+        return decisions
+
+    async def sanity(self) -> None:
+        """Until the brain fails. It may then be in a state that no journal knows: this master must not go on.
+
+        Raises RuntimeError. Whoever fed the event has reported why.
+        """
+        await self._astray.wait()
+        raise RuntimeError(f"job {self.spec.job}: the master could not take in what it was told; the next one replays")
 
     async def durable(self) -> None:
         """Until everything decided so far is in the journal."""
@@ -201,6 +223,11 @@ class Desk:
     async def confirm(self) -> None:
         """Until it is known that this master still is the job's. Raises Fenced when another has taken it over."""
         await retried("the journal's end", self._journal.confirm)
+
+    @property
+    def parts(self) -> Sequence[Callable[[], Coroutine[None, None, None]]]:
+        """What must run all the time, until cancelled; whatever one of them raises ends this master."""
+        return self.write, self.tick, self.commit, self.snapshot, self.watch, self.sanity
 
     async def watch(self) -> None:
         """Confirm again and again, until cancelled: a master that slept must end, also when it has nothing to write."""

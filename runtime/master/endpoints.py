@@ -1,7 +1,7 @@
 """What the master answers, whatever carries it (`server`): method, path, headers and a body in; a status and JSON out.
 
 POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/leaving, /v1/dumped, /v1/scale;
-GET /v1/rounds/<n>, /v1/status.
+GET /v1/status, /v1/nodes, /v1/rounds/<n>: the last two are as long as the job is large.
 200 an answer, 204 a long poll that ended without one, 400 a body that is not as the message says (names the field),
 401 a wrong token, 404 no such thing, 409 the node has no place in this job: it ends. Agents name their job in the
 header `Everstep-Job`, so that one that reached another job's master learns it whatever it asks.
@@ -106,6 +106,8 @@ class Endpoints:
     def _get(self, path: str) -> Reply:
         if path == "/v1/status":
             return self._status()
+        if path == "/v1/nodes":
+            return self._nodes()
         if path.startswith("/v1/rounds/"):
             return self._round(path.removeprefix("/v1/rounds/"))
         return _problem(404, f"there is no GET {path[:300]}")
@@ -209,10 +211,6 @@ class Endpoints:
                 "round": state.round.number if state.round else 0,
                 "iteration": state.iteration,
                 "sizes": {role: size(state, spec, role) for role in spec.roles},
-                "nodes": {
-                    node.name: {"role": node.role, "host": node.host, "phase": node.phase, "address": node.address}
-                    for node in state.nodes.values()
-                },
                 "committed": None if newest is None else state.checkpoints[newest].manifest,
                 "ended": state.ended,
                 "conditions": state.conditions,
@@ -222,6 +220,14 @@ class Endpoints:
                     "misplaced": self._misplaced,
                 },
             }
+        )
+
+    def _nodes(self) -> Reply:
+        return _answer(
+            [
+                {"name": node.name, "role": node.role, "host": node.host, "phase": node.phase, "address": node.address}
+                for node in self._desk.state.nodes.values()
+            ]
         )
 
 

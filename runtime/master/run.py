@@ -167,7 +167,7 @@ async def _live(
 ) -> Outcome:
     """Everything at once, until the job has ended and its nodes are gone, or this master is told to stop."""
     main = asyncio.create_task(_to_the_end(desk, reconciler, stop, remove_nodes))
-    parts = (desk.write, desk.tick, desk.commit, desk.snapshot, desk.watch, reconciler.watch, telemetry.run)
+    parts = (*desk.parts, reconciler.watch, telemetry.run)
     tasks = {main, *(asyncio.create_task(part()) for part in parts)}
     try:
         while not main.done():

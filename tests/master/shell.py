@@ -141,6 +141,13 @@ def in_virtual_time(store: TroubledStore, story: Callable[[], Awaitable[T]]) -> 
         return runner.run(_awaited(story))
 
 
+async def passes(seconds: float) -> None:
+    """Virtual time goes by."""
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, over.set)
+    await over.wait()
+
+
 async def _awaited(story: Callable[[], Awaitable[T]]) -> T:
     return await story()
 
@@ -159,12 +166,11 @@ class Shell:
                 claimed, state = await asyncio.to_thread(claim, self.store, self.spec.job, "a:1", now())
                 break
             except (StoreError, Fenced):
-                await asyncio.sleep(1)
+                await passes(1)
         self.desk = desk = Desk(self.spec, self.store, claimed, state, now)
         self.endpoints = Endpoints(desk, TOKEN, lambda beat: None)
         desk.feed(Opened())
-        parts = (desk.write, desk.tick, desk.commit, desk.snapshot, desk.watch)
-        self.tasks = [asyncio.create_task(part()) for part in parts]
+        self.tasks = [asyncio.create_task(part()) for part in desk.parts]
         await desk.durable()
 
     async def ended(self) -> Exception:

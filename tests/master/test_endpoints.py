@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.job import reports
+from runtime.job.case import Case
+from runtime.job.events import StacksDumped
 from runtime.job.messages import (
     Ack,
     Action,
@@ -22,7 +25,7 @@ from runtime.job.messages import (
     Scale,
     WorkerExit,
 )
-from runtime.job.records import NodeLeaving
+from runtime.job.records import DesiredChanged, NodeLeaving
 from runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
 from runtime.master import read_journal
 from runtime.master.bodies import LARGEST_BODY
@@ -43,7 +46,7 @@ RIGHT: dict[str, msgspec.Struct] = {
     "dumped": Dumped(NODE, 1),
     "scale": Scale(2),
 }
-GETS = ["status", "rounds/1"]
+GETS = ["status", "nodes", "rounds/1"]
 
 
 def played(story: Callable[[Shell], Awaitable[None]], spec: JobSpec = SPEC) -> TroubledStore:
@@ -234,6 +237,34 @@ def test_the_whole_round_is_fetched_when_needed() -> None:
         assert (await shell.get("rounds/1")).body is (await shell.get("rounds/1")).body
         for other in ("rounds/2", "rounds/", "rounds/one", "rounds/01"):
             assert (await shell.get(other)).status == 404
+
+    played(story)
+
+
+def test_the_nodes_are_listed_apart_from_the_status() -> None:
+    async def story(shell: Shell) -> None:
+        nodes = msgspec.json.decode((await shell.get("nodes")).body)
+        assert [(node["name"], node["phase"]) for node in nodes] == [(name, "running") for name in NODES]
+        status = msgspec.json.decode((await shell.get("status")).body)
+        assert (status["epoch"], status["round"], status["ended"]) == (1, 1, None)
+
+    played(story)
+
+
+def test_a_brain_that_fails_ends_its_master_before_anything_of_it_is_journaled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(case: Case, event: object) -> None:
+        case.record(DesiredChanged(time=case.now, role="worker", nodes=1))
+        raise KeyError("a bug")
+
+    async def story(shell: Shell) -> None:
+        journal = [key for key in shell.store.objects if "/journal/" in key]
+        monkeypatch.setitem(reports._TAKE, StacksDumped, broken)
+        with pytest.raises(KeyError):
+            await shell.ask("dumped", RIGHT["dumped"])
+        assert "the next one replays" in str(await shell.ended())
+        assert [key for key in shell.store.objects if "/journal/" in key] == journal
 
     played(story)
 

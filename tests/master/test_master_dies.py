@@ -173,7 +173,7 @@ async def _succession(masters: Masters, fault: str, torn: str) -> list[int]:
     return codes
 
 
-def _killed(folder: Path, mark: str, fault: str = "", torn: str = "") -> None:
+def check_killed(folder: Path, mark: str, fault: str = "", torn: str = "") -> None:
     """A job whose master is killed once: everything is as if it had not been."""
 
     async def story(masters: Masters, session: aiohttp.ClientSession) -> None:
@@ -221,13 +221,13 @@ def _killed(folder: Path, mark: str, fault: str = "", torn: str = "") -> None:
     ],
 )
 def test_a_master_killed_at_a_write_is_followed_by_one_that_goes_on(tmp_path: Path, point: str) -> None:
-    _killed(tmp_path, point.partition(",")[0], fault=f"{point}=kill")
+    check_killed(tmp_path, point.partition(",")[0], fault=f"{point}=kill")
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_master_killed_at_any_byte_of_an_object_leaves_nothing_half_written(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    _killed(tmp_path, "torn", torn=f"{chance.randrange(1, 9)}:{chance.randrange(1, 400)}")
+    check_killed(tmp_path, "torn", torn=f"{chance.randrange(1, 9)}:{chance.randrange(1, 400)}")
 
 
 def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_path: Path) -> None:
@@ -252,19 +252,17 @@ def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_pat
         assert {(seat.epoch, seat.round) for seat in seats} == {(2, 2)}
         before = masters.journal()
 
-        # What was sent to the old one before it sleeps on is what it finds when it wakes.
         late = Agent(masters, session, NODES[0], theirs)
         late.client.epoch = 2
         asked = asyncio.create_task(late.client.heartbeat(Heartbeat(NODES[0], 2, telemetry=({"v": 1},))))
-        told = asyncio.create_task(session.post(f"http://{theirs}/v1/finished", data=_finished(NODES[0], 1)))
-        await _sent(asked, told)
+        told = await _told(theirs, Finished(NODES[0], 1))
         old.send_signal(signal.SIGCONT)
         code, outcome = await masters.ended(old)
         assert (code, outcome and outcome.state) == (75, "fenced")
         answer = await asked
         assert answer is not None
         assert answer.epoch == 2, "the old one's answer must be refused, and the new one's taken"
-        await asyncio.gather(told, return_exceptions=True)
+        told.close()
         assert masters.actions(old) == done, "the old one must touch no node"
         assert masters.journal()[: len(before)] == before
         assert not [r for r in masters.journal() if isinstance(r, NodeFinished)]
@@ -279,12 +277,12 @@ def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_pat
     played(tmp_path, story)
 
 
-def _finished(node: str, round_: int) -> bytes:
-    return msgspec.json.encode(Finished(node, round_))
-
-
-async def _sent(*requests: asyncio.Task[object]) -> None:
-    """Until the requests lie in the sleeping process's sockets: connected, written, and waiting for an answer."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-    assert not any(request.done() for request in requests)
+async def _told(address: str, message: Finished) -> asyncio.StreamWriter:
+    """A message that lies in the sleeping process's socket: it finds it when it wakes."""
+    host, _, port = address.partition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    body = msgspec.json.encode(message)
+    head = f"POST /v1/finished HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {TOKEN}\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    await writer.drain()
+    return writer

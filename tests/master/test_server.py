@@ -62,7 +62,7 @@ async def sent(port: int, data: bytes, end: bool = False) -> bytes:
         writer.close()
 
 
-async def _survives(port: int, shell: Shell, data: bytes, caplog: pytest.LogCaptureFixture, end: bool = False) -> bytes:
+async def check_survived(port: int, shell: Shell, data: bytes, caplog: pytest.LogCaptureFixture, end: bool = False) -> bytes:
     """The answer to these bytes; they have changed nothing, and the next who asks is answered."""
     before = shell.desk.brain.state
     answer = await sent(port, data, end)
@@ -90,7 +90,7 @@ def test_what_is_no_proper_request_is_answered_and_changes_nothing(
     data: bytes, status: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story(port: int, shell: Shell) -> None:
-        answer = await _survives(port, shell, data, caplog)
+        answer = await check_survived(port, shell, data, caplog)
         assert answer[8:13] == b" %b " % status, answer[:300]
 
     served(story)
@@ -98,7 +98,7 @@ def test_what_is_no_proper_request_is_answered_and_changes_nothing(
 
 def test_a_body_that_ends_early_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def story(port: int, shell: Shell) -> None:
-        await _survives(port, shell, RIGHT[:-5], caplog, end=True)
+        await check_survived(port, shell, RIGHT[:-5], caplog, end=True)
 
     served(story)
 
@@ -108,7 +108,7 @@ def test_what_is_compressed_is_not_unpacked(caplog: pytest.LogCaptureFixture) ->
     data = head("Content-Encoding: gzip", f"Content-Length: {len(bomb)}") + bomb
 
     async def story(port: int, shell: Shell) -> None:
-        assert (await _survives(port, shell, data, caplog)).startswith(b"HTTP/1.1 400")
+        assert (await check_survived(port, shell, data, caplog)).startswith(b"HTTP/1.1 400")
 
     served(story)
 
@@ -118,6 +118,6 @@ def test_what_is_compressed_is_not_unpacked(caplog: pytest.LogCaptureFixture) ->
 def test_no_bytes_stop_the_server(noise: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
     async def story(port: int, shell: Shell) -> None:
         for data in noise:
-            await _survives(port, shell, data, caplog, end=True)
+            await check_survived(port, shell, data, caplog, end=True)
 
     served(story)

@@ -20,7 +20,7 @@ from runtime.master.endpoints import HEARTBEAT_POLL_S
 from runtime.master.journal import Fenced
 from runtime.master.retry import PATIENCE_S
 from runtime.store import StoreError
-from tests.master.shell import Shell, Trouble, TroubledStore, in_virtual_time
+from tests.master.shell import Shell, Trouble, TroubledStore, in_virtual_time, passes
 
 SPEC = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(silence_s=1e6, join_timeout_s=1e6, no_progress=0), hosts="")
 NODES = ["worker-0-0", "worker-1-0"]
@@ -81,7 +81,7 @@ def test_nothing_is_shown_before_it_is_durable() -> None:
         store.troubles = lambda key: Trouble.SLOW if "/journal/" in key else Trouble.NONE
         joins = [asyncio.create_task(shell.join(node)) for node in NODES]
         while shell.desk.brain.state.round is None:
-            await asyncio.sleep(0)
+            await passes(0)
         assert shell.desk.state.round is None
         assert (await shell.beat(NODES[0], 0)).status == 200
         await asyncio.gather(*joins)
@@ -148,7 +148,7 @@ def test_a_new_master_gives_every_node_its_whole_time_to_be_heard() -> None:
         await old.open()
         await _two_seats(old)
         await old.close()
-        await asyncio.sleep(1000)
+        await passes(1000)
         await new.open()
         opened = asyncio.get_running_loop().time()
         while new.desk.state.nodes[NODES[1]].phase is NodePhase.RUNNING:
@@ -177,7 +177,7 @@ def test_whatever_the_store_does_what_was_acknowledged_is_journaled_and_ranks_ar
             assert ranks.setdefault((seat.round, seat.group_rank), node) == node, "one rank, two nodes"
             after = seat.round
             for iteration in range(chance.randrange(3)):
-                await asyncio.sleep(chance.random() * 20)
+                await passes(chance.random() * 20)
                 if (await masters[-1].persist(node, after, iteration)).status == 200:
                     stored.add((after, iteration))
 
