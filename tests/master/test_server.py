@@ -62,7 +62,9 @@ async def sent(port: int, data: bytes, end: bool = False) -> bytes:
         writer.close()
 
 
-async def check_survived(port: int, shell: Shell, data: bytes, caplog: pytest.LogCaptureFixture, end: bool = False) -> bytes:
+async def check_survived(
+    port: int, shell: Shell, data: bytes, caplog: pytest.LogCaptureFixture, end: bool = False
+) -> bytes:
     """The answer to these bytes; they have changed nothing, and the next who asks is answered."""
     before = shell.desk.brain.state
     answer = await sent(port, data, end)
