@@ -112,7 +112,7 @@ def _allow_connections(spec: JobSpec) -> None:
     Raises CannotListen where there is not even one for each.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    nodes = sum(role.nodes for role in spec.roles.values())
+    nodes = sum(role.most for role in spec.roles.values())
     useful, needed = 2 * nodes + OWN_DESCRIPTORS, nodes + OWN_DESCRIPTORS
     most = useful if hard == resource.RLIM_INFINITY else min(hard, useful)
     if most < needed:
