@@ -113,6 +113,7 @@ class Scene:
             process, pipe = _started(serve, found.address, TOKEN, set(cores[1:] or cores))
             self._processes.append(process)
             self._clients.append(pipe)
+        self.beats()  # All of them have begun, and answer.
 
     def begin(self) -> None:
         """All agents join."""
