@@ -4,7 +4,8 @@
 
 The master is one process, pinned to a core, with a directory store in a temporary folder and a platform that makes
 nothing; the agents are a few processes on the other cores. Latency is counted from the moment the last of all agents
-has sent its join until each has received its seat.
+has sent its join until each has received its seat. Where the master's processor time is far less than the time that
+passed, the machine was busy with something else (or the agents were slower than the master): measure again.
 """
 
 import argparse
@@ -112,6 +113,7 @@ class Scene:
             process, pipe = _started(serve, found.address, TOKEN, set(cores[1:] or cores))
             self._processes.append(process)
             self._clients.append(pipe)
+        self.beats()  # All of them have begun, and answer.
 
     def begin(self) -> None:
         """All agents join."""
@@ -182,19 +184,18 @@ Row = tuple[str, str, str, bool | None]
 def rounds(stage: Scene, rows: list[Row]) -> None:
     """All join; one dies, all join again."""
     budget, process = f"p99 < {LATENCY_BUDGET_S:g} s", psutil.Process(stage.process.pid)
-    before = _used(process)
+    began, before = time.monotonic(), _used(process)
     stage.begin()
     first = stage.seated(1)
-    used = _used(process) - before
+    used = f"{_used(process) - before:.2f} s of {first.seats[-1] - began:.2f} s"
     rows.append((f"{stage.agents} agents join", str(first), budget, first.percentile(0.99) < LATENCY_BUDGET_S))
-    rows.append(("processor time of the master for it", f"{used:.2f} s", "", None))
+    rows.append(("processor time of the master for it", used, "", None))
     died, before = time.monotonic(), _used(process)
     stage.kill_one()
     again = stage.seated(2)
-    used = _used(process) - before
+    used = f"{_used(process) - before:.2f} s of {again.seats[-1] - died:.2f} s"
     rows.append(("one dies, all join again", str(again), budget, again.percentile(0.99) < LATENCY_BUDGET_S))
-    rows.append(("processor time of the master for it", f"{used:.2f} s", "", None))
-    rows.append(("death -> the last seat of the new round", f"{again.seats[-1] - died:.2f} s", "", None))
+    rows.append(("processor time of the master for it", used, "", None))
     rows.append(("peak memory of the master", f"{_peak(stage.process.pid) / MIB:.0f} MiB", "", None))
 
 

@@ -49,7 +49,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class CannotListen(OSError):  # noqa: N818 (a name that reads well in `except`)
-    """The master's address cannot be had; one line that says why and how to mend it."""
+    """The address, or a connection for each node, cannot be had; one line that says why and how to mend it."""
 
 
 async def run(
@@ -70,9 +70,9 @@ async def run(
 
     `agent_arguments` are appended to each node's `--node --role --host --slots`; `agent_environment` to its
     EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE. `port` 0 takes a free one. A job that has succeeded before
-    returns at once; one that ended otherwise is taken up again. Raises ValueError for a spec that contradicts itself
-    or is larger than this process may serve, CannotListen when host and port cannot be had, StoreError and
-    journal.JournalError when the journal can be neither written nor read.
+    returns at once; one that ended otherwise is taken up again. Raises ValueError for a spec that contradicts itself,
+    CannotListen when host and port cannot be had or the job has more nodes than this process may open files,
+    StoreError and journal.JournalError when the journal can be neither written nor read.
     """
     if wrong := problems(spec):
         raise ValueError("; ".join(wrong))
@@ -111,14 +111,14 @@ async def run(
 def _allow_connections(spec: JobSpec) -> None:
     """Two connections a node (a long poll, and one to tell something) where this process may have so many open files.
 
-    Raises ValueError where there is not even one for each.
+    Raises CannotListen where there is not even one for each.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    nodes = sum(role.nodes for role in spec.roles.values())
+    nodes = sum(role.most for role in spec.roles.values())
     useful, needed = 2 * nodes + OWN_DESCRIPTORS, nodes + OWN_DESCRIPTORS
     most = useful if hard == resource.RLIM_INFINITY else min(hard, useful)
     if most < needed:
-        raise ValueError(
+        raise CannotListen(
             f"{nodes} nodes need {nodes} connections + {OWN_DESCRIPTORS} = {needed} open files, "
             f"but this process may have {hard}; raise the limit (ulimit -Hn)"
         )

@@ -1,7 +1,7 @@
 """A master in a process of its own: `master_process.py FOLDER`. Its nodes are files, which outlive it.
 
-With TORN="N:BYTES" its store dies in the middle of the N-th object that it makes: BYTES of it are written, to the
-temporary file that a directory store writes first. FOLDER/torn tells that it happened.
+With TORN="KIND:N:BYTES" its store dies in the middle of the N-th object that it makes under jobs/j/KIND: BYTES of it
+are written, to the temporary file that a directory store writes first. FOLDER/torn tells that it happened.
 """
 
 import asyncio
@@ -60,17 +60,27 @@ class TornStore(DirectoryStore):
     def __init__(self, folder: Path, torn: str) -> None:
         super().__init__(folder / "store")
         self._folder = folder
-        self._left, self._bytes = (int(part) for part in torn.split(":"))
+        kind, left, size = torn.split(":")
+        self._prefix, self._left, self._bytes = f"jobs/{JOB}/{kind}/", int(left), int(size)
 
     def create(self, key: str, data: bytes) -> bool:
-        self._left -= 1
-        if self._left == 0 and not (self._folder / "torn").exists():
-            path = self._folder / "store" / key
-            path.parent.mkdir(parents=True, exist_ok=True)
-            (path.parent / f"~{os.getpid()}-torn").write_bytes(data[: self._bytes])
-            (self._folder / "torn").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        self._tear(key, data)
         return super().create(key, data)
+
+    def put(self, key: str, source: bytes | memoryview | Path) -> None:
+        assert isinstance(source, bytes)
+        self._tear(key, source)
+        super().put(key, source)
+
+    def _tear(self, key: str, data: bytes) -> None:
+        self._left -= key.startswith(self._prefix)
+        if self._left or (self._folder / "torn").exists():
+            return
+        path = self._folder / "store" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / f"~{os.getpid()}-torn").write_bytes(data[: self._bytes])
+        (self._folder / "torn").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def main(folder: Path) -> int:

@@ -82,6 +82,15 @@ def test_numbers_of_more_digits_come_later(tmp_path: Path) -> None:
     assert find_master(store, "j") == (1, "a:1")
 
 
+def test_a_segment_of_a_newer_everstep_is_refused_by_its_version(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    claim(store, "j", "a:1", 1.0)
+    newer = store.get("jobs/j/journal/000001").replace(b'"v":1', b'"v":99', 1)
+    store.create("jobs/j/journal/000002", newer)
+    with pytest.raises(JournalError, match="000002 has version 99"):
+        claim(store, "j", "b:2", 2.0)
+
+
 def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
     store = DirectoryStore(str(tmp_path))
     claim(store, "j", "a:1", 1.0)

@@ -338,5 +338,5 @@ def test_more_nodes_than_this_process_may_have_files_are_refused_with_the_arithm
         store, platform = DirectoryStore(tmp_path), DictPlatform()
         await run(spec, store, platform, token=TOKEN, agent_arguments=[], agent_environment={}, stop=asyncio.Event())
 
-    with pytest.raises(ValueError, match=f"{hard} nodes need .* may have {hard}; raise the limit"):
+    with pytest.raises(CannotListen, match=f"{hard} nodes need .* may have {hard}; raise the limit"):
         asyncio.run(begin())
