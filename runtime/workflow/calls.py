@@ -20,6 +20,10 @@ Artifacts = Mapping[str, Mapping[str, Any]]
 """Artifacts by dotted name."""
 
 
+class ConfigMapError(ExpressionError):
+    """A parameter's ConfigMap or key is not there."""
+
+
 class Call(NamedTuple):
     """Somebody wants a template to run."""
 
@@ -34,8 +38,10 @@ class Call(NamedTuple):
     hooked: bool = False
     exits: bool = False
     """It belongs to the workflow's exit handler, which deadlines and a stop leave alone."""
-    title: str = ""
-    """The name under which the caller knows the template."""
+    title: str | None = None
+    """The name under which the caller knows the template; none by templateRef. None: its own."""
+    home: str = ""
+    """Where the template's own calls find templates: a WorkflowTemplate, or the workflow."""
     scope: Mapping[str, Any] = NOTHING
     """More that its tags may read: retries, lastRetry."""
 
@@ -110,7 +116,7 @@ def from_config_map(what: str, source: Mapping[str, Any], globals_: Scope, libra
     except NotThereError as error:
         if source.get("default") is not None:
             return source["default"]
-        raise ExpressionError(f"unable to retrieve {what} from ConfigMap: {error}") from None
+        raise ConfigMapError(f"unable to retrieve {what} from ConfigMap: {error}") from None
 
 
 def _artifact(entry: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -200,7 +200,7 @@ class DagRun:
         if node is None:
             return {}
         prefix = f"tasks.{name}"
-        found = read_of(prefix, node, self._engine.name, self._engine.declared(self._tasks[name]))
+        found = read_of(prefix, node, self._engine.name, self._engine.declared(self._tasks[name], self._node))
         if node.type is NodeType.TASK_GROUP:
             if name not in self._lists:
                 self._lists[name] = aggregated(prefix, (self._engine.nodes[child] for child in node.children))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from runtime.workflow import ends, variables
-from runtime.workflow.calls import Call, prepare
+from runtime.workflow.calls import Call, ConfigMapError, prepare
 from runtime.workflow.dag import DagRun
 from runtime.workflow.events import (
     Event,
@@ -229,10 +229,12 @@ class Engine:
         try:
             spec = prepare(call._replace(scope=scope), self.variables.globals(now), self.manifest.library)
         except ExpressionError as error:
-            self.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            told = isinstance(error, ConfigMapError) and isinstance(self.composites.get(call.owner), DagRun)
+            self.skip(call, Phase.ERROR, str(error), now, raised="" if told else str(error))
             return
-        if spec.get("retryStrategy") is not None and not call.scope.get("retries"):
-            self._retry(call, spec, now)
+        strategy = spec.get("retryStrategy", self.manifest.spec.get("retryStrategy"))
+        if strategy is not None and not call.scope.get("retries"):
+            self._retry(call, {**spec, "retryStrategy": strategy}, now)
             return
         self._make(call, kind, spec, now)
 
@@ -258,10 +260,10 @@ class Engine:
 
     def _node(self, call: Call, type_: NodeType, phase: Phase, spec: dict[str, Any], now: float) -> Node:
         inputs = {key: value for key, value in (spec.get("inputs") or {}).items() if value}
-        title = call.title or str(call.template.get("name") or "")
+        title = str(call.template.get("name") or "") if call.title is None else call.title
         node = Node(
             call.name, call.display_name, type_, title, call.boundary, phase, now, call.owner, inputs=inputs,
-            hooked=call.hooked, spec=spec, life=self.lives, children=[], outbound=[],
+            home=call.home, hooked=call.hooked, spec=spec, life=self.lives, children=[], outbound=[],
         )  # fmt: skip
         self._add(node)
         return node
@@ -291,7 +293,7 @@ class Engine:
 
         `raised`: an error that the caller has to deal with, too.
         """
-        title = call.title or str(call.template.get("name") or "")
+        title = str(call.template.get("name") or "") if call.title is None else call.title
         node = Node(
             call.name, call.display_name, NodeType.SKIPPED, title, call.boundary, phase, now, call.owner,
             message=message, finished=now, hooked=call.hooked, life=self.lives, children=[], outbound=[],
@@ -328,18 +330,19 @@ class Engine:
         return depth
 
     def call_task(self, call: Call, task: Mapping[str, Any], now: float) -> None:
-        """Run the template that a task, step or hook names, with its arguments."""
+        """Run the template that a task, step or hook of the call's boundary names, with its arguments."""
+        boundary = self.nodes.get(call.boundary)
         try:
-            template = self.manifest.template(task)
+            template, home = self.manifest.template(task, boundary.home if boundary else "")
         except ExpressionError as error:
             self.skip(call, Phase.ERROR, str(error), now, raised=str(error))
             return
-        self.call(call._replace(template=template, arguments=task.get("arguments") or {}), now)
+        self.call(call._replace(template=template, home=home, arguments=task.get("arguments") or {}), now)
 
-    def declared(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
+    def declared(self, task: Mapping[str, Any], boundary: Node) -> Mapping[str, Any]:
         """The outputs that the template of a task declares."""
         try:
-            return self.manifest.template(task).get("outputs") or {}
+            return self.manifest.template(task, boundary.home)[0].get("outputs") or {}
         except ExpressionError:
             return {}
 

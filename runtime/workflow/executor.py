@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from runtime import faults
 from runtime.workflow import asks, status
 from runtime.workflow.engine import Engine
+from runtime.workflow.environment import Told, facts_of, told
 from runtime.workflow.events import (
     Event,
     EventLog,
@@ -27,8 +28,9 @@ from runtime.workflow.events import (
     ShutdownAsked,
     read_events,
 )
-from runtime.workflow.manifest import NAME, Manifest, ManifestError, parse
-from runtime.workflow.nodes import Node, Phase, node_id
+from runtime.workflow.library import Library, NotThereError
+from runtime.workflow.manifest import NAME, NO_LIBRARY, Manifest, ManifestError, parse
+from runtime.workflow.nodes import Node, Phase, node_id, pod_name
 from runtime.workflow.pods import NOT_STARTED, Pod, PodError, Spawner, send, start_time
 
 STATUS_EVERY_S = 1.0
@@ -46,6 +48,8 @@ class RunOptions:
 
     name: str
     runs: Path = Path("runs")
+    library: Library = NO_LIBRARY
+    """What the manifest refers to: WorkflowTemplates, ConfigMaps, Secrets."""
     on_change: "Callable[[Engine, Path], None] | None" = None
     """Called after each change, and about twice a second while pods run."""
 
@@ -72,7 +76,7 @@ async def execute(source: dict[str, Any], options: RunOptions, signals: Sequence
 
     Raises ManifestError: it cannot be run here, the name belongs to a run of another manifest, or somebody runs it.
     """
-    manifest = parse(source)
+    manifest = parse(source, options.library)
     check_name(options.name)
     folder = options.runs.absolute() / options.name
     known = folder / "manifest.json"
@@ -81,6 +85,8 @@ async def execute(source: dict[str, Any], options: RunOptions, signals: Sequence
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder):
         if not known.exists():
+            objects = _private(folder / "objects.json")
+            objects.write_text(json.dumps(list(options.library.objects.values()), indent=1))
             fresh = folder / f".manifest.json.{os.getpid()}"
             fresh.write_text(json.dumps(source, indent=1))
             faults.point("executor.before_manifest")
@@ -89,6 +95,18 @@ async def execute(source: dict[str, Any], options: RunOptions, signals: Sequence
         executor = _Executor(manifest, options, folder)
         await executor.run(signals)
         return executor.result()
+
+
+def library_of(folder: Path) -> Library:
+    """What the run in that folder was given besides its manifest."""
+    objects = folder / "objects.json"
+    return Library.of(json.loads(objects.read_text())) if objects.exists() else NO_LIBRARY
+
+
+def _private(path: Path) -> Path:
+    """Make the file, for nobody else to read: it may hold secrets."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    return path
 
 
 def check_name(name: str) -> None:
@@ -234,9 +252,9 @@ class _Executor:
                 self._record(PodStarted(time.time(), node.name, *found))
                 continue
             try:
-                requests.append(pod.request(node.spec, self._environment(node), self._cwd, node.captures))
+                requests.append(pod.request(node.spec, self._told(node), self._cwd, node.captures))
                 asked[str(pod.claim)] = node
-            except PodError as error:
+            except (PodError, NotThereError) as error:
                 self._cannot(node, error)
         for claim, answer in self._spawner.start(requests).items() if requests else ():
             node = asked[claim]
@@ -248,27 +266,38 @@ class _Executor:
             faults.point("executor.after_start", node=node.name)
             self._record(PodStarted(time.time(), node.name, pid, began))
 
-    def _cannot(self, node: Node, error: PodError) -> None:
+    def _cannot(self, node: Node, error: Exception) -> None:
         log = self._pod(node).log
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"{error}\n")
         self._record(PodEnded(time.time(), node.name, NOT_STARTED, said=str(error)))
 
-    def _environment(self, node: Node) -> dict[str, str]:
-        """What every pod finds, as on Argo and as Everstep's steps expect."""
-        return {
+    def _told(self, node: Node) -> Told:
+        """Command and variables of a pod: the launcher's own, Argo's, the container's."""
+        engine = self.engine
+        container = node.spec.get("container") or node.spec["script"]
+        scope = engine.variables.globals(node.started)
+        metadata = node.spec.get("metadata") or {}
+        facts = facts_of(
+            pod_name(engine.name, node.name, node.template), scope["workflow.namespace"],
+            scope["workflow.serviceAccountName"], engine.uid, metadata.get("labels") or {},
+            metadata.get("annotations") or {},
+        )  # fmt: skip
+        found = told(container, engine.manifest.library, facts)
+        return found._replace(environment={
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
             "EVERSTEP_RUN_DIR": str(self._folder),
             "ARGO_CONTAINER_NAME": "main",
             "ARGO_DEADLINE": "0001-01-01T00:00:00Z",
             "ARGO_INCLUDE_SCRIPT_OUTPUT": str(node.captures).lower(),
-            "ARGO_NODE_ID": node_id(self.engine.name, node.name),
+            "ARGO_NODE_ID": node_id(engine.name, node.name),
             "ARGO_PROGRESS_FILE": "/var/run/argo/progress",
             "ARGO_PROGRESS_FILE_TICK_DURATION": "3s",
             "ARGO_PROGRESS_PATCH_TICK_DURATION": "1m0s",
-            "ARGO_WORKFLOW_NAME": self.engine.name,
-        }
+            "ARGO_WORKFLOW_NAME": engine.name,
+            **found.environment,
+        })  # fmt: skip
 
     async def _watch(self, node: Node) -> None:
         """Until the pod has ended and that is recorded."""

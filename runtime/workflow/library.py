@@ -1,8 +1,13 @@
 """What a workflow may refer to besides itself: WorkflowTemplates, ConfigMaps, Secrets from the same or other files."""
 
+import base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from runtime.workflow.fields import KINDS as KINDS_OF_TEMPLATES
+from runtime.workflow.fields import kind_of
+from runtime.workflow.schema import nearest
 
 WORKFLOW_TEMPLATES = ("WorkflowTemplate", "ClusterWorkflowTemplate")
 TYPE_LABEL = "workflows.argoproj.io/configmap-type"
@@ -38,7 +43,53 @@ class Library:
         for template in spec.get("templates") or []:
             if template.get("name") == reference.get("template"):
                 return template
-        raise NotThereError(f"{reference.get('name')!r} has no template {reference.get('template')!r}")
+        known = {str(template.get("name")): None for template in spec.get("templates") or []}
+        wanted = str(reference.get("template"))
+        raise NotThereError(f"{reference.get('name')!r} has no template {wanted!r}{nearest(wanted, known)}")
+
+    def value(self, kind: str, reference: Mapping[str, Any]) -> str | None:
+        """The value of a key of a ConfigMap or Secret; None when it is optional and not there. Raises NotThereError."""
+        values = self.values(kind, reference)
+        key = str(reference.get("key"))
+        if key in values:
+            return values[key]
+        if reference.get("optional"):
+            return None
+        raise NotThereError(f"{kind} {reference.get('name')!r} has no key {key!r}{nearest(key, values)}")
+
+    def values(self, kind: str, reference: Mapping[str, Any]) -> dict[str, str]:
+        """All of a ConfigMap or Secret; none when it is optional and not there. Raises NotThereError."""
+        found = self.objects.get((kind, str(reference.get("name"))))
+        if found is None:
+            if reference.get("optional"):
+                return {}
+            raise NotThereError(f"there is no {kind} {reference.get('name')!r} in these files")
+        values = {str(key): str(value) for key, value in (found.get("data") or {}).items()}
+        if kind == "Secret":
+            values = {key: base64.b64decode(value).decode(errors="replace") for key, value in values.items()}
+            values |= {str(key): str(value) for key, value in (found.get("stringData") or {}).items()}
+        return values
+
+    def referred(self, value: Any) -> dict[str, Mapping[str, Any]]:
+        """The WorkflowTemplates that something refers to, also by way of others, by kind and name."""
+        found: dict[str, Mapping[str, Any]] = {}
+        open_ = [value]
+        while open_:
+            one = open_.pop()
+            if isinstance(one, Mapping):
+                for field in ("templateRef", "workflowTemplateRef"):
+                    reference = one.get(field)
+                    if isinstance(reference, Mapping):
+                        kind = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
+                        place = f"{kind} {reference.get('name')}"
+                        there = self.objects.get((kind, str(reference.get("name"))))
+                        if there is not None and place not in found:
+                            found[place] = there
+                            open_.append(there)
+                open_ += one.values()
+            elif isinstance(one, list):
+                open_ += one
+        return found
 
     def parameter(self, name: str, key: str) -> str:
         """A value for a parameter from a ConfigMap that is labelled as one. Raises NotThereError."""
@@ -65,11 +116,33 @@ class Library:
         return {**below, **spec, "arguments": _arguments(below.get("arguments") or {}, spec.get("arguments") or {})}
 
 
+def with_defaults(template: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A template with spec.templateDefaults below it: maps are merged, lists of named things by name.
+
+    What makes a template of another kind is left out.
+    """
+    kind = kind_of(template)
+    meant = {key: value for key, value in defaults.items() if key not in KINDS_OF_TEMPLATES or key == kind}
+    return _merged(meant, template)
+
+
+def _merged(below: Any, above: Any) -> Any:
+    if isinstance(below, Mapping) and isinstance(above, Mapping):
+        return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
+    both = isinstance(below, list) and isinstance(above, list)
+    if both and all(isinstance(one, Mapping) and "name" in one for one in [*below, *above]):
+        named = {one["name"]: one for one in above}
+        return [*(_merged(one, named.pop(one["name"], {})) for one in below), *named.values()]
+    return below if above is None else above
+
+
 def _arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Those of both, by name; the upper ones count."""
+    """Those of both; of one name the upper counts."""
     merged: dict[str, list[Any]] = {}
     for kind in ("parameters", "artifacts"):
-        named = {entry.get("name"): entry for entry in [*(below.get(kind) or []), *(above.get(kind) or [])]}
-        if named:
-            merged[kind] = list(named.values())
+        own = above.get(kind) or []
+        known = {entry.get("name") for entry in own}
+        both = [*own, *(entry for entry in below.get(kind) or [] if entry.get("name") not in known)]
+        if both:
+            merged[kind] = both
     return merged

@@ -8,15 +8,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.workflow import fields, pod_rules, schema, validate
+from runtime.workflow import environment, pod_rules, schema, validate
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.fields import listed
-from runtime.workflow.library import Library, NotThereError
+from runtime.workflow.library import Library, NotThereError, with_defaults
 from runtime.workflow.reading import ReadError, read_text
 from runtime.workflow.schema import Problem
 
 GROUP, KIND = "argoproj.io/", "Workflow"
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+
+
+NO_LIBRARY = Library()
 
 
 class ManifestError(ValueError):
@@ -53,46 +56,62 @@ class Manifest:
         """Name of the template that begins."""
         return str(self.spec.get("entrypoint") or "")
 
-    def template(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a task, step or hook calls. Raises ExpressionError in Argo's words."""
-        if task.get("templateRef"):
-            reference = task["templateRef"]
-            try:
-                return self.library.template(reference)
-            except NotThereError:
+    def template(self, task: Mapping[str, Any], home: str = "") -> tuple[Mapping[str, Any], str]:
+        """(what a task, step or hook calls, where that finds templates of its own).
+
+        A home is the WorkflowTemplate in which a template stands; the workflow's own is empty. Raises ExpressionError
+        in Argo's words.
+        """
+        reference = task.get("templateRef")
+        if reference:
+            home = f"{'cluster/' if reference.get('clusterScope') else ''}{reference.get('name')}"
+            known = self._at(home)
+            if str(reference.get("template")) not in known:
                 name = f"{reference.get('name')}.{reference.get('template')}"
-                raise ExpressionError(f"template reference {name} not found") from None
-        if task.get("inline"):
-            return task["inline"]
-        found = self.templates.get(str(task.get("template")))
-        if found is None:
-            raise ExpressionError(f"template {task.get('template')} not found")
-        return found
+                raise ExpressionError(f"template reference {name} not found")
+            found = known[str(reference.get("template"))]
+        elif task.get("inline"):
+            found = task["inline"]
+        else:
+            known = self._at(home)
+            if str(task.get("template")) not in known:
+                raise ExpressionError(f"template {task.get('template')} not found")
+            found = known[str(task.get("template"))]
+        defaults = self.spec.get("templateDefaults")
+        return (with_defaults(found, defaults) if defaults else found), home
+
+    def _at(self, home: str) -> Mapping[str, Mapping[str, Any]]:
+        """Templates by name."""
+        if not home:
+            return self.templates
+        cluster, _, name = home.rpartition("/")
+        try:
+            spec = self.library.workflow_template({"name": name, "clusterScope": bool(cluster)})
+        except NotThereError:
+            return {}
+        return {str(one.get("name")): one for one in listed(spec, "templates")}
 
     def title(self, task: Mapping[str, Any]) -> str:
         """The name of the template that a task calls; empty where it has none."""
         return str(task.get("template") or "")
 
 
-def parse(source: Mapping[str, Any] | str) -> Manifest:
-    """The manifest. Raises ManifestError: unreadable, inconsistent, or beyond this executor."""
+def parse(source: Mapping[str, Any] | str, library: Library = NO_LIBRARY) -> Manifest:
+    """The manifest, with what else it refers to. Raises ManifestError: inconsistent, or beyond this executor."""
     if isinstance(source, str):
         try:
-            documents = read_text(source)
+            source = read_text(source)[0].value
         except ReadError as error:
             raise ManifestError(str(error)) from None
-        if len(documents) != 1:
-            raise ManifestError(f"has {len(documents)} documents; only one Workflow can be run")
-        source = documents[0].value
-    found = tuple(problems(source))
+    found = tuple(problems(source, library))
     if found:
         raise ManifestError(f"{schema.dotted(found[0].where)}: {found[0].message}", found)
     assert isinstance(source, Mapping)
-    spec = source.get("spec") or {}
-    return Manifest(source, spec, Library(), {str(one["name"]): one for one in listed(spec, "templates")})
+    spec = library.merged(source.get("spec") or {}) or {}
+    return Manifest(source, spec, library, {str(one["name"]): one for one in listed(spec, "templates")})
 
 
-def problems(source: Any) -> Iterator[Problem]:
+def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
     """All that stands against running it, the order being: kind, fields and types, references, pods."""
     if not isinstance(source, Mapping):
         yield Problem((), "the manifest is no mapping")
@@ -102,20 +121,44 @@ def problems(source: Any) -> Iterator[Problem]:
         yield Problem(("kind",), f"{version} {kind}: only {GROUP}v1alpha1 {KIND} can be run")
         return
     found = list(schema.problems(source))
-    beyond = [one for one in found if one.message == schema.BEYOND]
-    mistakes = [one for one in found if one.message != schema.BEYOND] or list(validate.problems(source, Library()))
+    for place, referred in library.referred(source).items():
+        told = schema.problems(referred)
+        found += [Problem((), f"{place}: {schema.dotted(one.where)}: {one.message}") for one in told]
+    beyond = [one for one in found if one.message.endswith(schema.BEYOND)]
+    mistakes = [one for one in found if one not in beyond] or list(validate.problems(source, library))
     yield from [*mistakes, *beyond]
     if not mistakes:
         spec = source.get("spec") or {}
         if spec.get("parallelism") == 0:
             yield Problem(("spec", "parallelism"), "0 lets nothing begin: on Argo this would wait for ever")
         for index, template in enumerate(listed(spec, "templates")):
-            where = ("spec", "templates", index)
-            yield from pod_rules.problems(template, spec, where)
-            kind = fields.kind_of(template)
-            if kind in ("container", "script") and not template[kind].get("command"):
+            yield from _pod_problems(template, spec, library, ("spec", "templates", index))
+        for place, referred in library.referred(source).items():
+            below = referred.get("spec") or {}
+            for template in listed(below, "templates"):
+                told = _pod_problems(template, below, library, ("templates", str(template.get("name"))))
+                yield from (Problem((), f"{place}: {schema.dotted(one.where)}: {one.message}") for one in told)
+
+
+def _pod_problems(
+    template: Mapping[str, Any], spec: Mapping[str, Any], library: Library, where: schema.Where
+) -> Iterator[Problem]:
+    """What stands against the pod of a template, and of the templates inside it."""
+    yield from pod_rules.problems(template, spec, where)
+    defaults = spec.get("templateDefaults") or {}
+    for kind in ("container", "script"):
+        if template.get(kind):
+            yield from environment.problems(template[kind], library, (*where, kind))
+            if not template[kind].get("command") and not (defaults.get(kind) or {}).get("command"):
                 yield Problem((*where, kind, "command"), "is required, as no image is asked for it here")
-            yield from _beyond(template, where)
+    yield from _beyond(template, where)
+    for index, task in enumerate(listed(template, "dag", "tasks")):
+        if task.get("inline"):
+            yield from _pod_problems(task["inline"], spec, library, (*where, "dag", "tasks", index, "inline"))
+    for number, group in enumerate(listed(template, "steps")):
+        for index, step in enumerate(group or []):
+            if step.get("inline"):
+                yield from _pod_problems(step["inline"], spec, library, (*where, "steps", number, index, "inline"))
 
 
 def _beyond(template: Mapping[str, Any], where: schema.Where) -> Iterator[Problem]:

@@ -90,6 +90,8 @@ class Node(msgspec.Struct):
     outputs: Outputs = msgspec.field(default_factory=Outputs)
     children: list[str] = []
     outbound: list[str] = []
+    home: str = ""
+    """Where its template finds the templates that it calls: a WorkflowTemplate; empty: the workflow."""
     hooked: bool = False
     """It is a hook's or exit handler's."""
     spec: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime.workflow import isolation
+from runtime.workflow.environment import Told
 from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import listed
 
@@ -95,21 +96,17 @@ class Pod:
         """Has the exit code once the command is over."""
         return self.folder / "exit"
 
-    def request(
-        self, template: Mapping[str, Any], environment: Mapping[str, str], cwd: Path, captures: bool = False
-    ) -> dict[str, Any]:
+    def request(self, template: Mapping[str, Any], told: Told, cwd: Path, captures: bool = False) -> dict[str, Any]:
         """What the spawner is asked for: the command in a session of its own.
 
         `captures`: keep its standard output for `result`. Raises PodError when it cannot be started.
         """
-        container = template.get("container") or template["script"]
-        command = [str(word) for word in [*(container.get("command") or []), *(container.get("args") or [])]]
-        own = {str(v["name"]): str(v.get("value") or "") for v in container.get("env") or []}
-        told = {**environment, **own, MARK: str(self.folder)}
-        _check_command(command[0], told.get("PATH"))
+        command = list(told.command)
+        environment = {**told.environment, MARK: str(self.folder)}
+        _check_command(command[0], environment.get("PATH"))
         if template.get("script"):
             command.append(SCRIPT)
-        root = self._root(template, command, cwd)
+        root = self._root(template, [*command, *told.environment.values()], cwd)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         isolated = namespaces()
         if template.get("script"):
@@ -120,8 +117,9 @@ class Pod:
             moved = {folder: root.root + folder for folder in root.folders if folder != "/"}
             command = [isolation.rewritten(word, moved) for word in command]
         return {
-            "claim": str(self.claim), "exit": str(self.exit_file), "log": str(self.log), "cwd": str(cwd),
-            "command": command, "environment": told, "captures": captures, "namespace": isolated, **root._asdict(),
+            "claim": str(self.claim), "exit": str(self.exit_file), "log": str(self.log), "cwd": _working(template, cwd),
+            "command": command, "environment": environment, "captures": captures, "namespace": isolated,
+            **root._asdict(),
         }  # fmt: skip
 
     def started(self, answer: str) -> tuple[int, int]:
@@ -135,6 +133,7 @@ class Pod:
         place = root.place(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
+        place.chmod(0o755)
 
     def _root(self, template: Mapping[str, Any], command: list[str], cwd: Path) -> isolation.Plan:
         """Make the plan, once; later the same is read again."""
@@ -143,7 +142,7 @@ class Pod:
         )
         Path(made.root).mkdir(parents=True, exist_ok=True)
         fresh = self.folder / f".plan.{os.getpid()}"
-        fresh.write_text(json.dumps(made._asdict()))
+        fresh.write_text(json.dumps({"plan": made._asdict(), "cwd": _working(template, cwd)}))
         fresh.replace(self.folder / "plan.json")
         return made
 
@@ -166,8 +165,9 @@ class Pod:
         return int(pid), int(began)
 
     def inside(self, path: str) -> Path:
-        """Where this machine finds what the pod calls `path`."""
-        return isolation.Plan(**json.loads((self.folder / "plan.json").read_text())).place(path)
+        """Where this machine finds what the pod calls `path`; a relative one begins in its working directory."""
+        made = json.loads((self.folder / "plan.json").read_text())
+        return isolation.Plan(**made["plan"]).place(os.path.join(made["cwd"], path))
 
     def exit_code(self) -> int | None:
         """The recorded exit code; None when the pod vanished without one."""
@@ -227,12 +227,15 @@ def _declared(template: Mapping[str, Any]) -> list[str]:
 
 
 def _sources(template: Mapping[str, Any]) -> Iterator[str]:
-    """Texts in which a pod may be told of folders of the machine."""
+    """Texts besides the command in which a pod may be told of folders of the machine."""
     if template.get("script"):
         yield str(template["script"].get("source") or "")
+
+
+def _working(template: Mapping[str, Any], cwd: Path) -> str:
+    """The container's workingDir; a relative one begins where the launcher was started."""
     container = template.get("container") or template.get("script") or {}
-    for variable in container.get("env") or []:
-        yield str(variable.get("value") or "")
+    return os.path.join(cwd, str(container.get("workingDir") or ""))
 
 
 def _directory(path: str) -> str:

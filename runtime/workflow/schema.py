@@ -23,14 +23,14 @@ Spec: activeDeadlineSeconds=int+ affinity=any~ archiveLogs=bool~ arguments=Argum
   artifactRepositoryRef=RepositoryRef automountServiceAccountToken=bool~ dnsConfig=any~ dnsPolicy=str~ entrypoint=str+
   executor=any~ hooks={Hook}+ hostAliases=any~ hostNetwork=bool~ imagePullSecrets=any~ metrics=Metrics~
   nodeSelector={str}~ onExit=str+ parallelism=int+ podDisruptionBudget=any~ podGC=PodGC~ podMetadata=PodMetadata~
-  podPriorityClassName=str~ podSpecPatch=str priority=int~ retryStrategy=Retry schedulerName=str~ securityContext=any~
-  serviceAccountName=str~ shutdown=str suspend=bool+ synchronization=Synchronization templateDefaults=Template
+  podPriorityClassName=str~ podSpecPatch=str priority=int~ retryStrategy=Retry+ schedulerName=str~ securityContext=any~
+  serviceAccountName=str~ shutdown=str suspend=bool+ synchronization=Synchronization templateDefaults=Template+
   templates=[Template]+ tolerations=any~ ttlStrategy=any~ volumeClaimGC=any~ volumeClaimTemplates=[any]
-  volumes=[Volume] workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef
+  volumes=[Volume] workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef+
   artifacts=any
 PodGC: strategy=str~ labelSelector=any~ deleteDelayDuration=any~
 RepositoryRef: configMap=str+ key=str+
-WorkflowTemplateRef: name=str clusterScope=bool
+WorkflowTemplateRef: name=str+ clusterScope=bool+
 Template: activeDeadlineSeconds=intstr+ affinity=any~ annotations={str}~ archiveLocation=any~
   automountServiceAccountToken=bool~ container=Container+ containerSet=ContainerSet daemon=bool dag=Dag+ data=any
   executor=any~ failFast=bool hostAliases=any~ http=any initContainers=[Container] inputs=Inputs+ memoize=Memoize
@@ -40,10 +40,10 @@ Template: activeDeadlineSeconds=intstr+ affinity=any~ annotations={str}~ archive
   synchronization=Synchronization timeout=str+ tolerations=any~ volumes=[Volume]~ templateRef=any template=str
 Dag: failFast=bool+ target=str+ tasks=[Task]+
 Task: name=str+ template=str+ arguments=Arguments+ depends=str+ dependencies=[str]+ when=str+
-  continueOn=ContinueOn+ hooks={Hook}+ inline=Template+ onExit=str+ templateRef=TemplateRef withItems=[any]+
+  continueOn=ContinueOn+ hooks={Hook}+ inline=Template+ onExit=str+ templateRef=TemplateRef+ withItems=[any]+
   withParam=str+ withSequence=Sequence+
 Step: name=str+ template=str+ arguments=Arguments+ when=str+ continueOn=ContinueOn+ hooks={Hook}+ inline=Template+
-  onExit=str+ templateRef=TemplateRef withItems=[any]+ withParam=str+ withSequence=Sequence+
+  onExit=str+ templateRef=TemplateRef+ withItems=[any]+ withParam=str+ withSequence=Sequence+
 ContinueOn: error=bool+ failed=bool+
 TemplateRef: name=str+ template=str+ clusterScope=bool+
 Sequence: count=intstr+ start=intstr+ end=intstr+ format=str+
@@ -52,7 +52,7 @@ Arguments: parameters=[Parameter]+ artifacts=[Artifact]
 Inputs: parameters=[Parameter]+ artifacts=[Artifact]
 Outputs: parameters=[Parameter]+ artifacts=[Artifact]+ result=str exitCode=str
 Parameter: name=str+ value=text+ default=text+ description=text~ enum=[text]+ valueFrom=ValueFrom+ globalName=str+
-ValueFrom: path=str+ default=text+ parameter=str+ expression=str+ configMapKeyRef=KeyRef supplied=any+ event=str
+ValueFrom: path=str+ default=text+ parameter=str+ expression=str+ configMapKeyRef=KeyRef+ supplied=any+ event=str
   jqFilter=str jsonPath=str
 KeyRef: name=str+ key=str+ optional=bool+
 Artifact: name=str+ path=str+ archive=Archive+ from=str fromExpression=str optional=bool+ mode=int~ recurseMode=bool~
@@ -67,25 +67,26 @@ S3: key=str+ bucket=str~ endpoint=str~ insecure=bool~ region=str~ accessKeySecre
 Http: url=str+ headers=[any] auth=any
 Retry: limit=intstr+ retryPolicy=str+ expression=str+ backoff=Backoff+ affinity=any~
 Backoff: duration=str+ factor=intstr+ cap=str+ maxDuration=str+
-Container: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom] workingDir=str
+Container: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom]+ workingDir=str+
   resources=Resources~ volumeMounts=[VolumeMount]~ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
   stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
   livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
   mirrorVolumeMounts=bool~
-Script: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom] workingDir=str
+Script: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom]+ workingDir=str+
   resources=Resources~ volumeMounts=[VolumeMount]~ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
   stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
   livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
   source=str+
 ContainerSet: containers=[SetContainer] volumeMounts=[VolumeMount] retryStrategy=SetRetry
 SetRetry: retries=intstr+ duration=str+
-SetContainer: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom] workingDir=str
+SetContainer: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom]+ workingDir=str+
   resources=Resources~ volumeMounts=[VolumeMount]~ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
   stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
   livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
   dependencies=[str]+
-Env: name=str+ value=str+ valueFrom=EnvSource
-EnvSource: configMapKeyRef=KeyRef+ secretKeyRef=KeyRef+ fieldRef=any resourceFieldRef=any
+Env: name=str+ value=str+ valueFrom=EnvSource+
+EnvSource: configMapKeyRef=KeyRef+ secretKeyRef=KeyRef+ fieldRef=FieldRef+ resourceFieldRef=any
+FieldRef: fieldPath=str+ apiVersion=str~
 EnvFrom: prefix=str+ configMapRef=NameRef+ secretRef=NameRef+
 NameRef: name=str+ optional=bool+
 Resources: limits={quantity}~ requests={quantity}~ claims=any~

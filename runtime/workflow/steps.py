@@ -68,7 +68,7 @@ class StepsRun:
         whole = f"{group.name}.{step['name']}"
         single = engine.nodes.get(whole)
         if single is not None:
-            self.known |= read_of(prefix, single, engine.name, engine.declared(step))
+            self.known |= read_of(prefix, single, engine.name, engine.declared(step, self.node))
             self.artifacts |= artifacts_of(prefix, single)
             return
         turns = [engine.nodes[name] for name in group.children if name.startswith(f"{whole}(")]

@@ -19,6 +19,7 @@ import yaml
 
 from runtime.workflow import ManifestError, RunOptions, execute
 from runtime.workflow.asks import Ask, ask
+from runtime.workflow.library import Library
 
 AT_ONCE = 40
 LIMIT_S = 60.0
@@ -32,25 +33,25 @@ class Answer(NamedTuple):
     told: str = ""
 
 
-def manifest_of(path: Path) -> dict[str, Any]:
+def manifest_of(path: Path) -> tuple[dict[str, Any], Library]:
     """The case's manifest, as it was submitted: as JSON, in which `n` is a text, and in a namespace."""
     documents = [one for one in yaml.safe_load_all(path.read_text()) if one]
     workflow = next(one for one in documents if one.get("kind") == "Workflow")
     workflow.setdefault("metadata", {}).setdefault("namespace", NAMESPACE)
-    return workflow
+    return workflow, Library.of(one for one in documents if one is not workflow)
 
 
 async def answer(path: Path, runs: Path) -> Answer:
     """Run one case and compare."""
     wanted = json.loads(path.with_suffix(".json").read_text())
     try:
-        manifest = manifest_of(path)
+        manifest, library = manifest_of(path)
         name = (manifest.get("metadata") or {}).get("name") or path.stem
         folder = runs / path.parent.name / path.stem
         actions = json.loads((manifest["metadata"].get("annotations") or {}).get("golden/actions", "[]"))
         acting = [asyncio.create_task(act(folder / name, action)) for action in actions]
         async with asyncio.timeout(LIMIT_S):
-            await execute(manifest, RunOptions(name=name, runs=folder))
+            await execute(manifest, RunOptions(name=name, runs=folder, library=library))
             await asyncio.gather(*acting)
     except ManifestError as error:
         if "unfinished" in wanted:

@@ -1,5 +1,6 @@
 """`everstep workflow`: what a user sees of a run, a refusal, a stop."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -39,9 +40,9 @@ def test_run_get_and_logs_tell_of_the_step(tmp_path: Path) -> None:
     assert everstep("logs", "h", cwd=tmp_path).stdout == "h: hello\n"
 
 
-def test_a_failed_step_gives_its_exit_code_and_its_log(tmp_path: Path) -> None:
+def test_a_failed_step_gives_exit_code_1_and_its_log(tmp_path: Path) -> None:
     ran = everstep("run", str(manifest(tmp_path, "exit 7")), "--name", "h", cwd=tmp_path)
-    assert ran.returncode == 7
+    assert ran.returncode == 1
     assert "hello" in ran.stderr
     assert "main: Error (exit code 7)" in ran.stderr
 
@@ -73,3 +74,83 @@ def test_an_unknown_run_and_an_unreadable_file_are_one_line(tmp_path: Path) -> N
     for told in (everstep("get", "nobody", cwd=tmp_path), everstep("run", "nothing.yaml", cwd=tmp_path)):
         assert told.returncode == 2
         assert told.stderr.strip().count("\n") == 0
+
+
+OBJECTS = """
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: colours}
+data: {sky: blue}
+---
+apiVersion: argoproj.io/v1alpha1
+kind: WorkflowTemplate
+metadata: {name: library}
+spec:
+  templates:
+  - name: say
+    inputs: {parameters: [{name: text}]}
+    outputs: {parameters: [{name: said, valueFrom: {path: /tmp/said}}]}
+    container:
+      image: i
+      command: [sh, -c, "echo {{inputs.parameters.text}} $SKY | tee /tmp/said"]
+      env: [{name: SKY, valueFrom: {configMapKeyRef: {name: colours, key: sky}}}]
+"""
+CALLS = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: calls}
+spec:
+  entrypoint: main
+  arguments: {parameters: [{name: text, value: hello}]}
+  templates:
+  - name: main
+    steps:
+    - - name: a
+        templateRef: {name: library, template: say}
+        arguments: {parameters: [{name: text, value: "{{workflow.parameters.text}}"}]}
+"""
+
+
+def test_a_run_finds_templates_and_config_maps_in_other_files_and_takes_parameters(tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "all.yaml").write_text(OBJECTS)
+    (tmp_path / "calls.yaml").write_text(CALLS)
+    ran = everstep("run", "calls.yaml", "--with", "library", "-p", "text=good", "-o", "json", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    nodes = json.loads(ran.stdout)["status"]["nodes"].values()
+    assert [node["outputs"]["parameters"][0]["value"] for node in nodes if node["type"] == "Pod"] == ["good blue"]
+    alone = everstep("run", "calls.yaml", cwd=tmp_path)
+    assert alone.returncode == 2
+    assert "calls.yaml:12: spec.templates[0].steps[0][0].templateRef: there is no WorkflowTemplate" in alone.stderr
+
+
+WAITS = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: waits}
+spec:
+  entrypoint: main
+  templates:
+  - name: main
+    steps:
+    - - {name: ask, template: ask}
+    - - {name: see, template: see, arguments: {parameters: [{name: x, value: "{{steps.ask.outputs.parameters.p}}"}]}}
+  - name: ask
+    suspend: {}
+    outputs: {parameters: [{name: p, valueFrom: {supplied: {}}}]}
+  - name: see
+    inputs: {parameters: [{name: x}]}
+    container: {image: i, command: [echo, "{{inputs.parameters.x}}"]}
+"""
+
+
+def test_a_suspended_step_is_given_its_output_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "waits.yaml").write_text(WAITS)
+    command = [sys.executable, "-m", "everstep", "workflow", "run", "waits.yaml"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as launcher:
+        wait_until(lambda: "ask" in everstep("get", "waits", cwd=tmp_path).stdout, "the suspended step")
+        assert everstep("set", "waits", "--output-parameter", "p=given", cwd=tmp_path).returncode == 0
+        assert everstep("resume", "waits", cwd=tmp_path).returncode == 0
+        assert launcher.wait(timeout=60) == 0
+    assert everstep("logs", "waits", cwd=tmp_path).stdout == "[1].see: given\n"
+    assert "Succeeded" in everstep("list", cwd=tmp_path).stdout
