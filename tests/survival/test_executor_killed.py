@@ -87,7 +87,9 @@ def test_of_launchers_that_start_one_pod_at_once_only_one_runs_its_command(tmp_p
     pod = Pod(tmp_path / "run" / "pods" / "p", tmp_path / "log")
 
     def start(_: int) -> tuple[int, int]:
-        answers = Spawner().start([pod.request(template, Told(template["container"]["command"], dict(os.environ)), tmp_path)])
+        answers = Spawner().start(
+            [pod.request(template, Told(template["container"]["command"], dict(os.environ)), tmp_path)]
+        )
         return pod.started(answers[str(pod.claim)])
 
     with ThreadPoolExecutor(8) as launchers:
