@@ -170,14 +170,14 @@ def _bounds(text: str | None) -> tuple[int, int]:
 
 
 def _topology(path: str | None) -> Any:
-    from runtime.diagnosis.topology import TopologyError, parse_topology
+    from runtime.job.topology import TopologyError, switches
 
     if path is None:
         return {}
     try:
-        return parse_topology(Path(path).read_text(), path)
+        return switches(Path(path).read_text().splitlines())
     except TopologyError as error:
-        raise BadInput(str(error)) from None
+        raise BadInput(f"--topology {path}:{error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"--topology {path}: {getattr(error, 'strerror', None) or error}") from None
 

@@ -1,8 +1,8 @@
 """Is a machine fit to train? The node check: rounds of real work in small groups, and rules that name who is unfit.
 
 Pure, standard library only (msgspec for messages): `evidence` (what measurements prove), `rounds` (who works with whom
-next), `verdicts` (what is said of each node), `session` (one check as a state machine in virtual time), `switchbox` and
-`topology` (readers and rules). Then the shells: `work` is what is measured (torch), `forks` the process of a node that
+next), `verdicts` (what is said of each node), `session` (one check as a state machine in virtual time),
+`switchbox` (reader and rule). Then the shells: `work` is what is measured (torch), `forks` the process of a node that
 forks it, `measuring` its handle, `node` the loop of one node, `coordinator` the one that all nodes ask, `serving` both
 ends of HTTP, `local` all nodes on this machine, `telling` what a person reads. The story begins in `rounds`.
 

@@ -21,8 +21,8 @@ from runtime.diagnosis.node import check_node
 from runtime.diagnosis.orders import Arrive, Over
 from runtime.diagnosis.serving import Guard, HttpLink
 from runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
-from runtime.diagnosis.topology import Place, by_switch
 from runtime.diagnosis.verdicts import Verdict
+from runtime.job.topology import ordered
 
 JOIN_WINDOW_S = 30.0
 """With enough nodes, but not all, the check begins this long after the last one came."""
@@ -61,7 +61,7 @@ class Across:
     timeout_s: float = 300.0
     exclude_straggler: bool = False
     box: Box | None = None
-    topology: Mapping[str, Place] = field(default_factory=dict)
+    topology: Mapping[str, str] = field(default_factory=dict)
     on_round: Callable[[Round], None] = lambda told: None
 
 
@@ -156,8 +156,7 @@ async def _gather(coordinator: Coordinator, options: Across) -> list[str]:
             )
     came = [node for node in nodes if node not in missing]
     if options.topology:
-        places = by_switch([coordinator.address(node) for node in came], options.topology)
-        came.sort(key=lambda node: places.index(coordinator.address(node)))
+        came = ordered(came, lambda node: options.topology.get(coordinator.address(node), ""))
     return came
 
 

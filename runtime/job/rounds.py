@@ -156,14 +156,18 @@ def _formed(state: State, spec: JobSpec, reason: str) -> Verdict:
 
 def choose(state: State, spec: JobSpec) -> dict[str, Sequence[NodeState]]:
     """Who would be in a round formed now, in rank order: the lowest indices, then sorted by the topology."""
-    switch_of = switches(spec.topology)
+    known = switches(spec.topology)
+
+    def switch_of(node: NodeState) -> str:
+        return known.get(node.ip, "")
+
     first: str | None = None
     chosen: dict[str, Sequence[NodeState]] = {}
     for role, asked in spec.roles.items():
         waiting = by_index(state.nodes.select(role, (P.WAITING,)))
         kept = waiting[: usable(min(len(waiting), size(state, spec, role)), asked)]
         if first is None:
-            first = switch_of.get(kept[0].ip, "") if kept else None
+            first = switch_of(kept[0]) if kept else None
         chosen[role] = ordered(kept, switch_of, first)
     return chosen
 

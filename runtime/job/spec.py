@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
+from runtime.job.topology import TopologyError, switches
+
 GIB = 1 << 30
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _ROLE = re.compile(r"[a-z][a-z0-9]{0,30}")
@@ -270,12 +272,10 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         yield "oom: no role says how much memory its nodes have"
     if spec.placement is Placement.JOINED and spec.clean_pod_policy is not CleanPodPolicy.ALL:
         yield "clean_pod_policy: nodes that come by themselves (placement joined) are not removed"
-    for number, line in enumerate(spec.topology, 1):
-        if len(line.split()) != 3:
-            yield f"topology: line {number}, {line!r}, is not `access-switch pod-switch ip`"
-    ips = [line.split()[-1] for line in spec.topology if line.strip()]
-    for ip in sorted({ip for ip in ips if ips.count(ip) > 1}):
-        yield f"topology: {ip} stands under two switches"
+    try:
+        switches(spec.topology)
+    except TopologyError as error:
+        yield f"topology: line {error}"
 
 
 def _of_role(spec: JobSpec, name: str) -> Iterator[str]:

@@ -1,22 +1,46 @@
-"""Rank order by the network: nodes under one access switch get adjacent ranks (DLRover's `topology_config`)."""
+"""Which access switch a node hangs at, and rank order by it: nodes under one access switch get adjacent ranks.
 
-from collections.abc import Sequence
+Lines `asw-0 psw-0 192.168.0.0` (access switch, pod switch, the node's IP): the key `topology_config` of DLRover's
+ConfigMap `node-topology-config`.
+"""
 
-from runtime.job.nodes import NodeState
+import ipaddress
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def switches(lines: Sequence[str]) -> dict[str, str]:
-    """The access switch of each ip; of lines `access-switch pod-switch ip`."""
-    return {ip: switch for switch, _, ip in (line.split() for line in lines)}
+class TopologyError(ValueError):
+    """A line that cannot be read: `NUMBER: what is wrong`."""
 
 
-def ordered(nodes: Sequence[NodeState], switch_of: dict[str, str], first: str | None = None) -> list[NodeState]:
+def switches(lines: Iterable[str]) -> dict[str, str]:
+    """The access switch of each IP. Empty lines and what follows `#` are skipped. Raises TopologyError."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 3:
+            raise TopologyError(
+                f"{number}: {len(words)} words; write ACCESS-SWITCH POD-SWITCH IP: asw-0 psw-0 192.168.0.0"
+            )
+        try:
+            ip = str(ipaddress.ip_address(words[2]))
+        except ValueError:
+            raise TopologyError(f"{number}: {words[2]!r} is not an IP address") from None
+        if ip in found:
+            raise TopologyError(f"{number}: {ip} stands in an earlier line too")
+        found[ip] = words[0]
+    return found
+
+
+def ordered(nodes: Sequence[T], switch_of: Callable[[T], str], first: str | None = None) -> list[T]:
     """The nodes in rank order: those under the switch `first` (of the first node, if not given) in front, then the
-    others, switch by switch as they were given. Nodes that the topology does not know count as under one more switch.
+    others, switch by switch as they were given. Nodes of no known switch ("") count as under one more.
     """
-    if not switch_of:
-        return list(nodes)
-    groups: dict[str, list[NodeState]] = {first: []} if first is not None else {}
+    groups: dict[str, list[T]] = {first: []} if first is not None else {}
     for node in nodes:
-        groups.setdefault(switch_of.get(node.ip, ""), []).append(node)
+        groups.setdefault(switch_of(node), []).append(node)
     return [node for group in groups.values() for node in group]

@@ -111,7 +111,7 @@ BASE = "job: j\nreplicaSpecs:\n  worker:\n    replicas: 2\n"
         (BASE + "placement: joined\nhang: {timeout: 0}\n", "line 6: hang.timeout: 0 is not above 0"),
         (BASE + "patience: {silence: -1}\n", "line 5: patience.silence: -1 is not a number of seconds, 0 or more"),
         (BASE + "completePolicy: None\n", "line 5: completePolicy: None would never let the job succeed"),
-        (BASE + "topology: asw-0 10.0.0.1\n", "line 5: topology: line 1, 'asw-0 10.0.0.1', is not"),
+        (BASE + "topology: asw-0 10.0.0.1\n", "line 5: topology: line 1: 2 words; write ACCESS-SWITCH"),
         ("job: j\n", "job.yaml line 1: replicaSpecs: missing"),
         ("job: j\nreplicaSpecs: [worker]\n", "job.yaml line 2: replicaSpecs: a mapping from roles"),
         ("- a\n", "job.yaml: a mapping is needed"),
