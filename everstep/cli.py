@@ -28,9 +28,7 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the verb, hand over; returns the exit code (0 done, 2 bad input)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == [
-        "launch"
-    ]:  # torchrun's command line: its abbreviations and remainder are its own parser's to read.
+    if given[:1] == ["launch"]:  # torchrun's command line is its own parser's to read: abbreviations, what follows.
         return importlib.import_module("everstep.commands.launch").main(given[1:])
     parser = argparse.ArgumentParser(
         prog="everstep",
