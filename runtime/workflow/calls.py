@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from runtime.workflow.expressions import ExpressionError
+from runtime.workflow.expressions import ExpressionError, evaluate
 from runtime.workflow.expressions.values import go_json, parameter_text
 from runtime.workflow.fields import LEAVES, kind_of, listed
 from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.scope import Scope
-from runtime.workflow.tags import reads, substitute, tags
+from runtime.workflow.tags import FUNCTIONS, reads, substitute, tags
 
+MARK = "artifact"
+UNSHARED = ("path", "mode", "recurseMode", "optional", "globalName", "from", "fromExpression")
+"""What an artifact does not take along to whom it is given."""
 ABSENT = "inputs.parameters.{}: argument references an absent optional (skipped/omitted node output with no default)"
 LOCATIONS = ("raw", "s3", "http", "git", "gcs", "azure", "oss", "hdfs", "artifactory", "plugin")
 
@@ -123,11 +126,18 @@ def _artifact(entry: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[st
     name = str(entry["name"])
     given = next((one for one in listed(arguments, "artifacts") if one.get("name") == name), None)
     if given is not None:
-        kept = {key: entry[key] for key in ("path", "mode", "recurseMode", "archive", "optional") if key in entry}
-        return {**given, **kept, "name": name}
+        kept = {key: entry[key] for key in ("path", "mode", "recurseMode", "optional") if key in entry}
+        if not given.get("from producer") and "archive" in entry:
+            kept["archive"] = entry["archive"]
+        return {**{key: value for key, value in given.items() if key != "from producer"}, **kept, "name": name}
     if any(entry.get(place) for place in LOCATIONS) or entry.get("optional"):
         return dict(entry)
     raise ExpressionError(f"inputs.artifacts.{name} was not supplied")
+
+
+def inputs_of(template: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """A template's own input artifacts, by dotted name."""
+    return {f"inputs.artifacts.{entry['name']}": entry for entry in listed(template, "inputs", "artifacts")}
 
 
 def arguments_of(task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
@@ -154,23 +164,35 @@ def artifact_arguments(task: Mapping[str, Any], scope: Scope, known: Artifacts) 
     """
     found = []
     for entry in listed(task.get("arguments"), "artifacts"):
-        if entry.get("from") or entry.get("fromExpression"):
-            source = artifact_named(entry, scope, known)
-            if source is None:
-                if entry.get("optional"):
-                    continue
-                raise ExpressionError(f"unable to resolve {entry.get('from') or entry.get('fromExpression')}")
-            found.append({**source, "name": entry["name"]})
-        else:
+        if not entry.get("from") and not entry.get("fromExpression"):
             found.append(substitute(entry, scope, strict=True))
+            continue
+        source = artifact_named(entry, scope, known)
+        if source is None:
+            if entry.get("optional"):
+                continue
+            raise ExpressionError(f'Unable to resolve: "{_reference(entry, scope)}"')
+        path = substitute(str(entry.get("subPath") or ""), scope, strict=True)
+        if path and source.get("s3"):
+            source["s3"] = {**source["s3"], "key": f"{source['s3']['key'].rstrip('/')}/{path}"}
+        found.append({**source, "name": entry["name"], "from producer": True})
     return found
 
 
 def artifact_named(entry: Mapping[str, Any], scope: Scope, known: Artifacts) -> dict[str, Any] | None:
-    """The artifact that `from` or `fromExpression` names; None when it is not there."""
-    name = str(entry.get("from") or "").strip().removeprefix("{{").removesuffix("}}").strip()
+    """The artifact that `from` or `fromExpression` names; None when it is not there. Raises ExpressionError."""
+    if entry.get("fromExpression"):
+        environment = {**scope, **{name: {MARK: name} for name in known}}
+        chosen = evaluate(str(entry["fromExpression"]), environment, FUNCTIONS)
+        name = chosen.get(MARK, "") if isinstance(chosen, dict) else ""
+    else:
+        name = _reference(entry, scope)
     found = known.get(name)
-    return dict(found) if found is not None else None
+    return {key: value for key, value in found.items() if key not in UNSHARED} if found is not None else None
+
+
+def _reference(entry: Mapping[str, Any], scope: Scope) -> str:
+    return str(substitute(str(entry.get("from") or ""), scope)).strip().removeprefix("{{").removesuffix("}}").strip()
 
 
 def _only_absent(value: Any, scope: Scope) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from runtime.workflow import graph, outputs
-from runtime.workflow.calls import Call, arguments_of, artifact_arguments, own_scope, unset
+from runtime.workflow.calls import Call, arguments_of, artifact_arguments, inputs_of, own_scope, unset
 from runtime.workflow.depends import Ancestry, depends_of, needs, satisfied
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.govaluate import should_run
@@ -134,7 +134,7 @@ class DagRun:
     def _artifacts(self, task: Mapping[str, Any], scope: Scope) -> list[dict[str, Any]]:
         if not (task.get("arguments") or {}).get("artifacts"):
             return []
-        known: dict[str, dict[str, Any]] = {}
+        known: dict[str, Mapping[str, Any]] = {**inputs_of(self._node.spec), **self._engine.variables.artifacts}
         for other in self._ancestors.all(str(task["name"])):
             known |= artifacts_of(f"tasks.{other}", self._engine.nodes[f"{self._node.name}.{other}"])
         return artifact_arguments(task, scope, known)

@@ -140,7 +140,7 @@ def _outputs(node: Node, event: PodEnded) -> Outputs:
         known = entry["name"] in event.parameters
         parameters.append({**entry, "value": event.parameters[entry["name"]]} if known else dict(entry))
     artifacts = [
-        {**entry, "file": event.artifacts[entry["name"]]}
+        {**entry, "s3": {"key": event.artifacts[entry["name"]]}}
         for entry in listed(node.spec, "outputs", "artifacts")
         if entry["name"] in event.artifacts
     ]

@@ -33,7 +33,7 @@ class PodEnded(msgspec.Struct, frozen=True, tag=True):
     exit_code: int | None
     parameters: dict[str, str] = {}
     artifacts: dict[str, str] = {}
-    """Where each output artifact lies."""
+    """Key of each output artifact in the repository."""
     error: str = ""
     """Which outputs are missing, in Argo's words."""
     said: str = ""

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime import faults
-from runtime.workflow import asks, status
+from runtime.workflow import artifacts, asks, status, volumes
+from runtime.workflow.calls import LOCATIONS
 from runtime.workflow.engine import Engine
 from runtime.workflow.environment import Told, facts_of, told
 from runtime.workflow.events import (
@@ -28,13 +29,17 @@ from runtime.workflow.events import (
     ShutdownAsked,
     read_events,
 )
+from runtime.workflow.fields import listed
 from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.manifest import NAME, NO_LIBRARY, Manifest, ManifestError, parse
 from runtime.workflow.nodes import Node, Phase, node_id, pod_name
 from runtime.workflow.pods import NOT_STARTED, Pod, PodError, Spawner, send, start_time
+from runtime.workflow.tags import substitute
 
 STATUS_EVERY_S = 1.0
 """How old `workflow.json` may become while something happens."""
+RESERVED = ("artifacts", "store")
+"""Folders beside the run folders."""
 STARTS = 16
 """How many pods are started side by side."""
 LISTEN_EVERY_S = 0.2
@@ -111,7 +116,7 @@ def _private(path: Path) -> Path:
 
 def check_name(name: str) -> None:
     """Raise ManifestError for what Kubernetes would not take as a workflow's name."""
-    if not NAME.fullmatch(name) or len(name) > 63:
+    if not NAME.fullmatch(name) or len(name) > 63 or name in RESERVED:
         raise ManifestError(f"name {name!r}: use at most 63 of a-z, 0-9 and -, a letter or digit at both ends")
 
 
@@ -155,6 +160,9 @@ class _Executor:
         self._spawner = Spawner()
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._loaded: set[str] = set()
+        self._repository = folder.parent / "artifacts"
         self._status = status.Writer(self.engine, folder)
         self._written, self._stale = 0.0, True
 
@@ -184,6 +192,7 @@ class _Executor:
                     break
                 await self._wait()
             await self._end_all()
+            volumes.forget_claims(self.engine.manifest.spec, self.engine.name, self._folder / "claims")
         finally:
             view.cancel()
             listener.cancel()
@@ -224,8 +233,11 @@ class _Executor:
 
     def _act(self) -> None:
         """Start what is pending, watch what runs, end what shall end; found again after a crash it is adopted."""
-        while pending := self.engine.pending():
-            self._start(pending[:STARTS])
+        while pending := [node for node in self.engine.pending() if node.name not in self._loading]:
+            for node in pending[:STARTS]:
+                if node.inputs.get("artifacts") and node.name not in self._loaded and not self._pod(node).claimed():
+                    self._loading[node.name] = asyncio.create_task(self._load(node))
+            self._start([node for node in pending[:STARTS] if node.name not in self._loading])
         for node in self.engine.running():
             if node.name not in self._watched:
                 self._watched[node.name] = asyncio.create_task(self._watch(node))
@@ -236,6 +248,20 @@ class _Executor:
             if name not in self._ending or kill.at_once:
                 grace = 0.0 if kill.at_once else GRACE_S
                 self._ending[name] = asyncio.create_task(self._end(self.engine.nodes[name], grace))
+
+    async def _load(self, node: Node) -> None:
+        """Put a pod's input artifacts in place."""
+        pod = self._pod(node)
+        try:
+            for entry in node.inputs["artifacts"]:
+                if entry.get("path") and any(entry.get(place) for place in LOCATIONS):
+                    await asyncio.to_thread(artifacts.load, entry, self._repository, pod.artifact(entry))
+            self._loaded.add(node.name)
+        except artifacts.ArtifactError as error:
+            said = f"init: Error (exit code 64): {error}"
+            self._record(PodEnded(time.time(), node.name, None, error=said))
+        del self._loading[node.name]
+        self._changed.set()
 
     def _pod(self, node: Node) -> Pod:
         logs = self._folder / "logs" / f"{status.log_name(self.engine, node)}.log"
@@ -252,7 +278,8 @@ class _Executor:
                 self._record(PodStarted(time.time(), node.name, *found))
                 continue
             try:
-                requests.append(pod.request(node.spec, self._told(node), self._cwd, node.captures))
+                mounts = self._mounts(node, pod)
+                requests.append(pod.request(node.spec, self._told(node), self._cwd, node.captures, mounts))
                 asked[str(pod.claim)] = node
             except (PodError, NotThereError) as error:
                 self._cannot(node, error)
@@ -265,6 +292,14 @@ class _Executor:
                 continue
             faults.point("executor.after_start", node=node.name)
             self._record(PodStarted(time.time(), node.name, pid, began))
+
+    def _mounts(self, node: Node, pod: Pod) -> dict[str, volumes.Mount]:
+        """The volumes that a pod mounts."""
+        spec = self.engine.manifest.spec
+        own = substitute(spec.get("volumes") or [], self.engine.variables.globals(node.started))
+        known = [*volumes.claimed(spec, self.engine.name), *own, *(node.spec.get("volumes") or [])]
+        container = node.spec.get("container") or node.spec["script"]
+        return volumes.mounts([container], known, pod.folder, self._folder / "claims", self.engine.manifest.library)
 
     def _cannot(self, node: Node, error: Exception) -> None:
         log = self._pod(node).log
@@ -312,7 +347,12 @@ class _Executor:
         outputs = node.spec.get("outputs") or {}
         await _gone(node.pid, node.start_time)
         code = pod.exit_code()
-        left = pod.collect(outputs)
+        name = pod_name(self.engine.name, node.name, node.template)
+        keys = {str(e["name"]): artifacts.key_of(e, self.engine.name, name) for e in listed(outputs, "artifacts")}
+        if keys:
+            left = await asyncio.to_thread(pod.collect, outputs, keys, self._repository)
+        else:
+            left = pod.collect(outputs, keys, self._repository)
         if left.said and code == 0:
             code = NOT_STARTED
         # A launcher that was killed may have missed the end: the exit file's time is when it was.

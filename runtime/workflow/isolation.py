@@ -29,19 +29,22 @@ class Plan(NamedTuple):
     """Paths of the machine that the pod sees in the same place."""
     links: dict[str, str]
     """Symbolic links of the machine that are made again."""
+    mounts: dict[str, tuple[str, bool]]
+    """Volumes and input artifacts: (where they come from, read only), by the pod's path."""
 
     def place(self, path: str) -> Path:
         """Where the machine finds what the pod calls `path`."""
         path = os.path.normpath(path)
         for _ in range(40):
-            bound = max(
-                (bind for bind in self.binds if path == bind or path.startswith(f"{bind}/")), key=len, default=""
-            )
-            if bound:
+            mounted = [at for at in self.mounts if path == at or path.startswith(f"{at}/")]
+            if mounted:
+                at = max(mounted, key=len)
+                return Path(self.mounts[at][0] + path[len(at) :])
+            if any(path == bind or path.startswith(f"{bind}/") for bind in self.binds):
                 return Path(path)
             found = self._linked(path)
             if found is None:
-                return Path(self.root + path)
+                break
             path = found
         return Path(self.root + path)
 
@@ -57,20 +60,24 @@ class Plan(NamedTuple):
         return None
 
 
-def plan(root: Path, files: Iterable[str], mounts: Iterable[str], words: Iterable[str], keep: Iterable[str]) -> Plan:
-    """For a pod that is told these `words` and declares these `files` and `mounts` (folders).
+def plan(
+    root: Path, files: Iterable[str], mounts: Mapping[str, tuple[str, bool]], words: Iterable[str], keep: Iterable[str]
+) -> Plan:
+    """For a pod that is told these `words` and declares these `files` and `mounts`.
 
     `keep`: paths of the machine that stay what they are, such as the working directory.
     """
     declared = [os.path.normpath(path) for path in files if path.startswith("/")]
     words = list(words)
     named = [path for path, pattern in NAMED.items() if any(map(pattern.search, words))]
-    own = {_real(path) for path in [*OWN, *named, *(os.path.normpath(path) for path in mounts if path.startswith("/"))]}
-    private = own | {_real(os.path.dirname(path)) for path in declared}
+    own = {_real(path) for path in [*OWN, *named]}
+    private = own | {_real(os.path.dirname(path)) for path in [*declared, *map(os.path.normpath, mounts)]}
     kept = {os.path.normpath(path) for path in keep} | _named(words, declared)
     maker = _Maker(own, kept, _below(private))
     maker.make("/", empty=False)
-    return Plan(str(root), maker.folders, maker.binds, maker.links)
+    over = {os.path.normpath(path) for path in mounts}
+    binds = [path for path in maker.binds if path not in over]
+    return Plan(str(root), maker.folders, binds, maker.links, {os.path.normpath(p): m for p, m in mounts.items()})
 
 
 class _Maker:

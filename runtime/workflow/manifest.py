@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.workflow import environment, pod_rules, schema, validate
+from runtime.workflow import environment, pod_rules, schema, validate, volumes
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.fields import listed
 from runtime.workflow.library import Library, NotThereError, with_defaults
@@ -131,6 +131,8 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
         spec = source.get("spec") or {}
         if spec.get("parallelism") == 0:
             yield Problem(("spec", "parallelism"), "0 lets nothing begin: on Argo this would wait for ever")
+        yield from pod_rules.volume_problems(spec, ("spec",))
+        yield from volumes.problems(listed(spec, "volumes"), library, ("spec", "volumes"))
         for index, template in enumerate(listed(spec, "templates")):
             yield from _pod_problems(template, spec, library, ("spec", "templates", index))
         for place, referred in library.referred(source).items():
@@ -151,7 +153,7 @@ def _pod_problems(
             yield from environment.problems(template[kind], library, (*where, kind))
             if not template[kind].get("command") and not (defaults.get(kind) or {}).get("command"):
                 yield Problem((*where, kind, "command"), "is required, as no image is asked for it here")
-    yield from _beyond(template, where)
+    yield from volumes.problems(listed(template, "volumes"), library, (*where, "volumes"))
     for index, task in enumerate(listed(template, "dag", "tasks")):
         if task.get("inline"):
             yield from _pod_problems(task["inline"], spec, library, (*where, "dag", "tasks", index, "inline"))
@@ -159,11 +161,3 @@ def _pod_problems(
         for index, step in enumerate(group or []):
             if step.get("inline"):
                 yield from _pod_problems(step["inline"], spec, library, (*where, "steps", number, index, "inline"))
-
-
-def _beyond(template: Mapping[str, Any], where: schema.Where) -> Iterator[Problem]:
-    """What has no field of its own but is not done here."""
-    for index, entry in enumerate(listed(template, "outputs", "artifacts")):
-        for place in ("s3", "raw", "http"):
-            if entry.get(place):
-                yield Problem((*where, "outputs", "artifacts", index, place), schema.BEYOND)

@@ -28,6 +28,25 @@ def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where)
     for key, value in ((template.get("metadata") or {}).get("labels") or {}).items():
         if not LABEL_VALUE.fullmatch(str(value)) and "{{" not in str(value):
             yield Problem((*where, "metadata", "labels", key), f"{value!r} is no label's value")
+    taken: dict[str, str] = {}
+    for index, entry in enumerate(listed(template, "inputs", "artifacts")):
+        here, path = (*where, "inputs", "artifacts", index), str(entry.get("path") or "")
+        if path and path in taken:
+            yield Problem((*here, "path"), f"{path} is where {taken[path]} lies")
+        taken[path] = str(entry.get("name"))
+        places = [place for place in ("raw", "s3", "http") if entry.get(place)]
+        if len(places) > 1:
+            yield Problem(here, f"has {' and '.join(places)}; keep one")
+
+
+def volume_problems(spec: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    """Of the volumes of the whole workflow."""
+    for index, volume in enumerate(listed(spec, "volumes")):
+        if not DNS_LABEL.fullmatch(str(volume.get("name") or "")):
+            yield Problem((*where, "volumes", index, "name"), f"{volume.get('name')!r} is no name; use a-z, 0-9 and -")
+    for index, claim in enumerate(listed(spec, "volumeClaimTemplates")):
+        if not (claim.get("metadata") or {}).get("name"):
+            yield Problem((*where, "volumeClaimTemplates", index, "metadata"), "needs a name")
 
 
 def _container(container: Mapping[str, Any], where: Where) -> Iterator[Problem]:

@@ -15,9 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from runtime.workflow import isolation
+from runtime.workflow import artifacts, isolation
 from runtime.workflow.environment import Told
 from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import listed
@@ -32,6 +33,9 @@ OUTPUTS = "/var/run/argo/outputs"
 """Where Argo keeps outputs on their way; its messages name it."""
 
 
+NO_MOUNTS: Mapping[str, tuple[str, bool]] = MappingProxyType({})
+
+
 class PodError(OSError):
     """The pod could not be started or its outputs not be read."""
 
@@ -41,7 +45,7 @@ class Collected(NamedTuple):
 
     parameters: dict[str, str]
     artifacts: dict[str, str]
-    """Where each output artifact lies."""
+    """Key of each output artifact in the repository."""
     said: str = ""
     """Why the container counts as failed with 64 although its command did not."""
     missing: str = ""
@@ -96,7 +100,14 @@ class Pod:
         """Has the exit code once the command is over."""
         return self.folder / "exit"
 
-    def request(self, template: Mapping[str, Any], told: Told, cwd: Path, captures: bool = False) -> dict[str, Any]:
+    def request(
+        self,
+        template: Mapping[str, Any],
+        told: Told,
+        cwd: Path,
+        captures: bool = False,
+        mounts: Mapping[str, tuple[str, bool]] = NO_MOUNTS,
+    ) -> dict[str, Any]:
         """What the spawner is asked for: the command in a session of its own.
 
         `captures`: keep its standard output for `result`. Raises PodError when it cannot be started.
@@ -106,7 +117,7 @@ class Pod:
         _check_command(command[0], environment.get("PATH"))
         if template.get("script"):
             command.append(SCRIPT)
-        root = self._root(template, [*command, *told.environment.values()], cwd)
+        root = self._root(template, [*command, *told.environment.values()], cwd, mounts)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         isolated = namespaces()
         if template.get("script"):
@@ -115,6 +126,7 @@ class Pod:
             root.place(path).parent.mkdir(parents=True, exist_ok=True)
         if not isolated:
             moved = {folder: root.root + folder for folder in root.folders if folder != "/"}
+            moved |= {path: source for path, (source, _) in root.mounts.items()}
             command = [isolation.rewritten(word, moved) for word in command]
         return {
             "claim": str(self.claim), "exit": str(self.exit_file), "log": str(self.log), "cwd": _working(template, cwd),
@@ -129,16 +141,36 @@ class Pod:
             raise PodError(answer)
         return found
 
+    def artifact(self, entry: Mapping[str, Any]) -> Path:
+        """Where an input artifact is put before it is bound into the pod."""
+        return self.folder / "artifacts" / str(entry["name"])
+
     def _write(self, root: isolation.Plan, path: str, text: str) -> None:
         place = root.place(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
         place.chmod(0o755)
 
-    def _root(self, template: Mapping[str, Any], command: list[str], cwd: Path) -> isolation.Plan:
+    def _root(
+        self, template: Mapping[str, Any], words: list[str], cwd: Path, mounts: Mapping[str, tuple[str, bool]]
+    ) -> isolation.Plan:
         """Make the plan, once; later the same is read again."""
+        inputs: dict[str, tuple[str, bool]] = {}
+        for entry in listed(template, "inputs", "artifacts"):
+            path, place = str(entry.get("path") or ""), self.artifact(entry)
+            volume = next((at for at in mounts if path.startswith(f"{at}/")), None)
+            if volume is not None and place.exists():
+                there = Path(mounts[volume][0] + path[len(volume) :])
+                there.parent.mkdir(parents=True, exist_ok=True)
+                place.rename(there)
+            elif place.exists():
+                inputs[path] = (str(place), False)
         made = isolation.plan(
-            self.folder / "root", _declared(template), [], [*command, *_sources(template)], [str(cwd), str(self._run)]
+            self.folder / "root",
+            _declared(template),
+            {**mounts, **inputs},
+            [*words, *_sources(template)],
+            [str(cwd), str(self._run)],
         )
         Path(made.root).mkdir(parents=True, exist_ok=True)
         fresh = self.folder / f".plan.{os.getpid()}"
@@ -164,11 +196,6 @@ class Pod:
             return None
         return int(pid), int(began)
 
-    def inside(self, path: str) -> Path:
-        """Where this machine finds what the pod calls `path`; a relative one begins in its working directory."""
-        made = json.loads((self.folder / "plan.json").read_text())
-        return isolation.Plan(**made["plan"]).place(os.path.join(made["cwd"], path))
-
     def exit_code(self) -> int | None:
         """The recorded exit code; None when the pod vanished without one."""
         try:
@@ -184,15 +211,18 @@ class Pod:
             return ""
         return text.removesuffix("\n")
 
-    def collect(self, outputs: Mapping[str, Any]) -> Collected:
-        """Output parameters up to the first that is not there, and the artifacts that are."""
+    def collect(self, outputs: Mapping[str, Any], keys: Mapping[str, str], repository: Path) -> Collected:
+        """Output parameters up to the first that is not there; the artifacts that are, saved under those keys."""
         found = Collected({}, {})
         if not outputs:
             return found
+        made = json.loads((self.folder / "plan.json").read_text())
+        plan = isolation.Plan(**made["plan"])
         gone, folders = [], []
         for entry in outputs.get("parameters") or []:
             source = entry.get("valueFrom") or {}
-            place = self.inside(source["path"])
+            path = os.path.join(made["cwd"], source["path"])
+            place = plan.place(path)
             if place.is_dir():
                 folders.append(_directory(source["path"]))
                 found.parameters[entry["name"]] = ""
@@ -201,21 +231,46 @@ class Pod:
                 text = place.read_bytes().decode(errors="replace")
             except OSError:
                 if "default" not in source:
-                    gone.append(f"open {OUTPUTS}/parameters{source['path']}: no such file or directory")
+                    kept = f"/mainctrfs{path}" if _in_volume(plan, path) else f"{OUTPUTS}/parameters{source['path']}"
+                    gone.append(f"open {kept}: no such file or directory")
                     break
                 text = parameter_text(source["default"])
             found.parameters[entry["name"]] = text.removesuffix("\n")
         absent = ""
         for entry in outputs.get("artifacts") or []:
-            place = self.inside(entry["path"])
-            if place.exists():
-                found.artifacts[entry["name"]] = str(place)
-            elif not entry.get("optional"):
-                absent += f"open {OUTPUTS}/artifacts{entry['path']}.tgz: no such file or directory; "
+            absent += self._save(entry, plan, found, keys, repository)
         missing = next(iter(gone), absent)
         return found._replace(
             said=folders[0] if folders else "", missing=f"wait: Error (exit code 64): {missing}" if missing else ""
         )
+
+    def _save(
+        self,
+        entry: Mapping[str, Any],
+        plan: isolation.Plan,
+        found: Collected,
+        keys: Mapping[str, str],
+        repository: Path,
+    ) -> str:
+        """Keep one output artifact; says why it cannot be."""
+        path, name = str(entry["path"]), str(entry["name"])
+        place, below = plan.place(path), _in_volume(plan, path)
+        if not place.exists():
+            if entry.get("optional"):
+                return ""
+            missing = f"stat /mainctrfs{path}" if below else f"open {OUTPUTS}/artifacts{path}.tgz"
+            return f"{missing}: no such file or directory; "
+        try:
+            artifacts.save(place, entry, repository / keys[name], below)
+        except artifacts.ArtifactError as error:
+            return f"{error}; "
+        found.artifacts[name] = keys[name]
+        return ""
+
+
+def _in_volume(plan: isolation.Plan, path: str) -> bool:
+    """Is it below a mounted volume? Input artifacts are mounts of another kind."""
+    return any(path.startswith(f"{at}/") and "/artifacts/" not in source for at, (source, _) in plan.mounts.items())
 
 
 def _declared(template: Mapping[str, Any]) -> list[str]:

@@ -25,8 +25,8 @@ Spec: activeDeadlineSeconds=int+ affinity=any~ archiveLogs=bool~ arguments=Argum
   nodeSelector={str}~ onExit=str+ parallelism=int+ podDisruptionBudget=any~ podGC=PodGC~ podMetadata=PodMetadata~
   podPriorityClassName=str~ podSpecPatch=str priority=int~ retryStrategy=Retry+ schedulerName=str~ securityContext=any~
   serviceAccountName=str~ shutdown=str suspend=bool+ synchronization=Synchronization templateDefaults=Template+
-  templates=[Template]+ tolerations=any~ ttlStrategy=any~ volumeClaimGC=any~ volumeClaimTemplates=[any]
-  volumes=[Volume] workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef+
+  templates=[Template]+ tolerations=any~ ttlStrategy=any~ volumeClaimGC=any~ volumeClaimTemplates=[any]+
+  volumes=[Volume]+ workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef+
   artifacts=any
 PodGC: strategy=str~ labelSelector=any~ deleteDelayDuration=any~
 RepositoryRef: configMap=str+ key=str+
@@ -37,7 +37,7 @@ Template: activeDeadlineSeconds=intstr+ affinity=any~ annotations={str}~ archive
   metadata=PodMetadata~ metrics=Metrics~ name=str+ nodeSelector={str}~ outputs=Outputs+ parallelism=int+ plugin=any
   podSpecPatch=str priorityClassName=str~ priority=int~ resource=Resource retryStrategy=Retry+ schedulerName=str~
   script=Script+ securityContext=any~ serviceAccountName=str~ sidecars=[Container] steps=[[Step]]+ suspend=Suspend+
-  synchronization=Synchronization timeout=str+ tolerations=any~ volumes=[Volume]~ templateRef=any template=str
+  synchronization=Synchronization timeout=str+ tolerations=any~ volumes=[Volume]+ templateRef=any template=str
 Dag: failFast=bool+ target=str+ tasks=[Task]+
 Task: name=str+ template=str+ arguments=Arguments+ depends=str+ dependencies=[str]+ when=str+
   continueOn=ContinueOn+ hooks={Hook}+ inline=Template+ onExit=str+ templateRef=TemplateRef+ withItems=[any]+
@@ -48,39 +48,39 @@ ContinueOn: error=bool+ failed=bool+
 TemplateRef: name=str+ template=str+ clusterScope=bool+
 Sequence: count=intstr+ start=intstr+ end=intstr+ format=str+
 Hook: template=str+ arguments=Arguments+ templateRef=TemplateRef+ expression=str+
-Arguments: parameters=[Parameter]+ artifacts=[Artifact]
-Inputs: parameters=[Parameter]+ artifacts=[Artifact]
+Arguments: parameters=[Parameter]+ artifacts=[Artifact]+
+Inputs: parameters=[Parameter]+ artifacts=[Artifact]+
 Outputs: parameters=[Parameter]+ artifacts=[Artifact]+ result=str exitCode=str
 Parameter: name=str+ value=text+ default=text+ description=text~ enum=[text]+ valueFrom=ValueFrom+ globalName=str+
 ValueFrom: path=str+ default=text+ parameter=str+ expression=str+ configMapKeyRef=KeyRef+ supplied=any+ event=str
   jqFilter=str jsonPath=str
 KeyRef: name=str+ key=str+ optional=bool+
-Artifact: name=str+ path=str+ archive=Archive+ from=str fromExpression=str optional=bool+ mode=int~ recurseMode=bool~
-  raw=Raw subPath=str globalName=str description=any~ archiveLogs=bool~ deleted=bool~ artifactGC=any~ s3=S3
-  http=Http git=any gcs=any azure=any oss=any hdfs=any artifactory=any plugin=any
-Archive: none=any+ tar=Tar zip=any
+Artifact: name=str+ path=str+ archive=Archive+ from=str+ fromExpression=str+ optional=bool+ mode=int+ recurseMode=bool+
+  raw=Raw+ subPath=str+ globalName=str+ description=any~ archiveLogs=bool~ deleted=bool~ artifactGC=any~ s3=S3+
+  http=Http+ git=any gcs=any azure=any oss=any hdfs=any artifactory=any plugin=any
+Archive: none=any+ tar=Tar+ zip=any+
 Tar: compressionLevel=int+
 Raw: data=str+
-S3: key=str+ bucket=str~ endpoint=str~ insecure=bool~ region=str~ accessKeySecret=KeyRef~ secretKeySecret=KeyRef~
+S3: key=str+ bucket=str endpoint=str insecure=bool~ region=str~ accessKeySecret=KeyRef~ secretKeySecret=KeyRef~
   sessionTokenSecret=KeyRef~ roleARN=str~ useSDKCreds=bool~ createBucketIfNotPresent=any~ encryptionOptions=any~
   caSecret=KeyRef~ addressingStyle=str~
 Http: url=str+ headers=[any] auth=any
 Retry: limit=intstr+ retryPolicy=str+ expression=str+ backoff=Backoff+ affinity=any~
 Backoff: duration=str+ factor=intstr+ cap=str+ maxDuration=str+
 Container: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom]+ workingDir=str+
-  resources=Resources~ volumeMounts=[VolumeMount]~ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
+  resources=Resources~ volumeMounts=[VolumeMount]+ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
   stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
   livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
   mirrorVolumeMounts=bool~
 Script: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom]+ workingDir=str+
-  resources=Resources~ volumeMounts=[VolumeMount]~ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
+  resources=Resources~ volumeMounts=[VolumeMount]+ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
   stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
   livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
   source=str+
 ContainerSet: containers=[SetContainer] volumeMounts=[VolumeMount] retryStrategy=SetRetry
 SetRetry: retries=intstr+ duration=str+
 SetContainer: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom]+ workingDir=str+
-  resources=Resources~ volumeMounts=[VolumeMount]~ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
+  resources=Resources~ volumeMounts=[VolumeMount]+ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
   stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
   livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
   dependencies=[str]+
@@ -90,9 +90,9 @@ FieldRef: fieldPath=str+ apiVersion=str~
 EnvFrom: prefix=str+ configMapRef=NameRef+ secretRef=NameRef+
 NameRef: name=str+ optional=bool+
 Resources: limits={quantity}~ requests={quantity}~ claims=any~
-VolumeMount: name=str~ mountPath=str~ subPath=str~ subPathExpr=str~ readOnly=bool~ mountPropagation=str~
+VolumeMount: name=str+ mountPath=str+ subPath=str+ subPathExpr=str readOnly=bool+ mountPropagation=str~
   recursiveReadOnly=str~
-Volume: name=str~ emptyDir=EmptyDir~ configMap=any~ secret=any~ persistentVolumeClaim=any~ projected=any~ hostPath=any
+Volume: name=str+ emptyDir=EmptyDir+ configMap=any+ secret=any+ persistentVolumeClaim=any+ projected=any+ hostPath=any+
   downwardAPI=any ephemeral=any nfs=any csi=any image=any
 EmptyDir: medium=str~ sizeLimit=quantity~
 Resource: action=str flags=[str] failureCondition=str successCondition=str manifest=str manifestFrom=any

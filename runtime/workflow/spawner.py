@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 RUN = """
 trap : TERM INT
@@ -107,6 +107,10 @@ def _enter(start: dict[str, Any]) -> None:
             os.symlink(target, root + link)
     for path in start["binds"]:
         _bind(path, root + path)
+    for path, (source, read_only) in sorted(start["mounts"].items()):
+        _bind(source, root + path)
+        if read_only:
+            _call("mount", b"none", (root + path).encode(), None, MS_REMOUNT | MS_BIND | MS_RDONLY, None)
     os.chdir(root)
     _call("pivot_root", b".", b".")
     _call("umount2", b".", MNT_DETACH)
@@ -116,7 +120,8 @@ def _enter(start: dict[str, Any]) -> None:
 def _bind(path: str, place: str) -> None:
     if os.path.isdir(path):
         os.makedirs(place, exist_ok=True)
-    else:
+    elif not os.path.exists(place):
+        os.makedirs(os.path.dirname(place), exist_ok=True)
         os.close(os.open(place, os.O_WRONLY | os.O_CREAT, 0o644))
     _call("mount", path.encode(), place.encode(), None, MS_BIND | MS_REC, None)
 

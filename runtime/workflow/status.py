@@ -37,14 +37,16 @@ class Writer:
         if engine.shutdown:
             spec["shutdown"] = engine.shutdown
         pods = [node for node in engine.nodes.values() if node.type is NodeType.POD]
-        exported = list(engine.variables.outputs.values())
+        given = [{**entry, "name": entry["globalName"]} for entry in engine.variables.artifacts.values()]
+        exported = {"parameters": list(engine.variables.outputs.values()), "artifacts": given}
+        exported = {key: value for key, value in exported.items() if value}
         told = {
             "phase": engine.phase.value,
             "message": engine.message or None,
             "startedAt": stamp(engine.created),
             "finishedAt": stamp(engine.finished),
             "progress": f"{sum(node.phase.fulfilled for node in pods)}/{len(pods)}",
-            "outputs": {"parameters": exported} if exported else None,
+            "outputs": exported or None,
             "nodes": {node_id(engine.name, node.name): self._text(node) for node in engine.nodes.values()},
         }
         times = {"uid": engine.uid, "creationTimestamp": stamp(engine.created)}

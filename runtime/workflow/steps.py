@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from runtime.workflow import graph, outputs
-from runtime.workflow.calls import Call, arguments_of, artifact_arguments, own_scope, unset
+from runtime.workflow.calls import Call, arguments_of, artifact_arguments, inputs_of, own_scope, unset
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.govaluate import should_run
 from runtime.workflow.loops import expand, loops
@@ -78,6 +78,10 @@ class StepsRun:
         """What a step may read: globals, the template's inputs, earlier steps."""
         return {**self.engine.variables.globals(now), **own_scope(self.node.spec), **self.known}
 
+    def all_artifacts(self) -> dict[str, Mapping[str, Any]]:
+        """Artifacts that a step may take: the template's inputs, the workflow's outputs, of earlier steps."""
+        return {**inputs_of(self.node.spec), **self.engine.variables.artifacts, **self.artifacts}
+
     def _outbound(self) -> None:
         last = self._groups[-1].children if self._groups else []
         self.node.outbound = [end for name in last for end in graph.outbound(self.engine.nodes, name)]
@@ -129,7 +133,7 @@ class GroupRun:
             if when and "{{" not in when and not should_run(when):
                 return {**body, "arguments": {}}
             body["arguments"] = arguments_of(step, scope)
-            body["arguments"]["artifacts"] = artifact_arguments(step, scope, self._steps.artifacts)
+            body["arguments"]["artifacts"] = artifact_arguments(step, scope, self._steps.all_artifacts())
         except ExpressionError as error:
             raise ExpressionError(f"failed to resolve references: {error}") from None
         read = {"when": when, "arguments": body["arguments"]["parameters"]}

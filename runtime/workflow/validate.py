@@ -174,7 +174,7 @@ class _Walk:
             name = f"artifacts.{entry.get('name')}"
             places = ("raw", "s3", "http", "git", "gcs", "azure", "oss", "hdfs", "artifactory", "plugin")
             located = any(entry.get(place) for place in places)
-            if name not in call.given and not located and not entry.get("optional") and not entry.get("from"):
+            if name not in call.given and not located and not entry.get("optional"):
                 self._say(call.where, f"inputs.artifacts.{entry.get('name')} was not supplied")
             scope[f"inputs.{name}"] = self._placeholder()
             if entry.get("path"):

@@ -28,6 +28,8 @@ class Variables:
         """Why the workflow's parameters cannot be had; empty when they can."""
         self.outputs: dict[str, dict[str, Any]] = {}
         """Global output parameters by name, as Argo lists them in status.outputs."""
+        self.artifacts: dict[str, dict[str, Any]] = {}
+        """Global output artifacts by dotted name."""
         self._exported: Scope = {}
         self._fixed = self._fix()
         self._read: dict[str, set[str]] = {}
@@ -97,6 +99,9 @@ class Variables:
             if name and entry.get("value") is not None:
                 self.outputs[name] = {"name": name, "value": entry["value"]}
                 self._exported[f"workflow.outputs.parameters.{name}"] = entry["value"]
+        for entry in node.outputs.artifacts:
+            if entry.get("globalName"):
+                self.artifacts[f"workflow.outputs.artifacts.{entry['globalName']}"] = entry
 
     def failures(self) -> str:
         """`workflow.failures`: the failed nodes as JSON, quoted."""

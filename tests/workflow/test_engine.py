@@ -101,7 +101,7 @@ def test_ids_are_the_fnv_hash_of_the_name() -> None:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"volumes": []}, "spec.volumes"),
+        ({"volumes": [{"name": "v", "nfs": {}}]}, "spec.volumes"),
         ({"shutdown": "Stop"}, "spec.shutdown"),
         ({"onExit": "nobody"}, "spec.onExit"),
         ({"entrypoint": "nobody"}, "spec.entrypoint"),

@@ -1,0 +1,116 @@
+"""A pod's volumes as folders of the run: emptyDir, claims, ConfigMaps, Secrets, projections, folders of the machine."""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from runtime.workflow.fields import listed
+from runtime.workflow.library import Library, NotThereError
+from runtime.workflow.schema import BEYOND, Problem, Where
+
+KINDS = ("emptyDir", "configMap", "secret", "projected", "persistentVolumeClaim", "hostPath")
+KEPT = ("/dev", "/proc", "/sys")
+"""A mount below these stays the machine's own: a volume in memory at /dev/shm is the machine's shared memory."""
+
+
+class Mount(NamedTuple):
+    """A folder or file that the pod sees at a path."""
+
+    source: str
+    read_only: bool = False
+
+
+def mounts(
+    containers: Sequence[Mapping[str, Any]],
+    volumes: Sequence[Mapping[str, Any]],
+    pod: Path,
+    claims: Path,
+    library: Library,
+) -> dict[str, Mount]:
+    """Where each volume mount of these containers comes from; its folders are made. Raises NotThereError."""
+    known = {str(volume.get("name")): volume for volume in volumes}
+    found: dict[str, Mount] = {}
+    for container in containers:
+        for mount in listed(container, "volumeMounts"):
+            path, name = str(mount.get("mountPath")), str(mount.get("name"))
+            if path.startswith(KEPT) or name not in known:
+                continue
+            folder, fixed = _folder(known[name], pod, claims, library)
+            source = (folder / str(mount.get("subPath") or "")).resolve()
+            if not source.exists():
+                source.mkdir(parents=True)
+            found[path.rstrip("/")] = Mount(str(source), bool(mount.get("readOnly")) or fixed)
+    return found
+
+
+def _folder(volume: Mapping[str, Any], pod: Path, claims: Path, library: Library) -> tuple[Path, bool]:
+    """(the folder, whether nobody may write there)."""
+    if volume.get("hostPath"):
+        return Path(str(volume["hostPath"].get("path"))), False
+    if volume.get("persistentVolumeClaim"):
+        folder = claims / str(volume["persistentVolumeClaim"].get("claimName"))
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder, bool(volume["persistentVolumeClaim"].get("readOnly"))
+    folder = pod / "volumes" / str(volume["name"])
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    if made:
+        _fill(folder, volume, library)
+    return folder, not isinstance(volume.get("emptyDir"), Mapping)
+
+
+def _fill(folder: Path, volume: Mapping[str, Any], library: Library) -> None:
+    """Write the files as the kubelet does: below ..data, with a link for each name at the top."""
+    data = folder / "..data"
+    given = next((volume[kind] for kind in ("configMap", "secret", "projected") if volume.get(kind)), {})
+    for name, text in _files(volume, library):
+        place = data / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+        place.chmod(int(given.get("defaultMode", 0o644)))
+        top = folder / name.split("/")[0]
+        if not top.is_symlink():
+            top.symlink_to(f"..data/{top.name}")
+
+
+def _files(volume: Mapping[str, Any], library: Library) -> Iterator[tuple[str, str]]:
+    """Names and texts of what a ConfigMap, a Secret or a projection shows."""
+    sources = listed(volume, "projected", "sources") or [volume]
+    for source in sources:
+        for field, kind, key in (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName")):
+            given = source.get(field)
+            if given is None:
+                continue
+            name = given.get(key) or given.get("name")
+            values = library.values(kind, {"name": name, "optional": given.get("optional")})
+            items = {str(item["key"]): str(item["path"]) for item in listed(given, "items")}
+            for one, text in values.items():
+                if not items or one in items:
+                    yield items.get(one, one), text
+
+
+def claimed(spec: Mapping[str, Any], workflow: str) -> list[dict[str, Any]]:
+    """spec.volumeClaimTemplates as volumes of claims that are the workflow's own."""
+    names = [str((one.get("metadata") or {}).get("name")) for one in listed(spec, "volumeClaimTemplates")]
+    return [{"name": name, "persistentVolumeClaim": {"claimName": f"{workflow}-{name}"}} for name in names]
+
+
+def forget_claims(spec: Mapping[str, Any], workflow: str, claims: Path) -> None:
+    """The workflow has ended: its own claims go."""
+    for volume in claimed(spec, workflow):
+        shutil.rmtree(claims / volume["persistentVolumeClaim"]["claimName"], ignore_errors=True)
+
+
+def problems(volumes: Sequence[Mapping[str, Any]], library: Library, where: Where) -> Iterator[Problem]:
+    """Volumes of a kind that this machine has not, ConfigMaps and Secrets that are not there."""
+    for index, volume in enumerate(volumes):
+        kinds = [kind for kind in volume if kind != "name" and volume[kind] is not None]
+        for kind in kinds:
+            if kind not in KINDS:
+                yield Problem((*where, index, kind), BEYOND)
+        try:
+            if "{{" not in str(volume):
+                list(_files(volume, library))
+        except NotThereError as error:
+            yield Problem((*where, index), str(error))

@@ -1,0 +1,97 @@
+"""Recorded answers of Argo that this executor gives otherwise: what it does instead, and why.
+
+`refused`: the manifest is refused before anything runs. `endless`: Argo never ends; here it is refused, or the node is
+an Error that says so. Else the first kind of difference, as `golden_cases` names it.
+"""
+
+_NOT_BUILT = "not built; refused by name"
+_CLUSTER = "only a cluster's API server knows that; here it is told before anything runs"
+_ENDLESS = "on Argo nothing ever ends it; here it is told"
+
+DIFFERENT: dict[str, tuple[str, str]] = {
+    "flow/outputs-error-of-nested-dag-hangs": (
+        "phase",
+        "on Argo the outer DAG stays Running for ever; here it goes on",
+    ),
+    "flow/items-map-null-value-fails": ("refused", "Argo takes it and fails it at once as an invalid spec"),
+    "mistakes/expr-missing-output-key": ("phase", _ENDLESS),
+    "mistakes/service-account-unknown": ("phase", "there are no service accounts on one machine"),
+    "mistakes/unknown-field-letter-case": ("refused", "argo lint refuses it too; the HTTP API does not look at case"),
+    "pods/art-directory-archive-modes": ("outputs", "Argo clears the umask of every container; here the user's stays"),
+    "flow/skipped-result-hangs": ("endless", _ENDLESS),
+    "flow/steps-same-group-reference-hangs": ("endless", _ENDLESS),
+    "flow/withparam-empty-all-parameters-hangs": ("endless", _ENDLESS),
+    "flow/withparam-empty-result": ("endless", _ENDLESS),
+    "mistakes/parallelism-zero": ("endless", _ENDLESS),
+    "mistakes/reference-to-non-ancestor-in-expression": ("endless", _ENDLESS),
+    "mistakes/reference-to-non-ancestor-in-when": ("endless", _ENDLESS),
+    "mistakes/reference-to-non-ancestor-inside-text": ("endless", _ENDLESS),
+    "mistakes/reference-to-same-step-group": ("endless", _ENDLESS),
+    "mistakes/artifact-path-duplicate-script": ("refused", _CLUSTER),
+    "mistakes/artifact-two-locations": ("refused", "the second location is a real bucket; keep one"),
+    "mistakes/env-name-bad": ("refused", _CLUSTER),
+    "mistakes/image-pull-policy-unknown": ("refused", _CLUSTER),
+    "mistakes/resource-limit-below-request": ("refused", _CLUSTER),
+    "mistakes/secret-key-missing": (
+        "refused",
+        "on Argo the pod waits for the Secret until a deadline; here it is told",
+    ),
+    "mistakes/template-label-bad-value": ("refused", _CLUSTER),
+    "mistakes/volume-claim-template-without-name": ("refused", _CLUSTER),
+    "mistakes/volume-mount-unknown-volume": ("refused", _CLUSTER),
+    "mistakes/volume-name-bad": ("refused", _CLUSTER),
+    "pods/env-missing-configmap": (
+        "refused",
+        "on Argo the pod waits for the ConfigMap until a deadline; here it is told",
+    ),
+    "mistakes/artifact-repository-ref-missing": ("refused", _NOT_BUILT),
+}
+NOT_BUILT = [
+    "flow/dag-template-fail-fast",
+    "flow/depends-daemoned",
+    "flow/parallelism-fail-fast",
+    "flow/steps-fail-fast",
+    "mistakes/bad-pod-spec-patch",
+    "mistakes/init-container-named-init",
+    "mistakes/memoize-bad-key",
+    "mistakes/memoize-bad-max-age",
+    "mistakes/memoize-without-cache",
+    "mistakes/memoize-without-key",
+    "mistakes/mutex-without-name",
+    "mistakes/pod-spec-patch-bad-value",
+    "mistakes/pod-spec-patch-unknown-field",
+    "mistakes/pod-spec-patch-without-containers",
+    "mistakes/pod-spec-patch-wrong-type",
+    "mistakes/semaphore-missing-config-map",
+    "mistakes/semaphore-missing-key",
+    "mistakes/semaphore-not-a-number",
+    "mistakes/semaphore-of-workflow-missing-config-map",
+    "mistakes/sidecar-duplicate-name",
+    "mistakes/sidecar-named-main",
+    "mistakes/sidecar-without-name",
+    "pods/cset-container-fails",
+    "pods/cset-dependencies-and-outputs",
+    "pods/cset-retry-exhausted",
+    "pods/cset-retry-strategy",
+    "pods/daemon-exits-zero-fails",
+    "pods/daemon-fails-while-used",
+    "pods/daemon-then-client",
+    "pods/init-container-fails",
+    "pods/init-containers-in-order",
+    "pods/memoize-bad-key",
+    "pods/memoize-failure-not-cached",
+    "pods/memoize-second-is-a-hit",
+    "pods/mutex-and-semaphore",
+    "pods/podspecpatch-after-substitution",
+    "pods/podspecpatch-invalid",
+    "pods/semaphore-missing-configmap",
+    "pods/sidecar-and-main-fail",
+    "pods/sidecar-fails-first",
+    "pods/sidecar-stopped-after-main",
+    "pods/sidecar-traps-term-exits-nonzero",
+]
+DIFFERENT |= dict.fromkeys(NOT_BUILT, ("refused", _NOT_BUILT))
+MACHINE = {
+    "pods/command-not-found": "asks for /etc/hostname not to be executable, which is so on most machines only",
+}
+"""Cases whose answer depends on the machine."""
