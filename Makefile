@@ -29,8 +29,13 @@ lint: $(READY)  ## style, types, import contracts
 test: lint  ## lint, then all tests; says what this machine could not run and why
 	$(BIN)/python -m pytest -rs
 
-bench: $(READY)  ## the README's figures: steps' times, recovery after a kill, memory (about 10 minutes)
+bench: $(READY)  ## every figure beside its budget or peer, one table each (about 25 minutes on an idle machine)
 	$(BIN)/python -m benchmarks.main_job
+	$(BIN)/python -m benchmarks.recovery
+	$(BIN)/python -m benchmarks.executor
+	$(BIN)/python -m benchmarks.node_check
+	$(BIN)/python -m benchmarks.brain
+	$(BIN)/python -m benchmarks.master
 
 accept-main-job: $(READY)  ## every line the main job promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_main_job

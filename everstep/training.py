@@ -98,6 +98,8 @@ class _Session:
         if self.context.link is not None and self.context.rank == 0:
             stall = self.checkpointer.stall_s if self.checkpointer else 0.0
             self.context.link.tell(Report(self.iteration, {**facts, "stall_s": stall, **self.pending}))
+        if self.checkpointer is not None:
+            self.checkpointer.stall_s = 0.0  # An iteration that saves nothing stalls for nothing.
         self.pending.clear()
 
 
