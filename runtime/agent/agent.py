@@ -26,6 +26,7 @@ from aiohttp import web
 
 from runtime.agent.beacons import Beacons
 from runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
+from runtime.agent.departure import Departure
 from runtime.agent.environment import worker_command, worker_environment
 from runtime.agent.link import Fetched, Report, Welcome
 from runtime.agent.memory import OomCounter, own_counter
@@ -46,7 +47,6 @@ from runtime.job.messages import (
     Heartbeat,
     Holding,
     Join,
-    Leaving,
     Seat,
     WorkerExit,
 )
@@ -54,6 +54,8 @@ from runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
 
 _UNKNOWN_YET_S = 0.5
 _LAST_TELEMETRY_S = 1.0
+_GREETING_S = 15.0
+"""A script that knows everstep has called it so long after its start, also where it imports for seconds."""
 _THREADS = 64
 
 T = TypeVar("T")
@@ -74,9 +76,7 @@ class Agent:
         self._say = around.say
         self._chance = chance
         self._events: asyncio.Queue[WorkerEnd | _Broken] = asyncio.Queue()
-        self._told = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._signal = signal.SIGTERM
+        self._departure = Departure(settings, around.say)
         self._round = 0
         self._seen = 0
         self._known = False
@@ -90,11 +90,7 @@ class Agent:
 
     def leave(self, signum: signal.Signals = signal.SIGTERM) -> None:
         """End gracefully; told again, at once."""
-        if self._told.is_set():
-            self._hurry.set()
-        else:
-            self._signal = signum
-            self._told.set()
+        self._departure.notice(signum)
 
     async def run(self) -> Ending:
         """Until there is a reason to leave."""
@@ -141,7 +137,8 @@ class Agent:
         self._address = f"{host}:{runner.addresses[0][1]}"
 
     async def _until_leave(self) -> Ending:
-        parts = (self._rounds, self._listen, self._outbox.run, self._dead_man, self._leaving, self._failure)
+        parts = [self._rounds, self._listen, self._outbox.run, self._dead_man, self._notice, self._failure]
+        parts += [self._look_for_everstep] if self._settings.any_script else []
         tasks = [asyncio.create_task(part()) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -161,9 +158,9 @@ class Agent:
         self._around.note(f"leaves: {ending.reason}")
         if ending.told and self._settings.asks_end:
             ending = replace(ending, job=await self._client.ended(self._settings.node))
-        if self._told.is_set():
-            ending = replace(ending, code=128 + self._signal)
-        await self._workers.end(self._settings.grace_s, self._signal)
+        if self._departure.given:
+            ending = replace(ending, code=128 + self._departure.signal)
+        await self._workers.end(self._settings.grace_s, self._departure.signal)
         try:
             async with asyncio.timeout(_LAST_TELEMETRY_S):
                 await self._outbox.flush()
@@ -344,26 +341,19 @@ class Agent:
             await self._in_thread(self._keeper.persist_newest)
 
     async def _dead_man(self) -> None:
-        while True:
-            limit_s = self._settings.dead_man_s if self._client.met else self._settings.connect_s
-            left = self._client.heard + limit_s - time.monotonic()
-            if left <= 0:
-                raise Leave(TRY_AGAIN, f"no master of this job answered for {limit_s:g} s")
-            await asyncio.sleep(left)
+        await self._departure.without_master(self._client)
 
-    async def _leaving(self) -> None:
-        """From the signal on: the node is going, and says so; it goes when it is told to, or must."""
-        await self._told.wait()
-        notice_s, name = self._settings.notice_s, self._signal.name
-        if self._known and notice_s > 0:
-            self._say(f"{name}: this node leaves within {notice_s:g} s; a second one ends it at once")
-            try:
-                async with asyncio.timeout(max(0.0, notice_s - self._settings.grace_s)):
-                    await self._client.leaving(Leaving(self._settings.node, f"told to end by {name}", notice_s))
-                    await self._hurry.wait()
-            except TimeoutError:
-                pass
-        raise Leave(128 + self._signal, f"told to end by {name}")
+    async def _notice(self) -> None:
+        await self._departure.on_notice(self._client, lambda: self._known)
+
+    async def _look_for_everstep(self) -> None:
+        """Say once that nobody greets, after a time in which a script that knows us does; then until cancelled."""
+        while not self._round:
+            await asyncio.sleep(_GREETING_S)
+        await asyncio.sleep(_GREETING_S)
+        if not self._link.greeted:
+            self._say("the script does not call everstep: it restarts from nothing, and a hang is not seen")
+        await asyncio.Event().wait()
 
     def _report(self, local_rank: int, report: Report) -> None:
         if self._link.seat is not None:

@@ -50,7 +50,7 @@ def worker_environment(
     if settings.run_dir:
         told["EVERSTEP_RUN_DIR"] = settings.run_dir
     if settings.virtual_local_rank:
-        told |= {"LOCAL_RANK": 0, LOCAL_RANK_VARIABLE: local_rank, **_own_device(base, local_rank)}
+        told |= {"LOCAL_RANK": 0, LOCAL_RANK_VARIABLE: local_rank, **own_device(base, local_rank)}
     return {name: str(value) for name, value in told.items()}
 
 
@@ -59,8 +59,8 @@ def worker_command(command: Sequence[str], local_rank: int) -> tuple[str, ...]:
     return tuple(string.Template(word).safe_substitute(local_rank=local_rank) for word in command)
 
 
-def _own_device(base: Mapping[str, str], local_rank: int) -> Mapping[str, str]:
-    """The one device that this worker sees, of those that the node may use."""
+def own_device(base: Mapping[str, str], local_rank: int) -> Mapping[str, str]:
+    """The one device that a worker with a virtual local rank sees, of those in `base`. Raises ValueError for none."""
     name = next((name for name in _DEVICES if base.get(name)), "CUDA_VISIBLE_DEVICES")
     devices = base.get(name)
     if devices is None:

@@ -67,6 +67,10 @@ class Keeper(Protocol):
         """Iteration and phase that the worker shows."""
         ...
 
+    def moved(self, local_rank: int) -> float:
+        """Unix time at which that worker's beacon last changed; 0 before it showed one."""
+        ...
+
     def close(self) -> None:
         """Remove all shared memory."""
         ...

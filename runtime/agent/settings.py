@@ -73,6 +73,8 @@ class Settings:
     """The store outlives this node and others read it."""
     asks_end: bool = False
     """Told to leave, the agent asks how the job ended."""
+    any_script: bool = False
+    """The script need not know everstep; where it does not, that is said."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """More for the workers' environment."""
 

@@ -53,6 +53,8 @@ class LinkServer:
         self.threads = threads
         self.on_report = on_report
         self.on_fetched = on_fetched
+        self.greeted = False
+        """Did a worker ever say Hello?"""
         self.seat: Seat | None = None
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
@@ -159,6 +161,7 @@ class _Connection(asyncio.Protocol):
             self._refuse(f"local rank {hello.local_rank} of {self._server.slots} workers")
         else:
             self._local_rank = hello.local_rank
+            self._server.greeted = True
             self._send(self._server.welcome)
 
     def _later(self, call: Callable[[], Reply], done: Callable[[Reply], None] = lambda _: None) -> None:

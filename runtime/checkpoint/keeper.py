@@ -19,6 +19,7 @@ from runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
 from runtime.checkpoint.fetch import described, digest_of, fetch
 from runtime.checkpoint.held import Held, Segments, segment_prefix
 from runtime.checkpoint.persist import Persister
+from runtime.checkpoint.segment import Beacon
 from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Holding, Restore, Seat
 from runtime.store import Store
@@ -220,12 +221,12 @@ class Keeper:
 
     def beacon(self, local_rank: int) -> tuple[int, str]:
         """Iteration and phase that the worker shows; (0, "") before it announced anything."""
-        with self._changed:
-            held = self._segments.current(local_rank)
-        if held is None:
-            return 0, ""
-        shown = held.file.beacon()
+        shown = self._beacon(local_rank)
         return shown.iteration, shown.phase
+
+    def moved(self, local_rank: int) -> float:
+        """Unix time at which that worker's beacon last changed; 0 before it showed one."""
+        return self._beacon(local_rank).time
 
     def close(self) -> None:
         """Remove all shared memory; every wait ends."""
@@ -234,6 +235,11 @@ class Keeper:
             self._persister.close()
             self._segments.unlink()
             self._changed.notify_all()
+
+    def _beacon(self, local_rank: int) -> Beacon:
+        with self._changed:
+            held = self._segments.current(local_rank)
+        return held.file.beacon() if held else Beacon()
 
     def _seat(self) -> Seat:
         self._check_open()

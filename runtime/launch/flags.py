@@ -61,6 +61,18 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
         "--store", default="", metavar="URI", help="shared by all nodes: checkpoints, and the master's takeover"
     )
     group.add_argument(
+        "--hang-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="all ranks that call everstep stand still for so long: they hang; all stacks are written (300)",
+    )
+    group.add_argument(
+        "--on-hang",
+        choices=["report", "restart", "fail"],
+        help="what then follows (default: restart; fail with --max-restarts 0)",
+    )
+    group.add_argument(
         "--cooldown", type=float, default=30.0, metavar="SECONDS", help="a changed round is not broken up to grow (30)"
     )
     group.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store (50)")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.agent.logs import LogPlan, streams_of
+from runtime.job.spec import Hang, HangPolicy
 from runtime.launch.rendezvous import Rendezvous, parse_conf, split_endpoint
 
 _STATIC_PORT = 29500
@@ -76,6 +77,7 @@ class Launch:
     store: str
     persist_interval: int
     cooldown_s: float
+    hang: Hang
     environment: Mapping[str, str]
     """For the workers, beside the ranks."""
 
@@ -97,6 +99,8 @@ def options(
         raise ValueError(f"--persist-interval {told.persist_interval}: at least 1 iteration is needed")
     if told.cooldown < 0:
         raise ValueError(f"--cooldown {told.cooldown:g}: it cannot be negative")
+    if not told.hang_timeout > 0:
+        raise ValueError(f"--hang-timeout {told.hang_timeout:g}: it must be above 0")
     sets_threads = "OMP_NUM_THREADS" not in environment and slots > 1
     command, plain = _command(told, environment)
     return Launch(
@@ -123,6 +127,7 @@ def options(
         store=told.store,
         persist_interval=told.persist_interval,
         cooldown_s=told.cooldown,
+        hang=Hang(_hang_policy(told), told.hang_timeout),
         environment={"TORCHELASTIC_SIGNALS_TO_HANDLE": told.signals_to_handle},
     )
 
@@ -241,6 +246,11 @@ def _file(script: str, what: str) -> None:
     path = Path(script)
     if not path.exists():
         raise ValueError(f"{script}: no such file; {what} must exist on this node")
+
+
+def _hang_policy(told: argparse.Namespace) -> HangPolicy:
+    usual = HangPolicy.RESTART if told.max_restarts else HangPolicy.FAIL
+    return HangPolicy(told.on_hang) if told.on_hang else usual
 
 
 def _signals(text: str) -> tuple[signal.Signals, ...]:

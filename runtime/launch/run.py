@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.agent.agent import Agent
+from runtime.agent.environment import own_device
 from runtime.agent.logs import LaunchLogs
 from runtime.agent.ports import free_port
 from runtime.agent.settings import Settings
@@ -62,6 +63,9 @@ def launch(told: Launch, environment: Mapping[str, str]) -> int:
     """Run this node to its end; the exit code. Raises ValueError, StoreError with one line for bad input."""
     chance, scratch = random.Random(), Scratch(meeting.own_folder())
     scratch.sweep()
+    _make_log_folder(told.logs.folder)
+    if told.virtual_local_rank:
+        own_device(environment, told.slots - 1)
     place = _place(told, environment, scratch, chance)
     os.environ.update(EVERSTEP_JOB=place.job, EVERSTEP_NODE=place.node)  # By these its processes are found.
     entry = scratch.enter(place.job, place.node, ROLE)
@@ -81,6 +85,14 @@ def note(text: str) -> None:
     """The usual course of things: torch's LOGLEVEL shows it."""
     if os.environ.get("LOGLEVEL", "").upper() in ("INFO", "DEBUG"):
         say(text)
+
+
+def _make_log_folder(folder: str) -> None:
+    if folder and folder != os.devnull:
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--log-dir {folder}: {error.strerror}; choose a folder that can be written") from None
 
 
 def _place(told: Launch, environment: Mapping[str, str], scratch: Scratch, chance: random.Random) -> Place:
@@ -219,7 +231,7 @@ class _Node:
         # As torchrun counts: every failure of workers costs a restart, also a kill; a change of membership none.
         limits = {"restart_limit": told.max_restarts, "fail_policy": EndingPolicy.ANY}
         role = RoleSpec(told.nodes, told.min_nodes, told.slots, **limits)
-        spec = JobSpec(place.job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED)
+        spec = JobSpec(place.job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED, hang=told.hang)
         return Hosting(
             spec=spec,
             store=place.store.uri,
@@ -261,6 +273,7 @@ class _Node:
             virtual_local_rank=told.virtual_local_rank,
             variables=told.environment,
             asks_end=True,
+            any_script=True,
             persists=bool(told.store) or told.meeting is None,
         )
 

@@ -1,7 +1,6 @@
 """What an agent sees without its workers' help: beacons that stand still, kills for want of memory."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,57 +9,75 @@ from runtime.agent.memory import OomCounter, own_counter
 
 
 class Shown:
-    """A keeper's beacons, as the test sets them."""
+    """A keeper's beacons, as the test sets them: (iteration, phase, when it changed)."""
 
-    def __init__(self, *shown: tuple[int, str]) -> None:
+    def __init__(self, *shown: tuple[int, str, float]) -> None:
         self.shown = list(shown)
 
     def beacon(self, local_rank: int) -> tuple[int, str]:
         """What that worker shows."""
-        return self.shown[local_rank]
+        return self.shown[local_rank][:2]
+
+    def moved(self, local_rank: int) -> float:
+        """When it last changed."""
+        return self.shown[local_rank][2]
 
 
-def watching(*shown: tuple[int, str]) -> tuple[Any, Beacons, list[float]]:
-    """(keeper, beacons, the time)"""
-    keeper, now = Shown(*shown), [100.0]
-    return keeper, Beacons(keeper, len(shown), lambda: now[0]), now  # type: ignore[arg-type]
+def watching(workers: int) -> tuple[Shown, Beacons, list[float]]:
+    """(keeper, beacons, the time); no worker has shown anything."""
+    keeper, now = Shown(*[(0, "", 0.0)] * workers), [100.0]
+    return keeper, Beacons(keeper, workers, lambda: now[0]), now  # type: ignore[arg-type]
 
 
 def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
-    keeper, beacons, now = watching((3, "forward"), (3, "backward"))
+    keeper, beacons, now = watching(2)
     beacons.begin()
+    keeper.shown = [(3, "forward", 100.0), (3, "backward", 100.0)]
     assert beacons.look() == (3, "backward", 0.0)
     now[0] = 110.0
-    keeper.shown[1] = (4, "forward")
+    keeper.shown[1] = (4, "forward", 109.0)
     assert beacons.look() == (3, "forward", 0.0)
     now[0] = 117.0
     assert beacons.look() == (3, "forward", 7.0)
-    keeper.shown[0] = (3, "backward")
+    keeper.shown[0] = (3, "backward", 116.0)
     assert beacons.look().still_s == 0.0
 
 
-def test_before_the_first_movement_and_after_the_end_nobody_stands_still() -> None:
-    keeper, beacons, now = watching((0, ""))
+def test_a_phase_that_comes_again_between_two_looks_is_a_movement() -> None:
+    keeper, beacons, now = watching(1)
     beacons.begin()
-    for _ in range(3):
+    for time in (100.0, 105.0, 110.0):
+        now[0] = time + 1.0
+        keeper.shown[0] = (0, "backward", time)
+        assert beacons.look().still_s == 0.0
+
+
+def test_what_comes_before_the_first_iteration_may_take_long_in_every_round() -> None:
+    keeper, beacons, now = watching(1)
+    for _ in range(2):
+        beacons.begin()
+        for _ in range(3):
+            now[0] += 1000.0
+            assert beacons.look().still_s == 0.0
+        keeper.shown[0] = (0, "start", now[0])
+        beacons.look()
         now[0] += 1000.0
         assert beacons.look().still_s == 0.0
-    keeper.shown[0] = (1, "batch")
-    beacons.look()
+        keeper.shown[0] = (1, "batch", now[0])
+        beacons.look()
+        now[0] += 7.0
+        assert beacons.look().still_s == 7.0
+
+
+def test_after_the_end_nobody_stands_still() -> None:
+    keeper, beacons, now = watching(1)
+    beacons.begin()
+    for time in (1.0, 2.0):
+        keeper.shown[0] = (1, "batch", time)
+        beacons.look()
     beacons.end()
     now[0] += 1000.0
     assert beacons.look() == (0, "", 0.0)
-
-
-def test_a_new_round_begins_without_the_old_ones_stillness() -> None:
-    keeper, beacons, now = watching((5, "batch"))
-    beacons.begin()
-    beacons.look()
-    keeper.shown[0] = (6, "batch")
-    beacons.look()
-    beacons.begin()
-    now[0] += 1000.0
-    assert beacons.look().still_s == 0.0
 
 
 V1 = (

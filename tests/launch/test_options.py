@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.agent.logs import Streams
+from runtime.job.spec import Hang, HangPolicy
 from runtime.launch.flags import Parser
 from runtime.launch.options import Launch, Meeting, options
 from runtime.launch.rendezvous import parse_conf, split_endpoint
@@ -132,6 +133,12 @@ def test_logs_and_signals_are_read() -> None:
     assert read("--shutdown-timeout=5", environment={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}).shutdown_s == 5
 
 
+def test_a_hang_restarts_the_job_where_restarts_are_allowed() -> None:
+    assert (read().hang.policy, read().hang.timeout_s) == (HangPolicy.FAIL, 300)
+    assert read("--max-restarts=1").hang.policy is HangPolicy.RESTART
+    assert read("--on-hang=report", "--hang-timeout=5").hang == Hang(HangPolicy.REPORT, 5)
+
+
 def test_a_named_job_keeps_its_name_in_the_store() -> None:
     assert read("--standalone", "--store=s", "--rdzv-id=mine").run_id == "mine"
     assert read("--standalone", "--rdzv-id=mine").run_id != "mine", "torchrun does not hear it either"
@@ -186,6 +193,7 @@ DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
         (["--no-python", "-m"], {}, "contradict each other"),
         (["--persist-interval=0"], {}, "--persist-interval 0"),
         (["--cooldown=-1"], {}, "--cooldown -1"),
+        (["--hang-timeout=0"], {}, "--hang-timeout 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,0 +1,60 @@
+"""How a node comes to go although its master did not say so: a signal gave it notice, or no master answers any more."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from runtime.agent.client import MasterClient
+from runtime.agent.settings import Settings
+from runtime.agent.surroundings import TRY_AGAIN, Leave
+from runtime.job.messages import Leaving
+
+
+class Departure:
+    """Of one node."""
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._say = say
+        self._given = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self.signal = signal.SIGTERM
+        """What gave notice; the workers get the same."""
+
+    @property
+    def given(self) -> bool:
+        """Was notice given?"""
+        return self._given.is_set()
+
+    def notice(self, signum: signal.Signals) -> None:
+        """A signal that ends the node; the second one ends it at once."""
+        if self.given:
+            self._hurry.set()
+        else:
+            self.signal = signum
+            self._given.set()
+
+    async def on_notice(self, client: MasterClient, known: Callable[[], bool]) -> NoReturn:
+        """From the notice on: the node is going, and says so if the master knows it. Raises Leave when it must go."""
+        await self._given.wait()
+        notice_s, name = self._settings.notice_s, self.signal.name
+        if known() and notice_s > 0:
+            self._say(f"{name}: this node leaves within {notice_s:g} s; a second one ends it at once")
+            try:
+                async with asyncio.timeout(max(0.0, notice_s - min(self._settings.grace_s, notice_s / 4))):
+                    await client.leaving(Leaving(self._settings.node, f"told to end by {name}", notice_s))
+                    await self._hurry.wait()
+            except TimeoutError:
+                pass
+        raise Leave(128 + self.signal, f"told to end by {name}")
+
+    async def without_master(self, client: MasterClient) -> NoReturn:
+        """Raises Leave when none has answered for too long."""
+        while True:
+            limit_s = self._settings.dead_man_s if client.met else self._settings.connect_s
+            left = client.heard + limit_s - time.monotonic()
+            if left <= 0:
+                raise Leave(TRY_AGAIN, f"no master of this job answered for {limit_s:g} s")
+            await asyncio.sleep(left)

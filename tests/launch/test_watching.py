@@ -1,0 +1,143 @@
+"""What a launched job sees of its workers: hangs with the stacks of all ranks, memory that ran out."""
+
+import os
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from runtime.agent.memory import own_counter
+from tests.launch.launchers import EVERSTEP, Launcher, until
+
+HANGS = """
+import sys, threading
+import torch
+import everstep
+
+job = everstep.init()
+checkpointer = everstep.Checkpointer({"model": torch.nn.Linear(2, 2)})
+for step in range(3):
+    everstep.phase(f"step {step}")
+    threading.Event().wait(1.0)
+
+def stuck_for_ever():
+    threading.Event().wait()
+
+if sys.argv[1] == "all" or job.rank == 1:
+    stuck_for_ever()
+while True:
+    everstep.phase("forward")
+    everstep.phase("backward")
+    threading.Event().wait(0.2)
+"""
+
+
+def test_a_hang_is_seen_the_stacks_of_all_ranks_are_written_and_the_job_fails(launcher: Launcher) -> None:
+    pytest.importorskip("torch")
+    (launcher.folder / "train.py").write_text(HANGS)
+    flags = ("--standalone", "--nproc-per-node=2", "--hang-timeout=8", "--store", "store", "--rdzv-id=hung")
+    ended = launcher.ended(launcher.start(EVERSTEP, *flags, "train.py", "all"))
+    assert ended.code == 1, ended.err
+    (kept,) = (launcher.folder / "store" / "jobs" / "hung" / "logs").glob("*/stacks-*.txt")
+    for text in (ended.err, kept.read_text()):
+        assert text.count("stuck_for_ever (train.py") == 2, text
+        assert "--- rank 0, process" in text
+        assert "--- rank 1, process" in text
+    assert "the job failed: round 1 hung: all ranks stood still for 8 s" in ended.err
+    assert launcher.left() == []
+
+
+def test_after_a_hang_the_job_is_restarted_where_restarts_are_allowed(launcher: Launcher) -> None:
+    pytest.importorskip("torch")
+    script = HANGS.replace('sys.argv[1] == "all" or job.rank == 1', "job.round == 1").replace(
+        "while True:", "for _ in 'ab':"
+    )
+    (launcher.folder / "train.py").write_text(script)
+    flags = ("--standalone", "--nproc-per-node=2", "--hang-timeout=8", "--max-restarts=1")
+    ended = launcher.ended(launcher.start(EVERSTEP, *flags, "train.py"))
+    assert ended.err.count("stuck_for_ever (train.py") == 2, ended.err
+    assert ended.code == 0, ended.err
+
+
+def test_while_one_rank_moves_nobody_hangs(launcher: Launcher) -> None:
+    pytest.importorskip("torch")
+    script = HANGS.replace("while True:", "for _ in range(100):").replace("threading.Event().wait()", "sys.exit(3)", 1)
+    script = script.replace("def stuck_for_ever():", "def stuck_for_ever():\n    threading.Event().wait(20)")
+    (launcher.folder / "train.py").write_text(script)
+    flags = ("--standalone", "--nproc-per-node=2", "--hang-timeout=5")
+    ended = launcher.ended(launcher.start(EVERSTEP, *flags, "train.py", "one"))
+    assert "stood still" not in ended.err
+    assert "ended with exit code 3" in ended.err
+
+
+def test_a_script_that_does_not_know_everstep_is_told_once_what_it_misses(launcher: Launcher) -> None:
+    (launcher.folder / "wait.sh").write_text("while ! test -e stop; do sleep 0.1; done\n")
+    process = launcher.start(EVERSTEP, "--standalone", "--no-python", "sh", "wait.sh")
+    until(lambda: "does not call everstep" in launcher.text("node", "err"), lambda: launcher.text("node", "err"))
+    (launcher.folder / "stop").touch()
+    ended = launcher.ended(process)
+    assert ended.code == 0
+    assert ended.err.count("does not call everstep") == 1
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A group of our own that may have 500 MiB."""
+    name, limit = f"everstep-test-{uuid.uuid4().hex[:8]}", str(500 << 20)
+    for root, file in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root) / name
+        if _made(group, file, limit):
+            yield group
+            until(partial(_emptied, group), lambda: f"{name} still has processes")
+            return
+    pytest.skip("no memory group can be made here (not root, or no cgroup with memory)")
+
+
+def _made(group: Path, file: str, limit: str) -> bool:
+    try:
+        group.mkdir()
+    except OSError:
+        return False
+    try:
+        (group / file).write_text(limit)
+    except OSError:
+        group.rmdir()
+        return False
+    return True
+
+
+def _emptied(group: Path) -> bool:
+    with suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def test_a_worker_that_the_kernel_kills_for_want_of_memory_is_told_apart_from_other_kills(
+    launcher: Launcher, memory_group: Path
+) -> None:
+    (launcher.folder / "train.py").write_text("held = [bytearray(1 << 20) for _ in range(4000)]\n")
+    inside = f'echo $$ > {memory_group}/cgroup.procs && exec "$@"'
+    command = ("sh", "-c", inside, "sh", *EVERSTEP)
+    ended = launcher.ended(launcher.start(command, "--standalone", "--max-restarts=1", "train.py"))
+    assert ended.err.count("ended with exit code -9, out of memory") == 2, ended.err
+    assert "out of memory; worker nodes were restarted 1 times" in ended.err
+    assert ended.code == 1
+
+
+def test_a_worker_that_somebody_kills_did_not_run_out_of_memory(launcher: Launcher) -> None:
+    (launcher.folder / "train.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
+    ended = launcher.ended(launcher.start(EVERSTEP, "--standalone", "train.py"))
+    assert "ended with exit code -9 at iteration" in ended.err
+    assert "out of memory" not in ended.err
+
+
+def test_this_machines_own_memory_group_can_be_read() -> None:
+    if own_counter() is None:
+        pytest.skip("no memory group can be read here")
+    count = subprocess.run(["grep", "^oom_kill ", str(own_counter())], capture_output=True, check=True)
+    assert count.stdout.split()[1].isdigit()
+    assert os.access(str(own_counter()), os.R_OK)
