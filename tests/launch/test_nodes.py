@@ -3,96 +3,14 @@
 import os
 import random
 import signal
-from dataclasses import dataclass
 
 import pytest
 
 from runtime.agent.ports import free_port
-from tests.launch.launchers import EVERSTEP, Ended, Launcher, until
+from tests.launch.launchers import EVERSTEP, Launcher, until
+from tests.launch.nodes import SCRIPT, Nodes
 
 pytest.importorskip("torch")
-
-SCRIPT = """
-import os, sys, time
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-with open(os.path.join(os.path.dirname(__file__), "lines"), "a") as lines:
-    iteration, stop = 0, torch.zeros(1)
-    while not stop:
-        iteration += 1
-        stop[0] = rank == 0 and os.path.exists(os.path.join(os.path.dirname(__file__), "stop"))
-        dist.all_reduce(stop)
-        if rank == 0:
-            lines.write(f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {world} {iteration} {os.getppid()}\\n")
-            lines.flush()
-        time.sleep(0.02)
-dist.destroy_process_group()
-"""
-QUICK = "last_call_timeout=2,keep_alive_interval=5,keep_alive_max_attempt=2"
-"""A lost node is missed after 10 s, and not waited for much longer."""
-
-
-@dataclass
-class Nodes:
-    """Launchers of one job on this machine."""
-
-    launcher: Launcher
-    port: int
-
-    def start(self, name: str, *flags: str, nodes: str = "1:2", **more: str) -> int:
-        """Start a node; its process."""
-        common = ("--nnodes", nodes, "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port}")
-        patience = f"--rdzv-conf={QUICK}"
-        return self.launcher.start(
-            EVERSTEP, *common, patience, "--cooldown=0", *flags, "train.py", name=name, **more
-        ).pid
-
-    def progress(self) -> list[tuple[int, int, int]]:
-        """(restart count, world size, iteration) of rank 0, as it went."""
-        path = self.launcher.folder / "lines"
-        if not path.exists():
-            return []
-        return [tuple(map(int, line.split()[:3])) for line in path.read_text().splitlines()]  # type: ignore[misc]
-
-    def trains(self, world: int, after: int = -1) -> int:
-        """Wait until a round later than `after` trains with so many workers; its restart count."""
-
-        def going() -> bool:
-            last = self.progress()[-1:]
-            return bool(last) and last[0][0] > after and last[0][1] == world and last[0][2] > 5
-
-        until(going, lambda: f"a round after {after} with {world} workers; {self.told()}")
-        return self.progress()[-1][0]
-
-    def told(self) -> str:
-        """What all nodes wrote to stderr."""
-        return "".join(f"\n[{path.stem}] {path.read_text()}" for path in sorted(self.launcher.folder.glob("*.err")))
-
-    def finish(self, *names: str) -> list[Ended]:
-        """Let the script end; what each of these nodes ended with."""
-        (self.launcher.folder / "stop").touch()
-        return [self.ended(name) for name in names]
-
-    def ended(self, name: str) -> Ended:
-        """Wait for the node's (last) launcher of that name."""
-        return self.launcher.ended(self.launcher.named[name], name)
-
-    def masters(self) -> list[int]:
-        """Processes of the job's masters."""
-        return [pid for pid, command in self.launcher.processes() if "runtime.launch.host" in command]
-
-    def master(self) -> int:
-        """The only one."""
-        (found,) = self.masters()
-        return found
-
-    def gone(self) -> None:
-        """Wait until nothing of the job is left."""
-        until(lambda: not self.launcher.processes(), lambda: f"the end of {self.launcher.processes()}")
-        assert self.launcher.left() == []
 
 
 @pytest.fixture

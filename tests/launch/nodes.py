@@ -1,0 +1,87 @@
+"""Several launchers of one job, and a script that trains until it is told to stop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.launch.launchers import EVERSTEP, Ended, Launcher, until
+
+SCRIPT = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+with open(os.path.join(os.path.dirname(__file__), "lines"), "a") as lines:
+    iteration, stop = 0, torch.zeros(1)
+    while not stop:
+        iteration += 1
+        stop[0] = rank == 0 and os.path.exists(os.path.join(os.path.dirname(__file__), "stop"))
+        dist.all_reduce(stop)
+        if rank == 0:
+            lines.write(f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {world} {iteration} {os.getppid()}\\n")
+            lines.flush()
+        time.sleep(0.02)
+dist.destroy_process_group()
+"""
+QUICK = "last_call_timeout=2,keep_alive_interval=5,keep_alive_max_attempt=2"
+"""A lost node is missed after 10 s, and not waited for much longer."""
+
+
+@dataclass
+class Nodes:
+    """Launchers of one job on this machine."""
+
+    launcher: Launcher
+    port: int
+    host: str = "127.0.0.1"
+
+    def start(self, name: str, *flags: str, nodes: str = "1:2", within: Sequence[str] = (), **more: str) -> int:
+        """Start a node, by the command `within` if there is one; its process."""
+        common = ("--nnodes", nodes, "--rdzv-backend=c10d", f"--rdzv-endpoint={self.host}:{self.port}")
+        usual = (*common, f"--rdzv-conf={QUICK}", "--cooldown=0")
+        return self.launcher.start((*within, *EVERSTEP), *usual, *flags, "train.py", name=name, **more).pid
+
+    def progress(self) -> list[tuple[int, int, int]]:
+        """(restart count, world size, iteration) of rank 0, as it went."""
+        path = self.launcher.folder / "lines"
+        if not path.exists():
+            return []
+        return [tuple(map(int, line.split()[:3])) for line in path.read_text().splitlines()]  # type: ignore[misc]
+
+    def trains(self, world: int, after: int = -1) -> int:
+        """Wait until a round later than `after` trains with so many workers; its restart count."""
+
+        def going() -> bool:
+            last = self.progress()[-1:]
+            return bool(last) and last[0][0] > after and last[0][1] == world and last[0][2] > 5
+
+        until(going, lambda: f"a round after {after} with {world} workers; {self.told()}")
+        return self.progress()[-1][0]
+
+    def told(self) -> str:
+        """What all nodes wrote to stderr."""
+        return "".join(f"\n[{path.stem}] {path.read_text()}" for path in sorted(self.launcher.folder.glob("*.err")))
+
+    def finish(self, *names: str) -> list[Ended]:
+        """Let the script end; what each of these nodes ended with."""
+        (self.launcher.folder / "stop").touch()
+        return [self.ended(name) for name in names]
+
+    def ended(self, name: str) -> Ended:
+        """Wait for the node's (last) launcher of that name."""
+        return self.launcher.ended(self.launcher.named[name], name)
+
+    def masters(self) -> list[int]:
+        """Processes of the job's masters."""
+        return [pid for pid, command in self.launcher.processes() if "runtime.launch.host" in command]
+
+    def master(self) -> int:
+        """The only one."""
+        (found,) = self.masters()
+        return found
+
+    def gone(self) -> None:
+        """Wait until nothing of the job is left."""
+        until(lambda: not self.launcher.processes(), lambda: f"the end of {self.launcher.processes()}")
+        assert self.launcher.left() == []
