@@ -36,7 +36,7 @@ from runtime.agent.script import TRACEBACK_VARIABLE
 from runtime.agent.server import application
 from runtime.agent.settings import Settings
 from runtime.agent.socket_server import LinkServer
-from runtime.agent.stacks import stacks
+from runtime.agent.stacks import write_stacks
 from runtime.agent.surroundings import TRY_AGAIN, Ending, Leave, Surroundings
 from runtime.agent.workers import Start, WorkerEnd, Workers
 from runtime.job.messages import (
@@ -54,8 +54,6 @@ from runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
 
 _UNKNOWN_YET_S = 0.5
 _LAST_TELEMETRY_S = 1.0
-_GREETING_S = 15.0
-"""A script that knows everstep has called it so long after its start, also where it imports for seconds."""
 _THREADS = 64
 
 T = TypeVar("T")
@@ -77,6 +75,7 @@ class Agent:
         self._chance = chance
         self._events: asyncio.Queue[WorkerEnd | _Broken] = asyncio.Queue()
         self._departure = Departure(settings, around.say)
+        self.client = MasterClient(settings.master, around.find_master, chance, around.say)
         self._round = 0
         self._seen = 0
         self._known = False
@@ -112,9 +111,9 @@ class Agent:
         runner = web.AppRunner(application(keeper, settings.token), access_log=None, shutdown_timeout=0.2)
         try:
             async with aiohttp.ClientSession(headers=headers) as session:
-                self._client = MasterClient(session, settings.master, self._around.find_master, self._chance, self._say)
+                self.client.session = session
                 self._outbox = Outbox(
-                    self._client, settings.node, self._say, self._act, lambda: (self._round, self._seen)
+                    self.client, settings.node, self._say, self._act, lambda: (self._round, self._seen)
                 )
                 await self._open(folder, runner)
                 return await self._until_leave()
@@ -157,7 +156,7 @@ class Agent:
             await asyncio.gather(*tasks, *self._posting, return_exceptions=True)
         self._around.note(f"leaves: {ending.reason}")
         if ending.told and self._settings.asks_end:
-            ending = replace(ending, job=await self._client.ended(self._settings.node))
+            ending = replace(ending, job=await self.client.ended(self._settings.node))
         if self._departure.given:
             ending = replace(ending, code=128 + self._departure.signal)
         await self._workers.end(self._settings.grace_s, self._departure.signal)
@@ -212,7 +211,7 @@ class Agent:
             self._around.note(f"joins, after round {self._round}, with {len(join.holdings)} shards in memory")
             try:
                 async with asyncio.timeout_at(since + settings.pend_s if settings.pend_s < math.inf else None):
-                    seat = await self._client.join(join)
+                    seat = await self.client.join(join)
             except TimeoutError:
                 raise Leave(TRY_AGAIN, f"no round had a place for this node within {settings.pend_s:g} s") from None
             self._known = True
@@ -266,7 +265,7 @@ class Agent:
     async def _finished(self, seat: Seat) -> None:
         self._around.note(f"round {seat.round}: all workers finished")
         await self._outbox.flush()
-        await self._client.finished(Finished(self._settings.node, seat.round))
+        await self.client.finished(Finished(self._settings.node, seat.round))
 
     async def _fault(self, seat: Seat, end: WorkerEnd) -> None:
         iteration = max(self._keeper.beacon(end.local_rank)[0], self._reported.get(end.local_rank, 0))
@@ -274,7 +273,7 @@ class Agent:
         oom = end.exit_code == -signal.SIGKILL and self._oom.rose()
         why = ", out of memory" if oom else ""
         self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
-        await self._client.fault(
+        await self.client.fault(
             WorkerExit(
                 node=self._settings.node,
                 round=seat.round,
@@ -297,7 +296,7 @@ class Agent:
             )
             began = self._loop.time()
             try:
-                directive = await self._client.heartbeat(beat)
+                directive = await self.client.heartbeat(beat)
             except NoPlace:
                 if self._known:
                     raise
@@ -326,33 +325,32 @@ class Agent:
         """Write the stacks of all ranks of this node, while they stand."""
         round_, first = self._round, self.seat.first_rank if self.seat else 0
         pids = {first + local_rank: pid for local_rank, pid in sorted(self._workers.pids().items())}
-        self._say(f"stacks of ranks {', '.join(map(str, pids))}: {directive.reason}")
-        text = await stacks(pids)
-        self._say(text)
-        name = f"stacks-{round_:06d}-{directive.number}.txt"
-        try:
-            await self._in_thread(self._around.keep_log, name, text.encode())
-        except OSError as error:
-            self._say(f"{name} is not in the store: {error}")
-        await self._client.dumped(Dumped(self._settings.node, round_))
+        await write_stacks(pids, directive.reason, f"stacks-{round_:06d}-{directive.number}.txt", self._around)
+        await self.client.dumped(Dumped(self._settings.node, round_))
 
     async def _persist(self) -> None:
         if self._settings.persists:
             await self._in_thread(self._keeper.persist_newest)
 
+    async def _save(self) -> None:
+        """The newest state of the running round that is staged here is committed in the store, or cannot be."""
+        held = await self._in_thread(self._keeper.holdings, self._address)
+        newest = max((h for h in held if h.round == self._round), key=lambda h: h.iteration, default=None)
+        if newest is not None and self._settings.persists:
+            try:
+                await self._in_thread(self._keeper.flush, newest.index, newest.iteration)
+            except (RuntimeError, OSError) as error:
+                self._say(str(error))
+
     async def _dead_man(self) -> None:
-        await self._departure.without_master(self._client)
+        await self._departure.without_master(self.client)
 
     async def _notice(self) -> None:
-        await self._departure.on_notice(self._client, lambda: self._known)
+        await self._departure.on_notice(self.client, lambda: self._known, self._save)
 
     async def _look_for_everstep(self) -> None:
-        """Say once that nobody greets, after a time in which a script that knows us does; then until cancelled."""
-        while not self._round:
-            await asyncio.sleep(_GREETING_S)
-        await asyncio.sleep(_GREETING_S)
-        if not self._link.greeted:
-            self._say("the script does not call everstep: it restarts from nothing, and a hang is not seen")
+        await self._link.never_greeted()
+        self._say("the script does not call everstep: it restarts from nothing, and a hang is not seen")
         await asyncio.Event().wait()
 
     def _report(self, local_rank: int, report: Report) -> None:

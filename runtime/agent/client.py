@@ -68,14 +68,14 @@ class MasterClient:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
         url: str,
         find: Callable[[], tuple[int, str] | None],
         chance: random.Random,
         say: Callable[[str], None],
     ) -> None:
         """`find` (blocking) gives the newest (epoch, host:port) that claimed the job, or None."""
-        self._session = session
+        self.session: aiohttp.ClientSession
+        """To be set before anything is asked."""
         self._address = url.removeprefix("http://").rstrip("/")
         self._find = find
         self._chance = chance
@@ -87,6 +87,11 @@ class MasterClient:
         """When a master last answered."""
         self.met = False
         """Did one ever?"""
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since a master last answered; 0 before the first answer."""
+        return time.monotonic() - self.heard if self.met else 0.0
 
     async def join(self, message: Join) -> Seat | None:
         """A seat, or None when the long poll ended without one."""
@@ -118,7 +123,7 @@ class MasterClient:
         timeout = aiohttp.ClientTimeout(total=TELL_TIMEOUT_S, connect=5.0)
         for _ in range(_LAST_TRIES):
             try:
-                async with self._session.get(url, params={"node": node}, timeout=timeout) as reply:
+                async with self.session.get(url, params={"node": node}, timeout=timeout) as reply:
                     return msgspec.json.decode(await reply.read(), type=_Status).ended
             except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
                 await asyncio.sleep(_LAST_PAUSE_S)
@@ -135,7 +140,7 @@ class MasterClient:
         while True:
             address = self._address
             try:
-                async with self._session.post(f"http://{address}/v1/{path}", data=body, timeout=timeout) as reply:
+                async with self.session.post(f"http://{address}/v1/{path}", data=body, timeout=timeout) as reply:
                     status, text = reply.status, await reply.read()
                 answered, wrong = self._read(status, text, kind)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:

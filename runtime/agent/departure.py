@@ -3,13 +3,15 @@
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from runtime.agent.client import MasterClient
 from runtime.agent.settings import Settings
 from runtime.agent.surroundings import TRY_AGAIN, Leave
 from runtime.job.messages import Leaving
+
+_SAVE_S = 20.0
 
 
 class Departure:
@@ -36,11 +38,22 @@ class Departure:
             self.signal = signum
             self._given.set()
 
-    async def on_notice(self, client: MasterClient, known: Callable[[], bool]) -> NoReturn:
-        """From the notice on: the node is going, and says so if the master knows it. Raises Leave when it must go."""
+    async def on_notice(
+        self, client: MasterClient, known: Callable[[], bool], save: Callable[[], Awaitable[None]]
+    ) -> NoReturn:
+        """From the notice on: the node is going, and says so if the master knows it. Raises Leave when it must go.
+
+        A node that is alone (no time for a notice) only has its state saved.
+        """
         await self._given.wait()
         notice_s, name = self._settings.notice_s, self.signal.name
-        if known() and notice_s > 0:
+        if known() and not notice_s:
+            saving = asyncio.ensure_future(save())
+            hurry = asyncio.ensure_future(self._hurry.wait())
+            await asyncio.wait([saving, hurry], timeout=_SAVE_S, return_when=asyncio.FIRST_COMPLETED)
+            saving.cancel()
+            hurry.cancel()
+        elif known():
             self._say(f"{name}: this node leaves within {notice_s:g} s; a second one ends it at once")
             try:
                 async with asyncio.timeout(max(0.0, notice_s - min(self._settings.grace_s, notice_s / 4))):

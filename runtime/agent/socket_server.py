@@ -30,6 +30,8 @@ from runtime.agent.link import (
 from runtime.job.messages import Seat
 
 LONGEST_LINE = 1 << 20
+_GREETING_S = 15.0
+"""A script that knows everstep has called it so long after its start, also where it imports for seconds."""
 _decode = msgspec.json.Decoder(Request).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -53,8 +55,8 @@ class LinkServer:
         self.threads = threads
         self.on_report = on_report
         self.on_fetched = on_fetched
-        self.greeted = False
-        """Did a worker ever say Hello?"""
+        self._began = asyncio.Event()
+        self._greeted = False
         self.seat: Seat | None = None
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
@@ -67,12 +69,24 @@ class LinkServer:
     def begin(self, seat: Seat) -> None:
         """From now on this round's workers are answered."""
         self.seat = seat
+        self._began.set()
+
+    def greeted(self) -> None:
+        """A worker knows us."""
+        self._greeted = True
 
     def end(self) -> None:
         """Hang up on the round's workers: nothing that they still say counts."""
         self.seat = None
         for connection in list(self.connections):
             connection.abort()
+
+    async def never_greeted(self) -> None:
+        """Until workers have run for some time and none of them has ever said Hello; for ever where one has."""
+        await self._began.wait()
+        await asyncio.sleep(_GREETING_S)
+        if self._greeted:
+            await asyncio.Event().wait()
 
     async def close(self) -> None:
         """Stop listening."""
@@ -161,7 +175,7 @@ class _Connection(asyncio.Protocol):
             self._refuse(f"local rank {hello.local_rank} of {self._server.slots} workers")
         else:
             self._local_rank = hello.local_rank
-            self._server.greeted = True
+            self._server.greeted()
             self._send(self._server.welcome)
 
     def _later(self, call: Callable[[], Reply], done: Callable[[Reply], None] = lambda _: None) -> None:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from runtime.agent.surroundings import Surroundings
+
 DUMP_S = 20.0
 """So long for one process; then it is left alone."""
 
@@ -16,6 +18,17 @@ async def stacks(pids: Mapping[int, int], timeout_s: float = DUMP_S) -> str:
     return "".join(
         f"--- rank {rank}, process {pid}\n{text}\n" for (rank, pid), text in zip(pids.items(), told, strict=True)
     )
+
+
+async def write_stacks(pids: Mapping[int, int], why: str, name: str, around: Surroundings) -> None:
+    """Tell the stacks to whoever watches this node, and keep them under that name."""
+    around.say(f"stacks of ranks {', '.join(map(str, pids))}: {why}")
+    text = await stacks(pids)
+    around.say(text)
+    try:
+        await asyncio.to_thread(around.keep_log, name, text.encode())
+    except OSError as error:
+        around.say(f"{name} is not in the store: {error}")
 
 
 async def _dump(pid: int, timeout_s: float) -> str:

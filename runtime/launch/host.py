@@ -3,7 +3,7 @@
 It outlives its node where other nodes need it, and is started again by that node when it is killed. What it must know
 comes on stdin (the token must not stand in a command line); lines for people go to stderr. SIGTERM ends the job,
 SIGINT too and says that no node is left to hear it. Exit codes: those of `runtime.master.Outcome`, 2 bad input (the
-address cannot be had).
+address cannot be had), 76 another master has taken the job over.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from runtime.platform.joined import JoinedPlatform
 from runtime.store import open_store
 
 BAD_INPUT = 2
+FENCED = 76
 REFUSED = "refused: "
 """In front of the line that says why a master did not begin."""
 
@@ -111,7 +112,7 @@ def main() -> None:
         sys.exit(75)
     if told.remove and outcome.state != "fenced":
         discard(Path(told.remove))
-    sys.exit(outcome.exit_code)
+    sys.exit(FENCED if outcome.state == "fenced" else outcome.exit_code)
 
 
 if __name__ == "__main__":

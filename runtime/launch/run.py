@@ -35,6 +35,9 @@ from runtime.store import Store, open_store
 TRY_AGAIN = 75
 ROLE = "worker"
 _HOST_ENDS_S = 30.0
+_TAKE_OVER_S = 15.0
+"""So long (up to twice, by chance) after the last answer of a master a node starts the next one."""
+_LOOK_S = 1.0
 NOTICE_S = 20.0
 """From a signal until the node is gone, where other nodes are there to take its state over."""
 _GRACEFUL = (Reason.SCALED.value, Reason.PREEMPTED.value)
@@ -111,12 +114,17 @@ def _place(told: Launch, environment: Mapping[str, str], scratch: Scratch, chanc
     hosts = told.meeting.hosts
     if hosts is None:
         hosts = told.rendezvous.is_host if told.rendezvous.is_host is not None else meeting.is_this_machine(host)
+    store = open_store(told.store) if told.store else None
+    moved = find_master(store, job) if store else None
+    if hosts and moved and moved.address != f"{ip}:{port}":
+        there, _, at = moved.address.rpartition(":")
+        if ask(there, int(at), token, job) is Answer.MASTER:  # It is where a takeover brought it.
+            ip, port, hosts = there, int(at), False
     if hosts:
         ip = ip if meeting.is_local(ip) else address  # A service's address leads here: listen on what is ours.
         hosts = _nobody_hosts(ip, port, token, job)
-    private = None if told.store else scratch.store()
-    store = open_store(told.store or str(private))
-    return Place(job, node, token, ip, port, address, hosts, store, private)
+    private = None if store else scratch.store()
+    return Place(job, node, token, ip, port, address, hosts, store or open_store(str(private)), private)
 
 
 def _nobody_hosts(ip: str, port: int, token: str, job: str) -> bool:
@@ -140,7 +148,10 @@ class _Node:
     def __init__(self, told: Launch, place: Place, chance: random.Random, environment: Mapping[str, str]) -> None:
         self._told = told
         self._place = place
+        self._chance = chance
         self._environment = environment
+        self._master: Master | None = None
+        self._hosting: asyncio.Task[int] | None = None
         around = Surroundings(
             make_keeper=self._keeper,
             find_master=self._find_master,
@@ -159,44 +170,64 @@ class _Node:
             loop.add_signal_handler(signum, self._agent.leave, signum)
         if told.sets_threads:
             say(f"OMP_NUM_THREADS=1 for each of the {told.slots} workers, as torchrun sets it; set it to have more")
-        master = Master(self._hosting(), say) if place.hosts else None
-        hosting = asyncio.create_task(master.run()) if master else None
         acting = asyncio.create_task(self._agent.run())
+        watching = asyncio.create_task(self._watch_masters())
         try:
-            if master is not None and hosting is not None:
-                await asyncio.wait([acting, hosting], return_when=asyncio.FIRST_COMPLETED)
-                if master.refused and not acting.done():
-                    await self._another_hosts(master.refused, acting)
-            return await self._ended(await acting, master, hosting)
+            await asyncio.wait([acting, watching], return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()  # Raises what forbids to begin.
+            return await self._ended(await acting)
         finally:
-            if place.private is not None and not (hosting and not hosting.done()):
+            for task in (watching, acting):
+                task.cancel()
+            await asyncio.gather(watching, acting, return_exceptions=True)
+            if place.private is not None and not (self._hosting and not self._hosting.done()):
                 discard(place.private)
 
-    async def _another_hosts(self, refused: str, acting: "asyncio.Task[Ending]") -> None:
+    async def _watch_masters(self) -> None:
+        """Host the first master where that is ours to do; start the next where a shared store lets us, until cancelled.
+
+        Any number of nodes may start one: the journal lets a single master decide.
+        """
+        place = self._place
+        if place.hosts:
+            await self._host(place.host, place.port)
+            assert self._master is not None, "it was started"
+            if self._master.refused:
+                await self._another_hosts(self._master.refused)
+        limit_s = _TAKE_OVER_S * self._chance.uniform(1, 2)
+        while self._told.store and self._told.meeting:
+            await asyncio.sleep(_LOOK_S)
+            if self._agent.client.silent_s > limit_s:
+                say(f"no master has answered for {self._agent.client.silent_s:.0f} s: this node starts the next one")
+                await self._host(place.address, free_port(self._chance))
+        await asyncio.Event().wait()
+
+    async def _host(self, host: str, port: int) -> None:
+        """Have a master in a process of its own, until it ends."""
+        self._master = Master(self._master_of(host, port), say)
+        self._hosting = asyncio.create_task(self._master.run())
+        await asyncio.shield(self._hosting)
+
+    async def _another_hosts(self, refused: str) -> None:
         """Our master could not listen: fine when a node that came at the same moment was first. Raises ValueError."""
         place = self._place
-        try:
-            if await asyncio.to_thread(_nobody_hosts, place.host, place.port, place.token, place.job):
-                raise ValueError(refused)
-        except ValueError:
-            acting.cancel()
-            await asyncio.gather(acting, return_exceptions=True)
-            raise
+        if await asyncio.to_thread(_nobody_hosts, place.host, place.port, place.token, place.job):
+            raise ValueError(refused)
 
-    async def _ended(self, ending: Ending, master: Master | None, hosting: "asyncio.Task[int] | None") -> int:
+    async def _ended(self, ending: Ending) -> int:
         """The agent is done: let the master end too, or leave it to the others."""
-        if master is not None and hosting is not None and not hosting.done():
+        if self._master is not None and self._hosting is not None and not self._hosting.done():
             alone = self._told.nodes == 1
             if alone:
-                master.stop()
+                self._master.stop()
             if alone or ending.job is not None:
-                await asyncio.wait([hosting], timeout=_HOST_ENDS_S)
-            if not hosting.done():
-                hosting.cancel()
-                say(f"the master goes on for the other nodes, as process {master.pid}")
-        return self._exit_code(ending, hosting)
+                await asyncio.wait([self._hosting], timeout=_HOST_ENDS_S)
+            if not self._hosting.done():
+                say(f"the master goes on for the other nodes, as process {self._master.pid}")
+        return self._exit_code(ending)
 
-    def _exit_code(self, ending: Ending, hosting: "asyncio.Task[int] | None") -> int:
+    def _exit_code(self, ending: Ending) -> int:
         agent, script = self._agent, self._told.command[-1 if len(self._told.command) == 1 else 0]
         script = next((word for word in self._told.command if not word.startswith("-")), script)
         first_rank = agent.seat.first_rank if agent.seat else 0
@@ -216,7 +247,7 @@ class _Node:
         say(f"this node is done: {ending.reason}")
         return TRY_AGAIN if ending.told and ending.reason not in _GRACEFUL else ending.code
 
-    def _hosting(self) -> Hosting:
+    def _master_of(self, host: str, port: int) -> Hosting:
         told, place, usual = self._told, self._place, Patience()
         patience = Patience(
             join_window_s=told.rendezvous.last_call_s,
@@ -236,8 +267,8 @@ class _Node:
             spec=spec,
             store=place.store.uri,
             token=place.token,
-            host=place.host,
-            port=place.port,
+            host=host,
+            port=port,
             parent=os.getpid() if told.meeting is None else 0,
             remove=str(place.private or ""),
         )

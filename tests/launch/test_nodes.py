@@ -118,3 +118,22 @@ def test_what_a_killed_launch_left_behind_the_next_one_removes(nodes: Nodes) -> 
     assert nodes.launcher.left() != []
     assert nodes.launcher.ended(nodes.launcher.start(EVERSTEP, "--no-python", "true", name="b"), "b").code == 0
     nodes.gone()
+
+
+def test_with_a_shared_store_another_node_takes_over_when_the_host_is_gone_for_good(nodes: Nodes) -> None:
+    shared = ("--store", "store", "--rdzv-id=mine")
+    host = nodes.start("a", *shared)
+    until(nodes.masters, nodes.told)
+    nodes.start("b", *shared)
+    first = nodes.trains(world=2)
+    first_master = nodes.master()
+    kill(host)
+    kill(first_master)
+    alone = nodes.trains(world=1, after=first)
+    until(lambda: "this node starts the next one" in nodes.launcher.text("b", "err"), nodes.told)
+    until(nodes.masters, nodes.told)
+    nodes.start("c", *shared)
+    nodes.trains(world=2, after=alone)
+    assert "this node starts" not in nodes.launcher.text("c", "err"), "it found the master by the journal"
+    assert [ended.code for ended in nodes.finish("b", "c")] == [0, 0], nodes.told()
+    nodes.gone()
