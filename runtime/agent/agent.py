@@ -74,7 +74,7 @@ class Agent:
         self._say = around.say
         self._chance = chance
         self._events: asyncio.Queue[WorkerEnd | _Broken] = asyncio.Queue()
-        self._departure = Departure(settings, around.say)
+        self.departure = Departure(settings, around.say)
         self.client = MasterClient(settings.master, around.find_master, chance, around.say)
         self._round = 0
         self._seen = 0
@@ -82,6 +82,7 @@ class Agent:
         self._seated = 0.0
         self._reported: dict[int, int] = {}
         self._posting: set[asyncio.Task[None]] = set()
+        self.checked_s = 0.0  # Seconds that this node's check took; 0: there was none.
         self.failures: list[WorkerEnd] = []
         """Workers of this node that failed in its last round, the first one first."""
         self.seat: Seat | None = None
@@ -89,11 +90,11 @@ class Agent:
 
     def leave(self, signum: signal.Signals = signal.SIGTERM) -> None:
         """End gracefully; told again, at once."""
-        self._departure.notice(signum)
+        self.departure.notice(signum)
 
     async def run(self) -> Ending:
         """Until there is a reason to leave."""
-        settings = self._settings
+        settings, self.client.heard = self._settings, time.monotonic()
         prefix = "." + memory_prefix(settings.job, settings.node)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))  # A pod's /tmp may go before its nodes.
         threads = ThreadPoolExecutor(_THREADS, "everstep-link")
@@ -136,7 +137,7 @@ class Agent:
         self._address = f"{host}:{runner.addresses[0][1]}"
 
     async def _until_leave(self) -> Ending:
-        parts = [self._rounds, self._listen, self._outbox.run, self._dead_man, self._notice, self._failure]
+        parts = [self._rounds, self._listen, self._outbox.run, self._no_master, self._notice, self._failure]
         parts += [self._look_for_everstep] if self._settings.any_script else []
         tasks = [asyncio.create_task(part()) for part in parts]
         try:
@@ -157,9 +158,9 @@ class Agent:
         self._around.note(f"leaves: {ending.reason}")
         if ending.told and self._settings.asks_end:
             ending = replace(ending, job=await self.client.ended(self._settings.node))
-        if self._departure.given:
-            ending = replace(ending, code=128 + self._departure.signal)
-        await self._workers.end(self._settings.grace_s, self._departure.signal)
+        if self.departure.given:
+            ending = replace(ending, code=128 + self.departure.signal)
+        await self._workers.end(self._settings.grace_s, self.departure.signal)
         try:
             async with asyncio.timeout(_LAST_TELEMETRY_S):
                 await self._outbox.flush()
@@ -207,6 +208,7 @@ class Agent:
                 after_round=self._round,
                 ip=settings.ip,
                 index=settings.index,
+                checked=self.checked_s,
             )
             self._around.note(f"joins, after round {self._round}, with {len(join.holdings)} shards in memory")
             try:
@@ -222,10 +224,10 @@ class Agent:
         """Start the workers and wait: the first that died and had not finished, or None when the round was broken."""
         self.seat, self._round, self._seated, self._reported = seat, seat.round, time.monotonic(), {}
         slots = self._settings.slots
-        self._around.note(
-            f"round {seat.round}: ranks {seat.first_rank}..{seat.first_rank + slots - 1} of {seat.world_size}"
-            + (f", from {_place(seat)}" if seat.restore else ", from nothing")
-        )
+        restore = seat.restore
+        start = f"iteration {restore.iteration} of round {restore.round} ({restore.reason})" if restore else "nothing"
+        last = seat.first_rank + slots - 1
+        self._around.note(f"round {seat.round}: ranks {seat.first_rank}..{last} of {seat.world_size}, from {start}")
         self._keeper.new_round(seat if self._settings.persists else msgspec.structs.replace(seat, persists=False))
         self._link.begin(seat)
         self._beacons.begin()
@@ -342,11 +344,11 @@ class Agent:
             except (RuntimeError, OSError) as error:
                 self._say(str(error))
 
-    async def _dead_man(self) -> None:
-        await self._departure.without_master(self.client)
+    async def _no_master(self) -> None:
+        await self.departure.without_master(self.client)
 
     async def _notice(self) -> None:
-        await self._departure.on_notice(self.client, lambda: self._known, self._save)
+        await self.departure.on_notice(self.client, lambda: self._known, self._save)
 
     async def _look_for_everstep(self) -> None:
         await self._link.never_greeted()
@@ -391,8 +393,3 @@ class Agent:
 
     async def _failure(self) -> None:
         await self._failed
-
-
-def _place(seat: Seat) -> str:
-    assert seat.restore is not None
-    return f"iteration {seat.restore.iteration} of round {seat.restore.round} ({seat.restore.reason})"

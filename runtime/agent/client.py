@@ -89,6 +89,12 @@ class MasterClient:
         """Did one ever?"""
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the master, as far as is known now."""
+        host, _, port = self._address.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
     def silent_s(self) -> float:
         """Seconds since a master last answered; 0 before the first answer."""
         return time.monotonic() - self.heard if self.met else 0.0

@@ -7,9 +7,12 @@ address cannot be had), 76 another master has taken the job over.
 """
 
 import asyncio
+import contextlib
+import errno
 import signal
 import sys
 import traceback
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import msgspec
 
 from runtime.agent.forkserver import die_with_parent
 from runtime.job.spec import JobSpec
+from runtime.launch.admitting import Admission, admitting, check_port
 from runtime.launch.farewell import Farewell
 from runtime.launch.scratch import discard, own
 from runtime.master import Outcome, Progress, find_master, run
@@ -40,6 +44,8 @@ class Hosting(msgspec.Struct, frozen=True):
     port: int
     parent: int
     """Process that it must not outlive; 0: it may."""
+    admission: Admission | None = None
+    """The node check that stands before the job; None: there is none."""
     remove: str = ""
     """Folder to remove when the job is over: a store that nobody else needs."""
 
@@ -63,24 +69,43 @@ class _Lines:
         self._reason = progress.reason
 
 
+@contextlib.asynccontextmanager
+async def _door(told: Hosting) -> AsyncIterator[None]:
+    """The check of nodes beside the master, where it was asked for. Raises CannotListen."""
+    if told.admission is None:
+        yield
+        return
+    port = check_port(told.port)
+    try:
+        async with admitting(told.admission, told.host, port, told.token, _tell):
+            yield
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise CannotListen(
+            f"cannot listen on {told.host}:{port}, where nodes are checked; choose another port"
+        ) from None
+
+
 async def _run(told: Hosting) -> Outcome:
     stop, alone = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: (stop.set(), alone.set()))
     lines, store = _Lines(told), open_store(told.store)
-    outcome = await run(
-        told.spec,
-        store,
-        JoinedPlatform(),
-        token=told.token,
-        agent_arguments=(),
-        agent_environment={},
-        stop=stop,
-        on_progress=lines.show,
-        host=told.host,
-        port=told.port,
-    )
+    async with _door(told):
+        outcome = await run(
+            told.spec,
+            store,
+            JoinedPlatform(),
+            token=told.token,
+            agent_arguments=(),
+            agent_environment={},
+            stop=stop,
+            on_progress=lines.show,
+            host=told.host,
+            port=told.port,
+        )
     if outcome.state == "fenced":
         return outcome
     master = await asyncio.to_thread(find_master, store, told.spec.job)

@@ -28,7 +28,8 @@ class Master:
         self._process: subprocess.Popen[bytes] | None = None
         self.refused = ""
         """Why it did not begin."""
-        self._stopped = False
+        self.stopped = False
+        """Was it told to end?"""
 
     @property
     def pid(self) -> int:
@@ -40,7 +41,7 @@ class Master:
         """Until the master has ended by itself; its exit code. A killed or failing one is started again."""
         while True:
             code = await self._once()
-            if self._stopped or (code >= 0 and code != _TRY_AGAIN):
+            if self.stopped or (code >= 0 and code != _TRY_AGAIN):
                 return code
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "could not go on"
             self._say(f"the master {how}; another one takes over")
@@ -48,7 +49,7 @@ class Master:
 
     def stop(self) -> None:
         """End the job, or what is left of it: no node is there any more."""
-        self._stopped = True
+        self.stopped = True
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.agent.logs import LogPlan, streams_of
+from runtime.diagnosis.switchbox import Box, parse_box
 from runtime.job.spec import Hang, HangPolicy
 from runtime.launch.rendezvous import Rendezvous, parse_conf, split_endpoint
 
 _STATIC_PORT = 29500
 _DYNAMIC_PORT = 29400
-_CHECKS = ("network_check", "exclude_straggler", "switchbox_check")
 _DEVICES = """
 import sys, torch
 kind = sys.argv[1]
@@ -74,6 +74,11 @@ class Launch:
     sets_threads: bool
     """Nobody set OMP_NUM_THREADS, and several workers share the node: it is 1, which is told."""
     logs: LogPlan
+    check: bool
+    """Nodes are checked before they join."""
+    exclude_straggler: bool
+    box: Box | None
+    """Pairs of this node's devices whose links are measured; None: they are not."""
     store: str
     persist_interval: int
     cooldown_s: float
@@ -124,6 +129,9 @@ def options(
         threads="1" if sets_threads else environment.get("OMP_NUM_THREADS", ""),
         sets_threads=sets_threads,
         logs=_logs(told, environment, run_id),
+        check=told.network_check,
+        exclude_straggler=told.exclude_straggler,
+        box=parse_box(told.box_pairs, told.min_bandwidth, told.min_channels) if told.switchbox_check else None,
         store=told.store,
         persist_interval=told.persist_interval,
         cooldown_s=told.cooldown,
@@ -152,9 +160,9 @@ def _refuse(told: argparse.Namespace) -> None:
         raise ValueError("--numa-binding: not supported; bind the processes by numactl in front of the script")
     if told.event_log_handler != "null":
         raise ValueError(f"--event-log-handler {told.event_log_handler}: only null is supported")
-    for name in _CHECKS:
-        if getattr(told, name):
-            raise ValueError(f"--{name.replace('_', '-')}: checks of the nodes are not supported yet; leave it out")
+    for name in ("exclude_straggler", "switchbox_check"):
+        if getattr(told, name) and not told.network_check:
+            raise ValueError(f"--{name.replace('_', '-')}: it is a part of --network-check; give that too")
 
 
 def _nodes(text: str) -> tuple[int, int]:

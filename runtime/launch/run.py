@@ -1,39 +1,39 @@
 """One node of a launched job: find or host the master, be the node's agent, end with torchrun's exit code."""
 
 import asyncio
-import hashlib
 import os
 import random
-import re
-import secrets
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
 
 from runtime.agent.agent import Agent
 from runtime.agent.environment import own_device
 from runtime.agent.logs import LaunchLogs
-from runtime.agent.ports import free_port
 from runtime.agent.settings import Settings
 from runtime.agent.surroundings import Ending, Surroundings
 from runtime.checkpoint.keeper import Keeper
+from runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, NoQuorumError
 from runtime.job.messages import Holding
 from runtime.job.records import JobResult, Reason
 from runtime.job.spec import EndingPolicy, JobSpec, Patience, Placement, RoleSpec
-from runtime.launch import meeting
+from runtime.launch import admitting, meeting
+from runtime.launch.admitting import Admission, check_port
+from runtime.launch.checking import Checked
 from runtime.launch.failure import copy_error_file, failure_lines
 from runtime.launch.host import Hosting
 from runtime.launch.mastering import Master
 from runtime.launch.options import Launch
-from runtime.launch.probe import Answer, ask
+from runtime.launch.place import ROLE, Place, find_place, free_ports, nobody_hosts
 from runtime.launch.scratch import Scratch, discard
 from runtime.master.journal import find_master
-from runtime.store import Store, open_store
 
+NO_QUORUM = 3
 TRY_AGAIN = 75
-ROLE = "worker"
 _HOST_ENDS_S = 30.0
 _TAKE_OVER_S = 15.0
 """So long (up to twice, by chance) after the last answer of a master a node starts the next one."""
@@ -43,25 +43,6 @@ NOTICE_S = 20.0
 _GRACEFUL = (Reason.SCALED.value, Reason.PREEMPTED.value)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where this node stands, once the machine and the network were looked at."""
-
-    job: str
-    node: str
-    token: str
-    host: str
-    """Address of the master."""
-    port: int
-    address: str
-    """Of this node, for the others."""
-    hosts: bool
-    """This node starts the master."""
-    store: Store
-    private: Path | None
-    """The folder of the store, where the user named none: for this node, and the master it starts."""
-
-
 def launch(told: Launch, environment: Mapping[str, str]) -> int:
     """Run this node to its end; the exit code. Raises ValueError, StoreError with one line for bad input."""
     chance, scratch = random.Random(), Scratch(meeting.own_folder())
@@ -69,7 +50,7 @@ def launch(told: Launch, environment: Mapping[str, str]) -> int:
     _make_log_folder(told.logs.folder)
     if told.virtual_local_rank:
         own_device(environment, told.slots - 1)
-    place = _place(told, environment, scratch, chance)
+    place = find_place(told, environment, scratch, chance)
     os.environ.update(EVERSTEP_JOB=place.job, EVERSTEP_NODE=place.node)  # By these its processes are found.
     entry = scratch.enter(place.job, place.node, ROLE)
     try:
@@ -98,50 +79,6 @@ def _make_log_folder(folder: str) -> None:
             raise ValueError(f"--log-dir {folder}: {error.strerror}; choose a folder that can be written") from None
 
 
-def _place(told: Launch, environment: Mapping[str, str], scratch: Scratch, chance: random.Random) -> Place:
-    node = f"{ROLE}-{told.index}" if told.index >= 0 else f"{ROLE}-{secrets.token_hex(4)}"
-    if told.meeting is None:
-        job = _job(told.run_id)
-        token = meeting.token_of(environment, None, job)
-        private = None if told.store else scratch.store()
-        store = open_store(told.store or str(private))
-        return Place(job, node, token, "127.0.0.1", free_port(chance), "127.0.0.1", True, store, private)
-    host, port = told.meeting.host, told.meeting.port
-    ip = meeting.resolve(host, port)
-    job = _job(told.run_id if told.store else f"{told.run_id}-{port}")
-    token = meeting.token_of(environment, ip, job)
-    address = told.local_addr or ("127.0.0.1" if meeting.is_loopback(ip) else meeting.own_address(ip, port))
-    hosts = told.meeting.hosts
-    if hosts is None:
-        hosts = told.rendezvous.is_host if told.rendezvous.is_host is not None else meeting.is_this_machine(host)
-    store = open_store(told.store) if told.store else None
-    moved = find_master(store, job) if store else None
-    if hosts and moved and moved.address != f"{ip}:{port}":
-        there, _, at = moved.address.rpartition(":")
-        if ask(there, int(at), token, job) is Answer.MASTER:  # It is where a takeover brought it.
-            ip, port, hosts = there, int(at), False
-    if hosts:
-        ip = ip if meeting.is_local(ip) else address  # A service's address leads here: listen on what is ours.
-        hosts = _nobody_hosts(ip, port, token, job)
-    private = None if store else scratch.store()
-    return Place(job, node, token, ip, port, address, hosts, store or open_store(str(private)), private)
-
-
-def _nobody_hosts(ip: str, port: int, token: str, job: str) -> bool:
-    answer = ask(ip, port, token, job)
-    if answer is Answer.OTHER:
-        raise ValueError(f"{ip}:{port}: in use by something else than a master of this job; choose another port")
-    if answer is Answer.NOT_ALLOWED:
-        raise ValueError(f"{ip}:{port}: the master there refuses this token; set {meeting.TOKEN_VARIABLE} as it has it")
-    return answer is Answer.NOBODY
-
-
-def _job(run_id: str) -> str:
-    """The run's id as a job's name: what a name may not hold is replaced, and a digest keeps such names apart."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", run_id)[:150].lstrip("._-")
-    return name if name == run_id else f"{name or 'job'}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
-
-
 class _Node:
     """The agent of this node, beside it the master where this node hosts it."""
 
@@ -152,6 +89,8 @@ class _Node:
         self._environment = environment
         self._master: Master | None = None
         self._hosting: asyncio.Task[int] | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._notice = asyncio.Event()
         around = Surroundings(
             make_keeper=self._keeper,
             find_master=self._find_master,
@@ -167,22 +106,64 @@ class _Node:
         told, place = self._told, self._place
         loop = asyncio.get_running_loop()
         for signum in told.signals:
-            loop.add_signal_handler(signum, self._agent.leave, signum)
+            loop.add_signal_handler(signum, self._leave, signum)
         if told.sets_threads:
             say(f"OMP_NUM_THREADS=1 for each of the {told.slots} workers, as torchrun sets it; set it to have more")
-        acting = asyncio.create_task(self._agent.run())
+        acting = asyncio.create_task(self._act())
         watching = asyncio.create_task(self._watch_masters())
         try:
             await asyncio.wait([acting, watching], return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 watching.result()  # Raises what forbids to begin.
             return await self._ended(await acting)
+        except ValueError:
+            if self._master is not None:
+                self._master.stop()
+            raise
         finally:
-            for task in (watching, acting):
+            tasks: list[asyncio.Task[Any]] = [task for task in (watching, acting, self._checking) if task]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(watching, acting, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._hosting is not None and self._master is not None and self._master.stopped:
+                await asyncio.wait([self._hosting], timeout=_HOST_ENDS_S)
             if place.private is not None and not (self._hosting and not self._hosting.done()):
                 discard(place.private)
+
+    def _leave(self, signum: signal.Signals) -> None:
+        self._notice.set()
+        self._agent.leave(signum)
+
+    async def _act(self) -> Ending:
+        """Be checked, where that is asked for; then be the agent."""
+        told, place = self._told, self._place
+        if not told.check:
+            return await self._agent.run()
+        checked = Checked(
+            place.node, place.address, place.token, told.box, self._check_address, told.rendezvous.connect_s
+        )
+        self._checking = asyncio.create_task(checked.run())
+        notice = asyncio.ensure_future(self._notice.wait())
+        await asyncio.wait([checked.verdict, notice], return_when=asyncio.FIRST_COMPLETED)
+        if not checked.verdict.done():
+            return Ending(128 + self._agent.departure.signal, "told to end while it was checked")
+        notice.cancel()
+        try:
+            verdict = checked.verdict.result()
+        except NoQuorumError as error:
+            if self._master is not None:
+                self._master.stop()  # There is no job.
+            return Ending(NO_QUORUM, str(error))
+        except (CoordinatorLostError, MeasuringError) as error:
+            return Ending(TRY_AGAIN, str(error))
+        if verdict.avoid:
+            return Ending(NO_QUORUM, f"it is left out, as it is {verdict.health}: {verdict.reason}")
+        self._agent.checked_s = verdict.best_s or 0.0
+        return await self._agent.run()
+
+    def _check_address(self) -> tuple[str, int]:
+        host, port = self._agent.client.address
+        return host, check_port(port)
 
     async def _watch_masters(self) -> None:
         """Host the first master where that is ours to do; start the next where a shared store lets us, until cancelled.
@@ -200,7 +181,7 @@ class _Node:
             await asyncio.sleep(_LOOK_S)
             if self._agent.client.silent_s > limit_s:
                 say(f"no master has answered for {self._agent.client.silent_s:.0f} s: this node starts the next one")
-                await self._host(place.address, free_port(self._chance))
+                await self._host(place.address, free_ports(self._chance))
         await asyncio.Event().wait()
 
     async def _host(self, host: str, port: int) -> None:
@@ -212,7 +193,7 @@ class _Node:
     async def _another_hosts(self, refused: str) -> None:
         """Our master could not listen: fine when a node that came at the same moment was first. Raises ValueError."""
         place = self._place
-        if await asyncio.to_thread(_nobody_hosts, place.host, place.port, place.token, place.job):
+        if await asyncio.to_thread(nobody_hosts, place.host, place.port, place.token, place.job):
             raise ValueError(refused)
 
     async def _ended(self, ending: Ending) -> int:
@@ -221,9 +202,9 @@ class _Node:
             alone = self._told.nodes == 1
             if alone:
                 self._master.stop()
-            if alone or ending.job is not None:
+            if not alone and ending.job is not None:
                 await asyncio.wait([self._hosting], timeout=_HOST_ENDS_S)
-            if not self._hosting.done():
+            if not self._master.stopped and not self._hosting.done():
                 say(f"the master goes on for the other nodes, as process {self._master.pid}")
         return self._exit_code(ending)
 
@@ -259,6 +240,12 @@ class _Node:
             same_error=0,
             no_progress=0,
         )
+        admission = None
+        if told.check:
+            admission = Admission(
+                told.nodes, told.min_nodes, patience.join_window_s, patience.join_timeout_s, told.exclude_straggler
+            )
+            patience = replace(patience, join_timeout_s=patience.join_timeout_s + admitting.TIMEOUT_S)
         # As torchrun counts: every failure of workers costs a restart, also a kill; a change of membership none.
         limits = {"restart_limit": told.max_restarts, "fail_policy": EndingPolicy.ANY}
         role = RoleSpec(told.nodes, told.min_nodes, told.slots, **limits)
@@ -270,6 +257,7 @@ class _Node:
             host=host,
             port=port,
             parent=os.getpid() if told.meeting is None else 0,
+            admission=admission,
             remove=str(place.private or ""),
         )
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +34,7 @@ def until(ready: Callable[[], object], what: Callable[[], str], seconds: float =
     while not ready():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:g} s: {what()}")
-        time.sleep(0.02)
+        threading.Event().wait(0.02)
 
 
 @dataclass(frozen=True)

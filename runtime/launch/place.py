@@ -1,0 +1,97 @@
+"""Where a node stands: its job, its name, its address, who hosts the master, which store."""
+
+import hashlib
+import random
+import re
+import secrets
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.agent.ports import free_port
+from runtime.launch import meeting
+from runtime.launch.admitting import check_port
+from runtime.launch.options import Launch
+from runtime.launch.probe import Answer, ask
+from runtime.launch.scratch import Scratch
+from runtime.master.journal import find_master
+from runtime.store import Store, open_store
+
+ROLE = "worker"
+"""Of all nodes, to the master; ROLE_NAME is the user's."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this node stands, once the machine and the network were looked at."""
+
+    job: str
+    node: str
+    token: str
+    host: str
+    """Address of the master."""
+    port: int
+    address: str
+    """Of this node, for the others."""
+    hosts: bool
+    """This node starts the master."""
+    store: Store
+    private: Path | None
+    """The folder of the store, where the user named none: for this node, and the master it starts."""
+
+
+def find_place(told: Launch, environment: Mapping[str, str], scratch: Scratch, chance: random.Random) -> Place:
+    """Look at the machine and the network. Raises ValueError, StoreError with one line."""
+    node = f"{ROLE}-{told.index}" if told.index >= 0 else f"{ROLE}-{secrets.token_hex(4)}"
+    if told.meeting is None:
+        job = _job(told.run_id)
+        token = meeting.token_of(environment, None, job)
+        private = None if told.store else scratch.store()
+        store = open_store(told.store or str(private))
+        return Place(job, node, token, "127.0.0.1", free_ports(chance), "127.0.0.1", True, store, private)
+    host, port = told.meeting.host, told.meeting.port
+    ip = meeting.resolve(host, port)
+    job = _job(told.run_id if told.store else f"{told.run_id}-{port}")
+    token = meeting.token_of(environment, ip, job)
+    address = told.local_addr or ("127.0.0.1" if meeting.is_loopback(ip) else meeting.own_address(ip, port))
+    hosts = told.meeting.hosts
+    if hosts is None:
+        hosts = told.rendezvous.is_host if told.rendezvous.is_host is not None else meeting.is_this_machine(host)
+    store = open_store(told.store) if told.store else None
+    moved = find_master(store, job) if store else None
+    if hosts and moved and moved.address != f"{ip}:{port}":
+        there, _, at = moved.address.rpartition(":")
+        if ask(there, int(at), token, job) is Answer.MASTER:  # It is where a takeover brought it.
+            ip, port, hosts = there, int(at), False
+    if hosts:
+        ip = ip if meeting.is_local(ip) else address  # A service's address leads here: listen on what is ours.
+        hosts = nobody_hosts(ip, port, token, job)
+    private = None if store else scratch.store()
+    return Place(job, node, token, ip, port, address, hosts, store or open_store(str(private)), private)
+
+
+def free_ports(chance: random.Random) -> int:
+    """A free port with another one after it, where nodes may be checked."""
+    while True:
+        port = free_port(chance)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", check_port(port)))
+            return port
+
+
+def nobody_hosts(ip: str, port: int, token: str, job: str) -> bool:
+    """Is the endpoint free? False: this job's master is there. Raises ValueError for anything else. Blocking."""
+    answer = ask(ip, port, token, job)
+    if answer is Answer.OTHER:
+        raise ValueError(f"{ip}:{port}: in use by something else than a master of this job; choose another port")
+    if answer is Answer.NOT_ALLOWED:
+        raise ValueError(f"{ip}:{port}: the master there refuses this token; set {meeting.TOKEN_VARIABLE} as it has it")
+    return answer is Answer.NOBODY
+
+
+def _job(run_id: str) -> str:
+    """The run's id as a job's name: what a name may not hold is replaced, and a digest keeps such names apart."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", run_id)[:150].lstrip("._-")
+    return name if name == run_id else f"{name or 'job'}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"

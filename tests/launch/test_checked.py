@@ -1,0 +1,98 @@
+"""With --network-check a node is checked before it joins: at the start with all, later with one that trains."""
+
+import random
+import re
+
+import pytest
+
+from runtime.agent.ports import free_port
+from tests.launch.launchers import EVERSTEP, Launcher, until
+from tests.launch.nodes import SCRIPT, Nodes
+
+pytest.importorskip("torch")
+
+KILLED = ";".join(f"check.matmul,round={number}=kill" for number in (1, 2, 3))
+"""A machine whose processes die."""
+
+
+@pytest.fixture
+def nodes(launcher: Launcher) -> Nodes:
+    """A job of its own."""
+    (launcher.folder / "train.py").write_text(SCRIPT)
+    return Nodes(launcher, free_port(random.Random()))
+
+
+def fired(nodes: Nodes) -> list[str]:
+    """Faults that did."""
+    return sorted(path.name for path in (nodes.launcher.folder / "fired").iterdir())
+
+
+def faulty(nodes: Nodes) -> dict[str, str]:
+    """The environment of a faulty node."""
+    (nodes.launcher.folder / "fired").mkdir()
+    return {"EVERSTEP_FAULT": KILLED, "EVERSTEP_FAULT_DIR": str(nodes.launcher.folder / "fired")}
+
+
+def test_a_node_alone_is_checked_before_it_trains(launcher: Launcher) -> None:
+    (launcher.folder / "train.py").write_text("print('trains')")
+    ended = launcher.ended(launcher.start(EVERSTEP, "--standalone", "--network-check", "train.py"))
+    assert (ended.code, ended.out) == (0, "trains\n"), ended.err
+    assert re.search(r"everstep: Round 1: \{worker-\w+-\w+: [\d.]+\} s", ended.err)
+    assert launcher.left() == []
+
+
+def test_all_nodes_are_checked_together_and_a_faulty_one_is_left_out(nodes: Nodes) -> None:
+    flags = ("--network-check",)
+    nodes.start("a", *flags, nodes="2:3")
+    nodes.start("b", *flags, nodes="2:3")
+    nodes.start("c", *flags, nodes="2:3", **faulty(nodes))
+    assert nodes.ended("c").code == 3, nodes.told()
+    assert fired(nodes), "the fault fired"
+    assert "this node is done: it is left out, as it is faulty" in nodes.launcher.text("c", "err")
+    nodes.trains(world=2)
+    assert re.search(r"faulty: worker-\w+-\w+  stragglers: none", nodes.told())
+    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.told()
+    nodes.gone()
+
+
+@pytest.mark.parametrize("fit", [True, False], ids=["fit", "faulty"])
+def test_a_node_that_comes_later_is_checked_with_one_that_trains_meanwhile(nodes: Nodes, fit: bool) -> None:
+    flags = ("--network-check",)
+    nodes.start("a", *flags)
+    first = nodes.trains(world=1)
+    seen = len(nodes.progress())
+    nodes.start("b", *flags, **({} if fit else faulty(nodes)))
+    if fit:
+        nodes.trains(world=2, after=first)
+    else:
+        assert nodes.ended("b").code == 3, nodes.told()
+        assert fired(nodes), "the fault fired"
+        until(lambda: len(nodes.progress()) > seen + 20, nodes.told)
+        assert {count for count, _, _ in nodes.progress()} == {first}, "the other one trained on"
+    rounds = [line for line in nodes.told().splitlines() if "Round" in line]
+    assert any(line.count("worker-") == 2 for line in rounds), rounds
+    assert [ended.code for ended in nodes.finish("a", *"b" * fit)] == [0, 0][: 1 + fit], nodes.told()
+    nodes.gone()
+
+
+def test_a_straggler_is_left_out_where_that_is_asked_for(nodes: Nodes) -> None:
+    slow = {"EVERSTEP_FAULT": ";".join(f"check.matmul,round={number}=sleep:30" for number in (1, 2, 3))}
+    (nodes.launcher.folder / "fired").mkdir()
+    slow["EVERSTEP_FAULT_DIR"] = str(nodes.launcher.folder / "fired")
+    for name, more in (("a", {}), ("b", {}), ("c", slow)):
+        nodes.start(name, "--network-check", "--exclude-straggler", nodes="2:3", **more)
+    assert nodes.ended("c").code == 3, nodes.told()
+    assert fired(nodes), "the fault fired"
+    assert "it is left out, as it is straggler" in nodes.launcher.text("c", "err")
+    nodes.trains(world=2)
+    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.told()
+    nodes.gone()
+
+
+def test_too_few_nodes_to_check_are_no_quorum(nodes: Nodes) -> None:
+    patience = "--rdzv-conf=join_timeout=20"
+    nodes.start("a", "--network-check", patience, nodes="2")
+    ended = nodes.ended("a")
+    assert ended.code == 3, ended.err
+    assert "1 of 2 nodes came to be checked within 20 s" in ended.err
+    nodes.gone()
