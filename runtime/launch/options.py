@@ -96,8 +96,8 @@ def options(
     _refuse(told)
     least, most = _nodes(told.nnodes)
     slots = _slots(told.nproc_per_node, count_devices or devices)
-    meeting, index, run_id, workers_meet = _meeting(told, environment, most)
-    static = meeting is not None and told.rdzv_backend == "static" and "DLROVER_MASTER_ADDR" not in environment
+    meeting, index, run_id, workers_meet = _meeting(told, environment, least, most)
+    static = meeting is not None and not _dynamic(told, least < most) and "DLROVER_MASTER_ADDR" not in environment
     if told.max_restarts < 0:
         raise ValueError(f"--max-restarts {told.max_restarts}: it cannot be negative")
     if told.persist_interval < 1:
@@ -189,8 +189,16 @@ def _slots(text: str, count: Callable[[str], int]) -> int:
     return found
 
 
+def _dynamic(told: argparse.Namespace, elastic: bool) -> bool:
+    """Do nodes come and go? A static rendezvous cannot have MIN:MAX nodes: with an endpoint the range is believed.
+
+    (torchrun takes MAX nodes then, each with a number of its own.)
+    """
+    return told.rdzv_backend == "c10d" or (elastic and bool(told.rdzv_endpoint) and not told.node_rank)
+
+
 def _meeting(
-    told: argparse.Namespace, environment: Mapping[str, str], nodes: int
+    told: argparse.Namespace, environment: Mapping[str, str], least: int, nodes: int
 ) -> tuple[Meeting | None, int, str, tuple[str, int] | None]:
     """(where the nodes meet or None, this node's number or -1, the run's id, where the workers meet if told)."""
     own_id = told.rdzv_id if told.store and told.rdzv_id != "none" else str(uuid.uuid4())
@@ -207,7 +215,7 @@ def _meeting(
         if int(rank) >= nodes:
             raise ValueError(f"NODE_RANK={rank}: --nnodes allows numbers below {nodes}")
         return Meeting(host, port, int(rank) == 0), int(rank), told.rdzv_id, None
-    if told.rdzv_backend == "c10d":
+    if _dynamic(told, least < nodes):
         host, port = split_endpoint(told.rdzv_endpoint, _DYNAMIC_PORT, "--rdzv-endpoint")
         if port == 0:
             _alone(nodes, f"--rdzv-endpoint {told.rdzv_endpoint}: no other node can find port 0")

@@ -74,6 +74,13 @@ def test_a_static_rendezvous_takes_all_nodes_or_none() -> None:
     assert read("--nnodes=2:4", "--rdzv-backend=c10d").min_nodes == 2
 
 
+def test_a_range_of_nodes_at_an_endpoint_is_elastic_whatever_the_backend() -> None:
+    launch = read("--nnodes=1:2", "--rdzv-endpoint=node0:1234")
+    assert (launch.meeting, launch.index, launch.min_nodes) == (Meeting("node0", 1234, None), -1, 1)
+    numbered = read("--nnodes=1:2", "--rdzv-endpoint=node0:1234", "--node-rank=1")
+    assert (numbered.meeting, numbered.index, numbered.min_nodes) == (Meeting("node0", 1234, False), 1, 2)
+
+
 def test_node_rank_and_dlrovers_master_address_stand_before_torchs_flags() -> None:
     environment = {"NODE_RANK": "2", "DLROVER_MASTER_ADDR": "pod-master-0:23456"}
     launch = read("--nnodes=2:4", "--rdzv-endpoint=other:1", "--max-restarts=3", environment=environment)
