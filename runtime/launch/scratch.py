@@ -23,7 +23,12 @@ class Scratch:
         self._stores = folder / "stores"
 
     def enter(self, job: str, node: str, role: str) -> Registered:
-        """Register this process as a node."""
+        """Register this process as a node. Raises ValueError when another process here is that node."""
+        known = Registry(self._nodes / job).get(node)
+        if known is not None and known.alive():
+            raise ValueError(
+                f"{node} of job {job} runs here already, as process {known.pid}; give each its own NODE_RANK"
+            )
         began = debris.start_time(os.getpid()) or 0
         entry = Registered(node, job, role, socket.gethostname(), os.getpid(), began, round(time.time(), 3))
         Registry(self._nodes / job).put(entry)

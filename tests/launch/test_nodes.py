@@ -45,6 +45,15 @@ def test_by_node_rank_and_dlrovers_address_the_host_may_start_last(nodes: Nodes)
     nodes.gone()
 
 
+def test_no_backend_need_be_named_for_a_range_of_nodes(nodes: Nodes) -> None:
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{nodes.port}"
+    for name in "ab":
+        nodes.launcher.start(EVERSTEP, "--nnodes=1:2", endpoint, "--cooldown=0", "train.py", name=name)
+    nodes.trains(world=2)
+    assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.told()
+    nodes.gone()
+
+
 @pytest.mark.parametrize("who", ["the host", "the other"])
 def test_a_killed_node_is_survived_and_joins_again(nodes: Nodes, who: str) -> None:
     host = nodes.start("a")
@@ -58,6 +67,27 @@ def test_a_killed_node_is_survived_and_joins_again(nodes: Nodes, who: str) -> No
     nodes.trains(world=2, after=alone)
     stays = "b" if who == "the host" else "a"
     assert [ended.code for ended in nodes.finish(stays, again)] == [0, 0], nodes.told()
+    nodes.gone()
+
+
+def test_a_node_with_a_number_comes_back_under_it_at_once_and_cannot_be_there_twice(nodes: Nodes) -> None:
+    def start(name: str, rank: int) -> int:
+        more = {"NODE_RANK": str(rank), "DLROVER_MASTER_ADDR": f"127.0.0.1:{nodes.port}"}
+        return nodes.launcher.start(EVERSTEP, "--nnodes=2", "train.py", name=name, **more).pid
+
+    start("a", 0)
+    second = start("b", 1)
+    first = nodes.trains(world=2)
+    start("twice", 1)
+    refused = nodes.ended("twice")
+    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+    assert f"worker-1 of job none-{nodes.port} runs here already, as process {second}" in refused.err
+    kill(second)
+    until(lambda: nodes.launcher.named["b"].poll() is not None, nodes.told)
+    start("c", 1)
+    nodes.trains(world=2, after=first)
+    assert "silent" not in nodes.told(), "nobody had to wait for a heartbeat that does not come"
+    assert [ended.code for ended in nodes.finish("a", "c")] == [0, 0], nodes.told()
     nodes.gone()
 
 

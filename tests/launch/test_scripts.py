@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.launch.launchers import Pair
+from tests.launch.launchers import EVERSTEP, Launcher, Pair
 
 pytest.importorskip("torch")
 
@@ -117,3 +117,11 @@ def test_a_script_for_torchrun_runs_unchanged_with_the_same_result(
     assert theirs.code == 0, theirs.err
     assert mine.code == 0, mine.err
     assert mine.lines() == theirs.lines() != []
+
+
+def test_eight_local_ranks_import_once(launcher: Launcher) -> None:
+    (launcher.folder / "costly.py").write_text("import os\nwith open('imports', 'a') as file: file.write('once\\n')\n")
+    (launcher.folder / "train.py").write_text("import costly, os, sys\nsys.stdout.write(os.environ['RANK'] + '\\n')\n")
+    ended = launcher.ended(launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=8", "train.py"))
+    assert ended.lines() == [str(rank) for rank in range(8)], ended.err
+    assert (launcher.folder / "imports").read_text() == "once\n"
