@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from runtime.workflow import graph, outputs
-from runtime.workflow.calls import Call, arguments_of, artifact_arguments, inputs_of, own_scope, unset
+from runtime.workflow.calls import FAIL_FAST, Call, arguments_of, artifact_arguments, inputs_of, own_scope, unset
 from runtime.workflow.depends import Ancestry, depends_of, needs, satisfied
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.govaluate import should_run
@@ -45,6 +45,7 @@ class DagRun:
         else:
             self._wanted = set(self._targets).union(*map(self._ancestors.all, self._targets))
         self._open = len(self._wanted)
+        self._done: set[str] = set()
         self._lists: dict[str, Scope] = {}
 
     def begin(self, now: float) -> None:
@@ -56,16 +57,25 @@ class DagRun:
     def done(self, child: Node, now: float) -> None:
         """A task has ended: start those that waited for it only."""
         name = self._own[child.name]
+        if name in self._done:
+            return
+        self._done.add(name)
         raised = self._engine.raised.pop(child.name, "")
         if raised and child.type is not NodeType.TASK_GROUP and child.phase is Phase.ERROR:
             child.message = f"task '{child.name}' errored: {raised}"
         self._engine.variables.export(child)
         self._open -= 1
+        if self._engine.limits.stopped(self._node.name):
+            return
         for follower in self._followers[name]:
             self._missing[follower] -= 1
             if not self._missing[follower] and follower in self._wanted:
                 self._task(follower, now)
         self._end(now)
+
+    def fast(self, now: float) -> None:
+        """failFast of the template: a child has failed, nothing more begins, and what ran has ended."""
+        self._engine.become(self._node, Phase.FAILED, now, FAIL_FAST)
 
     def fail(self, message: str, now: float) -> None:
         """An error of a hook ends the whole at once."""
@@ -175,7 +185,7 @@ class DagRun:
     def _states(self, name: str) -> dict[str, bool]:
         node = self._engine.nodes[f"{self._node.name}.{name}"]
         phase = "Errored" if node.phase is Phase.ERROR else node.phase.value
-        states = {phase: True}
+        states = {"Daemoned" if node.daemoned else phase: True}
         if node.type is NodeType.TASK_GROUP:
             phases = [self._engine.nodes[child].phase for child in node.children]
             states["AnySucceeded"] = Phase.SUCCEEDED in phases

@@ -28,9 +28,11 @@ from runtime.workflow.hooks import Hooks
 from runtime.workflow.limits import Limits
 from runtime.workflow.manifest import Manifest
 from runtime.workflow.nodes import Node, NodeType, Phase
+from runtime.workflow.patch import patched
 from runtime.workflow.retries import RetryRun
 from runtime.workflow.root import Root
 from runtime.workflow.steps import StepsRun
+from runtime.workflow.tags import substitute
 
 MAX_DEPTH = 100
 """How deep templates may call each other."""
@@ -107,11 +109,13 @@ class Engine:
             case PodStarted():
                 node = self.nodes[event.node]
                 node.pid, node.start_time = event.pid, event.start_time
+                node.daemoned = bool(node.spec.get("daemon"))
                 self.become(node, Phase.RUNNING, event.time)
                 ends.set_deadline(self, node, event.time)
             case PodEnded():
                 if not self.nodes[event.node].phase.fulfilled:
                     ends.pod_ended(self, event)
+                self.kills.pop(event.node, None)
             case ShutdownAsked():
                 self.shutdown = event.strategy
                 ends.shut_down(self, event.time)
@@ -162,12 +166,14 @@ class Engine:
                 self.composites[name].begin(now)
             elif kind == "call":
                 self.limits.next(now)
+            elif kind == "fast":
+                self._fast(name, now)
             elif node is not None:
                 self._told(node, now)
 
     def _told(self, node: Node, now: float) -> None:
         """A node has changed: its hooks first, then who waits for it."""
-        if not self.hooks.settled(node, now) or not node.phase.fulfilled:
+        if not self.hooks.settled(node, now) or not (node.phase.fulfilled or node.daemoned):
             return
         owner = self.composites.get(node.owner)
         if owner is not None:
@@ -255,6 +261,13 @@ class Engine:
             self.manage(node, DagRun(self, node) if kind == "dag" else StepsRun(self, node), now)
             return
         node.captures = self.variables.captures(node)
+        patch = spec.get("podSpecPatch") or self.manifest.spec.get("podSpecPatch")
+        if patch and kind in PODS:
+            try:
+                node.spec = patched(spec, str(substitute(patch, self.variables.globals(now))))
+            except ExpressionError as error:
+                self.become(node, Phase.ERROR, now, str(error), raised=str(error))
+                return
         ends.begun(self, node, now)
         self._queue.append(("told", call.name))
 
@@ -288,6 +301,13 @@ class Engine:
         self.composites[node.name] = composite
         self._queue.append(("begin", node.name))
 
+    def container_node(self, pod: Node, name: str, now: float) -> None:
+        """A container of a containerSet: it runs and ends with its pod."""
+        self.nodes[f"{pod.name}.{name}"] = Node(
+            f"{pod.name}.{name}", name, NodeType.CONTAINER, pod.template, pod.name, Phase.RUNNING, now, pod.name,
+            life=self.lives, children=[], outbound=[],
+        )  # fmt: skip
+
     def skip(self, call: Call, phase: Phase, message: str, now: float, raised: str = "") -> None:
         """A node without anything behind it: skipped, omitted, or in error before it could begin.
 
@@ -318,6 +338,16 @@ class Engine:
         self._queue.append(("told", node.name))
         if phase.fulfilled:
             self.limits.freed(node)
+            ends.end_daemons(self, node, now)
+
+    def fail_fast(self, boundary: str) -> None:
+        """A child of a template with failFast has failed, and no other runs."""
+        self._queue.appendleft(("fast", boundary))
+
+    def _fast(self, name: str, now: float) -> None:
+        composite = self.composites[name]
+        if not self.nodes[name].phase.fulfilled and isinstance(composite, DagRun | StepsRun):
+            composite.fast(now)
 
     def called(self) -> None:
         """A waiting call may be admitted now."""

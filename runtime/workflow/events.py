@@ -40,6 +40,8 @@ class PodEnded(msgspec.Struct, frozen=True, tag=True):
     """What made the container fail though its command did not: it could not be started, an output is a directory."""
     result: str | None = None
     """Its standard output, where somebody reads it."""
+    containers: list[tuple[str, int, str]] = []
+    """(name, exit code, whose failure kept it from running) of each of several containers."""
 
 
 class ShutdownAsked(msgspec.Struct, frozen=True, tag=True):

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime import faults
-from runtime.workflow import artifacts, asks, status, volumes
-from runtime.workflow.calls import LOCATIONS
+from runtime.workflow import artifacts, asks, status
 from runtime.workflow.engine import Engine
-from runtime.workflow.environment import Told, facts_of, told
 from runtime.workflow.events import (
     Event,
     EventLog,
@@ -29,12 +27,11 @@ from runtime.workflow.events import (
     ShutdownAsked,
     read_events,
 )
-from runtime.workflow.fields import listed
+from runtime.workflow.launch import Launch
 from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.manifest import NAME, NO_LIBRARY, Manifest, ManifestError, parse
-from runtime.workflow.nodes import Node, Phase, node_id, pod_name
-from runtime.workflow.pods import NOT_STARTED, Pod, PodError, Spawner, send, start_time
-from runtime.workflow.tags import substitute
+from runtime.workflow.nodes import Node, Phase
+from runtime.workflow.pods import NOT_STARTED, PodError, Spawner, send, start_time
 
 STATUS_EVERY_S = 1.0
 """How old `workflow.json` may become while something happens."""
@@ -143,7 +140,6 @@ class _Executor:
     def __init__(self, manifest: Manifest, options: RunOptions, folder: Path) -> None:
         self._options = options
         self._folder = folder
-        self._cwd = Path.cwd()
         before = list(read_events(folder / "events.jsonl"))
         self._log = EventLog(folder / "events.jsonl")
         if not before:
@@ -162,7 +158,7 @@ class _Executor:
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._loaded: set[str] = set()
-        self._repository = folder.parent / "artifacts"
+        self._launch = Launch(self.engine, folder)
         self._status = status.Writer(self.engine, folder)
         self._written, self._stale = 0.0, True
 
@@ -192,7 +188,7 @@ class _Executor:
                     break
                 await self._wait()
             await self._end_all()
-            volumes.forget_claims(self.engine.manifest.spec, self.engine.name, self._folder / "claims")
+            self._launch.forget_claims()
         finally:
             view.cancel()
             listener.cancel()
@@ -235,7 +231,11 @@ class _Executor:
         """Start what is pending, watch what runs, end what shall end; found again after a crash it is adopted."""
         while pending := [node for node in self.engine.pending() if node.name not in self._loading]:
             for node in pending[:STARTS]:
-                if node.inputs.get("artifacts") and node.name not in self._loaded and not self._pod(node).claimed():
+                if (
+                    node.inputs.get("artifacts")
+                    and node.name not in self._loaded
+                    and not self._launch.pod(node).claimed()
+                ):
                     self._loading[node.name] = asyncio.create_task(self._load(node))
             self._start([node for node in pending[:STARTS] if node.name not in self._loading])
         for node in self.engine.running():
@@ -251,11 +251,8 @@ class _Executor:
 
     async def _load(self, node: Node) -> None:
         """Put a pod's input artifacts in place."""
-        pod = self._pod(node)
         try:
-            for entry in node.inputs["artifacts"]:
-                if entry.get("path") and any(entry.get(place) for place in LOCATIONS):
-                    await asyncio.to_thread(artifacts.load, entry, self._repository, pod.artifact(entry))
+            await self._launch.load(node)
             self._loaded.add(node.name)
         except artifacts.ArtifactError as error:
             said = f"init: Error (exit code 64): {error}"
@@ -263,76 +260,35 @@ class _Executor:
         del self._loading[node.name]
         self._changed.set()
 
-    def _pod(self, node: Node) -> Pod:
-        logs = self._folder / "logs" / f"{status.log_name(self.engine, node)}.log"
-        place = node_id(self.engine.name, node.name) + (f".{node.life}" if node.life else "")
-        return Pod(self._folder / "pods" / place, logs)
-
     def _start(self, nodes: list[Node]) -> None:
         """Start pods side by side; what was started by a launcher that died is only noted."""
         asked: dict[str, Node] = {}
         requests = []
         for node in nodes:
-            pod = self._pod(node)
+            pod = self._launch.pod(node)
             if found := pod.claimed():
                 self._record(PodStarted(time.time(), node.name, *found))
                 continue
             try:
-                mounts = self._mounts(node, pod)
-                requests.append(pod.request(node.spec, self._told(node), self._cwd, node.captures, mounts))
+                requests.append(self._launch.request(node))
                 asked[str(pod.claim)] = node
             except (PodError, NotThereError) as error:
                 self._cannot(node, error)
         for claim, answer in self._spawner.start(requests).items() if requests else ():
             node = asked[claim]
             try:
-                pid, began = self._pod(node).started(answer)
+                pid, began = self._launch.pod(node).started(answer)
             except PodError as error:
                 self._cannot(node, error)
                 continue
             faults.point("executor.after_start", node=node.name)
             self._record(PodStarted(time.time(), node.name, pid, began))
 
-    def _mounts(self, node: Node, pod: Pod) -> dict[str, volumes.Mount]:
-        """The volumes that a pod mounts."""
-        spec = self.engine.manifest.spec
-        own = substitute(spec.get("volumes") or [], self.engine.variables.globals(node.started))
-        known = [*volumes.claimed(spec, self.engine.name), *own, *(node.spec.get("volumes") or [])]
-        container = node.spec.get("container") or node.spec["script"]
-        return volumes.mounts([container], known, pod.folder, self._folder / "claims", self.engine.manifest.library)
-
     def _cannot(self, node: Node, error: Exception) -> None:
-        log = self._pod(node).log
+        log = self._launch.pod(node).log
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"{error}\n")
         self._record(PodEnded(time.time(), node.name, NOT_STARTED, said=str(error)))
-
-    def _told(self, node: Node) -> Told:
-        """Command and variables of a pod: the launcher's own, Argo's, the container's."""
-        engine = self.engine
-        container = node.spec.get("container") or node.spec["script"]
-        scope = engine.variables.globals(node.started)
-        metadata = node.spec.get("metadata") or {}
-        facts = facts_of(
-            pod_name(engine.name, node.name, node.template), scope["workflow.namespace"],
-            scope["workflow.serviceAccountName"], engine.uid, metadata.get("labels") or {},
-            metadata.get("annotations") or {},
-        )  # fmt: skip
-        found = told(container, engine.manifest.library, facts)
-        return found._replace(environment={
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
-            "EVERSTEP_RUN_DIR": str(self._folder),
-            "ARGO_CONTAINER_NAME": "main",
-            "ARGO_DEADLINE": "0001-01-01T00:00:00Z",
-            "ARGO_INCLUDE_SCRIPT_OUTPUT": str(node.captures).lower(),
-            "ARGO_NODE_ID": node_id(engine.name, node.name),
-            "ARGO_PROGRESS_FILE": "/var/run/argo/progress",
-            "ARGO_PROGRESS_FILE_TICK_DURATION": "3s",
-            "ARGO_PROGRESS_PATCH_TICK_DURATION": "1m0s",
-            "ARGO_WORKFLOW_NAME": engine.name,
-            **found.environment,
-        })  # fmt: skip
 
     async def _watch(self, node: Node) -> None:
         """Until the pod has ended and that is recorded."""
@@ -343,24 +299,10 @@ class _Executor:
 
     async def _watch_pod(self, node: Node) -> None:
         """Wait for the pod's process, then read its exit code and outputs."""
-        pod = self._pod(node)
-        outputs = node.spec.get("outputs") or {}
         await _gone(node.pid, node.start_time)
-        code = pod.exit_code()
-        name = pod_name(self.engine.name, node.name, node.template)
-        keys = {str(e["name"]): artifacts.key_of(e, self.engine.name, name) for e in listed(outputs, "artifacts")}
-        if keys:
-            left = await asyncio.to_thread(pod.collect, outputs, keys, self._repository)
-        else:
-            left = pod.collect(outputs, keys, self._repository)
-        if left.said and code == 0:
-            code = NOT_STARTED
-        # A launcher that was killed may have missed the end: the exit file's time is when it was.
-        ended = pod.exit_file.stat().st_mtime if code is not None else time.time()
+        ended = await self._launch.ended(node)
         faults.point("executor.after_exit", node=node.name)
-        self._record(PodEnded(max(ended, node.started), node.name, code, left.parameters, left.artifacts,
-                              left.missing if code is not None else "", left.said,
-                              pod.result() if node.captures else None))  # fmt: skip
+        self._record(ended)
         del self._watched[node.name]
 
     def _asked_to_stop(self) -> None:
@@ -384,7 +326,9 @@ class _Executor:
         """The workflow has ended; what still runs in it (a hook failed it) has no meaning."""
         for watch in self._watched.values():
             watch.cancel()
-        await asyncio.gather(*(self._end(node, GRACE_S) for node in self.engine.running()))
+        left = {node.name: node for node in self.engine.running()}
+        left |= {name: self.engine.nodes[name] for name in self.engine.kills}
+        await asyncio.gather(*(self._end(node, GRACE_S) for node in left.values()))
 
     async def _listen(self) -> None:
         """Do what somebody outside asks."""

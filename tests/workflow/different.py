@@ -47,50 +47,31 @@ DIFFERENT: dict[str, tuple[str, str]] = {
     "mistakes/artifact-repository-ref-missing": ("refused", _NOT_BUILT),
 }
 NOT_BUILT = [
-    "flow/dag-template-fail-fast",
-    "flow/depends-daemoned",
-    "flow/parallelism-fail-fast",
-    "flow/steps-fail-fast",
-    "mistakes/bad-pod-spec-patch",
-    "mistakes/init-container-named-init",
     "mistakes/memoize-bad-key",
     "mistakes/memoize-bad-max-age",
     "mistakes/memoize-without-cache",
     "mistakes/memoize-without-key",
     "mistakes/mutex-without-name",
-    "mistakes/pod-spec-patch-bad-value",
-    "mistakes/pod-spec-patch-unknown-field",
-    "mistakes/pod-spec-patch-without-containers",
-    "mistakes/pod-spec-patch-wrong-type",
     "mistakes/semaphore-missing-config-map",
     "mistakes/semaphore-missing-key",
     "mistakes/semaphore-not-a-number",
     "mistakes/semaphore-of-workflow-missing-config-map",
-    "mistakes/sidecar-duplicate-name",
-    "mistakes/sidecar-named-main",
-    "mistakes/sidecar-without-name",
-    "pods/cset-container-fails",
-    "pods/cset-dependencies-and-outputs",
-    "pods/cset-retry-exhausted",
-    "pods/cset-retry-strategy",
-    "pods/daemon-exits-zero-fails",
-    "pods/daemon-fails-while-used",
-    "pods/daemon-then-client",
-    "pods/init-container-fails",
-    "pods/init-containers-in-order",
     "pods/memoize-bad-key",
     "pods/memoize-failure-not-cached",
     "pods/memoize-second-is-a-hit",
     "pods/mutex-and-semaphore",
-    "pods/podspecpatch-after-substitution",
-    "pods/podspecpatch-invalid",
     "pods/semaphore-missing-configmap",
-    "pods/sidecar-and-main-fail",
-    "pods/sidecar-fails-first",
-    "pods/sidecar-stopped-after-main",
-    "pods/sidecar-traps-term-exits-nonzero",
 ]
-DIFFERENT |= dict.fromkeys(NOT_BUILT, ("refused", _NOT_BUILT))
+DIFFERENT |= {
+    case: ("refused", _CLUSTER)
+    for case in (
+        "mistakes/init-container-named-init",
+        "mistakes/sidecar-duplicate-name",
+        "mistakes/sidecar-named-main",
+        "mistakes/sidecar-without-name",
+    )
+}
+DIFFERENT |= {case: ("refused", _NOT_BUILT) for case in NOT_BUILT}
 MACHINE = {
     "pods/command-not-found": "asks for /etc/hostname not to be executable, which is so on most machines only",
 }
