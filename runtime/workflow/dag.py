@@ -103,7 +103,7 @@ class DagRun:
             self._node.children.append(child)
 
     def _skip(self, task: Mapping[str, Any], phase: Phase, message: str, now: float) -> None:
-        self._engine.skip(self._call(task, "", self._node.name), phase, message, now)
+        self._engine.maker.skip(self._call(task, "", self._node.name), phase, message, now)
         self._hang(str(task["name"]))
 
     def _task(self, name: str, now: float) -> None:
@@ -155,10 +155,10 @@ class DagRun:
         when = str(task.get("when") or "")
         try:
             if when and not should_run(when):
-                self._engine.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
+                self._engine.maker.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
                 return
         except ExpressionError as error:
-            self._engine.skip(call, Phase.ERROR, str(error), now)
+            self._engine.maker.skip(call, Phase.ERROR, str(error), now)
             return
         self._engine.hooks.expect(call, task, f"tasks.{task['name']}", self)
         self._engine.call_task(call, task, now)
@@ -173,8 +173,10 @@ class DagRun:
             self._skip(task, Phase.SKIPPED, "Skipped, empty params", now)
             return
         name = str(task["name"])
-        group = self._engine.group(f"{self._node.name}.{name}", name, NodeType.TASK_GROUP, self._node, self._node.name,
-                                   self._engine.manifest.title(task), now)  # fmt: skip
+        title = self._engine.manifest.title(task)
+        group = self._engine.maker.group(
+            f"{self._node.name}.{name}", name, NodeType.TASK_GROUP, self._node, self._node.name, title, now
+        )
         self._hang(name)
         turns = [(f"{group.name}{item.suffix}", item) for item in items]
         group.children = [turn for turn, _ in turns]

@@ -127,7 +127,7 @@ def make_containers(engine: "Engine", node: Node, now: float) -> None:
     """A containerSet's pod: each container is a node below it, or below those that it waits for."""
     every = listed(node.spec, "containerSet", "containers")
     for one in every:
-        engine.container_node(node, str(one["name"]), now)
+        engine.maker.container_node(node, str(one["name"]), now)
     for one in every:
         name = f"{node.name}.{one['name']}"
         above = [engine.nodes[f"{node.name}.{need}"] for need in one.get("dependencies") or []]

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -64,6 +65,17 @@ class NodesResumed(msgspec.Struct, frozen=True, tag=True):
     nodes: list[str]
 
 
+class GateOpened(msgspec.Struct, frozen=True, tag=True):
+    """The locks of a node to be are its own now; or it was looked up what is remembered of it."""
+
+    time: float
+    node: str
+    hit: bool = False
+    parameters: list[dict[str, Any]] = []
+    artifacts: list[dict[str, Any]] = []
+    result: str | None = None
+
+
 class NodeSet(msgspec.Struct, frozen=True, tag=True):
     """Somebody gives a suspended node outputs, a message, or its end."""
 
@@ -74,7 +86,7 @@ class NodeSet(msgspec.Struct, frozen=True, tag=True):
     parameters: dict[str, str] = {}
 
 
-Event = RunCreated | PodStarted | PodEnded | ShutdownAsked | RunResumed | NodesResumed | NodeSet
+Event = RunCreated | PodStarted | PodEnded | ShutdownAsked | RunResumed | NodesResumed | NodeSet | GateOpened
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Event).decode
 

@@ -20,6 +20,7 @@ from runtime.workflow.engine import Engine
 from runtime.workflow.events import (
     Event,
     EventLog,
+    GateOpened,
     PodEnded,
     PodStarted,
     RunCreated,
@@ -32,11 +33,14 @@ from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.manifest import NAME, NO_LIBRARY, Manifest, ManifestError, parse
 from runtime.workflow.nodes import Node, Phase
 from runtime.workflow.pods import NOT_STARTED, PodError, Spawner, send, start_time
+from runtime.workflow.shared import Shared
 
 STATUS_EVERY_S = 1.0
 """How old `workflow.json` may become while something happens."""
 RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""
+LOOK_EVERY_S = 0.3
+"""How often it is looked whether others gave back a lock."""
 STARTS = 16
 """How many pods are started side by side."""
 LISTEN_EVERY_S = 0.2
@@ -159,6 +163,8 @@ class _Executor:
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._loaded: set[str] = set()
         self._launch = Launch(self.engine, folder)
+        self._shared = Shared(folder.parent, options.name)
+        self._holding = self._shared.held()
         self._status = status.Writer(self.engine, folder)
         self._written, self._stale = 0.0, True
 
@@ -188,6 +194,7 @@ class _Executor:
                     break
                 await self._wait()
             await self._end_all()
+            self._open_gates()
             self._launch.forget_claims()
         finally:
             view.cancel()
@@ -202,6 +209,7 @@ class _Executor:
         due = [self._written + STATUS_EVERY_S] if self._stale else []
         deadline = self.engine.next_deadline()
         due += [] if deadline is None else [deadline]
+        due += [time.time() + LOOK_EVERY_S] if self.engine.gates else []
         try:
             async with asyncio.timeout(max(0.0, min(due) - time.time()) if due else None):
                 await self._changed.wait()
@@ -229,6 +237,7 @@ class _Executor:
 
     def _act(self) -> None:
         """Start what is pending, watch what runs, end what shall end; found again after a crash it is adopted."""
+        self._open_gates()
         while pending := [node for node in self.engine.pending() if node.name not in self._loading]:
             for node in pending[:STARTS]:
                 if (
@@ -248,6 +257,26 @@ class _Executor:
             if name not in self._ending or kill.at_once:
                 grace = 0.0 if kill.at_once else GRACE_S
                 self._ending[name] = asyncio.create_task(self._end(self.engine.nodes[name], grace))
+
+    def _open_gates(self) -> None:
+        """Take locks and look up remembered outputs for calls that wait; give back what is not needed any more."""
+        while self.engine.remembered:
+            node = self.engine.remembered.pop()
+            kept = {"parameters": node.outputs.parameters, "artifacts": node.outputs.artifacts}
+            self._shared.remember(*node.memo, {**kept, "result": node.outputs.result}, node.finished)
+        for name in list(self._holding):
+            node = self.engine.nodes.get(name)
+            if (node is not None and node.phase.fulfilled) or self.engine.finished:
+                self._shared.release(name)
+                self._holding.discard(name)
+        for name, gate in list(self.engine.gates.items()):
+            now = time.time()
+            if gate.memo is not None:
+                found = self._shared.remembered(gate.memo, now)
+                self._record(GateOpened(now, name, found.hit, found.parameters, found.artifacts, found.result))
+            elif self._shared.take(name, gate.locks):
+                self._holding.add(name)
+                self._record(GateOpened(now, name))
 
     async def _load(self, node: Node) -> None:
         """Put a pod's input artifacts in place."""

@@ -69,6 +69,6 @@ class Limits:
         for line, waiting in list(self._lines.items()):
             while waiting and self._free(line):
                 self._taken(line)
-                self._engine.start(waiting.popleft(), now)
+                self._engine.maker.start(waiting.popleft(), now)
             if not waiting:
                 self._lines.pop(line, None)

@@ -131,6 +131,7 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
         spec = source.get("spec") or {}
         if spec.get("parallelism") == 0:
             yield Problem(("spec", "parallelism"), "0 lets nothing begin: on Argo this would wait for ever")
+        yield from _unnamed(spec, ("spec",))
         yield from pod_rules.volume_problems(spec, ("spec",))
         yield from volumes.problems(listed(spec, "volumes"), library, ("spec", "volumes"))
         for index, template in enumerate(listed(spec, "templates")):
@@ -140,6 +141,12 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
             for template in listed(below, "templates"):
                 told = _pod_problems(template, below, library, ("templates", str(template.get("name"))))
                 yield from (Problem((), f"{place}: {schema.dotted(one.where)}: {one.message}") for one in told)
+
+
+def _unnamed(holder: Mapping[str, Any], where: schema.Where) -> Iterator[Problem]:
+    for index, one in enumerate(listed(holder, "synchronization", "mutexes")):
+        if not one.get("name"):
+            yield Problem((*where, "synchronization", "mutexes", index), "needs a name")
 
 
 def _containers(template: Mapping[str, Any], where: schema.Where) -> Iterator[tuple[schema.Where, Mapping[str, Any]]]:
@@ -162,6 +169,9 @@ def _pod_problems(
         own = (defaults.get(str(place[-1])) or {}).get("command")
         if not container.get("command") and not own:
             yield Problem((*place, "command"), "is required, as no image is asked for it here")
+    if template.get("memoize") and not (template["memoize"].get("cache") or {}).get("configMap"):
+        yield Problem((*where, "memoize"), "needs a cache with a configMap")
+    yield from _unnamed(template, where)
     yield from volumes.problems(listed(template, "volumes"), library, (*where, "volumes"))
     for index, task in enumerate(listed(template, "dag", "tasks")):
         if task.get("inline"):

@@ -97,6 +97,10 @@ class Node(msgspec.Struct):
     """It is a hook's or exit handler's."""
     spec: dict[str, Any] = {}
     """Its template, every tag replaced."""
+    memo: tuple[str, str] = ("", "")
+    """(cache, key) under which its outputs are remembered."""
+    memo_hit: bool = False
+    """They were, and nothing ran."""
     daemoned: bool = False
     """It runs on in the background, and counts as done."""
     captures: bool = False

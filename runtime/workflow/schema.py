@@ -24,7 +24,7 @@ Spec: activeDeadlineSeconds=int+ affinity=any~ archiveLogs=bool~ arguments=Argum
   executor=any~ hooks={Hook}+ hostAliases=any~ hostNetwork=bool~ imagePullSecrets=any~ metrics=Metrics~
   nodeSelector={str}~ onExit=str+ parallelism=int+ podDisruptionBudget=any~ podGC=PodGC~ podMetadata=PodMetadata~
   podPriorityClassName=str~ podSpecPatch=str+ priority=int~ retryStrategy=Retry+ schedulerName=str~ securityContext=any~
-  serviceAccountName=str~ shutdown=str suspend=bool+ synchronization=Synchronization templateDefaults=Template+
+  serviceAccountName=str~ shutdown=str suspend=bool+ synchronization=Synchronization+ templateDefaults=Template+
   templates=[Template]+ tolerations=any~ ttlStrategy=any~ volumeClaimGC=any~ volumeClaimTemplates=[any]+
   volumes=[Volume]+ workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef+
   artifacts=any
@@ -33,11 +33,11 @@ RepositoryRef: configMap=str+ key=str+
 WorkflowTemplateRef: name=str+ clusterScope=bool+
 Template: activeDeadlineSeconds=intstr+ affinity=any~ annotations={str}~ archiveLocation=any~
   automountServiceAccountToken=bool~ container=Container+ containerSet=ContainerSet+ daemon=bool+ dag=Dag+ data=any
-  executor=any~ failFast=bool+ hostAliases=any~ http=any initContainers=[Container]+ inputs=Inputs+ memoize=Memoize
+  executor=any~ failFast=bool+ hostAliases=any~ http=any initContainers=[Container]+ inputs=Inputs+ memoize=Memoize+
   metadata=PodMetadata~ metrics=Metrics~ name=str+ nodeSelector={str}~ outputs=Outputs+ parallelism=int+ plugin=any
   podSpecPatch=str+ priorityClassName=str~ priority=int~ resource=Resource retryStrategy=Retry+ schedulerName=str~
   script=Script+ securityContext=any~ serviceAccountName=str~ sidecars=[Container]+ steps=[[Step]]+ suspend=Suspend+
-  synchronization=Synchronization timeout=str+ tolerations=any~ volumes=[Volume]+ templateRef=any template=str
+  synchronization=Synchronization+ timeout=str+ tolerations=any~ volumes=[Volume]+ templateRef=any template=str
 Dag: failFast=bool+ target=str+ tasks=[Task]+
 Task: name=str+ template=str+ arguments=Arguments+ depends=str+ dependencies=[str]+ when=str+
   continueOn=ContinueOn+ hooks={Hook}+ inline=Template+ onExit=str+ templateRef=TemplateRef+ withItems=[any]+
@@ -99,12 +99,13 @@ Resource: action=str flags=[str] failureCondition=str successCondition=str manif
   mergeStrategy=str
   setOwnerReference=bool
 Suspend: duration=intstr+
-Memoize: key=str cache=any maxAge=str
+Memoize: key=str+ cache=Cache+ maxAge=str+
+Cache: configMap=KeyRef+
 Metrics: prometheus=[Metric]~
 Metric: name=str~ help=str~ labels=[any]~ when=str~ gauge=any~ counter=any~ histogram=any~
-Synchronization: mutexes=[Mutex] semaphores=[Semaphore]
-Mutex: name=str namespace=str database=bool
-Semaphore: configMapKeyRef=KeyRef namespace=str database=any
+Synchronization: mutexes=[Mutex]+ semaphores=[Semaphore]+
+Mutex: name=str+ namespace=str+ database=bool
+Semaphore: configMapKeyRef=KeyRef+ namespace=str+ database=any
 """
 
 BEYOND = "not supported by the executor on this machine"

@@ -42,7 +42,7 @@ class StepsRun:
         if index == len(node.spec["steps"]):
             self._end(now)
             return
-        group = engine.group(f"{node.name}[{index}]", f"[{index}]", NodeType.STEP_GROUP, node, node.name, "", now)
+        group = engine.maker.group(f"{node.name}[{index}]", f"[{index}]", NodeType.STEP_GROUP, node, node.name, "", now)
         above = self._groups[-1] if self._groups else None
         if above is None:
             node.children.append(group.name)
@@ -169,13 +169,13 @@ class GroupRun:
         when = str(step.get("when") or "")
         try:
             if empty:
-                engine.skip(call, Phase.SKIPPED, "Skipped, empty params", now)
+                engine.maker.skip(call, Phase.SKIPPED, "Skipped, empty params", now)
                 return True
             if when and not should_run(when):
-                engine.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
+                engine.maker.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
                 return True
         except ExpressionError as error:
-            engine.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            engine.maker.skip(call, Phase.ERROR, str(error), now, raised=str(error))
         else:
             engine.hooks.expect(call, step, f"steps.{step['name']}", self)
             engine.call_task(call, step, now)

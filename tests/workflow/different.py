@@ -46,32 +46,15 @@ DIFFERENT: dict[str, tuple[str, str]] = {
     ),
     "mistakes/artifact-repository-ref-missing": ("refused", _NOT_BUILT),
 }
-NOT_BUILT = [
-    "mistakes/memoize-bad-key",
-    "mistakes/memoize-bad-max-age",
+OF_CLUSTER = [
+    "mistakes/init-container-named-init",
     "mistakes/memoize-without-cache",
-    "mistakes/memoize-without-key",
     "mistakes/mutex-without-name",
-    "mistakes/semaphore-missing-config-map",
-    "mistakes/semaphore-missing-key",
-    "mistakes/semaphore-not-a-number",
-    "mistakes/semaphore-of-workflow-missing-config-map",
-    "pods/memoize-bad-key",
-    "pods/memoize-failure-not-cached",
-    "pods/memoize-second-is-a-hit",
-    "pods/mutex-and-semaphore",
-    "pods/semaphore-missing-configmap",
+    "mistakes/sidecar-duplicate-name",
+    "mistakes/sidecar-named-main",
+    "mistakes/sidecar-without-name",
 ]
-DIFFERENT |= {
-    case: ("refused", _CLUSTER)
-    for case in (
-        "mistakes/init-container-named-init",
-        "mistakes/sidecar-duplicate-name",
-        "mistakes/sidecar-named-main",
-        "mistakes/sidecar-without-name",
-    )
-}
-DIFFERENT |= {case: ("refused", _NOT_BUILT) for case in NOT_BUILT}
+DIFFERENT |= dict.fromkeys(OF_CLUSTER, ("refused", _CLUSTER))
 MACHINE = {
     "pods/command-not-found": "asks for /etc/hostname not to be executable, which is so on most machines only",
 }
