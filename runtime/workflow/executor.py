@@ -55,7 +55,9 @@ class RunOptions:
     name: str
     runs: Path = Path("runs")
     library: Library = NO_LIBRARY
-    """What the manifest refers to: WorkflowTemplates, ConfigMaps, Secrets."""
+    """What the manifest refers to: WorkflowTemplates, ConfigMaps, Secrets; what stands for images."""
+    path: tuple[Path, ...] = ()
+    """Folders of programs that only images bring: first in every pod's PATH."""
     on_change: "Callable[[Engine, Path], None] | None" = None
     """Called after each change, and about twice a second while pods run."""
 
@@ -91,8 +93,13 @@ async def execute(source: dict[str, Any], options: RunOptions, signals: Sequence
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder):
         if not known.exists():
-            objects = _private(folder / "objects.json")
-            objects.write_text(json.dumps(list(options.library.objects.values()), indent=1))
+            objects = _private(folder / "beside.json")
+            given = {
+                "objects": list(options.library.objects.values()),
+                "images": {name: list(command) for name, command in options.library.images.items()},
+                "path": [str(one.absolute()) for one in options.path],
+            }
+            objects.write_text(json.dumps(given, indent=1))
             fresh = folder / f".manifest.json.{os.getpid()}"
             fresh.write_text(json.dumps(source, indent=1))
             faults.point("executor.before_manifest")
@@ -103,10 +110,13 @@ async def execute(source: dict[str, Any], options: RunOptions, signals: Sequence
         return executor.result()
 
 
-def library_of(folder: Path) -> Library:
-    """What the run in that folder was given besides its manifest."""
-    objects = folder / "objects.json"
-    return Library.of(json.loads(objects.read_text())) if objects.exists() else NO_LIBRARY
+def beside(folder: Path) -> tuple[Library, tuple[Path, ...]]:
+    """(what the run in that folder was given besides its manifest, folders of programs)."""
+    known = folder / "beside.json"
+    if not known.exists():
+        return NO_LIBRARY, ()
+    given = json.loads(known.read_text())
+    return Library.of(given["objects"], given["images"]), tuple(map(Path, given["path"]))
 
 
 def _private(path: Path) -> Path:
@@ -162,7 +172,7 @@ class _Executor:
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._loaded: set[str] = set()
-        self._launch = Launch(self.engine, folder)
+        self._launch = Launch(self.engine, folder, options.path)
         self._shared = Shared(folder.parent, options.name)
         self._holding = self._shared.held()
         self._status = status.Writer(self.engine, folder)

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from runtime.workflow.tags import substitute
 class Launch:
     """The pods of one run."""
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
+    def __init__(self, engine: Engine, folder: Path, path: Sequence[Path] = ()) -> None:
+        self._path = os.pathsep.join([*map(str, path), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self._engine = engine
         self._folder = folder
         self._cwd = Path.cwd()
@@ -96,7 +97,7 @@ class Launch:
         found = told(container, engine.manifest.library, facts)
         return found._replace(environment={
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+            "PATH": self._path,
             "EVERSTEP_RUN_DIR": str(self._folder),
             "ARGO_CONTAINER_NAME": str(container.get("name") or "main"),
             "ARGO_DEADLINE": "0001-01-01T00:00:00Z",

@@ -167,8 +167,9 @@ def _pod_problems(
     for place, container in _containers(template, where):
         yield from environment.problems(container, library, place)
         own = (defaults.get(str(place[-1])) or {}).get("command")
-        if not container.get("command") and not own:
-            yield Problem((*place, "command"), "is required, as no image is asked for it here")
+        image = str(container.get("image") or "")
+        if not container.get("command") and not own and not library.entry_point(image) and "{{" not in image:
+            yield Problem((*place, "command"), f"is required; or say what its image runs: --image {image}=COMMAND")
     if template.get("memoize") and not (template["memoize"].get("cache") or {}).get("configMap"):
         yield Problem((*where, "memoize"), "needs a cache with a configMap")
     yield from _unnamed(template, where)
