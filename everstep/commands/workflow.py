@@ -44,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
                      help="programs that only an image brings, for every pod's PATH")  # fmt: skip
     ran.add_argument("--work-dir", type=Path, default=None, help="where the pods work; empty: here")
     checked = verb("lint", "say what is wrong with a workflow, before it runs anywhere", "file+")
+    checked.add_argument("--format", choices=["text", "json", "sarif"], default="text", help="for people, or programs")
     for below in (ran, checked):
         below.add_argument("--with", dest="with_", type=Path, action="append", default=[], metavar="DIR",
                            help="WorkflowTemplates, ConfigMaps and Secrets that it refers to")  # fmt: skip
@@ -177,19 +178,20 @@ def _execute(manifest: Any, name: str, runs: Path, library: "Library", path: tup
 
 
 def _lint(arguments: argparse.Namespace) -> int:
-    from runtime.workflow import problems
-    from runtime.workflow.schema import dotted
+    from runtime.workflow.lint import as_json, as_sarif, findings
 
     loaded = _load(arguments)
-    document = loaded.document
-    found = list(problems(document.value, loaded.library))
-    for problem in found:
-        place = f"{document.file}:{document.line(problem.where)}"
-        print(f"{place}: {dotted(problem.where)}: {problem.message}", file=sys.stderr)
-    if found:
-        return 2
-    print(f"{document.file}: no errors", file=sys.stderr)
-    return 0
+    file = loaded.document.file
+    found = findings(loaded.document, loaded.library)
+    if arguments.format == "text":
+        for one in found:
+            print(one.told(file), file=sys.stderr)
+        warnings = sum(not one.error for one in found)
+        print(f"{file}: {len(found) - warnings} errors, {warnings} warnings", file=sys.stderr)
+    else:
+        shown = as_json(found, file) if arguments.format == "json" else as_sarif(found, file)
+        print(json.dumps(shown, indent=2))
+    return 2 if any(one.error for one in found) else 0
 
 
 def _folder(arguments: argparse.Namespace) -> Path:

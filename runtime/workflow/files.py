@@ -24,9 +24,10 @@ class Loaded:
 def load(
     files: Iterable[Path], with_: Iterable[Path] = (), images: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> Loaded:
-    """The one Workflow of these files; whatever else is in them or in `with_` (files and folders) it may refer to.
+    """The one Workflow of these files; it may refer to what else is in them or in `with_` (files and folders).
 
-    `images`: what images run whose containers name no command. Raises ManifestError: unreadable, no Workflow or several, an object of another kind.
+    `images`: what images run whose containers name no command. Raises ManifestError: unreadable, no Workflow or
+    several, an object of another kind.
     """
     try:
         documents = [one for path in _files(files) for one in read(path)]
