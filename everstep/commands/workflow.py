@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -39,11 +40,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     ran.add_argument("--parameter-file", type=Path, help="YAML or JSON map of parameters")
     ran.add_argument("--entrypoint", default="", help="another template to begin with")
     ran.add_argument("-o", "--output", choices=["json", "yaml", "name"], default="", help="print the run at its end")
+    ran.add_argument("--path", type=Path, action="append", default=[], metavar="DIR",
+                     help="programs that only an image brings, for every pod's PATH")  # fmt: skip
     ran.add_argument("--work-dir", type=Path, default=None, help="where the pods work; empty: here")
     checked = verb("lint", "say what is wrong with a workflow, before it runs anywhere", "file+")
+    checked.add_argument("--format", choices=["text", "json", "sarif"], default="text", help="for people, or programs")
     for below in (ran, checked):
         below.add_argument("--with", dest="with_", type=Path, action="append", default=[], metavar="DIR",
                            help="WorkflowTemplates, ConfigMaps and Secrets that it refers to")  # fmt: skip
+        below.add_argument("--image", action="append", default=[], metavar="NAME=COMMAND",
+                           help="what an image runs whose container names no command")  # fmt: skip
     shown = verb("get", "what a run's steps do, or did", "name")
     shown.add_argument(
         "-o", "--output", choices=["json", "yaml"], default="", help="the whole Workflow with its status"
@@ -85,7 +91,8 @@ def _load(arguments: argparse.Namespace) -> "Loaded":
     from runtime.workflow.files import load
 
     try:
-        return load([Path(file) for file in arguments.file], arguments.with_)
+        images = {name: shlex.split(command) for name, command in _pairs(arguments.image, "--image").items()}
+        return load([Path(file) for file in arguments.file], arguments.with_, images)
     except ManifestError as error:
         raise BadInput(str(error)) from None
 
@@ -131,7 +138,8 @@ def _run(arguments: argparse.Namespace) -> int:
     runs = arguments.runs.absolute()
     if arguments.work_dir:
         os.chdir(arguments.work_dir)
-    code = _execute(manifest, name, runs, loaded.library)
+    path = tuple(one.absolute() for one in arguments.path)
+    code = _execute(manifest, name, runs, loaded.library, path)
     _print_run(runs / name, arguments.output)
     return code
 
@@ -152,7 +160,7 @@ def _dump(value: Any, output: str) -> None:
         print(yaml.safe_dump(value, sort_keys=False), end="")
 
 
-def _execute(manifest: Any, name: str, runs: Path, library: "Library") -> int:
+def _execute(manifest: Any, name: str, runs: Path, library: "Library", path: tuple[Path, ...]) -> int:
     from runtime.platform.process import end_nodes
     from runtime.workflow import ManifestError, RunOptions
     from runtime.workflow import run as run_workflow
@@ -161,7 +169,7 @@ def _execute(manifest: Any, name: str, runs: Path, library: "Library") -> int:
     try:
         print(name, file=sys.stderr)
         with watch() as show:
-            result = run_workflow(manifest, RunOptions(name=name, runs=runs, library=library, on_change=show))
+            result = run_workflow(manifest, RunOptions(name, runs, library, path, show))
     except ManifestError as error:
         raise BadInput(str(error)) from None
     end_nodes(result.folder)
@@ -170,19 +178,20 @@ def _execute(manifest: Any, name: str, runs: Path, library: "Library") -> int:
 
 
 def _lint(arguments: argparse.Namespace) -> int:
-    from runtime.workflow import problems
-    from runtime.workflow.schema import dotted
+    from runtime.workflow.lint import as_json, as_sarif, findings
 
     loaded = _load(arguments)
-    document = loaded.document
-    found = list(problems(document.value, loaded.library))
-    for problem in found:
-        place = f"{document.file}:{document.line(problem.where)}"
-        print(f"{place}: {dotted(problem.where)}: {problem.message}", file=sys.stderr)
-    if found:
-        return 2
-    print(f"{document.file}: no errors", file=sys.stderr)
-    return 0
+    file = loaded.document.file
+    found = findings(loaded.document, loaded.library)
+    if arguments.format == "text":
+        for one in found:
+            print(one.told(file), file=sys.stderr)
+        warnings = sum(not one.error for one in found)
+        print(f"{file}: {len(found) - warnings} errors, {warnings} warnings", file=sys.stderr)
+    else:
+        shown = as_json(found, file) if arguments.format == "json" else as_sarif(found, file)
+        print(json.dumps(shown, indent=2))
+    return 2 if any(one.error for one in found) else 0
 
 
 def _folder(arguments: argparse.Namespace) -> Path:
@@ -276,11 +285,11 @@ def _resume(arguments: argparse.Namespace) -> int:
 
 
 def _retry(arguments: argparse.Namespace) -> int:
-    from runtime.workflow.executor import library_of
+    from runtime.workflow.executor import beside
 
     folder = _folder(arguments)
     manifest = json.loads((folder / "manifest.json").read_text())
-    return _execute(manifest, arguments.name, arguments.runs, library_of(folder))
+    return _execute(manifest, arguments.name, arguments.runs, *beside(folder))
 
 
 def _stop(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.scope import Scope
 from runtime.workflow.tags import FUNCTIONS, reads, substitute, tags
 
+FAIL_FAST = "template has failed or errored children and failFast enabled"
 MARK = "artifact"
 UNSHARED = ("path", "mode", "recurseMode", "optional", "globalName", "from", "fromExpression")
 """What an artifact does not take along to whom it is given."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from runtime.workflow import graph, outputs
-from runtime.workflow.calls import Call, arguments_of, artifact_arguments, inputs_of, own_scope, unset
+from runtime.workflow.calls import FAIL_FAST, Call, arguments_of, artifact_arguments, inputs_of, own_scope, unset
 from runtime.workflow.depends import Ancestry, depends_of, needs, satisfied
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.govaluate import should_run
@@ -45,6 +45,7 @@ class DagRun:
         else:
             self._wanted = set(self._targets).union(*map(self._ancestors.all, self._targets))
         self._open = len(self._wanted)
+        self._done: set[str] = set()
         self._lists: dict[str, Scope] = {}
 
     def begin(self, now: float) -> None:
@@ -56,16 +57,25 @@ class DagRun:
     def done(self, child: Node, now: float) -> None:
         """A task has ended: start those that waited for it only."""
         name = self._own[child.name]
+        if name in self._done:
+            return
+        self._done.add(name)
         raised = self._engine.raised.pop(child.name, "")
         if raised and child.type is not NodeType.TASK_GROUP and child.phase is Phase.ERROR:
             child.message = f"task '{child.name}' errored: {raised}"
         self._engine.variables.export(child)
         self._open -= 1
+        if self._engine.limits.stopped(self._node.name):
+            return
         for follower in self._followers[name]:
             self._missing[follower] -= 1
             if not self._missing[follower] and follower in self._wanted:
                 self._task(follower, now)
         self._end(now)
+
+    def fast(self, now: float) -> None:
+        """failFast of the template: a child has failed, nothing more begins, and what ran has ended."""
+        self._engine.become(self._node, Phase.FAILED, now, FAIL_FAST)
 
     def fail(self, message: str, now: float) -> None:
         """An error of a hook ends the whole at once."""
@@ -93,7 +103,7 @@ class DagRun:
             self._node.children.append(child)
 
     def _skip(self, task: Mapping[str, Any], phase: Phase, message: str, now: float) -> None:
-        self._engine.skip(self._call(task, "", self._node.name), phase, message, now)
+        self._engine.maker.skip(self._call(task, "", self._node.name), phase, message, now)
         self._hang(str(task["name"]))
 
     def _task(self, name: str, now: float) -> None:
@@ -145,10 +155,10 @@ class DagRun:
         when = str(task.get("when") or "")
         try:
             if when and not should_run(when):
-                self._engine.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
+                self._engine.maker.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
                 return
         except ExpressionError as error:
-            self._engine.skip(call, Phase.ERROR, str(error), now)
+            self._engine.maker.skip(call, Phase.ERROR, str(error), now)
             return
         self._engine.hooks.expect(call, task, f"tasks.{task['name']}", self)
         self._engine.call_task(call, task, now)
@@ -163,8 +173,10 @@ class DagRun:
             self._skip(task, Phase.SKIPPED, "Skipped, empty params", now)
             return
         name = str(task["name"])
-        group = self._engine.group(f"{self._node.name}.{name}", name, NodeType.TASK_GROUP, self._node, self._node.name,
-                                   self._engine.manifest.title(task), now)  # fmt: skip
+        title = self._engine.manifest.title(task)
+        group = self._engine.maker.group(
+            f"{self._node.name}.{name}", name, NodeType.TASK_GROUP, self._node, self._node.name, title, now
+        )
         self._hang(name)
         turns = [(f"{group.name}{item.suffix}", item) for item in items]
         group.children = [turn for turn, _ in turns]
@@ -175,7 +187,7 @@ class DagRun:
     def _states(self, name: str) -> dict[str, bool]:
         node = self._engine.nodes[f"{self._node.name}.{name}"]
         phase = "Errored" if node.phase is Phase.ERROR else node.phase.value
-        states = {phase: True}
+        states = {"Daemoned" if node.daemoned else phase: True}
         if node.type is NodeType.TASK_GROUP:
             phases = [self._engine.nodes[child].phase for child in node.children]
             states["AnySucceeded"] = Phase.SUCCEEDED in phases

@@ -12,6 +12,12 @@ OF_LOOPS = ("AnySucceeded", "AllFailed")
 _NEED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9]*)(?:\.([A-Za-z]+))?")
 
 
+_PLAIN = re.compile(r"\s*[A-Za-z0-9][-A-Za-z0-9]*(\s*&&\s*[A-Za-z0-9][-A-Za-z0-9]*)*\s*")
+"""Only bare names, which need no grammar."""
+GOOD = ("Succeeded", "Skipped", "Daemoned")
+"""What a bare name stands for."""
+
+
 class DependsError(ExpressionError):
     """The text cannot be evaluated; in Argo's words."""
 
@@ -37,6 +43,8 @@ def _bare(name: str, tasks: Mapping[str, Mapping[str, Any]]) -> str:
 
 def satisfied(text: str, states: Mapping[str, Mapping[str, bool]]) -> bool:
     """Does it hold? `states` gives the true states of each task that it names. Raises DependsError."""
+    if _PLAIN.fullmatch(text):
+        return all(any(states[name].get(state) for state in GOOD) for name, _ in needs(text))
     written = _NEED.sub(_written, text)
     environment: dict[str, Any] = {}
     for name, known in states.items():

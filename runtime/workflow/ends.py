@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from runtime.workflow.containers import Ended, verdict
 from runtime.workflow.durations import DurationError, seconds
 from runtime.workflow.events import NodeSet, NodesResumed, PodEnded
 from runtime.workflow.expressions.values import parameter_text
@@ -17,6 +18,8 @@ TOO_LATE = "Step exceeded its deadline"
 
 def begun(engine: "Engine", node: Node, now: float) -> None:
     """A leaf's node was just made: set its timers."""
+    if node.spec.get("containerSet"):
+        make_containers(engine, node, now)
     if (engine.late or engine.shutdown) and not engine.in_exit(node):
         _stop(engine, node, now)
         return
@@ -55,6 +58,16 @@ def timed_out(engine: "Engine", node: Node, kind: str, now: float) -> None:
         engine.become(node, Phase.FAILED, now, TOO_LONG)
     else:
         engine.kill(node, TOO_LONG, keeps_code=kind == "timeout")
+
+
+def end_daemons(engine: "Engine", boundary: Node, now: float) -> None:
+    """A DAG or steps node has ended: the daemons in it have done their work."""
+    if boundary.type not in (NodeType.DAG, NodeType.STEPS):
+        return
+    for node in engine.running():
+        if node.daemoned and node.boundary == boundary.name:
+            engine.kill(node, "", keeps_code=False)
+            engine.become(node, Phase.SUCCEEDED, now)
 
 
 def shut_down(engine: "Engine", now: float) -> None:
@@ -110,14 +123,66 @@ def _go_on(engine: "Engine", node: Node, now: float) -> None:
     engine.become(node, Phase.SUCCEEDED, now, node.message)
 
 
+def make_containers(engine: "Engine", node: Node, now: float) -> None:
+    """A containerSet's pod: each container is a node below it, or below those that it waits for."""
+    every = listed(node.spec, "containerSet", "containers")
+    for one in every:
+        engine.maker.container_node(node, str(one["name"]), now)
+    for one in every:
+        name = f"{node.name}.{one['name']}"
+        above = [engine.nodes[f"{node.name}.{need}"] for need in one.get("dependencies") or []]
+        for other in above or [node]:
+            other.children.append(name)
+
+
+def abandon_containers(engine: "Engine", node: Node, message: str, now: float) -> None:
+    """The pod was ended from outside, and its containers with it."""
+    for one in listed(node.spec, "containerSet", "containers"):
+        below = engine.nodes[f"{node.name}.{one['name']}"]
+        if not below.phase.fulfilled:
+            below.become(Phase.FAILED, now, message)
+
+
+def end_containers(engine: "Engine", node: Node, event: PodEnded) -> None:
+    """How each container of a containerSet ended."""
+    codes = {name: code for name, code, _ in event.containers}
+    for name, code, blamed in event.containers:
+        below = engine.nodes.get(f"{node.name}.{name}")
+        if below is None or below.type is not NodeType.CONTAINER or below.phase.fulfilled:
+            continue
+        if blamed:
+            why = f'dependency "{blamed}" exited with non-zero code: {_first(blamed, event, codes)}'
+            below.become(Phase.ERROR, event.time, f"{name}: Error (exit code {code}): {why}")
+        elif code:
+            below.become(Phase.FAILED, event.time, f"{name}: Error (exit code {code}): ")
+        else:
+            below.become(Phase.SUCCEEDED, event.time)
+
+
+def _first(name: str, event: PodEnded, codes: dict[str, int]) -> int:
+    """The exit code of the container whose failure began it."""
+    blames = {one: blamed for one, _, blamed in event.containers if blamed}
+    while name in blames:
+        name = blames[name]
+    return codes[name]
+
+
 def pod_ended(engine: "Engine", event: PodEnded) -> None:
     """A pod's process is over: its outputs, its phase."""
     node = engine.nodes[event.node]
     kill = engine.kills.pop(node.name, None)
+    daemoned, node.daemoned = node.daemoned, False
     if node.phase is Phase.PENDING:
         engine.become(node, Phase.RUNNING, event.time)
+    if kill is not None or event.exit_code is None:
+        abandon_containers(engine, node, kill.message if kill else "pod deleted", event.time)
     if kill is not None and not kill.keeps_code:
         engine.become(node, Phase.FAILED, event.time, kill.message)
+        return
+    phase, message = verdict(node.spec, [Ended(*one) for one in event.containers])
+    end_containers(engine, node, event)
+    if phase and not any(name == "main" for name, _, _ in event.containers) and not node.spec.get("containerSet"):
+        engine.become(node, Phase(phase), event.time, message)
         return
     node.outputs = _outputs(node, event)
     engine.variables.export(node)
@@ -125,11 +190,15 @@ def pod_ended(engine: "Engine", event: PodEnded) -> None:
         engine.become(node, Phase.FAILED, event.time, kill.message)
     elif event.exit_code is None:
         engine.become(node, Phase.ERROR, event.time, event.error or "pod deleted")
+    elif phase and (event.containers and not event.said):
+        engine.become(node, Phase(phase), event.time, message)
     elif event.exit_code:
         said = f": {event.said}" if event.said else ""
         engine.become(node, Phase.FAILED, event.time, f"main: Error (exit code {event.exit_code}){said}")
     elif event.error:
         engine.become(node, Phase.ERROR, event.time, event.error)
+    elif daemoned:
+        engine.become(node, Phase.FAILED, event.time)
     else:
         engine.become(node, Phase.SUCCEEDED, event.time)
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from runtime.workflow import ends, variables
-from runtime.workflow.calls import Call, ConfigMapError, prepare
+from runtime.workflow.calls import Call
 from runtime.workflow.dag import DagRun
 from runtime.workflow.events import (
     Event,
+    GateOpened,
     NodeSet,
     NodesResumed,
     PodEnded,
@@ -23,22 +24,15 @@ from runtime.workflow.events import (
     ShutdownAsked,
 )
 from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.fields import PODS, kind_of
+from runtime.workflow.gates import Found
 from runtime.workflow.hooks import Hooks
 from runtime.workflow.limits import Limits
+from runtime.workflow.making import Gate, Maker
 from runtime.workflow.manifest import Manifest
 from runtime.workflow.nodes import Node, NodeType, Phase
 from runtime.workflow.retries import RetryRun
 from runtime.workflow.root import Root
 from runtime.workflow.steps import StepsRun
-
-MAX_DEPTH = 100
-"""How deep templates may call each other."""
-TOO_DEEP = (
-    "Maximum recursion depth exceeded. See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/"
-    "#maximum-recursion-depth"
-)
-TYPES = {"dag": NodeType.DAG, "steps": NodeType.STEPS, "suspend": NodeType.SUSPEND}
 
 
 class Composite(Protocol):
@@ -97,6 +91,10 @@ class Engine:
         self.variables = variables.Variables(self)
         self.limits = Limits(self)
         self.hooks = Hooks(self)
+        self.maker = Maker(self)
+        self.gates: dict[str, Gate] = {}
+        self.remembered: list[Node] = []
+        """Nodes that ended well and whose outputs shall be remembered."""
         self.root = Root(self)
         self.root.begin(now)
 
@@ -107,11 +105,13 @@ class Engine:
             case PodStarted():
                 node = self.nodes[event.node]
                 node.pid, node.start_time = event.pid, event.start_time
+                node.daemoned = bool(node.spec.get("daemon"))
                 self.become(node, Phase.RUNNING, event.time)
                 ends.set_deadline(self, node, event.time)
             case PodEnded():
                 if not self.nodes[event.node].phase.fulfilled:
                     ends.pod_ended(self, event)
+                self.kills.pop(event.node, None)
             case ShutdownAsked():
                 self.shutdown = event.strategy
                 ends.shut_down(self, event.time)
@@ -119,6 +119,9 @@ class Engine:
                 ends.resume(self, event)
             case NodeSet():
                 ends.set_node(self, event)
+            case GateOpened():
+                gate = self.gates.pop(event.node)
+                gate.then(Found(event.hit, event.parameters, event.artifacts, event.result), event.time)
             case RunResumed():
                 self.kept = {**self.kept, **ends.worth_keeping(self)}
                 self.lives += 1
@@ -162,12 +165,14 @@ class Engine:
                 self.composites[name].begin(now)
             elif kind == "call":
                 self.limits.next(now)
+            elif kind == "fast":
+                self._fast(name, now)
             elif node is not None:
                 self._told(node, now)
 
     def _told(self, node: Node, now: float) -> None:
         """A node has changed: its hooks first, then who waits for it."""
-        if not self.hooks.settled(node, now) or not node.phase.fulfilled:
+        if not self.hooks.settled(node, now) or not (node.phase.fulfilled or node.daemoned):
             return
         owner = self.composites.get(node.owner)
         if owner is not None:
@@ -213,95 +218,24 @@ class Engine:
     def call(self, call: Call, now: float) -> None:
         """Run a template as soon as limits allow; the owner is told of its node's end."""
         if self.limits.admits(call):
-            self.start(call, now)
+            self.maker.start(call, now)
 
-    def start(self, call: Call, now: float) -> None:
-        """Make the node of a call."""
-        if call.exits:
-            self.exits.add(call.name)
-        if self._depth(call) + 1 >= MAX_DEPTH:
-            self.skip(call, Phase.ERROR, TOO_DEEP, now)
-            return
-        kind = kind_of(call.template)
-        leaf = {} if kind in ("dag", "steps") else {"pod.name": self.variables.pod_name(call)}
-        scope = {**call.scope, **leaf, "node.name": call.name, "steps.name": call.display_name if call.boundary else "",
-                 "tasks.name": call.display_name if call.boundary else ""}  # fmt: skip
-        try:
-            spec = prepare(call._replace(scope=scope), self.variables.globals(now), self.manifest.library)
-        except ExpressionError as error:
-            told = isinstance(error, ConfigMapError) and isinstance(self.composites.get(call.owner), DagRun)
-            self.skip(call, Phase.ERROR, str(error), now, raised="" if told else str(error))
-            return
-        strategy = spec.get("retryStrategy", self.manifest.spec.get("retryStrategy"))
-        if strategy is not None and not call.scope.get("retries"):
-            self._retry(call, {**spec, "retryStrategy": strategy}, now)
-            return
-        self._make(call, kind, spec, now)
+    def ask(self, gate: Gate) -> None:
+        """Have the launcher look whether a call may go on."""
+        self.gates[gate.name] = gate
 
-    def _retry(self, call: Call, spec: dict[str, Any], now: float) -> None:
-        node = self._node(call, NodeType.RETRY, Phase.RUNNING, spec, now)
-        self.manage(node, RetryRun(self, node, call), now)
-
-    def _make(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
-        kept = self.kept.get(call.name)
-        if kept is not None and kind in (*PODS, "suspend"):
-            self.nodes[call.name] = kept
-            self._queue.append(("told", call.name))
-            return
-        node = self._node(
-            call, TYPES.get(kind, NodeType.POD), Phase.RUNNING if kind in TYPES else Phase.PENDING, spec, now
-        )
-        if kind in ("dag", "steps"):
-            self.manage(node, DagRun(self, node) if kind == "dag" else StepsRun(self, node), now)
-            return
-        node.captures = self.variables.captures(node)
-        ends.begun(self, node, now)
-        self._queue.append(("told", call.name))
-
-    def _node(self, call: Call, type_: NodeType, phase: Phase, spec: dict[str, Any], now: float) -> Node:
-        inputs = {key: value for key, value in (spec.get("inputs") or {}).items() if value}
-        title = str(call.template.get("name") or "") if call.title is None else call.title
-        node = Node(
-            call.name, call.display_name, type_, title, call.boundary, phase, now, call.owner, inputs=inputs,
-            home=call.home, hooked=call.hooked, spec=spec, life=self.lives, children=[], outbound=[],
-        )  # fmt: skip
-        self._add(node)
-        return node
-
-    def _add(self, node: Node) -> None:
+    def add(self, node: Node) -> None:
+        """A node was made."""
         self.nodes[node.name] = node
         if node.phase is Phase.PENDING:
             self._pending[node.name] = node
         elif node.type is NodeType.SUSPEND and node.phase is Phase.RUNNING:
             self._suspended[node.name] = node
 
-    def group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str, template: str,
-              now: float) -> Node:  # fmt: skip
-        """A node that only holds others together: a StepGroup or TaskGroup."""
-        node = Node(name, display, type_, template, boundary.name, Phase.RUNNING, now, owner, life=self.lives,
-                    children=[], outbound=[])  # fmt: skip
-        self._add(node)
-        return node
-
     def manage(self, node: Node, composite: Composite, now: float) -> None:
         """Have that composite told of what the node owns; it begins when the work before it is done."""
         self.composites[node.name] = composite
         self._queue.append(("begin", node.name))
-
-    def skip(self, call: Call, phase: Phase, message: str, now: float, raised: str = "") -> None:
-        """A node without anything behind it: skipped, omitted, or in error before it could begin.
-
-        `raised`: an error that the caller has to deal with, too.
-        """
-        title = str(call.template.get("name") or "") if call.title is None else call.title
-        node = Node(
-            call.name, call.display_name, NodeType.SKIPPED, title, call.boundary, phase, now, call.owner,
-            message=message, finished=now, hooked=call.hooked, life=self.lives, children=[], outbound=[],
-        )  # fmt: skip
-        self._add(node)
-        if raised:
-            self.raised[call.name] = raised
-        self._queue.append(("told", call.name))
 
     def become(self, node: Node, phase: Phase, now: float, message: str = "", raised: str = "") -> None:
         """Change a node's phase, and have everybody told who waits for it."""
@@ -316,18 +250,24 @@ class Engine:
         if raised:
             self.raised[node.name] = raised
         self._queue.append(("told", node.name))
+        if node.memo[0] and phase is Phase.SUCCEEDED and not node.memo_hit:
+            self.remembered.append(node)
         if phase.fulfilled:
             self.limits.freed(node)
+            ends.end_daemons(self, node, now)
+
+    def fail_fast(self, boundary: str) -> None:
+        """A child of a template with failFast has failed, and no other runs."""
+        self._queue.appendleft(("fast", boundary))
+
+    def _fast(self, name: str, now: float) -> None:
+        composite = self.composites[name]
+        if not self.nodes[name].phase.fulfilled and isinstance(composite, DagRun | StepsRun):
+            composite.fast(now)
 
     def called(self) -> None:
         """A waiting call may be admitted now."""
         self._queue.append(("call", ""))
-
-    def _depth(self, call: Call) -> int:
-        depth, name = 0, call.boundary
-        while name:
-            depth, name = depth + 1, self.nodes[name].boundary
-        return depth
 
     def call_task(self, call: Call, task: Mapping[str, Any], now: float) -> None:
         """Run the template that a task, step or hook of the call's boundary names, with its arguments."""
@@ -335,7 +275,7 @@ class Engine:
         try:
             template, home = self.manifest.template(task, boundary.home if boundary else "")
         except ExpressionError as error:
-            self.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            self.maker.skip(call, Phase.ERROR, str(error), now, raised=str(error))
             return
         self.call(call._replace(template=template, home=home, arguments=task.get("arguments") or {}), now)
 

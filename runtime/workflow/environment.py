@@ -32,7 +32,8 @@ def told(container: Mapping[str, Any], library: Library, facts: Mapping[str, str
         value = _value(variable, library, facts)
         if value is not None:
             found[str(variable["name"])] = expanded(value, found)
-    words = [*listed(container, "command"), *listed(container, "args")]
+    command = listed(container, "command") or library.entry_point(str(container.get("image") or ""))
+    words = [*command, *listed(container, "args")]
     return Told([expanded(str(word), found) for word in words], found)
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -40,6 +41,8 @@ class PodEnded(msgspec.Struct, frozen=True, tag=True):
     """What made the container fail though its command did not: it could not be started, an output is a directory."""
     result: str | None = None
     """Its standard output, where somebody reads it."""
+    containers: list[tuple[str, int, str]] = []
+    """(name, exit code, whose failure kept it from running) of each of several containers."""
 
 
 class ShutdownAsked(msgspec.Struct, frozen=True, tag=True):
@@ -62,6 +65,17 @@ class NodesResumed(msgspec.Struct, frozen=True, tag=True):
     nodes: list[str]
 
 
+class GateOpened(msgspec.Struct, frozen=True, tag=True):
+    """The locks of a node to be are its own now; or it was looked up what is remembered of it."""
+
+    time: float
+    node: str
+    hit: bool = False
+    parameters: list[dict[str, Any]] = []
+    artifacts: list[dict[str, Any]] = []
+    result: str | None = None
+
+
 class NodeSet(msgspec.Struct, frozen=True, tag=True):
     """Somebody gives a suspended node outputs, a message, or its end."""
 
@@ -72,7 +86,7 @@ class NodeSet(msgspec.Struct, frozen=True, tag=True):
     parameters: dict[str, str] = {}
 
 
-Event = RunCreated | PodStarted | PodEnded | ShutdownAsked | RunResumed | NodesResumed | NodeSet
+Event = RunCreated | PodStarted | PodEnded | ShutdownAsked | RunResumed | NodesResumed | NodeSet | GateOpened
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Event).decode
 

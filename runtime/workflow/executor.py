@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime import faults
-from runtime.workflow import artifacts, asks, status, volumes
-from runtime.workflow.calls import LOCATIONS
+from runtime.workflow import artifacts, asks, status
 from runtime.workflow.engine import Engine
-from runtime.workflow.environment import Told, facts_of, told
 from runtime.workflow.events import (
     Event,
     EventLog,
+    GateOpened,
     PodEnded,
     PodStarted,
     RunCreated,
@@ -29,17 +28,19 @@ from runtime.workflow.events import (
     ShutdownAsked,
     read_events,
 )
-from runtime.workflow.fields import listed
+from runtime.workflow.launch import Launch
 from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.manifest import NAME, NO_LIBRARY, Manifest, ManifestError, parse
-from runtime.workflow.nodes import Node, Phase, node_id, pod_name
-from runtime.workflow.pods import NOT_STARTED, Pod, PodError, Spawner, send, start_time
-from runtime.workflow.tags import substitute
+from runtime.workflow.nodes import Node, Phase
+from runtime.workflow.pods import NOT_STARTED, PodError, Spawner, send, start_time
+from runtime.workflow.shared import Shared
 
 STATUS_EVERY_S = 1.0
 """How old `workflow.json` may become while something happens."""
 RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""
+LOOK_EVERY_S = 0.3
+"""How often it is looked whether others gave back a lock."""
 STARTS = 16
 """How many pods are started side by side."""
 LISTEN_EVERY_S = 0.2
@@ -54,7 +55,9 @@ class RunOptions:
     name: str
     runs: Path = Path("runs")
     library: Library = NO_LIBRARY
-    """What the manifest refers to: WorkflowTemplates, ConfigMaps, Secrets."""
+    """What the manifest refers to: WorkflowTemplates, ConfigMaps, Secrets; what stands for images."""
+    path: tuple[Path, ...] = ()
+    """Folders of programs that only images bring: first in every pod's PATH."""
     on_change: "Callable[[Engine, Path], None] | None" = None
     """Called after each change, and about twice a second while pods run."""
 
@@ -90,8 +93,13 @@ async def execute(source: dict[str, Any], options: RunOptions, signals: Sequence
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder):
         if not known.exists():
-            objects = _private(folder / "objects.json")
-            objects.write_text(json.dumps(list(options.library.objects.values()), indent=1))
+            objects = _private(folder / "beside.json")
+            given = {
+                "objects": list(options.library.objects.values()),
+                "images": {name: list(command) for name, command in options.library.images.items()},
+                "path": [str(one.absolute()) for one in options.path],
+            }
+            objects.write_text(json.dumps(given, indent=1))
             fresh = folder / f".manifest.json.{os.getpid()}"
             fresh.write_text(json.dumps(source, indent=1))
             faults.point("executor.before_manifest")
@@ -102,10 +110,13 @@ async def execute(source: dict[str, Any], options: RunOptions, signals: Sequence
         return executor.result()
 
 
-def library_of(folder: Path) -> Library:
-    """What the run in that folder was given besides its manifest."""
-    objects = folder / "objects.json"
-    return Library.of(json.loads(objects.read_text())) if objects.exists() else NO_LIBRARY
+def beside(folder: Path) -> tuple[Library, tuple[Path, ...]]:
+    """(what the run in that folder was given besides its manifest, folders of programs)."""
+    known = folder / "beside.json"
+    if not known.exists():
+        return NO_LIBRARY, ()
+    given = json.loads(known.read_text())
+    return Library.of(given["objects"], given["images"]), tuple(map(Path, given["path"]))
 
 
 def _private(path: Path) -> Path:
@@ -143,7 +154,6 @@ class _Executor:
     def __init__(self, manifest: Manifest, options: RunOptions, folder: Path) -> None:
         self._options = options
         self._folder = folder
-        self._cwd = Path.cwd()
         before = list(read_events(folder / "events.jsonl"))
         self._log = EventLog(folder / "events.jsonl")
         if not before:
@@ -162,7 +172,9 @@ class _Executor:
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._loaded: set[str] = set()
-        self._repository = folder.parent / "artifacts"
+        self._launch = Launch(self.engine, folder, options.path)
+        self._shared = Shared(folder.parent, options.name)
+        self._holding = self._shared.held()
         self._status = status.Writer(self.engine, folder)
         self._written, self._stale = 0.0, True
 
@@ -192,7 +204,8 @@ class _Executor:
                     break
                 await self._wait()
             await self._end_all()
-            volumes.forget_claims(self.engine.manifest.spec, self.engine.name, self._folder / "claims")
+            self._open_gates()
+            self._launch.forget_claims()
         finally:
             view.cancel()
             listener.cancel()
@@ -206,6 +219,7 @@ class _Executor:
         due = [self._written + STATUS_EVERY_S] if self._stale else []
         deadline = self.engine.next_deadline()
         due += [] if deadline is None else [deadline]
+        due += [time.time() + LOOK_EVERY_S] if self.engine.gates else []
         try:
             async with asyncio.timeout(max(0.0, min(due) - time.time()) if due else None):
                 await self._changed.wait()
@@ -233,9 +247,14 @@ class _Executor:
 
     def _act(self) -> None:
         """Start what is pending, watch what runs, end what shall end; found again after a crash it is adopted."""
+        self._open_gates()
         while pending := [node for node in self.engine.pending() if node.name not in self._loading]:
             for node in pending[:STARTS]:
-                if node.inputs.get("artifacts") and node.name not in self._loaded and not self._pod(node).claimed():
+                if (
+                    node.inputs.get("artifacts")
+                    and node.name not in self._loaded
+                    and not self._launch.pod(node).claimed()
+                ):
                     self._loading[node.name] = asyncio.create_task(self._load(node))
             self._start([node for node in pending[:STARTS] if node.name not in self._loading])
         for node in self.engine.running():
@@ -249,13 +268,30 @@ class _Executor:
                 grace = 0.0 if kill.at_once else GRACE_S
                 self._ending[name] = asyncio.create_task(self._end(self.engine.nodes[name], grace))
 
+    def _open_gates(self) -> None:
+        """Take locks and look up remembered outputs for calls that wait; give back what is not needed any more."""
+        while self.engine.remembered:
+            node = self.engine.remembered.pop()
+            kept = {"parameters": node.outputs.parameters, "artifacts": node.outputs.artifacts}
+            self._shared.remember(*node.memo, {**kept, "result": node.outputs.result}, node.finished)
+        for name in list(self._holding):
+            node = self.engine.nodes.get(name)
+            if (node is not None and node.phase.fulfilled) or self.engine.finished:
+                self._shared.release(name)
+                self._holding.discard(name)
+        for name, gate in list(self.engine.gates.items()):
+            now = time.time()
+            if gate.memo is not None:
+                found = self._shared.remembered(gate.memo, now)
+                self._record(GateOpened(now, name, found.hit, found.parameters, found.artifacts, found.result))
+            elif self._shared.take(name, gate.locks):
+                self._holding.add(name)
+                self._record(GateOpened(now, name))
+
     async def _load(self, node: Node) -> None:
         """Put a pod's input artifacts in place."""
-        pod = self._pod(node)
         try:
-            for entry in node.inputs["artifacts"]:
-                if entry.get("path") and any(entry.get(place) for place in LOCATIONS):
-                    await asyncio.to_thread(artifacts.load, entry, self._repository, pod.artifact(entry))
+            await self._launch.load(node)
             self._loaded.add(node.name)
         except artifacts.ArtifactError as error:
             said = f"init: Error (exit code 64): {error}"
@@ -263,76 +299,35 @@ class _Executor:
         del self._loading[node.name]
         self._changed.set()
 
-    def _pod(self, node: Node) -> Pod:
-        logs = self._folder / "logs" / f"{status.log_name(self.engine, node)}.log"
-        place = node_id(self.engine.name, node.name) + (f".{node.life}" if node.life else "")
-        return Pod(self._folder / "pods" / place, logs)
-
     def _start(self, nodes: list[Node]) -> None:
         """Start pods side by side; what was started by a launcher that died is only noted."""
         asked: dict[str, Node] = {}
         requests = []
         for node in nodes:
-            pod = self._pod(node)
+            pod = self._launch.pod(node)
             if found := pod.claimed():
                 self._record(PodStarted(time.time(), node.name, *found))
                 continue
             try:
-                mounts = self._mounts(node, pod)
-                requests.append(pod.request(node.spec, self._told(node), self._cwd, node.captures, mounts))
+                requests.append(self._launch.request(node))
                 asked[str(pod.claim)] = node
             except (PodError, NotThereError) as error:
                 self._cannot(node, error)
         for claim, answer in self._spawner.start(requests).items() if requests else ():
             node = asked[claim]
             try:
-                pid, began = self._pod(node).started(answer)
+                pid, began = self._launch.pod(node).started(answer)
             except PodError as error:
                 self._cannot(node, error)
                 continue
             faults.point("executor.after_start", node=node.name)
             self._record(PodStarted(time.time(), node.name, pid, began))
 
-    def _mounts(self, node: Node, pod: Pod) -> dict[str, volumes.Mount]:
-        """The volumes that a pod mounts."""
-        spec = self.engine.manifest.spec
-        own = substitute(spec.get("volumes") or [], self.engine.variables.globals(node.started))
-        known = [*volumes.claimed(spec, self.engine.name), *own, *(node.spec.get("volumes") or [])]
-        container = node.spec.get("container") or node.spec["script"]
-        return volumes.mounts([container], known, pod.folder, self._folder / "claims", self.engine.manifest.library)
-
     def _cannot(self, node: Node, error: Exception) -> None:
-        log = self._pod(node).log
+        log = self._launch.pod(node).log
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"{error}\n")
         self._record(PodEnded(time.time(), node.name, NOT_STARTED, said=str(error)))
-
-    def _told(self, node: Node) -> Told:
-        """Command and variables of a pod: the launcher's own, Argo's, the container's."""
-        engine = self.engine
-        container = node.spec.get("container") or node.spec["script"]
-        scope = engine.variables.globals(node.started)
-        metadata = node.spec.get("metadata") or {}
-        facts = facts_of(
-            pod_name(engine.name, node.name, node.template), scope["workflow.namespace"],
-            scope["workflow.serviceAccountName"], engine.uid, metadata.get("labels") or {},
-            metadata.get("annotations") or {},
-        )  # fmt: skip
-        found = told(container, engine.manifest.library, facts)
-        return found._replace(environment={
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
-            "EVERSTEP_RUN_DIR": str(self._folder),
-            "ARGO_CONTAINER_NAME": "main",
-            "ARGO_DEADLINE": "0001-01-01T00:00:00Z",
-            "ARGO_INCLUDE_SCRIPT_OUTPUT": str(node.captures).lower(),
-            "ARGO_NODE_ID": node_id(engine.name, node.name),
-            "ARGO_PROGRESS_FILE": "/var/run/argo/progress",
-            "ARGO_PROGRESS_FILE_TICK_DURATION": "3s",
-            "ARGO_PROGRESS_PATCH_TICK_DURATION": "1m0s",
-            "ARGO_WORKFLOW_NAME": engine.name,
-            **found.environment,
-        })  # fmt: skip
 
     async def _watch(self, node: Node) -> None:
         """Until the pod has ended and that is recorded."""
@@ -343,24 +338,10 @@ class _Executor:
 
     async def _watch_pod(self, node: Node) -> None:
         """Wait for the pod's process, then read its exit code and outputs."""
-        pod = self._pod(node)
-        outputs = node.spec.get("outputs") or {}
         await _gone(node.pid, node.start_time)
-        code = pod.exit_code()
-        name = pod_name(self.engine.name, node.name, node.template)
-        keys = {str(e["name"]): artifacts.key_of(e, self.engine.name, name) for e in listed(outputs, "artifacts")}
-        if keys:
-            left = await asyncio.to_thread(pod.collect, outputs, keys, self._repository)
-        else:
-            left = pod.collect(outputs, keys, self._repository)
-        if left.said and code == 0:
-            code = NOT_STARTED
-        # A launcher that was killed may have missed the end: the exit file's time is when it was.
-        ended = pod.exit_file.stat().st_mtime if code is not None else time.time()
+        ended = await self._launch.ended(node)
         faults.point("executor.after_exit", node=node.name)
-        self._record(PodEnded(max(ended, node.started), node.name, code, left.parameters, left.artifacts,
-                              left.missing if code is not None else "", left.said,
-                              pod.result() if node.captures else None))  # fmt: skip
+        self._record(ended)
         del self._watched[node.name]
 
     def _asked_to_stop(self) -> None:
@@ -384,7 +365,9 @@ class _Executor:
         """The workflow has ended; what still runs in it (a hook failed it) has no meaning."""
         for watch in self._watched.values():
             watch.cancel()
-        await asyncio.gather(*(self._end(node, GRACE_S) for node in self.engine.running()))
+        left = {node.name: node for node in self.engine.running()}
+        left |= {name: self.engine.nodes[name] for name in self.engine.kills}
+        await asyncio.gather(*(self._end(node, GRACE_S) for node in left.values()))
 
     async def _listen(self) -> None:
         """Do what somebody outside asks."""

@@ -1,8 +1,9 @@
 """A workflow and what it refers to, out of files and folders: `load([run.yaml], with_=[library/])`."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from runtime.workflow.library import KINDS, Library
@@ -20,10 +21,13 @@ class Loaded:
     library: Library
 
 
-def load(files: Iterable[Path], with_: Iterable[Path] = ()) -> Loaded:
-    """The one Workflow of these files; whatever else is in them or in `with_` (files and folders) it may refer to.
+def load(
+    files: Iterable[Path], with_: Iterable[Path] = (), images: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> Loaded:
+    """The one Workflow of these files; it may refer to what else is in them or in `with_` (files and folders).
 
-    Raises ManifestError: unreadable, no Workflow or several, an object of another kind.
+    `images`: what images run whose containers name no command. Raises ManifestError: unreadable, no Workflow or
+    several, an object of another kind.
     """
     try:
         documents = [one for path in _files(files) for one in read(path)]
@@ -38,7 +42,7 @@ def load(files: Iterable[Path], with_: Iterable[Path] = ()) -> Loaded:
     for one in beside:
         if _kind(one) not in KINDS:
             raise ManifestError(f"{one.file}:1: kind {_kind(one) or 'none'}: use {', '.join(KINDS)}")
-    return Loaded(workflows[0], Library.of(one.value for one in beside))
+    return Loaded(workflows[0], Library.of((one.value for one in beside), images))
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:

@@ -16,6 +16,9 @@ def outbound(nodes: Mapping[str, Node], name: str) -> list[str]:
         return [end for child in node.children for end in outbound(nodes, child)] if node.children else [name]
     if node.type is NodeType.RETRY:
         return [node.children[-1]] if node.children else [name]
+    if node.type in (NodeType.POD, NodeType.CONTAINER):
+        inner = [child for child in node.children if nodes[child].type is NodeType.CONTAINER]
+        return sorted({end for child in inner for end in outbound(nodes, child)}) if inner else [name]
     if node.type in (NodeType.STEPS, NodeType.DAG):
         return [end for one in node.outbound for end in outbound(nodes, one)]
     return [name]

@@ -1,8 +1,9 @@
 """What a workflow may refer to besides itself: WorkflowTemplates, ConfigMaps, Secrets from the same or other files."""
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from runtime.workflow.fields import KINDS as KINDS_OF_TEMPLATES
@@ -20,14 +21,24 @@ class NotThereError(LookupError):
 
 @dataclass(frozen=True)
 class Library:
-    """Objects by (kind, name)."""
+    """Objects by (kind, name), and what stands for images on this machine."""
 
     objects: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    images: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The command of an image's entry point, by the image's name."""
+
+    def entry_point(self, image: str) -> list[str]:
+        """What an image runs when its container names no command; empty when nobody said."""
+        bare = image.rpartition("/")[0] + "/" * ("/" in image) + image.rpartition("/")[2].partition(":")[0]
+        return list(self.images.get(image) or self.images.get(bare) or [])
 
     @classmethod
-    def of(cls, objects: Iterable[Mapping[str, Any]]) -> "Library":
+    def of(
+        cls, objects: Iterable[Mapping[str, Any]], images: Mapping[str, Sequence[str]] = MappingProxyType({})
+    ) -> "Library":
         """Of the objects of some files; the later of two of one name counts."""
-        return cls({(str(one.get("kind")), str((one.get("metadata") or {}).get("name"))): one for one in objects})
+        named = {(str(one.get("kind")), str((one.get("metadata") or {}).get("name"))): one for one in objects}
+        return cls(named, images)
 
     def workflow_template(self, reference: Mapping[str, Any]) -> Mapping[str, Any]:
         """The spec of a WorkflowTemplate. Raises NotThereError."""

@@ -1,4 +1,4 @@
-"""How much may run at once: `parallelism` of the workflow (pods) and of a template (its children)."""
+"""How much may run at once: `parallelism` of the workflow (pods) and of a template (its children), and failFast."""
 
 from collections import deque
 from typing import TYPE_CHECKING
@@ -19,26 +19,33 @@ class Limits:
         self._lines: dict[str, deque[Call]] = {}
         self._active: dict[str, int] = {}
         """Children that have not ended, of each boundary that limits them."""
+        self._failed: set[str] = set()
+        """Boundaries with failFast of which a child has failed."""
 
     def admits(self, call: Call) -> bool:
-        """May it begin? Else it waits here."""
-        line = call.boundary if self._limit(call.boundary) is not None else ""
+        """May it begin? Else it waits here, or never begins."""
+        line = call.boundary if self._limited(call.boundary) else ""
+        if line in self._failed:
+            return False
         if not self._lines.get(line) and self._free(line):
             self._taken(line)
             return True
         self._lines.setdefault(line, deque()).append(call)
         return False
 
-    def _limit(self, boundary: str) -> int | None:
+    def stopped(self, boundary: str) -> bool:
+        """A child of a template with failFast has failed: nothing more of it begins."""
+        return boundary in self._failed
+
+    def _limited(self, boundary: str) -> bool:
         node = self._engine.nodes.get(boundary)
-        limit = node.spec.get("parallelism") if node is not None else None
-        return int(limit) if limit is not None else None
+        return node is not None and (node.spec.get("parallelism") is not None or bool(node.spec.get("failFast")))
 
     def _free(self, line: str) -> bool:
         if self._pods is not None and self._engine.open_pods() >= int(self._pods):
             return False
-        limit = self._limit(line)
-        return limit is None or self._active.get(line, 0) < limit
+        limit = self._engine.nodes[line].spec.get("parallelism") if line else None
+        return limit is None or self._active.get(line, 0) < int(limit)
 
     def _taken(self, line: str) -> None:
         if line:
@@ -48,6 +55,12 @@ class Limits:
         """A node has ended."""
         if node.boundary in self._active and node.type not in (NodeType.STEP_GROUP, NodeType.TASK_GROUP):
             self._active[node.boundary] -= 1
+            boundary = self._engine.nodes[node.boundary]
+            if node.phase.bad and boundary.spec.get("failFast") and not node.hooked:
+                self._failed.add(node.boundary)
+                self._lines.pop(node.boundary, None)
+            if node.boundary in self._failed and not self._active[node.boundary] and not boundary.phase.fulfilled:
+                self._engine.fail_fast(node.boundary)
         if self._lines:
             self._engine.called()
 
@@ -56,6 +69,6 @@ class Limits:
         for line, waiting in list(self._lines.items()):
             while waiting and self._free(line):
                 self._taken(line)
-                self._engine.start(waiting.popleft(), now)
+                self._engine.maker.start(waiting.popleft(), now)
             if not waiting:
                 self._lines.pop(line, None)

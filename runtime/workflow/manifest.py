@@ -131,6 +131,7 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
         spec = source.get("spec") or {}
         if spec.get("parallelism") == 0:
             yield Problem(("spec", "parallelism"), "0 lets nothing begin: on Argo this would wait for ever")
+        yield from _unnamed(spec, ("spec",))
         yield from pod_rules.volume_problems(spec, ("spec",))
         yield from volumes.problems(listed(spec, "volumes"), library, ("spec", "volumes"))
         for index, template in enumerate(listed(spec, "templates")):
@@ -142,17 +143,36 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
                 yield from (Problem((), f"{place}: {schema.dotted(one.where)}: {one.message}") for one in told)
 
 
+def _unnamed(holder: Mapping[str, Any], where: schema.Where) -> Iterator[Problem]:
+    for index, one in enumerate(listed(holder, "synchronization", "mutexes")):
+        if not one.get("name"):
+            yield Problem((*where, "synchronization", "mutexes", index), "needs a name")
+
+
+def _containers(template: Mapping[str, Any], where: schema.Where) -> Iterator[tuple[schema.Where, Mapping[str, Any]]]:
+    for kind in ("container", "script"):
+        if template.get(kind):
+            yield (*where, kind), template[kind]
+    for fields in (("initContainers",), ("sidecars",), ("containerSet", "containers")):
+        for index, container in enumerate(listed(template, *fields)):
+            yield (*where, *fields, index), container
+
+
 def _pod_problems(
     template: Mapping[str, Any], spec: Mapping[str, Any], library: Library, where: schema.Where
 ) -> Iterator[Problem]:
     """What stands against the pod of a template, and of the templates inside it."""
     yield from pod_rules.problems(template, spec, where)
     defaults = spec.get("templateDefaults") or {}
-    for kind in ("container", "script"):
-        if template.get(kind):
-            yield from environment.problems(template[kind], library, (*where, kind))
-            if not template[kind].get("command") and not (defaults.get(kind) or {}).get("command"):
-                yield Problem((*where, kind, "command"), "is required, as no image is asked for it here")
+    for place, container in _containers(template, where):
+        yield from environment.problems(container, library, place)
+        own = (defaults.get(str(place[-1])) or {}).get("command")
+        image = str(container.get("image") or "")
+        if not container.get("command") and not own and not library.entry_point(image) and "{{" not in image:
+            yield Problem((*place, "command"), f"is required; or say what its image runs: --image {image}=COMMAND")
+    if template.get("memoize") and not (template["memoize"].get("cache") or {}).get("configMap"):
+        yield Problem((*where, "memoize"), "needs a cache with a configMap")
+    yield from _unnamed(template, where)
     yield from volumes.problems(listed(template, "volumes"), library, (*where, "volumes"))
     for index, task in enumerate(listed(template, "dag", "tasks")):
         if task.get("inline"):

@@ -32,6 +32,7 @@ class NodeType(StrEnum):
     """Argo's node types, as far as they exist here."""
 
     POD = "Pod"
+    CONTAINER = "Container"
     STEPS = "Steps"
     STEP_GROUP = "StepGroup"
     DAG = "DAG"
@@ -45,8 +46,8 @@ class NodeType(StrEnum):
 TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.PENDING: frozenset({Phase.RUNNING, Phase.FAILED, Phase.ERROR}),
     Phase.RUNNING: frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.ERROR}),
-    # What a node gave could not be used: its outputs, or those of the tasks in it.
-    Phase.SUCCEEDED: frozenset({Phase.ERROR}),
+    # What a node gave could not be used: its outputs, those of the tasks in it; a daemon in it has failed.
+    Phase.SUCCEEDED: frozenset({Phase.ERROR, Phase.FAILED}),
     Phase.FAILED: frozenset({Phase.ERROR}),
     Phase.ERROR: frozenset({Phase.ERROR}),
 }
@@ -96,6 +97,12 @@ class Node(msgspec.Struct):
     """It is a hook's or exit handler's."""
     spec: dict[str, Any] = {}
     """Its template, every tag replaced."""
+    memo: tuple[str, str] = ("", "")
+    """(cache, key) under which its outputs are remembered."""
+    memo_hit: bool = False
+    """They were, and nothing ran."""
+    daemoned: bool = False
+    """It runs on in the background, and counts as done."""
     captures: bool = False
     """Somebody reads its standard output."""
     pid: int = 0

@@ -25,6 +25,16 @@ def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where)
         if template.get(kind):
             yield from _container(template[kind], (*where, kind))
             yield from _volumes(template, spec, (*where, kind), template[kind], where)
+    names = ["main"]
+    for kind in ("initContainers", "sidecars"):
+        names = ["init"] if kind == "initContainers" else ["main"]
+        for index, one in enumerate(listed(template, kind)):
+            yield from _container(one, (*where, kind, index))
+            if not one.get("name"):
+                yield Problem((*where, kind, index), "needs a name")
+            elif one["name"] in names:
+                yield Problem((*where, kind, index, "name"), f"{one['name']!r} is there twice")
+            names.append(str(one.get("name")))
     for key, value in ((template.get("metadata") or {}).get("labels") or {}).items():
         if not LABEL_VALUE.fullmatch(str(value)) and "{{" not in str(value):
             yield Problem((*where, "metadata", "labels", key), f"{value!r} is no label's value")

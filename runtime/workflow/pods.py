@@ -114,9 +114,7 @@ class Pod:
         """
         command = list(told.command)
         environment = {**told.environment, MARK: str(self.folder)}
-        _check_command(command[0], environment.get("PATH"))
-        if template.get("script"):
-            command.append(SCRIPT)
+        check_command(command[0], environment.get("PATH"))
         root = self._root(template, [*command, *told.environment.values()], cwd, mounts)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         isolated = namespaces()
@@ -196,6 +194,23 @@ class Pod:
             return None
         return int(pid), int(began)
 
+    @property
+    def stdout(self) -> Path:
+        """Where its standard output is kept when somebody reads it."""
+        return self.folder / "exit.stdout"
+
+    @property
+    def report(self) -> Path:
+        """Where a pod of several containers says how each ended."""
+        return self.folder / "containers.json"
+
+    def reported(self) -> list[tuple[str, int, str]]:
+        """(name, exit code, whose failure kept it from running) of each of several containers."""
+        try:
+            return [(name, code, blamed) for name, code, blamed in json.loads(self.report.read_text())]
+        except FileNotFoundError:
+            return []
+
     def exit_code(self) -> int | None:
         """The recorded exit code; None when the pod vanished without one."""
         try:
@@ -206,7 +221,7 @@ class Pod:
     def result(self) -> str:
         """Its standard output as `outputs.result`: the last 256 KiB, without one newline at the end."""
         try:
-            text = (self.folder / "exit.stdout").read_bytes()[-RESULT_BYTES:].decode(errors="replace")
+            text = self.stdout.read_bytes()[-RESULT_BYTES:].decode(errors="replace")
         except FileNotFoundError:
             return ""
         return text.removesuffix("\n")
@@ -298,7 +313,7 @@ def _directory(path: str) -> str:
     return f"failed to copy {path} to {kept}: write {kept}: copy_file_range: is a directory"
 
 
-def _check_command(command: str, path: str | None) -> None:
+def check_command(command: str, path: str | None) -> None:
     """Raise PodError, in the words of Argo's emissary, for a command that is not there."""
     if shutil.which(command, path=path) is not None:
         return

@@ -23,6 +23,8 @@ class Document:
     file: str
     lines: dict[Path_, int] = field(default_factory=dict)
     """Line (from 1) of each field and list item, by its path from the top."""
+    repeated: list[tuple[Path_, int]] = field(default_factory=list)
+    """Keys that a mapping has twice, and the line of the second."""
 
     def line(self, path: Path_) -> int:
         """Of the field, or of the nearest around it."""
@@ -91,7 +93,7 @@ def read_text(text: str, file: str = "") -> list[Document]:
             node = loader.get_node()
             value = loader.construct_document(node)
             if value is not None:
-                found.append(Document(value, file, dict(_lines(node, ()))))
+                found.append(Document(value, file, dict(_lines(node, ())), list(_repeated(node, ()))))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         said = " ".join(str(error.problem or error.context or error).split())
@@ -101,6 +103,20 @@ def read_text(text: str, file: str = "") -> list[Document]:
     finally:
         loader.dispose()
     return found
+
+
+def _repeated(node: yaml.Node, path: Path_) -> Iterator[tuple[Path_, int]]:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            name = str(key.value)
+            if name in seen and name != "<<":
+                yield (*path, name), key.start_mark.line + 1
+            seen.add(name)
+            yield from _repeated(value, (*path, name))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _repeated(value, (*path, index))
 
 
 def _lines(node: yaml.Node, path: Path_) -> Iterator[tuple[Path_, int]]:

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from runtime.workflow import gates
 from runtime.workflow.calls import Call
 from runtime.workflow.expressions import ExpressionError, holds
 from runtime.workflow.fields import kind_of
+from runtime.workflow.making import Gate
 from runtime.workflow.nodes import Node, Phase
 from runtime.workflow.scope import Scope
 from runtime.workflow.tags import FUNCTIONS, substitute
@@ -42,6 +44,17 @@ class Root:
             return
         if spec.get("activeDeadlineSeconds") is not None:
             engine.wake(engine.began + float(spec["activeDeadlineSeconds"]), "workflow", "")
+        try:
+            wanted = gates.locks(spec, engine.variables.namespace, engine.manifest.library)
+        except ExpressionError as error:
+            self.finish(Phase.FAILED, f"Failed to acquire the synchronization lock. {error}", now)
+            return
+        if wanted:
+            engine.ask(Gate("", locks=wanted, then=lambda _, at: self._enter(at)))
+        else:
+            self._enter(now)
+
+    def _enter(self, now: float) -> None:
         if not self.suspended:
             self.go_on(now)
 

@@ -23,8 +23,8 @@ Spec: activeDeadlineSeconds=int+ affinity=any~ archiveLogs=bool~ arguments=Argum
   artifactRepositoryRef=RepositoryRef automountServiceAccountToken=bool~ dnsConfig=any~ dnsPolicy=str~ entrypoint=str+
   executor=any~ hooks={Hook}+ hostAliases=any~ hostNetwork=bool~ imagePullSecrets=any~ metrics=Metrics~
   nodeSelector={str}~ onExit=str+ parallelism=int+ podDisruptionBudget=any~ podGC=PodGC~ podMetadata=PodMetadata~
-  podPriorityClassName=str~ podSpecPatch=str priority=int~ retryStrategy=Retry+ schedulerName=str~ securityContext=any~
-  serviceAccountName=str~ shutdown=str suspend=bool+ synchronization=Synchronization templateDefaults=Template+
+  podPriorityClassName=str~ podSpecPatch=str+ priority=int~ retryStrategy=Retry+ schedulerName=str~ securityContext=any~
+  serviceAccountName=str~ shutdown=str suspend=bool+ synchronization=Synchronization+ templateDefaults=Template+
   templates=[Template]+ tolerations=any~ ttlStrategy=any~ volumeClaimGC=any~ volumeClaimTemplates=[any]+
   volumes=[Volume]+ workflowMetadata=WorkflowMetadata~ workflowTemplateRef=WorkflowTemplateRef+
   artifacts=any
@@ -32,12 +32,12 @@ PodGC: strategy=str~ labelSelector=any~ deleteDelayDuration=any~
 RepositoryRef: configMap=str+ key=str+
 WorkflowTemplateRef: name=str+ clusterScope=bool+
 Template: activeDeadlineSeconds=intstr+ affinity=any~ annotations={str}~ archiveLocation=any~
-  automountServiceAccountToken=bool~ container=Container+ containerSet=ContainerSet daemon=bool dag=Dag+ data=any
-  executor=any~ failFast=bool hostAliases=any~ http=any initContainers=[Container] inputs=Inputs+ memoize=Memoize
+  automountServiceAccountToken=bool~ container=Container+ containerSet=ContainerSet+ daemon=bool+ dag=Dag+ data=any
+  executor=any~ failFast=bool+ hostAliases=any~ http=any initContainers=[Container]+ inputs=Inputs+ memoize=Memoize+
   metadata=PodMetadata~ metrics=Metrics~ name=str+ nodeSelector={str}~ outputs=Outputs+ parallelism=int+ plugin=any
-  podSpecPatch=str priorityClassName=str~ priority=int~ resource=Resource retryStrategy=Retry+ schedulerName=str~
-  script=Script+ securityContext=any~ serviceAccountName=str~ sidecars=[Container] steps=[[Step]]+ suspend=Suspend+
-  synchronization=Synchronization timeout=str+ tolerations=any~ volumes=[Volume]+ templateRef=any template=str
+  podSpecPatch=str+ priorityClassName=str~ priority=int~ resource=Resource retryStrategy=Retry+ schedulerName=str~
+  script=Script+ securityContext=any~ serviceAccountName=str~ sidecars=[Container]+ steps=[[Step]]+ suspend=Suspend+
+  synchronization=Synchronization+ timeout=str+ tolerations=any~ volumes=[Volume]+ templateRef=any template=str
 Dag: failFast=bool+ target=str+ tasks=[Task]+
 Task: name=str+ template=str+ arguments=Arguments+ depends=str+ dependencies=[str]+ when=str+
   continueOn=ContinueOn+ hooks={Hook}+ inline=Template+ onExit=str+ templateRef=TemplateRef+ withItems=[any]+
@@ -71,13 +71,13 @@ Container: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[E
   resources=Resources~ volumeMounts=[VolumeMount]+ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
   stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
   livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
-  mirrorVolumeMounts=bool~
+  mirrorVolumeMounts=bool+
 Script: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom]+ workingDir=str+
   resources=Resources~ volumeMounts=[VolumeMount]+ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
   stdin=bool~ stdinOnce=bool~ terminationMessagePath=str~ terminationMessagePolicy=str~ volumeDevices=any
   livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
   source=str+
-ContainerSet: containers=[SetContainer] volumeMounts=[VolumeMount] retryStrategy=SetRetry
+ContainerSet: containers=[SetContainer]+ volumeMounts=[VolumeMount]+ retryStrategy=SetRetry+
 SetRetry: retries=intstr+ duration=str+
 SetContainer: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom]+ workingDir=str+
   resources=Resources~ volumeMounts=[VolumeMount]+ imagePullPolicy=str~ securityContext=any~ ports=any~ tty=bool~
@@ -99,12 +99,13 @@ Resource: action=str flags=[str] failureCondition=str successCondition=str manif
   mergeStrategy=str
   setOwnerReference=bool
 Suspend: duration=intstr+
-Memoize: key=str cache=any maxAge=str
+Memoize: key=str+ cache=Cache+ maxAge=str+
+Cache: configMap=KeyRef+
 Metrics: prometheus=[Metric]~
 Metric: name=str~ help=str~ labels=[any]~ when=str~ gauge=any~ counter=any~ histogram=any~
-Synchronization: mutexes=[Mutex] semaphores=[Semaphore]
-Mutex: name=str namespace=str database=bool
-Semaphore: configMapKeyRef=KeyRef namespace=str database=any
+Synchronization: mutexes=[Mutex]+ semaphores=[Semaphore]+
+Mutex: name=str+ namespace=str+ database=bool
+Semaphore: configMapKeyRef=KeyRef+ namespace=str+ database=any
 """
 
 BEYOND = "not supported by the executor on this machine"
@@ -163,6 +164,11 @@ def _typed(value: Any, declared: str, where: Where) -> Iterator[Problem]:
         yield from _fields(value, declared, where)
     else:
         yield from _scalar(value, declared, where)
+
+
+def typed(value: Any, declared: str) -> Iterator[Problem]:
+    """What is wrong with a value of such a type."""
+    yield from _typed(value, declared, ())
 
 
 def _fields(value: Any, kind: str, where: Where) -> Iterator[Problem]:

@@ -22,6 +22,8 @@ def read_of(prefix: str, node: Node, workflow: str, declared: Mapping[str, Any] 
         f"{prefix}.startedAt": moment(node.started),
         f"{prefix}.hostNodeName": "localhost",
     }
+    if node.pid:
+        found[f"{prefix}.ip"] = "127.0.0.1"
     if node.finished:
         found[f"{prefix}.finishedAt"] = moment(node.finished)
     if node.phase in (Phase.SKIPPED, Phase.OMITTED):

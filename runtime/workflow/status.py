@@ -98,6 +98,7 @@ def _node(engine: Engine, node: Node, folder: Path) -> dict[str, Any]:
         "finishedAt": stamp(node.finished),
         "inputs": node.inputs or None,
         "outputs": _outputs(node.outputs),
+        "memoizationStatus": _memo(node),
         "children": [node_id(engine.name, child) for child in node.children],
         "outboundNodes": [node_id(engine.name, end) for end in node.outbound],
     }
@@ -105,6 +106,10 @@ def _node(engine: Engine, node: Node, folder: Path) -> dict[str, Any]:
         told["podName"] = pod_name(engine.name, node.name, node.template)
         told["log"] = str(folder / "logs" / f"{log_name(engine, node)}.log")
     return {key: value for key, value in told.items() if value not in ("", None, [])}
+
+
+def _memo(node: Node) -> dict[str, Any] | None:
+    return {"hit": node.memo_hit, "key": node.memo[1], "cacheName": node.memo[0]} if node.memo[0] else None
 
 
 def _outputs(outputs: Outputs) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from runtime.workflow import graph, outputs
-from runtime.workflow.calls import Call, arguments_of, artifact_arguments, inputs_of, own_scope, unset
+from runtime.workflow.calls import FAIL_FAST, Call, arguments_of, artifact_arguments, inputs_of, own_scope, unset
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.govaluate import should_run
 from runtime.workflow.loops import expand, loops
@@ -29,6 +29,12 @@ class StepsRun:
         self.artifacts: dict[str, dict[str, Any]] = {}
         self._groups: list[Node] = []
 
+    def fast(self, now: float) -> None:
+        """failFast of the template: a child has failed, nothing more begins, and what ran has ended."""
+        group = self._groups[-1]
+        group.children = [name for name in group.children if name in self.engine.nodes]
+        self.engine.become(group, Phase.FAILED, now, FAIL_FAST)
+
     def begin(self, now: float) -> None:
         """The first group, or the next."""
         node, engine = self.node, self.engine
@@ -36,7 +42,7 @@ class StepsRun:
         if index == len(node.spec["steps"]):
             self._end(now)
             return
-        group = engine.group(f"{node.name}[{index}]", f"[{index}]", NodeType.STEP_GROUP, node, node.name, "", now)
+        group = engine.maker.group(f"{node.name}[{index}]", f"[{index}]", NodeType.STEP_GROUP, node, node.name, "", now)
         above = self._groups[-1] if self._groups else None
         if above is None:
             node.children.append(group.name)
@@ -48,10 +54,13 @@ class StepsRun:
         engine.manage(group, GroupRun(self, group, node.spec["steps"][index] or []), now)
 
     def done(self, child: Node, now: float) -> None:
-        """A group has ended."""
+        """A group has ended; one that had may fail by a daemon of its own."""
+        if self.node.phase.fulfilled:
+            return
         self.engine.raised.pop(child.name, "")
         if child.phase.bad:
-            self._outbound()
+            if child.message != FAIL_FAST:
+                self._outbound()
             self.engine.become(self.node, Phase.FAILED, now, child.message)
             return
         try:
@@ -107,6 +116,7 @@ class GroupRun:
         self._node = node
         self._group = group
         self._open: set[str] = set()
+        self._daemons: set[str] = set()
         self._by_name: dict[str, Mapping[str, Any]] = {}
 
     def begin(self, now: float) -> None:
@@ -159,13 +169,13 @@ class GroupRun:
         when = str(step.get("when") or "")
         try:
             if empty:
-                engine.skip(call, Phase.SKIPPED, "Skipped, empty params", now)
+                engine.maker.skip(call, Phase.SKIPPED, "Skipped, empty params", now)
                 return True
             if when and not should_run(when):
-                engine.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
+                engine.maker.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
                 return True
         except ExpressionError as error:
-            engine.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            engine.maker.skip(call, Phase.ERROR, str(error), now, raised=str(error))
         else:
             engine.hooks.expect(call, step, f"steps.{step['name']}", self)
             engine.call_task(call, step, now)
@@ -187,9 +197,13 @@ class GroupRun:
             self._engine.become(self._node, Phase.ERROR, now, message)
 
     def done(self, child: Node, now: float) -> None:
-        """A step has ended."""
+        """A step has ended, or goes on as a daemon."""
         if self._node.phase.fulfilled:
+            if child.name in self._daemons and child.phase.bad and not self._steps.node.phase.fulfilled:
+                self._engine.become(self._node, Phase.FAILED, now, self._failed(child.name))
             return
+        if child.daemoned:
+            self._daemons.add(child.name)
         if raised := self._engine.raised.pop(child.name, ""):
             self._raise(child.name, raised, now)
             return
@@ -202,7 +216,9 @@ class GroupRun:
             child = self._engine.nodes[name]
             goes_on = self._by_name[name].get("continueOn") or {}
             if child.phase.bad and not goes_on.get("error" if child.phase is Phase.ERROR else "failed"):
-                failed = f"child '{node_id(self._engine.name, name)}' failed"
-                self._engine.become(self._node, Phase.FAILED, now, failed)
+                self._engine.become(self._node, Phase.FAILED, now, self._failed(name))
                 return
         self._engine.become(self._node, Phase.SUCCEEDED, now)
+
+    def _failed(self, name: str) -> str:
+        return f"child '{node_id(self._engine.name, name)}' failed"

@@ -331,7 +331,7 @@ class _Walk:
         waits = {str(t.get("name")): {name for name, _ in needs(depends_of(t, by_name))} for t in tasks}
         for index, task in enumerate(tasks):
             self._needs(task, by_name, (*here, index))
-        if left := fields.in_circles({name: needed & set(by_name) for name, needed in waits.items()}):
+        if left := fields.in_circles({name: needed & by_name.keys() for name, needed in waits.items()}):
             self._say(here, f"{', '.join(sorted(left))} wait for each other")
             return
         base: dict[str, str] = dict(inputs)

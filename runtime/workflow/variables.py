@@ -75,6 +75,11 @@ class Variables:
         found["workflow.parameters"] = found["workflow.parameters.json"] = parameters_json(filled)
         return found
 
+    @property
+    def namespace(self) -> str:
+        """The workflow's."""
+        return str(self._fixed["workflow.namespace"])
+
     def globals(self, now: float) -> Scope:
         """What every template may read at `now`."""
         return {**self._fixed, **self._exported, **self._engine.root.status_scope(now)}

@@ -118,11 +118,18 @@ def view(node: dict[str, Any], field: str) -> Any:
         value = value or {}
         return {
             "parameters": {entry["name"]: entry.get("value") for entry in value.get("parameters") or []},
-            "artifacts": sorted({entry["name"] for entry in value.get("artifacts") or []} - {"main-logs"}),
+            "artifacts": sorted(
+                name for entry in value.get("artifacts") or [] if not (name := entry["name"]).endswith("-logs")
+            ),
             "result": value.get("result"),
             "exitCode": value.get("exitCode"),
         }
     return value or ""
+
+
+def is_log(artifact: dict[str, Any]) -> bool:
+    """An artifact that the recording cluster made of each container's log."""
+    return artifact["name"].endswith("-logs")
 
 
 async def answers(paths: list[Path], runs: Path, at_once: int = AT_ONCE) -> dict[str, Answer]:

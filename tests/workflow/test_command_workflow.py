@@ -49,10 +49,10 @@ def test_a_failed_step_gives_exit_code_1_and_its_log(tmp_path: Path) -> None:
 
 def test_lint_names_what_cannot_be_run_here(tmp_path: Path) -> None:
     path = manifest(tmp_path)
-    path.write_text(path.read_text().replace("entrypoint: main", "entrypoint: main\n  podSpecPatch: x"))
+    path.write_text(path.read_text().replace("entrypoint: main", "entrypoint: main\n  shutdown: Stop"))
     told = everstep("lint", str(path), cwd=tmp_path)
     assert told.returncode == 2
-    assert "hello.yaml:7: spec.podSpecPatch: not supported" in told.stderr
+    assert "hello.yaml:7: here: spec.shutdown: not supported" in told.stderr
     assert everstep("run", str(path), cwd=tmp_path).returncode == 2
     assert not (tmp_path / "runs").exists()
 
@@ -154,3 +154,18 @@ def test_a_suspended_step_is_given_its_output_and_goes_on(tmp_path: Path) -> Non
         assert launcher.wait(timeout=60) == 0
     assert everstep("logs", "waits", cwd=tmp_path).stdout == "[1].see: given\n"
     assert "Succeeded" in everstep("list", cwd=tmp_path).stdout
+
+
+def test_programs_of_images_are_found_in_a_folder_and_by_the_name_of_the_image(tmp_path: Path) -> None:
+    path = tmp_path / "hello.yaml"
+    path.write_text(MANIFEST.replace('command: [sh, -c], args: ["echo hello; COMMAND"]', "args: [moo]"))
+    refused = everstep("run", str(path), cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "or say what its image runs: --image i=COMMAND" in refused.stderr
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "cowsay"
+    program.write_text('#!/bin/sh\necho "cow says $*"\n')
+    program.chmod(0o755)
+    ran = everstep("run", str(path), "-n", "h", "--path", "bin", "--image", "i=cowsay loudly", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert everstep("logs", "h", cwd=tmp_path).stdout == "h: cow says loudly moo\n"

@@ -113,7 +113,8 @@ def paths(text: str) -> set[str]:
             whole = path(node)
             if whole is not None:
                 found.add(whole)
-            for child in node.children if whole is None or node.data == "index" else ():
+            inner = node.children if whole is None or node.data == "index" else []
+            for child in inner[1:] if node.data == "call" else inner:
                 walk(child)
 
     walk(parse(text))

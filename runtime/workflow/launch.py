@@ -1,0 +1,144 @@
+"""From a node to its pod and back: what the spawner is asked for, and what a pod that has ended left behind."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime.workflow import artifacts, containers, status, volumes
+from runtime.workflow.calls import LOCATIONS
+from runtime.workflow.durations import seconds
+from runtime.workflow.engine import Engine
+from runtime.workflow.environment import Told, facts_of, told
+from runtime.workflow.events import PodEnded
+from runtime.workflow.fields import listed
+from runtime.workflow.nodes import Node, node_id, pod_name
+from runtime.workflow.pods import NOT_STARTED, SCRIPT, Pod, check_command
+from runtime.workflow.tags import substitute
+
+
+class Launch:
+    """The pods of one run."""
+
+    def __init__(self, engine: Engine, folder: Path, path: Sequence[Path] = ()) -> None:
+        self._path = os.pathsep.join([*map(str, path), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        self._engine = engine
+        self._folder = folder
+        self._cwd = Path.cwd()
+        self._repository = folder.parent / "artifacts"
+
+    def pod(self, node: Node) -> Pod:
+        """Its place. A node of a later life of the run has another."""
+        logs = self._folder / "logs" / f"{status.log_name(self._engine, node)}.log"
+        place = node_id(self._engine.name, node.name) + (f".{node.life}" if node.life else "")
+        return Pod(self._folder / "pods" / place, logs)
+
+    async def load(self, node: Node) -> None:
+        """Put a pod's input artifacts in place. Raises ArtifactError."""
+        pod = self.pod(node)
+        for entry in node.inputs["artifacts"]:
+            if entry.get("path") and any(entry.get(place) for place in LOCATIONS):
+                await asyncio.to_thread(artifacts.load, entry, self._repository, pod.artifact(entry))
+
+    def request(self, node: Node) -> dict[str, Any]:
+        """What the spawner is asked for. Raises PodError, NotThereError."""
+        pod = self.pod(node)
+        several = containers.several(node.spec)
+        found = self._several(node, pod) if several else self._told(node, self._main(node))
+        if not several and node.spec.get("script"):
+            found = found._replace(command=[*found.command, SCRIPT])
+        return pod.request(node.spec, found, self._cwd, node.captures and not several, self._mounts(node, pod))
+
+    def _main(self, node: Node) -> Mapping[str, Any]:
+        return node.spec.get("container") or node.spec["script"]
+
+    def _several(self, node: Node, pod: Pod) -> Told:
+        """The command that runs several containers, and the file that tells it which."""
+        groups = containers.of_pod(node.spec)
+        strategy = (node.spec.get("containerSet") or {}).get("retryStrategy") or {}
+        spec: dict[str, Any] = {kind: [self._container(node, one) for one in some] for kind, some in groups.items()}
+        spec["retries"] = int(strategy.get("retries") or 0)
+        spec["wait_s"] = seconds(strategy.get("duration") or 0)
+        spec["capture"] = str(pod.stdout) if node.captures else ""
+        pod.folder.mkdir(parents=True, exist_ok=True)
+        place = pod.folder / "spec.json"
+        place.touch(0o600)
+        place.write_text(json.dumps(spec))
+        program = str(Path(__file__).with_name("podrun.py"))
+        command = [sys.executable, "-I", "-S", program, str(place), str(pod.report)]
+        return Told(command, dict(os.environ))
+
+    def _container(self, node: Node, container: Mapping[str, Any]) -> dict[str, Any]:
+        found = self._told(node, container)
+        check_command(found.command[0], found.environment.get("PATH"))
+        script = [SCRIPT] if node.spec.get("script") and container.get("name") == "main" else []
+        return {
+            "name": container["name"],
+            "command": [*found.command, *script],
+            "environment": found.environment,
+            "cwd": os.path.join(self._cwd, str(container.get("workingDir") or "")),
+            "dependencies": listed(container, "dependencies"),
+        }
+
+    def _told(self, node: Node, container: Mapping[str, Any]) -> Told:
+        """Command and variables of a container: the launcher's own, Argo's, the container's."""
+        engine = self._engine
+        scope = engine.variables.globals(node.started)
+        metadata = node.spec.get("metadata") or {}
+        facts = facts_of(
+            pod_name(engine.name, node.name, node.template), scope["workflow.namespace"],
+            scope["workflow.serviceAccountName"], engine.uid, metadata.get("labels") or {},
+            metadata.get("annotations") or {},
+        )  # fmt: skip
+        found = told(container, engine.manifest.library, facts)
+        return found._replace(environment={
+            **os.environ,
+            "PATH": self._path,
+            "EVERSTEP_RUN_DIR": str(self._folder),
+            "ARGO_CONTAINER_NAME": str(container.get("name") or "main"),
+            "ARGO_DEADLINE": "0001-01-01T00:00:00Z",
+            "ARGO_INCLUDE_SCRIPT_OUTPUT": str(node.captures).lower(),
+            "ARGO_NODE_ID": node_id(engine.name, node.name),
+            "ARGO_PROGRESS_FILE": "/var/run/argo/progress",
+            "ARGO_PROGRESS_FILE_TICK_DURATION": "3s",
+            "ARGO_PROGRESS_PATCH_TICK_DURATION": "1m0s",
+            "ARGO_WORKFLOW_NAME": engine.name,
+            **found.environment,
+        })  # fmt: skip
+
+    def _mounts(self, node: Node, pod: Pod) -> dict[str, volumes.Mount]:
+        """The volumes that a pod mounts, all its containers together."""
+        spec = self._engine.manifest.spec
+        own = substitute(spec.get("volumes") or [], self._engine.variables.globals(node.started))
+        known = [*volumes.claimed(spec, self._engine.name), *own, *(node.spec.get("volumes") or [])]
+        every = [one for some in containers.of_pod(node.spec).values() for one in some]
+        return volumes.mounts(every, known, pod.folder, self._folder / "claims", self._engine.manifest.library)
+
+    async def ended(self, node: Node) -> PodEnded:
+        """What a pod left behind whose process is gone."""
+        pod = self.pod(node)
+        outputs = node.spec.get("outputs") or {}
+        code = pod.exit_code()
+        name = pod_name(self._engine.name, node.name, node.template)
+        keys = {str(e["name"]): artifacts.key_of(e, self._engine.name, name) for e in listed(outputs, "artifacts")}
+        if keys:
+            left = await asyncio.to_thread(pod.collect, outputs, keys, self._repository)
+        else:
+            left = pod.collect(outputs, keys, self._repository)
+        if left.said and code == 0:
+            code = NOT_STARTED
+        # A launcher that was killed may have missed the end: the exit file's time is when it was.
+        at = pod.exit_file.stat().st_mtime if code is not None else time.time()
+        return PodEnded(
+            max(at, node.started), node.name, code, left.parameters, left.artifacts,
+            left.missing if code is not None else "", left.said, pod.result() if node.captures else None,
+            pod.reported(),
+        )  # fmt: skip
+
+    def forget_claims(self) -> None:
+        """The workflow has ended: its own volume claims go."""
+        volumes.forget_claims(self._engine.manifest.spec, self._engine.name, self._folder / "claims")

@@ -1,0 +1,95 @@
+"""What is wrong with a workflow, before it runs anywhere: `findings(document, library)`.
+
+Errors are what Argo refuses, what this machine does not do, and what is sure to fail when it runs. Warnings are what
+passes without a word and is most likely not meant.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from runtime.workflow import lint_calls, lint_fields, lint_texts, manifest
+from runtime.workflow.library import Library
+from runtime.workflow.reading import Document
+from runtime.workflow.schema import BEYOND, Problem, Where, dotted
+
+RUNS_HERE = "here"
+"""Code of what Argo would do and this machine does not."""
+INVALID = "invalid"
+"""Code of what Argo refuses."""
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong."""
+
+    line: int
+    where: Where
+    code: str
+    error: bool
+    message: str
+
+    def told(self, file: str) -> str:
+        """`file:line: code: path: message`."""
+        place = f"{dotted(self.where)}: " if self.where else ""
+        return f"{file}:{self.line}: {self.code}: {place}{self.message}"
+
+
+def findings(document: Document, library: Library) -> list[Finding]:
+    """All that is found, in the order of the lines."""
+    source = document.value
+    found = [_of(document, one, RUNS_HERE if one.message.endswith(BEYOND) else INVALID, True)
+             for one in manifest.problems(source, library)]  # fmt: skip
+    found += [Finding(line, where, "duplicate-key", True, f"{where[-1]!r} is there twice; the last one counts")
+              for where, line in document.repeated]  # fmt: skip
+    wrong = any(one.code == INVALID for one in found)
+    if isinstance(source, Mapping) and isinstance(source.get("spec"), Mapping) and not wrong:
+        for code, error, problem in _more(source, library):
+            if not any(one.where == problem.where and one.message == problem.message for one in found):
+                found.append(_of(document, problem, code, error))
+    return sorted(found, key=lambda one: (one.line, not one.error))
+
+
+def _of(document: Document, problem: Problem, code: str, error: bool) -> Finding:
+    return Finding(document.line(problem.where), problem.where, code, error, problem.message)
+
+
+def _more(source: Mapping[str, Any], library: Library) -> Iterator[tuple[str, bool, Problem]]:
+    """(code, whether it is an error, the problem) of what Argo's own validation lets pass."""
+    spec = library.merged(source["spec"]) or source["spec"]
+    if source.get("apiVersion") != "argoproj.io/v1alpha1":
+        yield "version", False, Problem(("apiVersion",), "the version is argoproj.io/v1alpha1")
+    every: list[Iterable[tuple[str, bool, Problem]]] = [
+        lint_fields.findings(source, spec, library),
+        lint_texts.findings(spec, library),
+        lint_calls.findings(spec, library),
+    ]
+    for some in every:
+        yield from some
+
+
+def as_json(found: list[Finding], file: str) -> list[dict[str, Any]]:
+    """For programs."""
+    return [
+        {"file": file, "line": one.line, "path": dotted(one.where), "code": one.code,
+         "severity": "error" if one.error else "warning", "message": one.message}
+        for one in found
+    ]  # fmt: skip
+
+
+def as_sarif(found: list[Finding], file: str) -> dict[str, Any]:
+    """For code hosts (SARIF 2.1.0)."""
+    results = [
+        {
+            "ruleId": one.code,
+            "level": "error" if one.error else "warning",
+            "message": {"text": f"{dotted(one.where)}: {one.message}"},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": file}, "region": {"startLine": one.line}}}],
+        }
+        for one in found
+    ]
+    rules = [{"id": code} for code in sorted({one.code for one in found})]
+    driver = {"name": "everstep workflow lint", "rules": rules}
+    return {
+        "version": "2.1.0",
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }

@@ -1,0 +1,116 @@
+"""Runs the containers of one pod inside it: init containers in turn, then main ones as their dependencies allow.
+
+Sidecars run beside them. `python podrun.py SPEC REPORT`, with the standard library only; its exit code is main's.
+
+SPEC is JSON: `init`, `main`, `sidecars`, each a list of {name, command, environment, cwd, dependencies}; `retries` and
+`wait_s` of a containerSet; `capture`, a file for main's standard output. REPORT gets [[name, code, blamed], ...].
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+GRACE_S = 30.0
+NEVER_RAN = 64
+_stopping = threading.Event()
+
+
+def main() -> None:
+    """Run the pod to its end."""
+    signal.signal(signal.SIGTERM, lambda *_: _stopping.set())
+    with open(sys.argv[1]) as file:
+        spec = json.load(file)
+    ended: list[tuple[str, int, str]] = []
+    code = _run(spec, ended)
+    fresh = sys.argv[2] + ".part"
+    with open(fresh, "w") as file:
+        json.dump(ended, file)
+    os.replace(fresh, sys.argv[2])
+    os._exit(code)
+
+
+def _run(spec: dict[str, Any], ended: list[tuple[str, int, str]]) -> int:
+    for one in spec["init"]:
+        code = _code(_start(one).wait())
+        ended.append((one["name"], code, ""))
+        if code or _stopping.is_set():
+            return code
+    sidecars = [(one["name"], _start(one)) for one in spec["sidecars"]]
+    codes: dict[str, tuple[int, str]] = {}
+    lock = threading.Condition()
+    threads = [threading.Thread(target=_main, args=(spec, one, codes, lock)) for one in spec["main"]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ended += [(one["name"], *codes[one["name"]]) for one in spec["main"]]
+    ended += _end(sidecars)
+    return codes.get("main", next(iter(codes.values())))[0]
+
+
+def _main(
+    spec: dict[str, Any], one: dict[str, Any], codes: dict[str, tuple[int, str]], lock: threading.Condition
+) -> None:
+    """One main container: after its dependencies, again as often as the set's retryStrategy allows."""
+    needs = one["dependencies"]
+    with lock:
+        lock.wait_for(lambda: all(need in codes for need in needs))
+        failed = next((need for need in needs if codes[need][0]), None)
+    told = (NEVER_RAN, failed) if failed else (0, "")
+    if not failed:
+        for attempt in range(spec["retries"] + 1):
+            told = (_once(spec, one), "")
+            if not told[0] or _stopping.is_set() or attempt == spec["retries"]:
+                break
+            time.sleep(spec["wait_s"])
+    with lock:
+        codes[one["name"]] = told
+        lock.notify_all()
+
+
+def _once(spec: dict[str, Any], one: dict[str, Any]) -> int:
+    if one["name"] != "main" or not spec["capture"]:
+        return _code(_start(one).wait())
+    process = _start(one, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with open(spec["capture"], "wb") as kept:
+        while piece := os.read(process.stdout.fileno(), 65536):
+            kept.write(piece)
+            os.write(1, piece)
+    return _code(process.wait())
+
+
+def _start(one: dict[str, Any], stdout: int | None = None) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        one["command"], env=one["environment"], cwd=one["cwd"], stdin=subprocess.DEVNULL, stdout=stdout
+    )
+
+
+def _code(status: int) -> int:
+    return 128 - status if status < 0 else status
+
+
+def _end(sidecars: list[tuple[str, "subprocess.Popen[bytes]"]]) -> list[tuple[str, int, str]]:
+    """Main has ended: sidecars are told to, and made to after a while."""
+    for _, process in sidecars:
+        if process.poll() is None:
+            process.terminate()
+    until = time.monotonic() + GRACE_S
+    found = []
+    for name, process in sidecars:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        found.append((name, _code(process.returncode), ""))
+    return found
+
+
+if __name__ == "__main__":
+    main()

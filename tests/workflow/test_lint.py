@@ -1,0 +1,87 @@
+"""The lint against the recorded manifests: planted mistakes are found, what succeeded on Argo is not accused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runtime.workflow.library import Library
+from runtime.workflow.lint import Finding, as_sarif, findings
+from runtime.workflow.reading import Document, read, read_text
+
+GOLDEN = Path(__file__).with_name("golden")
+MISTAKES = sorted(path.stem for path in (GOLDEN / "mistakes").glob("*.yaml"))
+RIGHT = sorted(
+    f"{path.parent.name}/{path.stem}"
+    for kind in ("flow", "pods")
+    for path in (GOLDEN / kind).glob("*.yaml")
+    if json.loads(path.with_suffix(".json").read_text()).get("phase") == "Succeeded"
+)
+NOT_FOUND = {
+    "service-account-unknown": "only the cluster knows its service accounts",
+    "with-param-noise": "only a run shows what a script prints",
+    "with-param-python-list": "only a run shows what a script prints",
+}
+REFUSED_BY_ARGO = ("flow/yaml-name-n-is-boolean-refused", "pods/yaml-name-n-is-boolean")
+"""Recorded as JSON; of the file argo lint says what the lint says here."""
+WARNED = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: w}
+spec:
+  entrypoint: main
+  templates:
+  - name: main
+    dag:
+      tasks:
+      - name: a
+        template: say
+        arguments: {parameters: [{name: txt, value: x}]}
+        when: "{{workflow.name}} = w"
+  - name: say
+    inputs: {parameters: [{name: text, default: hello}]}
+    container: {image: i, command: [echo, "{{inputs.parameters.text}}"]}
+"""
+
+
+def told(path: Path) -> list[Finding]:
+    """What is found in a case."""
+    documents = read(path)
+    workflow = next(one for one in documents if one.value.get("kind") == "Workflow")
+    return findings(workflow, Library.of(one.value for one in documents if one is not workflow))
+
+
+@pytest.mark.parametrize("case", [case for case in MISTAKES if case not in NOT_FOUND])
+def test_a_planted_mistake_is_found(case: str) -> None:
+    assert told(GOLDEN / "mistakes" / f"{case}.yaml")
+
+
+@pytest.mark.parametrize("case", [case for case in RIGHT if case not in REFUSED_BY_ARGO])
+def test_what_succeeded_on_argo_is_no_error(case: str) -> None:
+    assert [one for one in told(GOLDEN / f"{case}.yaml") if one.error] == []
+
+
+def test_a_finding_says_the_line_the_code_the_path_and_the_mend() -> None:
+    (document,) = read_text(WARNED, "w.yaml")
+    lines = [one.told("w.yaml") for one in findings(document, Library())]
+    assert lines == [
+        "w.yaml:13: argument: spec.templates[0].dag.tasks[0].arguments.parameters[0].name: "
+        "say has no input 'txt'; did you mean text?",
+        "w.yaml:14: when: spec.templates[0].dag.tasks[0].when: Invalid 'when' expression 'x = w': Invalid token: '=' "
+        '(hint: try wrapping the affected expression in quotes (")); '
+        "put quotes around what may be empty or have spaces",
+    ]
+
+
+def test_sarif_names_file_line_and_rule() -> None:
+    (document,) = read_text(WARNED, "w.yaml")
+    (run,) = as_sarif(findings(document, Library()), "w.yaml")["runs"]
+    place = run["results"][0]["locations"][0]["physicalLocation"]
+    assert place == {"artifactLocation": {"uri": "w.yaml"}, "region": {"startLine": 13}}
+    assert {rule["id"] for rule in run["tool"]["driver"]["rules"]} == {"argument", "when"}
+
+
+def test_a_key_that_is_there_twice_is_told_with_the_line_of_the_second() -> None:
+    (document,) = read_text("a: 1\nb: {c: 1,\n  c: 2}\n")
+    assert document.repeated == [(("b", "c"), 3)]
+    assert isinstance(document, Document)

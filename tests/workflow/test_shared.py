@@ -1,0 +1,66 @@
+"""What runs share: locks that only so many hold at once, and outputs that are remembered for a while."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runtime.workflow import RunOptions, execute
+from runtime.workflow.gates import Lock, Memo
+from runtime.workflow.shared import Shared
+
+LOCK = Lock("default/Mutex/one", 1)
+LOCKED = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: w}
+spec:
+  entrypoint: main
+  templates:
+  - name: main
+    dag: {tasks: [{name: a, template: locked}, {name: b, template: locked}]}
+  - name: locked
+    synchronization: {mutexes: [{name: one}]}
+    container: {image: i, command: [sh, -c, "echo begins >> ran; sleep 0.2; echo ends >> ran"]}
+"""
+
+
+def test_a_lock_is_held_by_as_many_as_its_limit_says_whatever_run_they_are_of(tmp_path: Path) -> None:
+    one, two = Shared(tmp_path, "one"), Shared(tmp_path, "two")
+    assert one.take("one.a", [LOCK])
+    assert one.take("one.a", [LOCK])
+    assert not two.take("two.a", [LOCK])
+    assert one.held() == {"one.a"}
+    one.release("one.a")
+    assert two.take("two.a", [LOCK])
+
+
+def test_of_several_locks_all_are_taken_or_none(tmp_path: Path) -> None:
+    one, two = Shared(tmp_path, "one"), Shared(tmp_path, "two")
+    other = Lock("default/Mutex/other", 1)
+    assert one.take("one.a", [other])
+    assert not two.take("two.a", [LOCK, other])
+    assert one.take("one.b", [LOCK])
+
+
+def test_remembered_outputs_grow_too_old(tmp_path: Path) -> None:
+    shared = Shared(tmp_path, "one")
+    shared.remember(
+        "cache", "key", {"parameters": [{"name": "p", "value": "v"}], "artifacts": [], "result": None}, 100.0
+    )
+    assert shared.remembered(Memo("cache", "key", 10.0), 109.0).hit
+    assert not shared.remembered(Memo("cache", "key", 10.0), 111.0).hit
+    assert not shared.remembered(Memo("cache", "other", None), 109.0).hit
+
+
+def test_two_runs_with_one_mutex_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    manifest = yaml.safe_load(LOCKED)
+
+    async def both() -> None:
+        runs = (execute(manifest, RunOptions(name=name, runs=tmp_path / "runs")) for name in ("one", "two"))
+        await asyncio.wait_for(asyncio.gather(*runs), 60)
+
+    asyncio.run(both())
+    assert (tmp_path / "ran").read_text().split() == ["begins", "ends"] * 4
