@@ -22,6 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -278,3 +279,29 @@ def _current(name: str) -> _Session:
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+        _wait_for_gloo()
+
+
+def _wait_for_gloo(seconds: float = 1.0) -> None:
+    """Until gloo's threads have let go of the last collective's tensors.
+
+    They take the interpreter's lock for that; where it ends meanwhile, Python ends the thread and C++ the process
+    (SIGABRT, "terminate called without an active exception"). torch joins them only with the last reference to their
+    group, and one that DDP has used keeps some. An agent's workers never meet this: they end without finalization.
+    """
+    seen: list[list[str]] = []
+    deadline = time.monotonic() + seconds
+    while (now := [*_threads("pt_gloo_runloop")]) and time.monotonic() < deadline:
+        if now == seen and all("S (sleeping)" in thread[0] for thread in now):
+            return  # One that waits for the lock would have got it, and run, in the pause.
+        seen = now
+        time.sleep(0.01)
+
+
+def _threads(name: str) -> Iterator[list[str]]:
+    """For each thread of this process called so: its state and how often it was switched, as Linux tells them."""
+    for path in sorted(Path("/proc/self/task").glob("*/status")):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            lines = path.read_text().splitlines()
+            if lines[0] == f"Name:\t{name}":
+                yield [line for line in lines if line.startswith(("State:", "voluntary_ctxt", "nonvoluntary_ctxt"))]

@@ -8,7 +8,6 @@ import dataclasses
 import errno
 import inspect
 import json
-import os
 import shutil
 import signal
 import sys
@@ -140,7 +139,7 @@ def _write(step: str, config: StepConfig, result: Result, seconds: float) -> Non
     folder = Path(config.outputs)
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in result.outputs.items():
-        _replace(folder / name, value.encode())
+        atomic.replace(folder / name, value.encode())
     for name, source in result.artifacts.items():
         target = folder / name
         if source.resolve() == target.resolve():
@@ -148,7 +147,7 @@ def _write(step: str, config: StepConfig, result: Result, seconds: float) -> Non
         if source.is_dir():
             shutil.copytree(source, target, dirs_exist_ok=True)
         else:
-            _replace(target, source.read_bytes())
+            atomic.replace(target, source.read_bytes())
 
     from runtime.store import open_store
 
@@ -160,9 +159,3 @@ def _write(step: str, config: StepConfig, result: Result, seconds: float) -> Non
         "settings": dataclasses.asdict(config),  # type: ignore[call-overload]
     }
     open_store(config.store).put(f"runs/{config.run}/steps/{config.task}.json", json.dumps(told, indent=1).encode())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_bytes(data)
-    fresh.replace(path)

@@ -15,6 +15,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from runtime import atomic
 from runtime.data.errors import DatasetError
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -46,15 +47,11 @@ def write_index(path: Path, dtype: npt.DTypeLike, lengths: npt.ArrayLike) -> Non
     sizes = np.asarray(lengths, dtype="<i4")
     offsets = np.zeros(len(sizes), dtype="<i8")
     np.cumsum(sizes[:-1].astype("<i8") * kind.itemsize, out=offsets[1:])
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with fresh.open("wb") as file:
+    with atomic.replacing(path, durable=True) as file:
         file.write(HEADER.pack(MAGIC, VERSION, CODES[kind], len(sizes), len(sizes) + 1))
         file.write(sizes.tobytes())
         file.write(offsets.tobytes())
         file.write(np.arange(len(sizes) + 1, dtype="<i8").tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
 
 
 class IndexedWriter:

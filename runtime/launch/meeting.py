@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from runtime.token import shared_token
+
 TOKEN_VARIABLE = "EVERSTEP_JOB_TOKEN"
 _RESOLVE_S = 5.0
 _PAUSE_S = 0.5
@@ -96,21 +98,7 @@ def token_of(environment: Mapping[str, str], address: str | None, job: str) -> s
             f"{TOKEN_VARIABLE} is not set: nodes on several machines need a secret in common; "
             f"set the same on all of them, for example {TOKEN_VARIABLE}=$(openssl rand -hex 16)"
         )
-    return _shared_token(own_folder() / f"{job}.token")
-
-
-def _shared_token(path: Path) -> str:
-    """Made by the first node on this machine, read by the others."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(secrets.token_urlsafe(32))
-    try:
-        os.link(fresh, path)
-    except FileExistsError:
-        pass  # another node was first
-    finally:
-        fresh.unlink()
-    return path.read_text()
+    return shared_token(own_folder() / f"{job}.token")
 
 
 def _addresses(host: str) -> set[str]:

@@ -1,12 +1,12 @@
 """Which nodes a run has on this machine: one file a node, `<run folder>/nodes/<node>.json`, outliving their maker."""
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from runtime import atomic
 from runtime.platform import Node
 from runtime.platform.debris import start_time
 
@@ -62,13 +62,8 @@ class Registry:
     def put(self, entry: Registered) -> None:
         """Register, atomically and durably."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self.path(entry.name)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        with fresh.open("wb") as file:
+        with atomic.replacing(self.path(entry.name), durable=True) as file:
             file.write(msgspec.json.encode(entry))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
 
     def remove(self, entry: Registered) -> None:
         """Forget this incarnation; a later one of that name stays."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from runtime import atomic
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import Event, NodeSet, NodesResumed, ShutdownAsked
 from runtime.workflow.nodes import Node, NodeType, node_id
@@ -40,9 +41,7 @@ def ask(folder: Path, wish: Ask) -> None:
     _conditions(wish.selector)
     asks = folder / "asks"
     asks.mkdir(exist_ok=True)
-    fresh = asks / f".{os.getpid()}"
-    fresh.write_bytes(msgspec.json.encode(wish))
-    fresh.replace(asks / f"{time.time_ns()}-{os.getpid()}.json")
+    atomic.replace(asks / f"{time.time_ns()}-{os.getpid()}.json", msgspec.json.encode(wish))
 
 
 def asked(folder: Path) -> Iterator[tuple[Path, Ask]]:

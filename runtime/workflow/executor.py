@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime import faults
+from runtime import atomic, faults
 from runtime.workflow import artifacts, asks, status
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import (
@@ -100,10 +100,9 @@ async def execute(source: dict[str, Any], options: RunOptions, signals: Sequence
                 "path": [str(one.absolute()) for one in options.path],
             }
             objects.write_text(json.dumps(given, indent=1))
-            fresh = folder / f".manifest.json.{os.getpid()}"
-            fresh.write_text(json.dumps(source, indent=1))
-            faults.point("executor.before_manifest")
-            fresh.replace(known)
+            with atomic.replacing(known) as file:
+                file.write(json.dumps(source, indent=1).encode())
+                faults.point("executor.before_manifest")
             faults.point("executor.after_manifest")
         executor = _Executor(manifest, options, folder)
         await executor.run(signals)

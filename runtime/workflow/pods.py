@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from runtime import atomic
 from runtime.workflow import artifacts, isolation
 from runtime.workflow.environment import Told
 from runtime.workflow.expressions.values import parameter_text
@@ -171,9 +172,7 @@ class Pod:
             [str(cwd), str(self._run)],
         )
         Path(made.root).mkdir(parents=True, exist_ok=True)
-        fresh = self.folder / f".plan.{os.getpid()}"
-        fresh.write_text(json.dumps({"plan": made._asdict(), "cwd": _working(template, cwd)}))
-        fresh.replace(self.folder / "plan.json")
+        atomic.replace(self.folder / "plan.json", json.dumps({"plan": made._asdict(), "cwd": _working(template, cwd)}))
         return made
 
     @property

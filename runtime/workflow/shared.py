@@ -6,13 +6,13 @@ as a workflow on Argo keeps its locks; who finishes or takes up the run removes 
 
 import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from runtime import atomic
 from runtime.workflow.gates import Found, Lock, Memo
 
 
@@ -62,9 +62,7 @@ class Shared:
             known[key] = {"created": now, **outputs}
             place = self._place(cache)
             place.parent.mkdir(parents=True, exist_ok=True)
-            fresh = place.with_suffix(f".{os.getpid()}")
-            fresh.write_text(json.dumps(known))
-            fresh.replace(place)
+            atomic.replace(place, json.dumps(known))
 
     def _place(self, cache: str) -> Path:
         return self._folder / "memo" / f"{quote(cache, safe='')}.json"

@@ -1,13 +1,12 @@
 """The run as Argo's own Workflow object: `workflow.json`, with `status.nodes`."""
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from runtime import faults
+from runtime import atomic, faults
 from runtime.workflow.engine import Engine
 from runtime.workflow.nodes import Node, NodeType, Outputs, node_id, pod_name
 
@@ -22,10 +21,9 @@ class Writer:
 
     def write(self) -> None:
         """Replace `workflow.json` by the newest."""
-        fresh = self._folder / f".workflow.json.{os.getpid()}"
-        fresh.write_bytes(msgspec.json.encode(self._workflow()) + b"\n")
-        faults.point("executor.before_status")
-        fresh.replace(self._folder / "workflow.json")
+        with atomic.replacing(self._folder / "workflow.json") as file:
+            file.write(msgspec.json.encode(self._workflow()) + b"\n")
+            faults.point("executor.before_status")
         faults.point("executor.after_status")
 
     def _workflow(self) -> dict[str, Any]:

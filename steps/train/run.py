@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from runtime.token import shared_token
 from steps.entry import TRY_AGAIN, Result, StepError, Terminated
 from steps.train.config import TINY, Config
-from steps.train.credentials import job_token
 
 if TYPE_CHECKING:
     from runtime.master import Outcome, Progress
@@ -97,7 +97,7 @@ async def _train(config: Config, store: "Store", show: "Callable[[Progress], Non
         spec,
         store,
         ProcessPlatform(folder, config.job),
-        token=job_token(folder, config.job),
+        token=shared_token(folder / "jobs" / f"{config.job}.token"),
         agent_arguments=script,
         agent_environment=ONE_THREAD,
         stop=stop,

@@ -95,7 +95,8 @@ class Agent:
         def find() -> tuple[int, str] | None:
             return find_master(masters.store, JOB)
 
-        self.client = MasterClient(session, f"http://{address}", find, random.Random(name), self.said.append)
+        self.client = MasterClient(f"http://{address}", find, random.Random(name), self.said.append)
+        self.client.session = session
 
     async def join(self, after: int) -> Seat:
         holdings = (Holding(after, after, node=self.name, address="127.0.0.1:7"),) if after else ()

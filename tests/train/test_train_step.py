@@ -8,14 +8,14 @@ from pathlib import Path
 
 from runtime.master import Progress
 from runtime.store import open_store
-from steps.train.credentials import job_token
+from runtime.token import shared_token
 from steps.train.run import ProgressLines, parameters, stopped_for_good
 
 
 def test_a_retry_finds_the_token_of_the_first_try(tmp_path: Path) -> None:
-    first = job_token(tmp_path, "j")
-    assert job_token(tmp_path, "j") == first
-    assert job_token(tmp_path, "k") != first
+    first = shared_token(tmp_path / "jobs/j.token")
+    assert shared_token(tmp_path / "jobs/j.token") == first
+    assert shared_token(tmp_path / "jobs/k.token") != first
     assert stat.S_IMODE((tmp_path / "jobs/j.token").stat().st_mode) == 0o600
     assert sorted(os.listdir(tmp_path / "jobs")) == ["j.token", "k.token"]
 

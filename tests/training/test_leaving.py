@@ -1,0 +1,30 @@
+"""A plain `python script.py` waits for gloo before the interpreter ends: everstep.training._wait_for_gloo says why."""
+
+import ctypes
+import threading
+import time
+
+from everstep import training
+
+
+def test_it_waits_for_a_gloo_thread_that_works_and_not_for_one_that_rests() -> None:
+    working, worked, leave = threading.Event(), threading.Event(), threading.Event()
+
+    def thread() -> None:
+        assert ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop", 0, 0, 0) == 0  # PR_SET_NAME
+        working.set()
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            pass
+        worked.set()
+        leave.wait()
+
+    gloo = threading.Thread(target=thread)
+    gloo.start()
+    working.wait()
+    training._wait_for_gloo(60)
+    assert worked.is_set()
+    training._wait_for_gloo(60)
+    leave.set()
+    gloo.join()
+    assert not list(training._threads("pt_gloo_runloop"))
