@@ -105,7 +105,8 @@ def engine_s(manifest: dict[str, Any]) -> tuple[float, Engine]:
 def lint_s() -> float:
     """Seconds to read and lint a file of 50 templates, one task each; best of 5."""
     manifest = workflow([{"name": "main", "dag": {"tasks": [
-        {"name": f"t{i}", "template": f"p{i}", "arguments": {"parameters": [{"name": "x", "value": "{{workflow.name}}"}]}}
+        {"name": f"t{i}", "template": f"p{i}",
+         "arguments": {"parameters": [{"name": "x", "value": "{{workflow.name}}"}]}}
         for i in range(50)
     ]}}, *(
         {"name": f"p{i}", "inputs": {"parameters": [{"name": "x"}]},

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from everstep import flags
 from everstep.errors import BadInput
+from runtime import atomic
 
 BAD_INPUT = 2
 NO_QUORUM = 3
