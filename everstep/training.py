@@ -262,8 +262,9 @@ def _wait_for_rank_0(address: str, port: int, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
-            socket.create_connection((address, port), timeout=1.0).close()
-            return
+            with socket.create_connection((address, port), timeout=1.0) as met:
+                if met.getsockname() != met.getpeername():  # On one machine a knock can meet itself: TCP allows it.
+                    return
         except ConnectionRefusedError:
             time.sleep(_KNOCK_EVERY_S)
         except OSError:

@@ -23,16 +23,13 @@ class Beacons:
         self._keeper = keeper
         self._slots = slots
         self._clock = clock
-        self._before: list[float] = []
-        self._shown: set[int] = set()
-        """Local ranks that have shown something in this round."""
+        self._before: list[tuple[int, float]] = []
         self._moved: float | None = None
         self._going = False
 
     def begin(self) -> None:
         """A round begins: its workers have not moved yet."""
-        self._before, self._moved, self._going = self._times(), None, True
-        self._shown.clear()
+        self._before, self._moved, self._going = self._changes(), None, True
 
     def end(self) -> None:
         """No worker runs that could move."""
@@ -42,15 +39,13 @@ class Beacons:
         """The beacons now."""
         if not self._going:
             return Progress(0, "", 0.0)
-        times = self._times()
-        for local_rank, (before, now) in enumerate(zip(self._before, times, strict=True)):
-            if now != before and local_rank in self._shown:
-                self._moved = self._clock()
-            elif now != before:
-                self._shown.add(local_rank)
-        self._before = times
+        changes = self._changes()
+        # What a worker shows first is no movement. A later one counts also where nobody looked between the two.
+        if any(now != before and now[0] > 1 for before, now in zip(self._before, changes, strict=True)):
+            self._moved = self._clock()
+        self._before = changes
         still_s = 0.0 if self._moved is None else self._clock() - self._moved
         return Progress(*min(self._keeper.beacon(rank) for rank in range(self._slots)), still_s)
 
-    def _times(self) -> list[float]:
-        return [self._keeper.moved(local_rank) for local_rank in range(self._slots)]
+    def _changes(self) -> list[tuple[int, float]]:
+        return [self._keeper.changes(local_rank) for local_rank in range(self._slots)]

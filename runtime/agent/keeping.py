@@ -67,8 +67,8 @@ class Keeper(Protocol):
         """Iteration and phase that the worker shows."""
         ...
 
-    def moved(self, local_rank: int) -> float:
-        """Unix time at which that worker's beacon last changed; 0 before it showed one."""
+    def changes(self, local_rank: int) -> tuple[int, float]:
+        """How often that worker has changed its beacon, and the Unix time of the last change; zeros before it did."""
         ...
 
     def close(self) -> None:

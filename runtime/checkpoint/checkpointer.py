@@ -41,6 +41,8 @@ class Checkpointer:
         self._link, self._alone, self._clock = link, alone, clock
         self._stages = local_rank == 0
         self._segment: SegmentFile | None = None
+        self._shown = 0
+        """Changes of the beacon."""
         self._saved = 0
         self._saved_here = False
         """Was it staged in this round (not only restored)?"""
@@ -104,7 +106,8 @@ class Checkpointer:
     def beacon(self, iteration: int, phase: str) -> None:
         """Show in shared memory how far this worker is."""
         if self._segment is not None:
-            self._segment.set_beacon(Beacon(iteration, phase, self._clock()))
+            self._shown += 1
+            self._segment.set_beacon(Beacon(iteration, phase, self._clock(), self._shown))
 
     def _announce(self, tree: Tree) -> None:
         assert self._link is not None

@@ -224,9 +224,10 @@ class Keeper:
         shown = self._beacon(local_rank)
         return shown.iteration, shown.phase
 
-    def moved(self, local_rank: int) -> float:
-        """Unix time at which that worker's beacon last changed; 0 before it showed one."""
-        return self._beacon(local_rank).time
+    def changes(self, local_rank: int) -> tuple[int, float]:
+        """How often that worker has changed its beacon, and the Unix time of the last change; zeros before it did."""
+        shown = self._beacon(local_rank)
+        return shown.changes, shown.time
 
     def close(self) -> None:
         """Remove all shared memory; every wait ends."""

@@ -16,12 +16,12 @@ from runtime.checkpoint.errors import SegmentError
 
 PAGE = 4096
 _MAGIC = b"EVERSTEP"
-_VERSION = 1
+_VERSION = 2
 _HEAD = struct.Struct("<8sIIQ")
 """Magic, version, slots, capacity of a slot in bytes."""
 _BEACON_AT = 64
-_BEACON = struct.Struct("<QQdH48s")
-"""Sequence (odd while it is being written), iteration, Unix time, length of the phase's name, the name."""
+_BEACON = struct.Struct("<QQdQH48s")
+"""Sequence (odd while it is being written), iteration, Unix time, changes, length of the phase's name, the name."""
 _MADV_POPULATE_WRITE = 23
 
 
@@ -33,6 +33,8 @@ class Beacon:
     phase: str = ""
     time: float = 0.0
     """Unix time of the last change; 0 before the first."""
+    changes: int = 0
+    """How often this worker has changed it."""
 
 
 class SegmentFile:
@@ -108,19 +110,18 @@ class SegmentFile:
         name = beacon.phase.encode()[:48]
         (sequence,) = struct.unpack_from("<Q", self._memory, _BEACON_AT)
         struct.pack_into("<Q", self._memory, _BEACON_AT, sequence + 1)
-        struct.pack_into(
-            "<QdH48s", self._memory, _BEACON_AT + 8, beacon.iteration, beacon.time, len(name), name.ljust(48, b"\0")
-        )
+        shown = (beacon.iteration, beacon.time, beacon.changes, len(name), name.ljust(48, b"\0"))
+        struct.pack_into("<QdQH48s", self._memory, _BEACON_AT + 8, *shown)
         struct.pack_into("<Q", self._memory, _BEACON_AT, sequence + 2)
 
     def beacon(self) -> Beacon:
         """What the worker said last. A reading that met a change is read again; a dead writer's half one is given."""
         for _ in range(16):
-            before, iteration, time, length, name = _BEACON.unpack_from(self._memory, _BEACON_AT)
+            before, iteration, time, changes, length, name = _BEACON.unpack_from(self._memory, _BEACON_AT)
             (after,) = struct.unpack_from("<Q", self._memory, _BEACON_AT)
             if before == after and not before % 2:
                 break
-        return Beacon(iteration, name[:length].decode(errors="replace"), time)
+        return Beacon(iteration, name[:length].decode(errors="replace"), time, changes)
 
     def populate(self) -> None:
         """Map every page now, in a thread: the first save then meets no page faults. Best effort."""

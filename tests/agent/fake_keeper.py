@@ -84,8 +84,8 @@ class FakeKeeper:
     def beacon(self, local_rank: int) -> tuple[int, str]:
         return (0, "")
 
-    def moved(self, local_rank: int) -> float:
-        return 0.0
+    def changes(self, local_rank: int) -> tuple[int, float]:
+        return (0, 0.0)
 
     def close(self) -> None:
         self.path.unlink(missing_ok=True)

@@ -9,37 +9,46 @@ from runtime.agent.memory import OomCounter, own_counter
 
 
 class Shown:
-    """A keeper's beacons, as the test sets them: (iteration, phase, when it changed)."""
+    """A keeper's beacons, as the test sets them."""
 
-    def __init__(self, *shown: tuple[int, str, float]) -> None:
-        self.shown = list(shown)
+    def __init__(self, workers: int) -> None:
+        self.shown = [(0, "", 0, 0.0)] * workers
+
+    def show(self, local_rank: int, iteration: int, phase: str, time: float, times: int = 1) -> None:
+        """That worker changes its beacon, so many times since the last call."""
+        self.shown[local_rank] = (iteration, phase, self.shown[local_rank][2] + times, time)
+
+    def new_workers(self) -> None:
+        """What they count begins anew; their beacons still show what the old ones did."""
+        self.shown = [(iteration, phase, 0, time) for iteration, phase, _, time in self.shown]
 
     def beacon(self, local_rank: int) -> tuple[int, str]:
         """What that worker shows."""
         return self.shown[local_rank][:2]
 
-    def moved(self, local_rank: int) -> float:
-        """When it last changed."""
-        return self.shown[local_rank][2]
+    def changes(self, local_rank: int) -> tuple[int, float]:
+        """How often it changed, and when last."""
+        return self.shown[local_rank][2:]
 
 
 def watching(workers: int) -> tuple[Shown, Beacons, list[float]]:
     """(keeper, beacons, the time); no worker has shown anything."""
-    keeper, now = Shown(*[(0, "", 0.0)] * workers), [100.0]
+    keeper, now = Shown(workers), [100.0]
     return keeper, Beacons(keeper, workers, lambda: now[0]), now  # type: ignore[arg-type]
 
 
 def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
     keeper, beacons, now = watching(2)
     beacons.begin()
-    keeper.shown = [(3, "forward", 100.0), (3, "backward", 100.0)]
+    keeper.show(0, 3, "forward", 100.0)
+    keeper.show(1, 3, "backward", 100.0)
     assert beacons.look() == (3, "backward", 0.0)
     now[0] = 110.0
-    keeper.shown[1] = (4, "forward", 109.0)
+    keeper.show(1, 4, "forward", 109.0)
     assert beacons.look() == (3, "forward", 0.0)
     now[0] = 117.0
     assert beacons.look() == (3, "forward", 7.0)
-    keeper.shown[0] = (3, "backward", 116.0)
+    keeper.show(0, 3, "backward", 116.0)
     assert beacons.look().still_s == 0.0
 
 
@@ -48,8 +57,17 @@ def test_a_phase_that_comes_again_between_two_looks_is_a_movement() -> None:
     beacons.begin()
     for time in (100.0, 105.0, 110.0):
         now[0] = time + 1.0
-        keeper.shown[0] = (0, "backward", time)
+        keeper.show(0, 0, "backward", time)
         assert beacons.look().still_s == 0.0
+
+
+def test_a_worker_that_moved_only_before_the_first_look_stands_still_from_then_on() -> None:
+    keeper, beacons, now = watching(2)
+    beacons.begin()
+    keeper.show(1, 0, "step 2", 99.0, times=4)
+    assert beacons.look().still_s == 0.0
+    now[0] += 30.0
+    assert beacons.look().still_s == 30.0
 
 
 def test_what_comes_before_the_first_iteration_may_take_long_in_every_round() -> None:
@@ -59,21 +77,22 @@ def test_what_comes_before_the_first_iteration_may_take_long_in_every_round() ->
         for _ in range(3):
             now[0] += 1000.0
             assert beacons.look().still_s == 0.0
-        keeper.shown[0] = (0, "start", now[0])
+        keeper.show(0, 0, "start", now[0])
         beacons.look()
         now[0] += 1000.0
         assert beacons.look().still_s == 0.0
-        keeper.shown[0] = (1, "batch", now[0])
+        keeper.show(0, 1, "batch", now[0])
         beacons.look()
         now[0] += 7.0
         assert beacons.look().still_s == 7.0
+        keeper.new_workers()
 
 
 def test_after_the_end_nobody_stands_still() -> None:
     keeper, beacons, now = watching(1)
     beacons.begin()
     for time in (1.0, 2.0):
-        keeper.shown[0] = (1, "batch", time)
+        keeper.show(0, 1, "batch", time)
         beacons.look()
     beacons.end()
     now[0] += 1000.0
