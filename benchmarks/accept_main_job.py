@@ -4,33 +4,22 @@ Survival and bad input are proven by the tests named in each line; times and mem
 """
 
 import argparse
+import itertools
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.acceptance import Line, judge, proven
 from benchmarks.main_job import MIB, DefaultRun, default_run
 from benchmarks.recovery import kills, told
 from tests.harness import ROOT, Pipeline
 
 SURVIVAL = "tests/survival"
-
-
-@dataclass(frozen=True)
-class Line:
-    """One promise."""
-
-    promise: str
-    wanted: str
-    measured: str
-    holds: bool
 
 
 def first_run(run: DefaultRun) -> Iterator[Line]:
@@ -108,16 +97,6 @@ def recovery(folder: Path, run: DefaultRun, count: int) -> Iterator[Line]:
     yield Line("iterations lost at a kill", "<= 1", str(lost), lost <= 1)
 
 
-def proven(promise: str, *tests: str) -> Line:
-    """A promise that tests prove: they are run."""
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    last = run.stdout.strip().splitlines()[-1] if run.stdout.strip() else run.stderr.strip()[-80:]
-    return Line(promise, "tests pass", last, run.returncode == 0 and "skipped" not in last)
-
-
 def survival() -> Iterator[Line]:
     """It survives, and refuses bad input."""
     training = f"{SURVIVAL}/test_training_survives.py"
@@ -133,24 +112,22 @@ def survival() -> Iterator[Line]:
     )
 
 
+def measured(kills_wanted: int) -> Iterator[Line]:
+    """What one default run, and one with kills, show."""
+    with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
+        folder = Path(name)
+        run = default_run(folder)
+        yield from first_run(run)
+        yield from (printed_manifest(folder, run), second_tokenization(folder, run), help_time())
+        yield from recovery(folder, run, kills_wanted)
+
+
 def main() -> None:
     """Measure, print the table, exit 1 if a line does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     options = parser.parse_args()
-    lines: list[Line] = []
-    with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
-        folder = Path(name)
-        run = default_run(folder)
-        lines += first_run(run)
-        lines += [printed_manifest(folder, run), second_tokenization(folder, run), help_time()]
-        lines += recovery(folder, run, options.kills)
-    lines += survival()
-    shown = Table("promise", "wanted", "measured", "holds")
-    for line in lines:
-        shown.add_row(line.promise, line.wanted, line.measured, "yes" if line.holds else "NO")
-    Console().print(shown)
-    sys.exit(0 if all(line.holds for line in lines) else 1)
+    judge(itertools.chain(measured(options.kills), survival()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""Promises of an issue as a table: wanted, measured, holds or not. Each line is told as soon as it is known."""
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.harness import ROOT
+
+
+@dataclass(frozen=True)
+class Line:
+    """One promise."""
+
+    promise: str
+    wanted: str
+    measured: str
+    holds: bool
+
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        return "yes" if self.holds else "NO"
+
+
+def proven(promise: str, *tests: str) -> Line:
+    """A promise that tests prove: they are run. One that is skipped proves nothing."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    last = run.stdout.strip().splitlines()[-1] if run.stdout.strip() else run.stderr.strip()[-80:]
+    return Line(promise, "tests pass", last, run.returncode == 0 and "skipped" not in last)
+
+
+def judge(lines: Iterable[Line]) -> NoReturn:
+    """Tell each, print the table, end with exit code 1 if one does not hold."""
+    known = []
+    for line in lines:
+        print(f"{line.verdict:4}{line.promise}: {line.measured}", file=sys.stderr, flush=True)
+        known.append(line)
+    shown = Table("promise", "wanted", "measured", "holds")
+    for line in known:
+        shown.add_row(line.promise, line.wanted, line.measured, line.verdict)
+    Console().print(shown)
+    sys.exit(0 if all(line.holds for line in known) else 1)
