@@ -23,9 +23,8 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
             if durable:
                 os.fsync(file.fileno())
         fresh.replace(path)
-    except BaseException:
+    finally:
         fresh.unlink(missing_ok=True)
-        raise
 
 
 def replace(path: Path, data: bytes | str) -> None:
