@@ -12,9 +12,14 @@ from runtime import atomic
 def test_a_block_that_fails_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "known"
     atomic.replace(path, "old")
-    with pytest.raises(ZeroDivisionError), atomic.replacing(path, durable=True) as file:
-        file.write(b"half of the n")
-        raise ZeroDivisionError
+
+    def fails() -> None:
+        with atomic.replacing(path, durable=True) as file:
+            file.write(b"half of the n")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
