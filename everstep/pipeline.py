@@ -77,7 +77,19 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
 
         sys.stdout.write(yaml.safe_dump(manifest, sort_keys=False, width=120))
         return 0
+    _lint(manifest)
     return _run_here(manifest, how)
+
+
+def _lint(manifest: dict[str, Any]) -> None:
+    """Raise BadInput with all that `everstep workflow lint` calls an error."""
+    from runtime.workflow.library import Library
+    from runtime.workflow.lint import findings
+    from runtime.workflow.reading import Document
+
+    wrong = [one for one in findings(Document(manifest, ""), Library()) if one.error]
+    if wrong:
+        raise BadInput("\n  ".join(one.said for one in wrong))
 
 
 def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """A template as it is called: inputs from arguments, then two passes of substitution, globals first, inputs second."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from runtime.workflow.expressions import ExpressionError, evaluate
+from runtime.workflow.expressions import ExpressionError, evaluate, paths
 from runtime.workflow.expressions.values import go_json, parameter_text
 from runtime.workflow.fields import LEAVES, kind_of, listed
 from runtime.workflow.library import Library, NotThereError
@@ -136,7 +137,7 @@ def _artifact(entry: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[st
     raise ExpressionError(f"inputs.artifacts.{name} was not supplied")
 
 
-def inputs_of(template: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def inputs_of(template: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """A template's own input artifacts, by dotted name."""
     return {f"inputs.artifacts.{entry['name']}": entry for entry in listed(template, "inputs", "artifacts")}
 
@@ -177,6 +178,18 @@ def artifact_arguments(task: Mapping[str, Any], scope: Scope, known: Artifacts) 
         if path and source.get("s3"):
             source["s3"] = {**source["s3"], "key": f"{source['s3']['key'].rstrip('/')}/{path}"}
         found.append({**source, "name": entry["name"], "from producer": True})
+    return found
+
+
+def artifact_reads(task: Mapping[str, Any]) -> set[str]:
+    """The dotted names that a task's artifact arguments read."""
+    entries = listed(task.get("arguments"), "artifacts")
+    found = reads(entries)
+    for entry in entries:
+        found.add(_reference(entry, {}))
+        if entry.get("fromExpression"):
+            with suppress(ExpressionError):
+                found |= paths(str(entry["fromExpression"]))
     return found
 
 

@@ -1,17 +1,26 @@
 """A DAG at work: each task begins when what it depends on has ended; at the end stands one phase."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runtime.workflow import graph, outputs
-from runtime.workflow.calls import FAIL_FAST, Call, arguments_of, artifact_arguments, inputs_of, own_scope, unset
+from runtime.workflow.calls import (
+    FAIL_FAST,
+    Call,
+    arguments_of,
+    artifact_arguments,
+    artifact_reads,
+    inputs_of,
+    own_scope,
+    unset,
+)
 from runtime.workflow.depends import Ancestry, depends_of, needs, satisfied
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.govaluate import should_run
 from runtime.workflow.groups import LoopRun
 from runtime.workflow.loops import expand, loops
 from runtime.workflow.nodes import Node, NodeType, Phase
-from runtime.workflow.scope import Scope, aggregated, artifacts_of, read_of
+from runtime.workflow.scope import Scope, aggregated, artifacts_of, named, read_of
 from runtime.workflow.tags import reads, substitute
 
 if TYPE_CHECKING:
@@ -82,10 +91,10 @@ class DagRun:
         if not self._node.phase.fulfilled:
             self._engine.become(self._node, Phase.ERROR, now, message, raised=message)
 
-    def hook_scope(self, now: float) -> Scope:
-        """What a task's hooks may read."""
+    def hook_scope(self, read: Collection[str], now: float) -> Scope:
+        """What a task's hooks may read: globals, the DAG's inputs, and of all tasks those that they name."""
         scope = {**self._engine.variables.globals(now), **own_scope(self._node.spec)}
-        for name in self._tasks:
+        for name in named("tasks", read, self._tasks):
             scope |= self._read(name)
         return scope
 
@@ -144,8 +153,8 @@ class DagRun:
     def _artifacts(self, task: Mapping[str, Any], scope: Scope) -> list[dict[str, Any]]:
         if not (task.get("arguments") or {}).get("artifacts"):
             return []
-        known: dict[str, Mapping[str, Any]] = {**inputs_of(self._node.spec), **self._engine.variables.artifacts}
-        for other in self._ancestors.all(str(task["name"])):
+        known = {**inputs_of(self._node.spec), **self._engine.variables.artifacts}
+        for other in self._readable(str(task["name"]), artifact_reads(task)):
             known |= artifacts_of(f"tasks.{other}", self._engine.nodes[f"{self._node.name}.{other}"])
         return artifact_arguments(task, scope, known)
 
@@ -197,14 +206,16 @@ class DagRun:
     def scope(self, task: Mapping[str, Any], now: float) -> Scope:
         """What a task may read: globals, the DAG's inputs, and of its ancestors those that it names."""
         scope = {**self._engine.variables.globals(now), **own_scope(self._node.spec)}
-        own, read = str(task["name"]), reads(task)
-        named = {path.split(".")[1] for path in read if path.startswith("tasks.")} & self._tasks.keys()
-        if "tasks" in read:
-            named = self._ancestors.all(own)
-        for other in named:
-            if self._ancestors.has(own, other):
-                scope |= self._read(other)
+        for other in self._readable(str(task["name"]), reads(task)):
+            scope |= self._read(other)
         return scope
+
+    def _readable(self, own: str, read: Collection[str]) -> Collection[str]:
+        """The ancestors of a task that the names are of."""
+        found = named("tasks", read, self._tasks)
+        if found is self._tasks:
+            return self._ancestors.all(own)
+        return [other for other in found if self._ancestors.has(own, other)]
 
     def _read(self, name: str) -> Scope:
         """What others may read of a task."""

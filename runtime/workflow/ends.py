@@ -64,8 +64,8 @@ def end_daemons(engine: "Engine", boundary: Node, now: float) -> None:
     """A DAG or steps node has ended: the daemons in it have done their work."""
     if boundary.type not in (NodeType.DAG, NodeType.STEPS):
         return
-    for node in engine.running():
-        if node.daemoned and node.boundary == boundary.name:
+    for node in engine.daemons.pop(boundary.name, ()):
+        if node.daemoned and not node.phase.fulfilled:
             engine.kill(node, "", keeps_code=False)
             engine.become(node, Phase.SUCCEEDED, now)
 

@@ -82,6 +82,8 @@ class Engine:
         self.kills: dict[str, Kill] = {}
         self.composites: dict[str, Composite] = {}
         self.exits: set[str] = set()
+        self.daemons: dict[str, list[Node]] = {}
+        """Those that were started, by the DAG or steps node around them."""
         self._pending: dict[str, Node] = {}
         self._running: dict[str, Node] = {}
         self._suspended: dict[str, Node] = {}
@@ -106,6 +108,8 @@ class Engine:
                 node = self.nodes[event.node]
                 node.pid, node.start_time = event.pid, event.start_time
                 node.daemoned = bool(node.spec.get("daemon"))
+                if node.daemoned:
+                    self.daemons.setdefault(node.boundary, []).append(node)
                 self.become(node, Phase.RUNNING, event.time)
                 ends.set_deadline(self, node, event.time)
             case PodEnded():

@@ -32,11 +32,9 @@ from runtime.workflow.launch import Launch
 from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.manifest import NAME, NO_LIBRARY, Manifest, ManifestError, parse
 from runtime.workflow.nodes import Node, Phase
-from runtime.workflow.pods import NOT_STARTED, PodError, Spawner, send, start_time
+from runtime.workflow.pods import NOT_STARTED, PodError, Spawner, gone, send
 from runtime.workflow.shared import Shared
 
-STATUS_EVERY_S = 1.0
-"""How old `workflow.json` may become while something happens."""
 RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""
 LOOK_EVERY_S = 0.3
@@ -215,7 +213,7 @@ class _Executor:
 
     async def _wait(self) -> None:
         """For a change, the engine's next deadline, or the time to write the status."""
-        due = [self._written + STATUS_EVERY_S] if self._stale else []
+        due = [self._written + self._status.every_s] if self._stale else []
         deadline = self.engine.next_deadline()
         due += [] if deadline is None else [deadline]
         due += [time.time() + LOOK_EVERY_S] if self.engine.gates else []
@@ -229,7 +227,7 @@ class _Executor:
 
     def _write(self, now: float) -> None:
         """The status, if it changed and is old enough."""
-        if self._stale and now - self._written >= STATUS_EVERY_S:
+        if self._stale and now - self._written >= self._status.every_s:
             self._status.write()
             self._written, self._stale = time.time(), False
 
@@ -337,7 +335,7 @@ class _Executor:
 
     async def _watch_pod(self, node: Node) -> None:
         """Wait for the pod's process, then read its exit code and outputs."""
-        await _gone(node.pid, node.start_time)
+        await gone(node.pid, node.start_time)
         ended = await self._launch.ended(node)
         faults.point("executor.after_exit", node=node.name)
         self._record(ended)
@@ -356,7 +354,7 @@ class _Executor:
             send(pid, began, signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
-                await _gone(pid, began)
+                await gone(pid, began)
         except TimeoutError:
             send(pid, began, signal.SIGKILL)
 
@@ -386,20 +384,3 @@ class _Executor:
     def _tell(self) -> None:
         if self._options.on_change:
             self._options.on_change(self.engine, self._folder)
-
-
-async def _gone(pid: int, began: int) -> None:
-    """Until that process is no more."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    try:
-        if start_time(pid) == began:
-            loop.add_reader(descriptor, ready.set)
-            await ready.wait()
-            loop.remove_reader(descriptor)
-    finally:
-        os.close(descriptor)

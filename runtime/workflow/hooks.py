@@ -1,13 +1,14 @@
 """Hooks of tasks and steps: `exit` after the end, others when their expression holds; waited for with their task."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.workflow.calls import Call
-from runtime.workflow.expressions import ExpressionError, holds
+from runtime.workflow.expressions import ExpressionError, holds, paths
 from runtime.workflow.nodes import Node, Phase
 from runtime.workflow.scope import Scope, outputs_of
-from runtime.workflow.tags import FUNCTIONS, substitute
+from runtime.workflow.tags import FUNCTIONS, reads, substitute
 
 if TYPE_CHECKING:
     from runtime.workflow.engine import Engine
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 class Hooker(Protocol):
     """A DAG or group, of whose tasks some have hooks."""
 
-    def hook_scope(self, now: float) -> Scope:
-        """What hooks may read."""
+    def hook_scope(self, read: Collection[str], now: float) -> Scope:
+        """What hooks may read that read those dotted names."""
         ...
 
     def fail(self, message: str, now: float) -> None:
@@ -60,13 +61,17 @@ class HookRun:
         self._hooker = hooker
         self._started: dict[str, str] = {}
         self.key = f"{call.name}.hooks"
+        self._read = reads(hooks)
+        for expression in filter(None, (hook.get("expression") for hook in hooks.values())):
+            with suppress(ExpressionError):  # It is told when the hook is due.
+                self._read |= paths(str(expression))
 
     def begin(self, now: float) -> None:
         """There is nothing to begin with."""
 
     def changed(self, node: Node, now: float) -> bool:
         """Start what is due; True when nothing is left running."""
-        scope = {**self._hooker.hook_scope(now), f"{self._prefix}.status": node.phase.value}
+        scope = {**self._hooker.hook_scope(self._read, now), f"{self._prefix}.status": node.phase.value}
         for name, hook in self._hooks.items():
             if name == "exit" or name in self._started:
                 continue

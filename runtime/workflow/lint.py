@@ -7,7 +7,7 @@ passes without a word and is most likely not meant.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from runtime.workflow import lint_calls, lint_fields, lint_texts, manifest
+from runtime.workflow import lint_calls, lint_fields, lint_scripts, lint_texts, manifest
 from runtime.workflow.library import Library
 from runtime.workflow.reading import Document
 from runtime.workflow.schema import BEYOND, Problem, Where, dotted
@@ -29,8 +29,13 @@ class Finding(NamedTuple):
 
     def told(self, file: str) -> str:
         """`file:line: code: path: message`."""
+        return f"{file}:{self.line}: {self.said}"
+
+    @property
+    def said(self) -> str:
+        """`code: path: message`."""
         place = f"{dotted(self.where)}: " if self.where else ""
-        return f"{file}:{self.line}: {self.code}: {place}{self.message}"
+        return f"{self.code}: {place}{self.message}"
 
 
 def findings(document: Document, library: Library) -> list[Finding]:
@@ -61,6 +66,7 @@ def _more(source: Mapping[str, Any], library: Library) -> Iterator[tuple[str, bo
         lint_fields.findings(source, spec, library),
         lint_texts.findings(spec, library),
         lint_calls.findings(spec, library),
+        lint_scripts.findings(spec, library),
     ]
     for some in every:
         yield from some

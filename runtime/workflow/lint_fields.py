@@ -12,6 +12,7 @@ from runtime.workflow.durations import DurationError, seconds
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.fields import METRIC_NAME, kind_of, listed
 from runtime.workflow.library import Library, NotThereError
+from runtime.workflow.lint_scripts import PYTHON
 from runtime.workflow.patch import patched
 from runtime.workflow.reading import ReadError, read_text
 from runtime.workflow.retries import whole
@@ -20,11 +21,12 @@ from runtime.workflow.tags import each_text, reads
 from runtime.workflow.walk import At, hooks, tasks, templates
 
 Found = tuple[str, bool, Problem]
-_PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
 
 
 def findings(source: Mapping[str, Any], spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
     """Of the whole workflow."""
+    for holder, where in [(spec, ("spec",)), *((at.template, at.where) for at in templates(spec))]:
+        yield from _account(holder, where)
     for at in templates(spec):
         yield from _durations(at)
         yield from _retry(at.template.get("retryStrategy"), (*at.where, "retryStrategy"))
@@ -115,7 +117,7 @@ def _containers(at: At) -> Iterator[Found]:
         source = str(script.get("source") or "")
         if not source.strip():
             yield "script", False, Problem((*at.where, "script"), "has no source")
-        elif listed(script, "command") and _PYTHON.match(str(script["command"][0])) and "{{" not in source:
+        elif listed(script, "command") and PYTHON.match(str(script["command"][0])) and "{{" not in source:
             yield from _python(source, (*at.where, "script", "source"))
     patch = template.get("podSpecPatch")
     if patch and "{{" not in patch:
@@ -229,6 +231,13 @@ def _metrics(holder: Mapping[str, Any], where: Where) -> Iterator[Found]:
             value = str((metric.get(kind) or {}).get("value") or "")
             if value and "{{" not in value and not re.fullmatch(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?", value):
                 yield "metric", False, Problem((*here, kind, "value"), f"{value!r} is no number")
+
+
+def _account(holder: Mapping[str, Any], where: Where) -> Iterator[Found]:
+    name = str(holder.get("serviceAccountName") or "default")
+    if name != "default" and "{{" not in name:
+        said = f"the service account {name!r} must be in the cluster before; on this machine it means nothing"
+        yield "cluster", False, Problem((*where, "serviceAccountName"), said)
 
 
 def _enums(at: At) -> Iterator[Found]:

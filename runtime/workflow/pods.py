@@ -4,6 +4,7 @@ The launcher asks the `spawner` to start them; `isolation` says which folders a 
 allows no namespaces, the folders that a template declares are rewritten in the pod's command instead.
 """
 
+import asyncio
 import json
 import os
 import shutil
@@ -343,3 +344,20 @@ def namespaces() -> bool:
     """Does the kernel let us make mount namespaces? Tried in a child."""
     code = "import ctypes, os; os._exit(ctypes.CDLL(None).unshare(0x20000 | (os.getuid() and 0x10000000)) != 0)"
     return subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False, capture_output=True).returncode == 0
+
+
+async def gone(pid: int, began: int) -> None:
+    """Until that process is no more."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    try:
+        if start_time(pid) == began:
+            loop.add_reader(descriptor, ready.set)
+            await ready.wait()
+            loop.remove_reader(descriptor)
+    finally:
+        os.close(descriptor)

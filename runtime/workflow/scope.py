@@ -1,7 +1,7 @@
 """What a node may read of others: `tasks.a.outputs.parameters.x`, `.status`, `.exitCode`; lists over a loop's items."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,6 +43,15 @@ def outputs_of(prefix: str, node: Node) -> Scope:
     if node.outputs.exit_code:
         found[f"{prefix}.exitCode"] = node.outputs.exit_code
     return found
+
+
+def named(kind: str, read: Collection[str], known: Collection[str]) -> Collection[str]:
+    """Those of the known tasks or steps that the names in `read` are of; all when one is of the whole, or of none.
+
+    So that a task's scope is as large as what it reads, not as large as what is there.
+    """
+    found = {name.split(".")[1] for name in read if name.startswith(f"{kind}.")}
+    return found if kind not in read and all(one in known for one in found) else known
 
 
 def artifacts_of(prefix: str, node: Node) -> dict[str, dict[str, Any]]:

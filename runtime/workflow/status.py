@@ -1,5 +1,7 @@
 """The run as Argo's own Workflow object: `workflow.json`, with `status.nodes`."""
 
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,20 +12,30 @@ from runtime import atomic, faults
 from runtime.workflow.engine import Engine
 from runtime.workflow.nodes import Node, NodeType, Outputs, node_id, pod_name
 
+EVERY_S = 1.0
+"""How old `workflow.json` may become while something happens, if it is quickly written."""
+SHARE = 0.02
+"""Of the time, for writing it: a run of twice the nodes writes twice as much, not four times."""
+
 
 class Writer:
     """Writes `workflow.json`; of a node that has not changed the text is kept."""
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
+    def __init__(self, engine: Engine, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._folder = folder
+        self._clock = clock
         self._nodes: dict[str, tuple[tuple[Any, ...], msgspec.Raw]] = {}
+        self.every_s = EVERY_S
+        """How old the file may become: longer where a write takes long, so that all of them take SHARE of the time."""
 
     def write(self) -> None:
         """Replace `workflow.json` by the newest."""
+        began = self._clock()
         with atomic.replacing(self._folder / "workflow.json") as file:
             file.write(msgspec.json.encode(self._workflow()) + b"\n")
             faults.point("executor.before_status")
+        self.every_s = max(EVERY_S, (self._clock() - began) / SHARE)
         faults.point("executor.after_status")
 
     def _workflow(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Steps at work: groups one after the other, the steps of a group side by side."""
 
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runtime.workflow import graph, outputs
@@ -9,8 +10,8 @@ from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.govaluate import should_run
 from runtime.workflow.loops import expand, loops
 from runtime.workflow.nodes import Node, NodeType, Phase, node_id
-from runtime.workflow.scope import Scope, aggregated, artifacts_of, read_of
-from runtime.workflow.tags import substitute
+from runtime.workflow.scope import Scope, aggregated, artifacts_of, named, read_of
+from runtime.workflow.tags import reads, substitute
 
 if TYPE_CHECKING:
     from runtime.workflow.engine import Engine
@@ -24,9 +25,9 @@ class StepsRun:
     def __init__(self, engine: "Engine", node: Node) -> None:
         self.engine = engine
         self.node = node
-        self.known: Scope = {}
-        """What the steps so far give to later ones."""
-        self.artifacts: dict[str, dict[str, Any]] = {}
+        self._given: dict[str, Scope] = {}
+        """What each step so far gives to later ones."""
+        self._artifacts: dict[str, dict[str, Any]] = {}
         self._groups: list[Node] = []
 
     def fast(self, now: float) -> None:
@@ -77,19 +78,22 @@ class StepsRun:
         whole = f"{group.name}.{step['name']}"
         single = engine.nodes.get(whole)
         if single is not None:
-            self.known |= read_of(prefix, single, engine.name, engine.declared(step, self.node))
-            self.artifacts |= artifacts_of(prefix, single)
+            self._given[step["name"]] = read_of(prefix, single, engine.name, engine.declared(step, self.node))
+            self._artifacts |= artifacts_of(prefix, single)
             return
         turns = [engine.nodes[name] for name in group.children if name.startswith(f"{whole}(")]
-        self.known |= aggregated(prefix, turns)
+        self._given[step["name"]] = aggregated(prefix, turns)
 
-    def scope(self, now: float) -> Scope:
-        """What a step may read: globals, the template's inputs, earlier steps."""
-        return {**self.engine.variables.globals(now), **own_scope(self.node.spec), **self.known}
+    def scope(self, read: Collection[str], now: float) -> Scope:
+        """What a step may read: globals, the template's inputs, and of earlier steps those that it names."""
+        scope = {**self.engine.variables.globals(now), **own_scope(self.node.spec)}
+        for name in named("steps", read, self._given):
+            scope |= self._given[name]
+        return scope
 
-    def all_artifacts(self) -> dict[str, Mapping[str, Any]]:
-        """Artifacts that a step may take: the template's inputs, the workflow's outputs, of earlier steps."""
-        return {**inputs_of(self.node.spec), **self.engine.variables.artifacts, **self.artifacts}
+    def artifacts(self) -> Mapping[str, Mapping[str, Any]]:
+        """Artifacts that a step may take: of earlier steps, the workflow's outputs, the template's inputs."""
+        return ChainMap(self._artifacts, self.engine.variables.artifacts, inputs_of(self.node.spec))
 
     def _outbound(self) -> None:
         last = self._groups[-1].children if self._groups else []
@@ -100,7 +104,7 @@ class StepsRun:
         self._outbound()
         try:
             if node.spec.get("outputs"):
-                node.outputs = outputs.of_template(node.spec, self.scope(now), self.artifacts)
+                node.outputs = outputs.of_template(node.spec, self.scope(("steps",), now), self._artifacts)
         except ExpressionError as error:
             self.engine.become(node, Phase.ERROR, now, str(error), raised=str(error))
             return
@@ -134,7 +138,7 @@ class GroupRun:
             self._end(now)
 
     def _resolved(self, step: Mapping[str, Any], now: float) -> dict[str, Any]:
-        scope = self._steps.scope(now)
+        scope = self._steps.scope(reads(step), now)
         body = {key: value for key, value in step.items() if key not in ("hooks", "arguments", "when", "inline")}
         kept = {key: step[key] for key in ("hooks", "inline") if key in step}
         try:
@@ -143,7 +147,7 @@ class GroupRun:
             if when and "{{" not in when and not should_run(when):
                 return {**body, "arguments": {}}
             body["arguments"] = arguments_of(step, scope)
-            body["arguments"]["artifacts"] = artifact_arguments(step, scope, self._steps.all_artifacts())
+            body["arguments"]["artifacts"] = artifact_arguments(step, scope, self._steps.artifacts())
         except ExpressionError as error:
             raise ExpressionError(f"failed to resolve references: {error}") from None
         read = {"when": when, "arguments": body["arguments"]["parameters"]}
@@ -187,9 +191,9 @@ class GroupRun:
         message = f"step group deemed errored due to child {child} error: {raised}"
         self._engine.become(self._node, Phase.ERROR, now, message)
 
-    def hook_scope(self, now: float) -> Scope:
+    def hook_scope(self, read: Collection[str], now: float) -> Scope:
         """What a step's hooks may read."""
-        return self._steps.scope(now)
+        return self._steps.scope(read, now)
 
     def fail(self, message: str, now: float) -> None:
         """An error of a hook ends the group."""

@@ -303,8 +303,9 @@ class _Walk:
             self._hooks(step, place)
             items = self._loop(step, place)
             body = {key: value for key, value in step.items() if key not in ("hooks", "inline", "withItems")}
-            self._resolved(body, place, {**scope, **items}, inputs)
-            self._inline_tags(step, place, {**scope, **items}, inputs)
+            known = ChainMap(items, scope)
+            self._resolved(body, place, known, inputs)
+            self._inline_tags(step, place, known, inputs)
             self.problems += fields.argument_problems(step.get("arguments") or {}, (*place, "arguments"))
             self._enter(step, called[str(step.get("name"))], place)
 
@@ -351,13 +352,13 @@ class _Walk:
         depends = any(task.get("depends") for task in tasks)
         if depends and any(task.get("dependencies") for task in tasks):
             self._say(here, "have both depends and dependencies; use depends in all of them")
+        used = depends or any(task.get("dependencies") for task in tasks)
         for index, task in enumerate(tasks):
             if depends and task.get("continueOn"):
                 name = task.get("name")
                 self._say(
                     (*here, index, "continueOn"), f"has no meaning with depends; say {name}.Failed or {name}.Errored"
                 )
-            used = depends or any(one.get("dependencies") for one in tasks)
             if used and str(task.get("name") or "")[:1].isdigit():
                 self._say((*here, index, "name"), f"{task['name']!r} begins with a digit, which depends cannot name")
 
@@ -374,10 +375,9 @@ class _Walk:
     def _task(self, task: Mapping[str, Any], called: Mapping[str, Any], where: Where, base: dict[str, str],
               ancestors: Ancestry, inputs: dict[str, str]) -> None:  # fmt: skip
         own = str(task.get("name"))
-        read = {name.split(".")[1] for name in reads(task) if name.startswith("tasks.")} & called.keys()
         more = self._loop(task, where)
-        for other in read:
-            if ancestors.has(own, other):
+        for other in {name.split(".")[1] for name in reads(task) if name.startswith("tasks.")}:
+            if other in called and ancestors.has(own, other):
                 more |= always(f"tasks.{other}")
         scope = ChainMap(more, base)
         body = {key: value for key, value in task.items() if key not in ("hooks", "inline", "withItems")}

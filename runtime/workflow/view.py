@@ -35,7 +35,7 @@ def watch() -> Iterator[Callable[[Engine, Path], None]]:
 
         def show(engine: Engine, folder: Path) -> None:
             newest[:] = [(engine, folder)]
-            live.update(_table(engine, folder), refresh=True)
+            live.update(_table(engine, folder, console.height - 2), refresh=True)
 
         yield show
     for engine, folder in newest:
@@ -91,16 +91,22 @@ def _seconds(node: Node) -> str:
     return f"{(node.finished or time.time()) - node.started:.1f} s"
 
 
-def _table(engine: Engine, folder: Path) -> Table:
+def _table(engine: Engine, folder: Path, rows: int) -> Table:
+    """At most that many steps: where there are more, the newest of those that run or went wrong."""
+    steps = _steps(engine)
+    shown = steps if len(steps) <= rows else [one for one in steps if one.phase.bad or not one.phase.fulfilled][-rows:]
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(width=2, no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     table.add_column(justify="right", no_wrap=True)
-    for node in _steps(engine):
+    for node in shown:
         mark, style = MARKS[node.phase]
         line = _line(engine, node, folder).replace("[", r"\[")
         table.add_row(f" [{style}]{mark}[/]", _title(node, engine), line, _seconds(node))
+    if len(shown) < len(steps):
+        ended = sum(one.phase.fulfilled for one in steps)
+        table.add_row("", f"{ended} of {len(steps)} steps have ended", "", "")
     return table
 
 
@@ -113,19 +119,20 @@ class _Plain:
 
     def show(self, engine: Engine, folder: Path) -> None:
         """Print what is new."""
+        now = time.monotonic()
         for node in _steps(engine):
-            now, line = time.monotonic(), _line(engine, node, folder)
             before = self._seen.get(node.name)
             if node.phase is not before and node.phase is not Phase.PENDING:
                 self._seen[node.name] = node.phase
+                line = _line(engine, node, folder)
                 self._print(engine, node, line if node.phase.fulfilled else "started")
                 if node.phase.bad:
                     _explain(engine, node, folder)
                 self._said[node.name] = (now, line)
-            elif node.phase is Phase.RUNNING:
-                moment, said = self._said.get(node.name, (now, ""))
-                if now - moment >= PLAIN_EVERY_S and line and line != said:
-                    self._said[node.name] = (now, line)
+            elif node.phase is Phase.RUNNING and now - self._said[node.name][0] >= PLAIN_EVERY_S:
+                line, said = _line(engine, node, folder), self._said[node.name][1]
+                self._said[node.name] = (now, line or said)
+                if line and line != said:
                     self._print(engine, node, line)
 
     def _print(self, engine: Engine, node: Node, line: str) -> None:

@@ -62,3 +62,33 @@ def test_a_model_folder_without_weights_is_refused_by_name(tmp_path: Path) -> No
     assert run.returncode == 2
     assert "no weights in it (*.safetensors)" in run.stderr
     assert run.stderr.strip().count("\n") == 0
+
+
+MISTAKEN = """
+from dataclasses import dataclass
+from hera.workflows import Container, Workflow
+import everstep
+
+@dataclass(frozen=True)
+class Config:
+    words: str = "hello"
+
+def build(config):
+    with Workflow(generate_name="w-", entrypoint="main", arguments=everstep.parameters(config)) as workflow:
+        Container(name="main", image="i", command=["touch here"])
+    return workflow
+
+if __name__ == "__main__":
+    everstep.submit(build, Config)
+"""
+
+
+def test_a_pipeline_is_linted_before_anything_is_submitted(tmp_path: Path) -> None:
+    (tmp_path / "mistaken.py").write_text(MISTAKEN)
+    run = subprocess.run([sys.executable, "mistaken.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 2, run.stderr
+    assert run.stderr == (
+        "python mistaken.py: command: spec.templates[0].container.command: 'touch here' is one word; "
+        "write each word by itself, or [sh, -c, ...]\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["mistaken.py"]
