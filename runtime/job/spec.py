@@ -215,9 +215,9 @@ class Oom(msgspec.Struct, frozen=True):
 class JobSpec(msgspec.Struct, frozen=True):
     """One elastic job."""
 
-    job: str
-    """Its key in the store is jobs/<job>; `<workflow uid>-<step>`."""
-    roles: dict[str, RoleSpec]
+    job: str = ""
+    """Its key in the store is jobs/<job>; `<workflow uid>-<step>`. Empty: whoever runs it names it."""
+    roles: dict[str, RoleSpec] = {}
     patience: Patience = Patience()
     avoid_hosts: tuple[str, ...] = ()
     hosts: str = "local-"
