@@ -24,6 +24,8 @@ class Config:
     """Nodes that train together."""
     min_nodes: int = 1
     """With fewer healthy nodes the training waits, then gives up."""
+    job_spec: str = ""
+    """YAML file of the training's roles and policies; `nodes` says how many machines are checked."""
     iterations: int = 200
     """Optimizer steps."""
 
@@ -32,7 +34,12 @@ class Config:
         corpus.Config(source=self.corpus).check()
         preprocess.Config(tokenizer=self.tokenizer).check()
         train.Config(
-            model=self.model, script=self.script, nodes=self.nodes, min_nodes=self.min_nodes, iterations=self.iterations
+            model=self.model,
+            script=self.script,
+            nodes=self.nodes,
+            min_nodes=self.min_nodes,
+            job_spec=self.job_spec,
+            iterations=self.iterations,
         ).check()
 
 
@@ -51,6 +58,7 @@ def build(config: Config) -> Workflow:
                 script=everstep.parameter("script"),
                 nodes=everstep.parameter("nodes"),
                 min_nodes=everstep.parameter("min_nodes"),
+                job_spec=everstep.parameter("job_spec"),
                 iterations=everstep.parameter("iterations"),
                 avoid_hosts=health.avoid_hosts,
             )

@@ -4,36 +4,34 @@
     replicaSpecs:
       worker: {replicas: 3, minReplicas: 1, maxReplicas: 5, slots: 8, resources: {memory: 64Gi, nvidia.com/gpu: 8}}
 
-Unknown, misspelt, impossible and contradictory fields are all refused together, each by name and line. The only
-module of the brain that needs PyYAML.
+Unknown, misspelt, impossible and contradictory fields are all refused together, each by name and line; so is a field
+that a flag says otherwise. The only module of the brain that needs PyYAML.
 """
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 
 from runtime.job import values
-from runtime.job.spec import (
-    CleanPodPolicy,
-    EndingPolicy,
-    FaultRule,
-    Hang,
-    HangPolicy,
-    JobSpec,
-    Oom,
-    Patience,
-    Placement,
-    Resources,
-    RestartPolicy,
-    RestartScope,
-    RoleSpec,
-    StragglerPolicy,
-    problems,
-)
+from runtime.job.spec import FaultRule, Hang, JobSpec, Oom, Patience, Resources, RoleSpec, problems
+from runtime.job.spelling import HANG, JOB, OOM, PATIENCE, ROLE, RULE, Fields
+
+
+class Said(NamedTuple):
+    """A field that something else says besides the file: a flag."""
+
+    by: str
+    """`--nodes`."""
+    path: tuple[str, ...]
+    """As the file spells it: `("replicaSpecs", "worker", "replicas")`."""
+    value: Any
+    """As the file would write it."""
+    firm: bool = True
+    """The file may not say otherwise; else it may, and only what it leaves out is filled in."""
 
 
 class SpecError(ValueError):
@@ -49,6 +47,8 @@ class _Item(NamedTuple):
 
     value: Any
     line: int
+    by: str = ""
+    """What says it where the file does not."""
 
 
 class _Reading:
@@ -82,63 +82,6 @@ def _shorter(field: str) -> list[str]:
     return ["".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-_Fields = dict[str, tuple[str, Callable[[Any], Any]]]
-
-_PATIENCE: _Fields = {
-    "joinWindow": ("join_window_s", values.number),
-    "joinTimeout": ("join_timeout_s", values.number),
-    "replacementWait": ("replacement_wait_s", values.number),
-    "coolDown": ("cooldown_s", values.number),
-    "silence": ("silence_s", values.number),
-    "leave": ("leave_s", values.number),
-    "handOver": ("handover_s", values.number),
-    "dump": ("dump_s", values.number),
-    "maxRestarts": ("max_restarts", values.whole),
-    "sameError": ("same_error", values.whole),
-    "maxRelaunches": ("max_relaunches", values.whole),
-    "noProgress": ("no_progress", values.whole),
-}
-_HANG: _Fields = {"policy": ("policy", values.one_of(HangPolicy)), "timeout": ("timeout_s", values.number)}
-_OOM: _Fields = {
-    "factor": ("factor", values.factor),
-    "increment": ("increment_bytes", lambda value: int(values.quantity(value))),
-    "limit": ("limit_bytes", lambda value: int(values.quantity(value))),
-}
-_RULE: _Fields = {
-    "exitCodes": ("exit_codes", values.codes),
-    "exceptionalEvent": ("events", values.events),
-    "restartPolicy": ("restart_policy", values.one_of(RestartPolicy)),
-    "restartScope": ("restart_scope", values.one_of(RestartScope)),
-}
-_ROLE: _Fields = {
-    "replicas": ("nodes", values.whole),
-    "minReplicas": ("min_nodes", values.whole),
-    "maxReplicas": ("max_nodes", values.whole),
-    "slots": ("slots", values.whole),
-    "nodeUnit": ("node_unit", values.whole),
-    "priority": ("priority", values.whole),
-    "waitsFor": ("waits_for", values.texts),
-    "restartPolicy": ("restart_policy", values.one_of(RestartPolicy)),
-    "restartScope": ("restart_scope", values.one_of(RestartScope)),
-    "restartLimit": ("restart_limit", values.whole),
-    "restartTimeLimit": ("restart_time_limit_s", values.number),
-    "restartTimeout": ("restart_timeout_s", values.number),
-    "scaleOutTimeout": ("scale_out_timeout_s", values.number),
-    "completePolicy": ("complete_policy", values.one_of(EndingPolicy)),
-    "failPolicy": ("fail_policy", values.one_of(EndingPolicy)),
-}
-_JOB: _Fields = {
-    "job": ("job", values.text),
-    "placement": ("placement", values.one_of(Placement)),
-    "avoidHosts": ("avoid_hosts", values.texts),
-    "hosts": ("hosts", values.text),
-    "topology": ("topology", values.lines),
-    "stragglers": ("stragglers", values.one_of(StragglerPolicy)),
-    "hardwareExitCodes": ("hardware_exit_codes", values.codes),
-    "completePolicy": ("complete_policy", values.one_of(EndingPolicy)),
-    "failPolicy": ("fail_policy", values.one_of(EndingPolicy)),
-    "cleanPodPolicy": ("clean_pod_policy", values.one_of(CleanPodPolicy)),
-}
 _ELSEWHERE = {
     "frameworkType": "not needed: workers find RANK, WORLD_SIZE and MASTER_ADDR in their environment",
     "plugin": "not built: hosts need no ssh and no discovery script here",
@@ -151,16 +94,14 @@ _ELSEWHERE = {
 """Fields of other systems that a reader of theirs may try here."""
 
 
-def spec_of(text: str | Mapping[str, Any], name: str = "job.yaml") -> JobSpec:
-    """The spec that a YAML text, or a mapping like it, describes. Raises SpecError."""
-    reading = _Reading(name)
-    root = _Item(text, 0) if not isinstance(text, str) else _parsed(text, name)
-    top = _plain(root)
-    if not isinstance(top.value, dict):
-        raise SpecError([f"{name}: a mapping is needed, with job and replicaSpecs"])
-    nested = {"patience": _PATIENCE, "hang": _HANG, "oom": _OOM, "replicaSpecs": {}}
-    fields = _fields(reading, top, _JOB, "", "", nested)
-    for key, kind, known in (("patience", Patience, _PATIENCE), ("hang", Hang, _HANG), ("oom", Oom, _OOM)):
+def spec_of(text: str | Mapping[str, Any], name: str = "job.yaml", said: Iterable[Said] = ()) -> JobSpec:
+    """The spec that a YAML text, or a mapping like it, describes together with what else is said. Raises SpecError."""
+    reading, top = _Reading(name), _top(text, name)
+    for entry in said:
+        _merge(reading, top, entry)
+    nested = {"patience": PATIENCE, "hang": HANG, "oom": OOM, "replicaSpecs": {}}
+    fields = _fields(reading, top, JOB, "", "", nested)
+    for key, kind, known in (("patience", Patience, PATIENCE), ("hang", Hang, HANG), ("oom", Oom, OOM)):
         if key in top.value:
             fields[key] = kind(**_fields(reading, top.value[key], known, f"{key}.", f"{key}."))
     roles = top.value.get("replicaSpecs")
@@ -179,6 +120,60 @@ def spec_of(text: str | Mapping[str, Any], name: str = "job.yaml") -> JobSpec:
         if not reading.wrong:
             return spec
     raise SpecError(reading.lines())
+
+
+def role_names(text: str, name: str = "job.yaml") -> list[str]:
+    """The roles that a YAML text has, whatever else is wrong with it. Raises SpecError where it is no mapping."""
+    roles = _top(text, name).value.get("replicaSpecs")
+    return [str(role) for role in roles.value] if roles and isinstance(roles.value, dict) else []
+
+
+def _top(text: str | Mapping[str, Any], name: str) -> _Item:
+    root = _Item(text, 0) if not isinstance(text, str) else _parsed(text, name)
+    top = _plain(root)
+    if not isinstance(top.value, dict):
+        raise SpecError([f"{name}: a mapping is needed, with job and replicaSpecs"])
+    return top
+
+
+def _merge(reading: _Reading, top: _Item, said: Said) -> None:
+    """Fill in what the file leaves out; refuse what it says otherwise."""
+    inside, above, last = top.value, said.path[:-1], said.path[-1]
+    if len(above) > 1 and not _has_role(reading, top, said):
+        return
+    for key in above:
+        inside = inside.setdefault(key, _Item({}, 0)).value
+        if not isinstance(inside, dict):
+            return  # Refused when it is read.
+    known = inside.get(last)
+    if known is None:
+        inside[last] = _Item(said.value, 0, said.by)
+    elif said.firm and _value(said.path, _bare(known)) != _value(said.path, said.value):
+        here = f"{'.'.join(said.path)}: {_bare(known)!r}"
+        reading.refuse(known.line, f"{here} here, but {said.by} says {said.value!r}; say it in one place")
+
+
+def _has_role(reading: _Reading, top: _Item, said: Said) -> bool:
+    """Is the role there that is spoken of?"""
+    roles = top.value.get(said.path[0])
+    if roles is None or not isinstance(roles.value, dict):
+        return False  # Refused when it is read.
+    if said.path[1] not in roles.value:
+        reading.refuse(
+            roles.line, f"{said.path[0]}: {said.by} is about {said.path[1]}; there is {', '.join(roles.value)}"
+        )
+    return said.path[1] in roles.value
+
+
+def _value(path: tuple[str, ...], value: Any) -> Any:
+    """What the field reads it as; itself where the field cannot have it."""
+    tables: dict[str, Fields] = {"patience": PATIENCE, "hang": HANG, "oom": OOM, "replicaSpecs": ROLE}
+    first, last = path[0], path[-1]
+    _, read = tables.get(first, JOB)[last]
+    try:
+        return read(value)
+    except values.Wrong:
+        return value
 
 
 def _parsed(text: str, name: str) -> _Item:
@@ -216,9 +211,9 @@ def _plain(item: _Item) -> _Item:
     value = item.value
     if isinstance(value, Mapping):
         inside = {str(k): _plain(v if isinstance(v, _Item) else _Item(v, 0)) for k, v in value.items()}
-        return _Item(inside, item.line)
+        return item._replace(value=inside)
     if isinstance(value, list | tuple):
-        return _Item([_plain(v if isinstance(v, _Item) else _Item(v, 0)) for v in value], item.line)
+        return item._replace(value=[_plain(v if isinstance(v, _Item) else _Item(v, 0)) for v in value])
     return item
 
 
@@ -229,7 +224,7 @@ def _bare(item: _Item) -> Any:
 
 
 def _fields(
-    reading: _Reading, item: _Item, known: _Fields, at: str, field: str, nested: Mapping[str, Any] | None = None
+    reading: _Reading, item: _Item, known: Fields, at: str, field: str, nested: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The fields of one struct; `at` is the path in the file, `field` that in the spec."""
     nested = nested or {}
@@ -237,22 +232,23 @@ def _fields(
         reading.refuse(item.line, f"{at.rstrip('.')}: a mapping is needed, with {', '.join([*known, *nested])}")
         return {}
     found = {}
-    for key, (value, line) in item.value.items():
+    for key, given in item.value.items():
         if key in nested:
             continue
         if key not in known:
-            reading.refuse(line, f"{at}{key}: {_unknown(key, known, nested)}")
+            reading.refuse(given.line, f"{at}{key}: {_unknown(key, known, nested)}")
             continue
         name, read = known[key]
-        reading.stands(f"{field}{name}", f"{at}{key}", line)
+        path = given.by or f"{at}{key}"
+        reading.stands(f"{field}{name}", path, given.line)
         try:
-            found[name] = read(_bare(_Item(value, line)))
+            found[name] = read(_bare(given))
         except values.Wrong as error:
-            reading.refuse(line, f"{at}{key}: {_bare(_Item(value, line))!r} is not {error}")
+            reading.refuse(given.line, f"{path}: {_bare(given)!r} is not {error}")
     return found
 
 
-def _unknown(key: str, known: _Fields, nested: Mapping[str, Any]) -> str:
+def _unknown(key: str, known: Fields, nested: Mapping[str, Any]) -> str:
     if key in _ELSEWHERE:
         return _ELSEWHERE[key]
     names = {name.lower(): name for name in [*known, *nested]}
@@ -264,7 +260,7 @@ def _unknown(key: str, known: _Fields, nested: Mapping[str, Any]) -> str:
 def _role(reading: _Reading, role: str, item: _Item) -> RoleSpec:
     at, field = f"replicaSpecs.{role}.", f"roles.{role}."
     reading.stands(field.rstrip("."), at.rstrip("."), item.line)
-    found = _fields(reading, item, _ROLE, at, field, {"resources": {}, "faultTolerantPolicy": {}})
+    found = _fields(reading, item, ROLE, at, field, {"resources": {}, "faultTolerantPolicy": {}})
     inside = item.value if isinstance(item.value, dict) else {}
     if inside and "replicas" not in inside:
         reading.refuse(item.line, f"{at}replicas: missing")
@@ -285,7 +281,7 @@ def _role(reading: _Reading, role: str, item: _Item) -> RoleSpec:
 def _rule(reading: _Reading, rule: _Item, at: str, field: str, number: int) -> FaultRule:
     path, inside = f"{at}faultTolerantPolicy[{number}]", f"{field}fault_rules[{number}]"
     reading.stands(inside, path, rule.line)
-    return msgspec.convert(_fields(reading, rule, _RULE, f"{path}.", f"{inside}."), FaultRule)
+    return msgspec.convert(_fields(reading, rule, RULE, f"{path}.", f"{inside}."), FaultRule)
 
 
 def _resources(reading: _Reading, item: _Item, at: str) -> Resources:
@@ -293,10 +289,10 @@ def _resources(reading: _Reading, item: _Item, at: str) -> Resources:
         reading.refuse(item.line, f"{at.rstrip('.')}: a mapping is needed, like {{cpu: 2, memory: 4Gi}}")
         return Resources()
     amounts: dict[str, float] = {}
-    for key, (value, line) in item.value.items():
+    for key, given in item.value.items():
         try:
-            amounts[key] = values.quantity(value)
+            amounts[key] = values.quantity(given.value)
         except values.Wrong as error:
-            reading.refuse(line, f"{at}{key}: {value!r} is not {error}")
+            reading.refuse(given.line, f"{at}{key}: {given.value!r} is not {error}")
     cpu, memory = amounts.pop("cpu", 0.0), int(amounts.pop("memory", 0))
     return Resources(cpu, memory, amounts)

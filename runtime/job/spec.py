@@ -215,9 +215,9 @@ class Oom(msgspec.Struct, frozen=True):
 class JobSpec(msgspec.Struct, frozen=True):
     """One elastic job."""
 
-    job: str
-    """Its key in the store is jobs/<job>; `<workflow uid>-<step>`."""
-    roles: dict[str, RoleSpec]
+    job: str = ""
+    """Its key in the store is jobs/<job>; `<workflow uid>-<step>`. Empty: whoever runs it names it."""
+    roles: dict[str, RoleSpec] = {}
     patience: Patience = Patience()
     avoid_hosts: tuple[str, ...] = ()
     hosts: str = "local-"
@@ -272,6 +272,10 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         yield "oom: no role says how much memory its nodes have"
     if spec.placement is Placement.JOINED and spec.clean_pod_policy is not CleanPodPolicy.ALL:
         yield "clean_pod_policy: nodes that come by themselves (placement joined) are not removed"
+    if spec.placement is Placement.JOINED and spec.avoid_hosts:
+        yield "avoid_hosts: nodes that come by themselves (placement joined) are where they are"
+    if spec.placement is Placement.JOINED and spec.hosts not in ("", JobSpec().hosts):
+        yield "hosts: nodes that come by themselves (placement joined) are where they are"
     try:
         switches(spec.topology)
     except TopologyError as error:

@@ -9,6 +9,7 @@ from runtime.launch import torchrun
 EXAMPLES = """examples:
   everstep launch --standalone --nproc-per-node 2 train.py --epochs 3
   everstep launch --nnodes 2:4 --rdzv-endpoint node0:29400 --max-restarts 3 train.py        # on every node
+  everstep launch --job-spec roles.yaml --role ps --rdzv-endpoint node0:29400 train.py       # one node a role
   NODE_RANK=$RANK DLROVER_MASTER_ADDR=$MASTER_ADDR:$MASTER_PORT \\
     everstep launch --nnodes 4 --nproc-per-node 8 train.py                                  # in a PyTorchJob
 
@@ -59,6 +60,9 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("of everstep")
     group.add_argument(
         "--store", default="", metavar="URI", help="shared by all nodes: checkpoints, and the master's takeover"
+    )
+    group.add_argument(
+        "--job-spec", default="", metavar="FILE", help="YAML of the job's roles and policies; --role is this node's"
     )
     group.add_argument(
         "--hang-timeout",

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from runtime.agent.logs import LogPlan, streams_of
 from runtime.diagnosis.switchbox import Box, parse_box
-from runtime.job.spec import Hang, HangPolicy
+from runtime.job.spec import Hang, HangPolicy, JobSpec
+from runtime.launch.job import ROLE, read_spec
 from runtime.launch.rendezvous import Rendezvous, parse_conf, split_endpoint
 
 _STATIC_PORT = 29500
@@ -46,7 +47,12 @@ class Meeting:
 class Launch:
     """One node's part in a job, as it was asked for."""
 
+    spec: JobSpec | None
+    """As --job-spec and the flags say it together; None: the flags alone say what the job is."""
+    role: str
+    """This node's, to the master."""
     nodes: int
+    """Of all roles."""
     min_nodes: int
     slots: int
     """Workers on this node."""
@@ -94,28 +100,31 @@ def options(
 ) -> Launch:
     """The launch that was asked for. Raises ValueError with one line: what, where, how to mend it."""
     _refuse(told)
+    _check_numbers(told)
     least, most = _nodes(told.nnodes)
     slots = _slots(told.nproc_per_node, count_devices or devices)
-    meeting, index, run_id, workers_meet = _meeting(told, environment, least, most)
-    static = meeting is not None and not _dynamic(told, least < most) and "DLROVER_MASTER_ADDR" not in environment
-    if told.max_restarts < 0:
-        raise ValueError(f"--max-restarts {told.max_restarts}: it cannot be negative")
-    if told.persist_interval < 1:
-        raise ValueError(f"--persist-interval {told.persist_interval}: at least 1 iteration is needed")
-    if told.cooldown < 0:
-        raise ValueError(f"--cooldown {told.cooldown:g}: it cannot be negative")
-    if not told.hang_timeout > 0:
-        raise ValueError(f"--hang-timeout {told.hang_timeout:g}: it must be above 0")
+    spec, role = read_spec(told, (least, most), slots) if told.job_spec else (None, ROLE)
+    if spec is not None:
+        least = sum(each.min_nodes for each in spec.roles.values())
+        most, slots = sum(each.nodes for each in spec.roles.values()), spec.roles[role].slots
+        told = argparse.Namespace(**{**vars(told), "rdzv_id": spec.job, "max_restarts": spec.patience.max_restarts})
+    elastic = least < most or spec is not None
+    meeting, index, run_id, workers_meet = _meeting(told, environment, most, elastic)
+    if index >= 0 and spec is not None and len(spec.roles) > 1:
+        raise ValueError("--job-spec: nodes of several roles have no numbers; give --rdzv-endpoint HOST:PORT alone")
+    static = meeting is not None and not _dynamic(told, elastic) and "DLROVER_MASTER_ADDR" not in environment
     sets_threads = "OMP_NUM_THREADS" not in environment and slots > 1
     command, plain = _command(told, environment)
     return Launch(
+        spec=spec,
+        role=role,
         nodes=most,
-        min_nodes=most if static else least,
+        min_nodes=most if static and spec is None else least,
         slots=slots,
         index=index,
         meeting=meeting,
         run_id=run_id,
-        role_name=told.role,
+        role_name=told.role if spec is None else role,
         workers_meet=workers_meet,
         local_addr=told.local_addr or "",
         rendezvous=parse_conf(told.rdzv_conf, static=static),
@@ -135,7 +144,7 @@ def options(
         store=told.store,
         persist_interval=told.persist_interval,
         cooldown_s=told.cooldown,
-        hang=Hang(_hang_policy(told), told.hang_timeout),
+        hang=spec.hang if spec is not None else Hang(_hang_policy(told), told.hang_timeout),
         environment={"TORCHELASTIC_SIGNALS_TO_HANDLE": told.signals_to_handle},
     )
 
@@ -163,6 +172,17 @@ def _refuse(told: argparse.Namespace) -> None:
     for name in ("exclude_straggler", "switchbox_check"):
         if getattr(told, name) and not told.network_check:
             raise ValueError(f"--{name.replace('_', '-')}: it is a part of --network-check; give that too")
+
+
+def _check_numbers(told: argparse.Namespace) -> None:
+    if told.max_restarts < 0:
+        raise ValueError(f"--max-restarts {told.max_restarts}: it cannot be negative")
+    if told.persist_interval < 1:
+        raise ValueError(f"--persist-interval {told.persist_interval}: at least 1 iteration is needed")
+    if told.cooldown < 0:
+        raise ValueError(f"--cooldown {told.cooldown:g}: it cannot be negative")
+    if not told.hang_timeout > 0:
+        raise ValueError(f"--hang-timeout {told.hang_timeout:g}: it must be above 0")
 
 
 def _nodes(text: str) -> tuple[int, int]:
@@ -198,7 +218,7 @@ def _dynamic(told: argparse.Namespace, elastic: bool) -> bool:
 
 
 def _meeting(
-    told: argparse.Namespace, environment: Mapping[str, str], least: int, nodes: int
+    told: argparse.Namespace, environment: Mapping[str, str], nodes: int, elastic: bool
 ) -> tuple[Meeting | None, int, str, tuple[str, int] | None]:
     """(where the nodes meet or None, this node's number or -1, the run's id, where the workers meet if told)."""
     own_id = told.rdzv_id if told.store and told.rdzv_id != "none" else str(uuid.uuid4())
@@ -215,7 +235,7 @@ def _meeting(
         if int(rank) >= nodes:
             raise ValueError(f"NODE_RANK={rank}: --nnodes allows numbers below {nodes}")
         return Meeting(host, port, int(rank) == 0), int(rank), told.rdzv_id, None
-    if _dynamic(told, least < nodes):
+    if _dynamic(told, elastic):
         host, port = split_endpoint(told.rdzv_endpoint, _DYNAMIC_PORT, "--rdzv-endpoint")
         if port == 0:
             _alone(nodes, f"--rdzv-endpoint {told.rdzv_endpoint}: no other node can find port 0")
@@ -236,9 +256,7 @@ def _meeting(
 
 def _alone(nodes: int, why: str) -> None:
     if nodes > 1:
-        raise ValueError(
-            f"{why}, but --nnodes asks for {nodes} nodes; give --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
-        )
+        raise ValueError(f"{why}, but {nodes} nodes are asked for; give --rdzv-backend c10d --rdzv-endpoint HOST:PORT")
 
 
 def _command(told: argparse.Namespace, environment: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:

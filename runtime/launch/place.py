@@ -19,9 +19,6 @@ from runtime.launch.scratch import Scratch
 from runtime.master.journal import find_master
 from runtime.store import Store, open_store
 
-ROLE = "worker"
-"""Of all nodes, to the master; ROLE_NAME is the user's."""
-
 
 @dataclass(frozen=True)
 class Place:
@@ -44,7 +41,7 @@ class Place:
 
 def find_place(told: Launch, environment: Mapping[str, str], scratch: Scratch, chance: random.Random) -> Place:
     """Look at the machine and the network. Raises ValueError, StoreError with one line."""
-    node = f"{ROLE}-{told.index}" if told.index >= 0 else f"{ROLE}-{secrets.token_hex(4)}"
+    node = f"{told.role}-{told.index}" if told.index >= 0 else f"{told.role}-{secrets.token_hex(4)}"
     if told.meeting is None:
         job = _job(told.run_id)
         token = meeting.token_of(environment, None, job)

@@ -20,15 +20,15 @@ from runtime.checkpoint.keeper import Keeper
 from runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, NoQuorumError
 from runtime.job.messages import Holding
 from runtime.job.records import JobResult, Reason
-from runtime.job.spec import EndingPolicy, JobSpec, Patience, Placement, RoleSpec
 from runtime.launch import admitting, meeting
 from runtime.launch.admitting import Admission, check_port
 from runtime.launch.checking import Checked
 from runtime.launch.failure import copy_error_file, failure_lines
 from runtime.launch.host import Hosting
+from runtime.launch.job import job_of
 from runtime.launch.mastering import Master
 from runtime.launch.options import Launch
-from runtime.launch.place import ROLE, Place, find_place, free_ports, nobody_hosts
+from runtime.launch.place import Place, find_place, free_ports, nobody_hosts
 from runtime.launch.scratch import Scratch, discard
 from runtime.master.journal import find_master
 
@@ -52,7 +52,7 @@ def launch(told: Launch, environment: Mapping[str, str]) -> int:
         own_device(environment, told.slots - 1)
     place = find_place(told, environment, scratch, chance)
     os.environ.update(EVERSTEP_JOB=place.job, EVERSTEP_NODE=place.node)  # By these its processes are found.
-    entry = scratch.enter(place.job, place.node, ROLE)
+    entry = scratch.enter(place.job, place.node, told.role)
     try:
         return asyncio.run(_Node(told, place, chance, environment).run())
     finally:
@@ -229,27 +229,12 @@ class _Node:
         return TRY_AGAIN if ending.told and ending.reason not in _GRACEFUL else ending.code
 
     def _master_of(self, host: str, port: int) -> Hosting:
-        told, place, usual = self._told, self._place, Patience()
-        patience = Patience(
-            join_window_s=told.rendezvous.last_call_s,
-            join_timeout_s=told.rendezvous.join_timeout_s,
-            cooldown_s=told.cooldown_s,
-            silence_s=told.rendezvous.silence_s,
-            replacement_wait_s=usual.replacement_wait_s,
-            max_restarts=told.max_restarts,
-            same_error=0,
-            no_progress=0,
-        )
-        admission = None
+        told, place = self._told, self._place
+        spec, admission = job_of(told, place.job), None
         if told.check:
-            admission = Admission(
-                told.nodes, told.min_nodes, patience.join_window_s, patience.join_timeout_s, told.exclude_straggler
-            )
-            patience = replace(patience, join_timeout_s=patience.join_timeout_s + admitting.TIMEOUT_S)
-        # As torchrun counts: every failure of workers costs a restart, also a kill; a change of membership none.
-        limits = {"restart_limit": told.max_restarts, "fail_policy": EndingPolicy.ANY}
-        role = RoleSpec(told.nodes, told.min_nodes, told.slots, **limits)
-        spec = JobSpec(place.job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED, hang=told.hang)
+            window_s, timeout_s = spec.patience.join_window_s, spec.patience.join_timeout_s
+            admission = Admission(told.nodes, told.min_nodes, window_s, timeout_s, told.exclude_straggler)
+            spec = replace(spec, patience=replace(spec.patience, join_timeout_s=timeout_s + admitting.TIMEOUT_S))
         return Hosting(
             spec=spec,
             store=place.store.uri,
@@ -270,7 +255,7 @@ class _Node:
             master=f"http://{host}:{place.port}",
             store=place.store.uri,
             node=place.node,
-            role=ROLE,
+            role=told.role,
             host=socket.gethostname(),
             slots=told.slots,
             command=told.command,

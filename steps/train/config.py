@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steps.entry import StepError
+from steps.train.job import job_of, ranks
 
 TINY = "tiny"
 LLAMA = Path(__file__).with_name("llama.py")
@@ -33,6 +34,8 @@ class Config:
     """With fewer the training waits; without them for too long it ends with exit code 3."""
     workers_per_node: int = 1
     """Training processes on each node."""
+    job_spec: str = ""
+    """YAML file of the job's roles and policies, or such a mapping itself; flags may not say otherwise."""
     iterations: int = 200
     """Optimizer steps."""
     sequence_length: int = 96
@@ -72,6 +75,9 @@ class Config:
         if not _JOB.fullmatch(self.job):
             raise StepError(f"--job {self.job!r}: use letters, digits and . _ -")
         self.avoided()
+        workers = ranks(job_of(self)) if self.job_spec else self.nodes * self.workers_per_node
+        if self.global_batch < workers:
+            raise StepError(f"--global-batch {self.global_batch}: fewer samples than the {workers} ranks; raise it")
         if self.script and not os.path.isfile(self.script):
             raise StepError(f"--script {self.script}: no such file")
         try:
@@ -88,11 +94,8 @@ class Config:
         for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval"):
             if getattr(self, name) < 1:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1 is needed")
-        if self.min_nodes > self.nodes:
+        if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
-        ranks = self.nodes * self.workers_per_node
-        if self.global_batch < ranks:
-            raise StepError(f"--global-batch {self.global_batch}: fewer samples than the {ranks} ranks; raise it")
         if not self.learning_rate > 0:
             raise StepError(f"--learning-rate {self.learning_rate:g}: must be above 0")
         for name in ("warmup", "max_relaunches", "max_restarts", "replacement_wait_s", "seed"):

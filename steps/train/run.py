@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from runtime.token import shared_token
 from steps.entry import TRY_AGAIN, Result, StepError, Terminated
 from steps.train.config import TINY, Config
+from steps.train.job import job_of
 
 if TYPE_CHECKING:
+    from runtime.job.spec import JobSpec
     from runtime.master import Outcome, Progress
     from runtime.store import Store
 
@@ -38,11 +40,11 @@ def run(config: Config) -> Result:
         raise StepError("--dataset: missing; give the URI that steps.preprocess told")
     if config.model == TINY and not config.script:
         print("model tiny: random weights, trained from nothing", file=sys.stderr)
-    store = open_store(config.store)
+    store, spec = open_store(config.store), job_of(config)
     started = time.time()
     lines = ProgressLines(config.iterations, sys.stderr, time.monotonic)
     try:
-        outcome = asyncio.run(_train(config, store, lines.show))
+        outcome = asyncio.run(_train(config, spec, store, lines.show))
     except StoreError as error:
         raise StepError(f"--store {config.store}: {error}", TRY_AGAIN) from None
     if outcome.state == "stopped":
@@ -52,8 +54,8 @@ def run(config: Config) -> Result:
     if outcome.checkpoint is None:
         raise StepError("trained to the end, but no checkpoint was committed; call everstep's Checkpointer.finish", 1)
     facts = {
-        **history(store, config.job),
-        **asked(config),
+        **history(store, spec.job),
+        **asked(config, spec),
         "loss": lines.loss,
         "seconds": round(time.time() - started, 2),
     }
@@ -65,23 +67,11 @@ def run(config: Config) -> Result:
     return Result(_summary(facts), outputs, facts)
 
 
-async def _train(config: Config, store: "Store", show: "Callable[[Progress], None]") -> "Outcome":
-    from runtime.job.spec import JobSpec, Patience, RoleSpec
+async def _train(config: Config, spec: "JobSpec", store: "Store", show: "Callable[[Progress], None]") -> "Outcome":
     from runtime.master import run as run_master
     from runtime.platform.process import ProcessPlatform
 
     folder = Path(os.environ.get(RUN_DIR_VARIABLE, "runs/by-hand")).absolute()
-    patience = Patience(
-        replacement_wait_s=config.replacement_wait_s,
-        max_relaunches=config.max_relaunches,
-        max_restarts=config.max_restarts,
-    )
-    spec = JobSpec(
-        job=config.job,
-        roles={"worker": RoleSpec(config.nodes, config.min_nodes, config.workers_per_node)},
-        patience=patience,
-        avoid_hosts=config.avoided(),
-    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
@@ -89,6 +79,7 @@ async def _train(config: Config, store: "Store", show: "Callable[[Progress], Non
     script = [
         "--preload=everstep.training",
         f"--persist-interval={config.persist_interval}",
+        f"--max-restarts={spec.patience.max_restarts}",
         "--",
         str(config.script_path()),
         *config.script_flags(),
@@ -96,8 +87,8 @@ async def _train(config: Config, store: "Store", show: "Callable[[Progress], Non
     return await run_master(
         spec,
         store,
-        ProcessPlatform(folder, config.job),
-        token=shared_token(folder / "jobs" / f"{config.job}.token"),
+        ProcessPlatform(folder, spec.job),
+        token=shared_token(folder / "jobs" / f"{spec.job}.token"),
         agent_arguments=script,
         agent_environment=ONE_THREAD,
         stop=stop,
@@ -163,9 +154,10 @@ def _summary(facts: dict[str, Any]) -> str:
     return "  ".join(words)
 
 
-def asked(config: Config) -> dict[str, Any]:
+def asked(config: Config, spec: "JobSpec") -> dict[str, Any]:
     """What the report tells of the settings."""
-    return {"nodes": config.nodes, "model": config.script or config.model, "job": config.job}
+    nodes = sum(role.nodes for role in spec.roles.values())
+    return {"nodes": nodes, "model": config.script or config.model, "job": spec.job}
 
 
 def history(store: "Store", job: str) -> dict[str, int]:

@@ -1,9 +1,12 @@
 """The Hera template of the training."""
 
+import json
 from functools import cache
 
 from hera.workflows import Container
 
+from runtime.job.spec import JobSpec
+from runtime.job.writer import mapping_of
 from steps.template import StepTask, step_task, step_template
 from steps.train.config import Config
 
@@ -25,5 +28,11 @@ def template() -> Container:
 
 
 def task(name: str = "train", **arguments: object) -> StepTask:
-    """A task with the outputs `checkpoint` (URI of the last commit) and `iterations`."""
+    """A task with the outputs `checkpoint` (URI of the last commit) and `iterations`.
+
+    `job_spec` may be a `JobSpec` (everstep.job), besides the name of a YAML file.
+    """
+    given = arguments.get("job_spec")
+    if isinstance(given, JobSpec):
+        arguments["job_spec"] = json.dumps(mapping_of(given), separators=(",", ":"))
     return step_task(template(), name, arguments)

@@ -1,8 +1,10 @@
 """A job's YAML: what it means, and how what is wrong with it is told."""
 
+import json
+
 import pytest
 
-from runtime.job.reader import SpecError, spec_of
+from runtime.job.reader import Said, SpecError, spec_of
 from runtime.job.spec import (
     GIB,
     CleanPodPolicy,
@@ -11,12 +13,14 @@ from runtime.job.spec import (
     HangPolicy,
     JobSpec,
     NodeEvent,
+    Patience,
     Placement,
     Resources,
     RestartPolicy,
     RestartScope,
     RoleSpec,
 )
+from runtime.job.writer import mapping_of
 
 SEED = """
 job: horovod-elastic
@@ -141,3 +145,45 @@ def test_everything_wrong_is_told_at_once_in_the_order_of_the_lines() -> None:
 def test_nodes_that_come_by_themselves_have_no_resources_to_ask_for() -> None:
     with pytest.raises(SpecError, match=r"replicaSpecs\.worker\.priority: nodes that come by themselves"):
         spec_of(BASE + "    priority: 1\nplacement: joined\n")
+
+
+def test_what_flags_say_fills_in_what_the_file_leaves_out() -> None:
+    said = [
+        Said("--job", ("job",), "j"),
+        Said("--min-nodes", ("replicaSpecs", "worker", "minReplicas"), 1),
+        Said("--max-restarts", ("patience", "maxRestarts"), 7),
+    ]
+    expected = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(max_restarts=7))
+    assert spec_of("replicaSpecs:\n  worker: {replicas: 2}\n", said=said) == expected
+    assert spec_of(BASE + "patience: {maxRestarts: 7}\n", said=said) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (
+            Said("--nodes", ("replicaSpecs", "worker", "replicas"), 3),
+            "job.yaml line 4: replicaSpecs.worker.replicas: 2 here, but --nodes says 3; say it in one place",
+        ),
+        (
+            Said("--nodes", ("replicaSpecs", "ps", "replicas"), 3),
+            "job.yaml line 2: replicaSpecs: --nodes is about ps; ",
+        ),
+        (Said("--min-nodes", ("replicaSpecs", "worker", "minReplicas"), 3), "job.yaml: --min-nodes: 3 is more than"),
+        (Said("--job", ("job",), "other"), "job.yaml line 1: job: 'j' here, but --job says 'other'"),
+    ],
+)
+def test_what_flag_and_file_say_otherwise_is_refused_by_both_names(said: Said, line: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec_of(BASE, said=[said])
+    assert any(line in problem for problem in caught.value.problems), caught.value.problems
+
+
+def test_what_is_not_said_firmly_gives_way_to_the_file() -> None:
+    assert spec_of(BASE, said=[Said("--job", ("job",), "other", firm=False)]).job == "j"
+
+
+def test_a_spec_made_in_python_is_written_as_what_reads_the_same() -> None:
+    spec = spec_of(SEED)
+    assert spec_of(json.dumps(mapping_of(spec))) == spec
+    assert mapping_of(spec_of(BASE)) == {"job": "j", "replicaSpecs": {"worker": {"replicas": 2}}}

@@ -1,6 +1,7 @@
 """What a command line means: a launch, or one line that says what is wrong and how to mend it."""
 
 import math
+import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from runtime.agent.logs import Streams
-from runtime.job.spec import Hang, HangPolicy
+from runtime.job.spec import Hang, HangPolicy, Placement
 from runtime.launch.flags import Parser
+from runtime.launch.job import job_of
 from runtime.launch.options import Launch, Meeting, options
 from runtime.launch.rendezvous import parse_conf, split_endpoint
 
@@ -173,7 +175,7 @@ DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
         (["--nproc-per-node=0"], {}, "--nproc-per-node 0"),
         (["--nproc-per-node=many"], {}, "--nproc-per-node many"),
         (["--nproc-per-node=gpu"], {}, "no such device"),
-        (["--standalone", "--nnodes=2"], {}, "--standalone, but --nnodes asks for 2"),
+        (["--standalone", "--nnodes=2"], {}, "--standalone, but 2 nodes are asked for"),
         (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=h:0"], {}, "no other node can find port 0"),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=h:x"], {}, "'x' is no port"),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=h:99999"], {}, "no port"),
@@ -215,3 +217,59 @@ def test_a_script_that_does_not_exist_is_refused() -> None:
     told = Parser({}).parse_args(["--standalone", "missing.py"])
     with pytest.raises(ValueError, match=r"missing\.py: no such file"):
         options(told, {})
+
+
+SPEC = """
+patience: {coolDown: 5, maxRestarts: 2}
+hang: {policy: report}
+replicaSpecs:
+  ps: {replicas: 1}
+  worker: {replicas: 3, minReplicas: 2, slots: 4}
+"""
+
+
+def test_a_job_spec_says_what_the_job_is_and_role_which_node_this_is(tmp_path: Path) -> None:
+    (tmp_path / "roles.yaml").write_text(f"job: llama{SPEC}")
+    launch = read("--job-spec=roles.yaml", "--role=worker", "--rdzv-endpoint=h:1")
+    assert (launch.role, launch.role_name, launch.slots, launch.nodes, launch.min_nodes) == (
+        "worker",
+        "worker",
+        4,
+        4,
+        3,
+    )
+    assert (launch.meeting, launch.run_id, launch.max_restarts) == (Meeting("h", 1, None), "llama", 2)
+    job = job_of(launch, "llama-1")
+    assert (job.job, job.placement, job.hosts) == ("llama-1", Placement.JOINED, "")
+    assert (job.patience.cooldown_s, job.hang.policy) == (5, HangPolicy.REPORT)
+    assert {name: (role.nodes, role.min_nodes) for name, role in job.roles.items()} == {"ps": (1, 1), "worker": (3, 2)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "--role: roles.yaml has the roles ps, worker; say which of them this node has"),
+        (["--role=chief"], "--role chief: roles.yaml has no such role, only ps, worker"),
+        (["--role=worker", "--nproc-per-node=2"], "line 6: replicaSpecs.worker.slots: 4 here, but --nproc-per-node sa"),
+        (["--role=worker", "--nnodes=1:3"], "line 6: replicaSpecs.worker.minReplicas: 2 here, but --nnodes says 1"),
+        (["--role=ps", "--max-restarts=3"], "line 2: patience.maxRestarts: 2 here, but --max-restarts says 3"),
+        (["--role=ps", "--rdzv-conf=join_timeout=0.5,last_call_timeout=7", "--on-hang=fail"], "but --on-hang says"),
+        (["--role=ps", "--nnodes=4", "--node-rank=1", "--master-addr=h"], "replicaSpecs.ps.replicas: 1 here"),
+        (["--role=ps", "--node-rank=1", "--master-addr=h"], "nodes of several roles have no numbers"),
+        (["--role=ps"], "give --rdzv-endpoint HOST:PORT alone"),
+        (["--role=ps", "--standalone"], "--standalone, but 4 nodes are asked for"),
+    ],
+)
+def test_a_job_spec_and_the_flags_may_not_contradict_each_other(tmp_path: Path, flags: list[str], words: str) -> None:
+    (tmp_path / "roles.yaml").write_text(SPEC)
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        read("--job-spec=roles.yaml", *flags)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_spec_for_nodes_that_are_made_is_refused_where_nodes_come_by_themselves(tmp_path: Path) -> None:
+    (tmp_path / "roles.yaml").write_text("replicaSpecs:\n  worker: {replicas: 1, resources: {cpu: 1}}\n")
+    with pytest.raises(ValueError, match=r"roles.yaml line 2: replicaSpecs.worker.resources: nodes that come by"):
+        read("--job-spec=roles.yaml")
+    with pytest.raises(ValueError, match=r"--job-spec no.yaml: No such file"):
+        read("--job-spec=no.yaml")

@@ -70,3 +70,23 @@ def test_what_the_report_reads_is_in_the_store(tmp_path: Path, dataset: Path, mo
     assert told["facts"]["restarts"] == 0
     assert told["facts"]["parameters"] > 0
     assert told["facts"]["loss"] > 0
+
+
+def test_each_role_of_a_job_spec_gets_its_nodes_and_workers(tmp_path: Path, dataset: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import os\nfrom pathlib import Path\n\nimport torch\n\nimport everstep\n\njob = everstep.init()\n"
+        "state = {'w': torch.zeros(3)}\n"
+        "checkpointer = everstep.Checkpointer(state)\n"
+        "checkpointer.load(state)\n"
+        "checkpointer.save(1, state)\n"
+        "told = [os.environ[name] for name in ('ROLE_NAME', 'ROLE_RANK', 'ROLE_WORLD_SIZE', 'WORLD_SIZE')]\n"
+        f"(Path({str(tmp_path)!r}) / f'rank-{{job.rank}}').write_text(' '.join(told))\n"
+        "checkpointer.finish(state)\n"
+    )
+    spec = tmp_path / "roles.yaml"
+    spec.write_text("replicaSpecs:\n  chief: {replicas: 1}\n  worker: {replicas: 1, slots: 2, waitsFor: chief}\n")
+    ended = step(tmp_path / "t", f"--dataset={dataset}", f"--script={script}", f"--job-spec={spec}", "--job=roles")
+    assert ended.code == 0, ended.told
+    told = sorted(path.read_text() for path in tmp_path.glob("rank-*"))
+    assert told == ["chief 0 1 3", "worker 0 2 3", "worker 1 2 3"]

@@ -1,0 +1,84 @@
+"""The job that a training step's flags and its job spec describe together."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steps.entry import StepError
+
+if TYPE_CHECKING:
+    from runtime.job.reader import Said
+    from runtime.job.spec import JobSpec
+    from steps.train.config import Config
+
+ROLE = "worker"
+"""The role that the flags are about."""
+_PATHS = {
+    "nodes": ("replicaSpecs", ROLE, "replicas"),
+    "min_nodes": ("replicaSpecs", ROLE, "minReplicas"),
+    "workers_per_node": ("replicaSpecs", ROLE, "slots"),
+    "max_relaunches": ("patience", "maxRelaunches"),
+    "max_restarts": ("patience", "maxRestarts"),
+    "replacement_wait_s": ("patience", "replacementWait"),
+}
+"""Flags that say what a spec can say too."""
+
+
+def job_of(config: "Config") -> "JobSpec":
+    """What the master is given. Raises StepError: the spec cannot be read, is wrong, or says otherwise than a flag.
+
+    With a spec, a flag that is as by default says nothing.
+    """
+    from runtime.job.reader import SpecError, spec_of
+    from runtime.job.spec import JobSpec, Patience, RoleSpec
+
+    if not config.job_spec:
+        patience = Patience(
+            replacement_wait_s=config.replacement_wait_s,
+            max_relaunches=config.max_relaunches,
+            max_restarts=config.max_restarts,
+        )
+        roles = {ROLE: RoleSpec(config.nodes, config.min_nodes, config.workers_per_node)}
+        return JobSpec(config.job, roles, patience, config.avoided())
+    text, name = _text(config.job_spec)
+    try:
+        spec = spec_of(text, name, _said(config))
+    except SpecError as error:
+        raise StepError("; ".join(error.problems)) from None
+    avoided = dict.fromkeys([*spec.avoid_hosts, *config.avoided()])
+    return _replace(spec, avoid_hosts=tuple(avoided))
+
+
+def ranks(spec: "JobSpec") -> int:
+    """Workers of all roles, when every node that is asked for is there."""
+    return sum(role.nodes * role.slots for role in spec.roles.values())
+
+
+def _text(given: str) -> tuple[str, str]:
+    """(the spec's text, its name in messages). A value that begins with `{`, or has several lines, is the text."""
+    if given.lstrip().startswith("{") or "\n" in given:
+        return given, "--job-spec"
+    try:
+        return Path(given).read_text(), given
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise StepError(f"--job-spec {given}: {why}; give a YAML file, or the spec itself as JSON") from None
+
+
+def _said(config: "Config") -> "list[Said]":
+    from runtime.job.reader import Said
+
+    usual = {field.name: field.default for field in dataclasses.fields(config)}
+    said = [Said("--job", ("job",), config.job, firm=config.job != usual["job"])]
+    said.append(Said("a step that makes its nodes", ("placement",), "platform"))
+    for field, path in _PATHS.items():
+        value: Any = getattr(config, field)
+        if value != usual[field]:
+            said.append(Said(f"--{field.replace('_', '-')}", path, value))
+    return said
+
+
+def _replace(spec: "JobSpec", **changes: Any) -> "JobSpec":
+    from msgspec.structs import replace
+
+    return replace(spec, **changes)
