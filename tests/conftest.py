@@ -1,6 +1,30 @@
 """For all tests."""
 
 import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.minio import MinIO, NoGoError, binary, running
 
 # A shell starts background jobs with SIGINT ignored, and what they start inherits it: tests that press Ctrl-C mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MinIO]:
+    """A running MinIO."""
+    try:
+        binary()
+    except NoGoError as why:
+        pytest.skip(str(why))
+    with running(tmp_path_factory.mktemp("minio")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3(minio: MinIO, monkeypatch: pytest.MonkeyPatch) -> MinIO:
+    """That MinIO, with the variables by which this process and its children find it."""
+    for name, value in minio.environment.items():
+        monkeypatch.setenv(name, value)
+    return minio

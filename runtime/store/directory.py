@@ -20,13 +20,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DirectoryStore:
-    """The Store in `directory`, which is made when missing. Raises StoreError when it cannot be."""
+    """The Store in `directory`, which is made when missing, unless `read_only`. Raises StoreError when it cannot be."""
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, read_only: bool = False) -> None:
         self._root = Path(os.path.abspath(directory))
         self.uri = str(self._root)
-        with _told(self._root, "make"):
-            self._root.mkdir(parents=True, exist_ok=True)
+        if not read_only:
+            with _told(self._root, "make"):
+                self._root.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         with self._reading(key) as file:
@@ -115,7 +116,9 @@ class DirectoryStore:
 
 def _copy(source: bytes | memoryview | Path, file: int) -> None:
     if isinstance(source, Path):
-        with source.open("rb") as origin:
+        with _told(source, "read"):
+            origin = source.open("rb")
+        with origin:
             while os.sendfile(file, origin.fileno(), None, _CHUNK):
                 pass
         return

@@ -1,0 +1,44 @@
+"""A limit of bytes a second that several threads share, so that persisting leaves the network to training."""
+
+import threading
+import time
+from collections.abc import Callable, Generator
+
+CHUNK = 256 << 10
+"""Bytes that are sent at once when there is a limit."""
+_BURST_S = 0.1
+"""What was not used for so long may be caught up."""
+
+
+class Pace:
+    """A token bucket: `take` waits until so many bytes may be sent. `bytes_per_s` 0: no limit, no wait."""
+
+    def __init__(
+        self,
+        bytes_per_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._clock, self._sleep = clock, sleep
+        self._lock = threading.Lock()
+        self._due = clock()
+
+    def take(self, count: int) -> None:
+        """Wait for `count` bytes' turn."""
+        if not self.bytes_per_s:
+            return
+        with self._lock:
+            now = self._clock()
+            self._due = max(self._due, now - _BURST_S) + count / self.bytes_per_s
+            wait = self._due - now
+        if wait > 0:
+            self._sleep(wait)
+
+    def slices(self, data: memoryview, largest: int) -> Generator[memoryview]:
+        """`data` in order, in pieces of at most `largest` bytes (CHUNK with a limit), each when its turn has come."""
+        size = min(largest, CHUNK) if self.bytes_per_s else largest
+        for start in range(0, len(data), size):
+            with data[start : start + size] as piece:
+                self.take(len(piece))
+                yield piece

@@ -1,0 +1,261 @@
+"""Requests to an S3 endpoint: signed by minio, sent on kept connections, repeated when it may help, told in one line.
+
+Each request is a presigned address, because minio's own calls hash and copy what they send, and turn If-None-Match
+into the object's metadata, which makes the PUT unconditional.
+"""
+
+import http.client
+import random
+import socket
+import ssl
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+from minio import Minio
+from minio.error import MinioException, S3Error
+from urllib3 import PoolManager, Retry, Timeout
+from urllib3.exceptions import HTTPError
+
+from runtime.store.protocol import Entry, NoSuchKey, StoreError
+from runtime.store.s3_settings import Settings
+
+ATTEMPTS = 6
+"""Of one request; the pauses between them add up to 3 s at most."""
+FIRST_PAUSE_S = 0.1
+CONNECT_S = 10.0
+SILENCE_S = 60.0
+"""Without a byte for so long a connection counts as broken."""
+AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses that another attempt may mend."""
+AGAIN_CODES = frozenset({"RequestTimeout", "SlowDown", "ConditionalRequestConflict", "OperationAborted"})
+_FULL = ("XMinioStorageFull", "QuotaExceeded", "XMinioAdminBucketQuotaExceeded")
+_OTHER_REGION = ("AuthorizationQueryParametersError", "AuthorizationHeaderMalformed", "MissingFields")
+"""As Amazon S3 and MinIO (the last one, for a PUT) call a request that is signed for another region."""
+_VALID = timedelta(hours=1)
+
+Body = bytes | Callable[[], Generator[memoryview]]
+"""What is sent; a function makes the pieces anew for each attempt."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for a request; `code` is S3's, empty for success."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    data: bytes
+    """Empty when it was read into the caller's buffer."""
+    code: str = ""
+    message: str = ""
+    attempts: int = 1
+    """More than 1: an earlier attempt may have succeeded unheard."""
+    filled: int = 0
+    """Bytes in the caller's buffer."""
+
+
+class Requests:
+    """Requests for the objects of one bucket. Threads may share it. `pause` waits that many seconds."""
+
+    def __init__(self, settings: Settings, pause: Callable[[float], None] = time.sleep) -> None:
+        self._settings, self._pause = settings, pause
+        try:
+            self._trust = ssl.create_default_context(cafile=settings.ca_file) if settings.secure else None
+        except OSError as error:
+            raise StoreError(f"AWS_CA_BUNDLE or SSL_CERT_FILE {settings.ca_file}: cannot be used ({error})") from None
+        waiting = Retry(
+            ATTEMPTS - 1, backoff_factor=FIRST_PAUSE_S, status_forcelist=sorted(AGAIN), raise_on_status=False
+        )
+        self._minio = Minio(
+            settings.host,
+            access_key=settings.access_key,
+            secret_key=settings.secret_key,
+            session_token=settings.session_token,
+            secure=settings.secure,
+            region=settings.region,
+            http_client=PoolManager(
+                timeout=Timeout(connect=CONNECT_S, read=SILENCE_S), retries=waiting, ssl_context=self._trust
+            ),
+        )
+        self._idle: deque[http.client.HTTPConnection] = deque()
+
+    def send(
+        self,
+        method: str,
+        key: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: Body = b"",
+        length: int | None = None,
+        into: memoryview | None = None,
+        wanted: tuple[int, ...] = (),
+    ) -> Answer:
+        """The answer, after as many attempts as needed, if its status is 200, 204, 206 or one of `wanted`.
+
+        A function as `body` gives `length` bytes. `into` takes the body of a 200 or 206; a longer
+        one is cut. Raises NoSuchKey; StoreError for everything else.
+        """
+        sent = {"Content-Length": str(len(body) if isinstance(body, bytes) else length), **(headers or {})}
+        for attempt in range(1, ATTEMPTS + 1):
+            address = self._address(method, key, query or {})
+            try:
+                answer = self._once(method, address, sent, body, into, attempt)
+            except ssl.SSLCertVerificationError as error:
+                self._distrusted(error)
+            except (OSError, http.client.HTTPException) as error:
+                if attempt == ATTEMPTS:
+                    self._unreachable(error)
+                self._wait(attempt, "")
+                continue
+            if answer.status in (200, 204, 206, *wanted):
+                return answer
+            if attempt < ATTEMPTS and (answer.status in AGAIN or answer.code in AGAIN_CODES):
+                self._wait(attempt, answer.headers.get("retry-after", ""))
+                continue
+            self._refused(method, key, answer.status, answer.code, answer.message)
+        raise AssertionError("the last attempt returns or raises")
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """The objects below `prefix`, in key order. Raises StoreError."""
+        try:
+            for found in self._minio.list_objects(self._settings.bucket, prefix=prefix, recursive=True):
+                modified = found.last_modified.timestamp() if found.last_modified else 0.0
+                yield Entry(str(found.object_name), found.size or 0, modified)
+        except S3Error as error:
+            status = error.response.status if error.response is not None else 0
+            self._refused("LIST", prefix, status, str(error.code), str(error.message))
+        except HTTPError as error:
+            if isinstance(cause := getattr(error, "reason", error), ssl.SSLCertVerificationError):
+                self._distrusted(cause)
+            self._unreachable(error)
+        except MinioException as error:
+            raise StoreError(f"{self._settings.uri}: {self._settings.endpoint} cannot list it: {error}") from None
+
+    def _address(self, method: str, key: str, query: Mapping[str, str]) -> str:
+        told: dict[str, str | list[str] | tuple[str]] = dict(query)
+        return self._minio.get_presigned_url(
+            method, self._settings.bucket, key, expires=_VALID, extra_query_params=told
+        )
+
+    def _once(
+        self,
+        method: str,
+        address: str,
+        headers: Mapping[str, str],
+        body: Body,
+        into: memoryview | None,
+        attempt: int,
+    ) -> Answer:
+        place = urlsplit(address)
+        with self._connection(place.netloc) as connection:
+            cut = False
+            try:
+                with nullcontext(body) if isinstance(body, bytes) else closing(body()) as data:
+                    connection.request(method, f"{place.path}?{place.query}", body=data, headers=dict(headers))
+            except (BrokenPipeError, ConnectionResetError):
+                cut = True  # It may have answered before it closed; otherwise the next line raises.
+            response = connection.getresponse()
+            told = {name.lower(): value for name, value in response.getheaders()}
+            status = response.status
+            if into is not None and status in (200, 206):
+                filled = _fill(response, into, int(told.get("content-length", "0")))
+                if not response.isclosed():
+                    connection.close()
+                return Answer(status, told, b"", attempts=attempt, filled=filled)
+            data = response.read()
+            if cut:
+                connection.close()
+        code, message = _error(data) if status >= 300 else ("", "")
+        code = code or told.get("x-minio-error-code", "")  # The answer to a HEAD has no body.
+        return Answer(status, told, data, code, message, attempt)
+
+    @contextmanager
+    def _connection(self, host: str) -> Iterator[http.client.HTTPConnection]:
+        """An idle one or a new one; kept afterwards unless the block raises."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            if self._trust is None:
+                connection = http.client.HTTPConnection(host, timeout=CONNECT_S)
+            else:
+                connection = http.client.HTTPSConnection(host, timeout=CONNECT_S, context=self._trust)
+            connection.connect()
+            connection.sock.settimeout(SILENCE_S)
+            connection.timeout = SILENCE_S
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+
+    def _wait(self, attempt: int, told: str) -> None:
+        """Before attempt + 1: doubled each time, by chance up to half shorter; `told` is the server's Retry-After."""
+        pause = FIRST_PAUSE_S * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
+        with suppress(ValueError):
+            pause = max(pause, min(float(told or 0), 10.0))
+        self._pause(pause)
+
+    def _refused(self, method: str, key: str, status: int, code: str, message: str) -> NoReturn:
+        there, endpoint = self._settings.uri, self._settings.endpoint
+        why = f"{code}: {message}" if message else code or f"status {status}"
+        if code == "NoSuchBucket":
+            raise StoreError(f"{there}: no such bucket at {endpoint}; make it, or choose another --store")
+        if status == 404 and code in ("NoSuchKey", ""):
+            raise NoSuchKey(key.removeprefix(self._settings.prefix))
+        if code == "RequestTimeTooSkewed":
+            raise StoreError(f"{there}: this machine's clock is not that of {endpoint}; set it right")
+        if status in (301, 307) or code in _OTHER_REGION:
+            raise StoreError(f"{there}: {endpoint} refuses to {method} ({why}); set AWS_REGION to the bucket's region")
+        if status == 403:
+            mend = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they may do"
+            raise StoreError(f"{there}: {endpoint} refuses to {method} with these credentials ({why}); {mend}")
+        if code in _FULL or status == 507:
+            raise StoreError(f"{there}: {endpoint} is full ({why}); free some space or choose another --store")
+        raise StoreError(f"{there}: {method} {key}: {endpoint} answers {status} ({why})")
+
+    def _unreachable(self, error: Exception) -> NoReturn:
+        told = str(getattr(error, "reason", error)) or type(error).__name__
+        if isinstance(error, socket.gaierror):
+            told = "no such host"
+        raise StoreError(
+            f"{self._settings.uri}: {self._settings.endpoint} cannot be reached ({told}); is it running, and is "
+            "MINIO_ENDPOINT or AWS_ENDPOINT_URL right?"
+        ) from error
+
+    def _distrusted(self, error: ssl.SSLCertVerificationError) -> NoReturn:
+        raise StoreError(
+            f"{self._settings.uri}: the certificate of {self._settings.endpoint} is not trusted "
+            f"({error.verify_message}); set AWS_CA_BUNDLE to a file with its authority's"
+        ) from error
+
+
+def _fill(response: http.client.HTTPResponse, buffer: memoryview, promised: int) -> int:
+    """Read the body straight into `buffer`; the bytes that came. Raises IncompleteRead when fewer than promised."""
+    wanted, done = min(len(buffer), promised), 0
+    while done < wanted:
+        with buffer[done:wanted] as rest:
+            count = response.readinto(rest)
+        if not count:
+            raise http.client.IncompleteRead(b"", wanted - done)
+        done += count
+    if promised <= len(buffer):
+        response.read()  # Nothing is left: the connection can be used again.
+    return done
+
+
+def _error(data: bytes) -> tuple[str, str]:
+    """(code, message) of S3's XML; empty for anything else, such as the answer to a HEAD."""
+    try:
+        root = ElementTree.fromstring(data)
+    except ElementTree.ParseError:
+        return "", ""
+    return root.findtext("Code") or "", root.findtext("Message") or ""

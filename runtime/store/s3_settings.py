@@ -1,0 +1,85 @@
+"""Where an S3 store is and how it is entered: `s3://bucket/prefix` and the usual variables of the environment.
+
+MINIO_ENDPOINT, or else AWS_ENDPOINT_URL, with http:// or https://; AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for
+temporary ones, AWS_SESSION_TOKEN; AWS_REGION, or else AWS_DEFAULT_REGION (us-east-1 when neither is set, as MinIO's);
+AWS_CA_BUNDLE, or else SSL_CERT_FILE: a file of certificates to trust instead of the system's.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from runtime.store.protocol import StoreError, check_key
+
+ENDPOINTS = ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL")
+ACCESS_KEY, SECRET_KEY, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+CA_FILES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that is needed to reach one prefix of one bucket."""
+
+    bucket: str
+    prefix: str
+    """Empty, or ends with `/`."""
+    host: str
+    """host:port of the endpoint."""
+    secure: bool
+    """https."""
+    region: str
+    access_key: str
+    secret_key: str = field(repr=False)
+    session_token: str | None = field(repr=False)
+    ca_file: str | None
+
+    @property
+    def endpoint(self) -> str:
+        """As a person writes it."""
+        return f"{'https' if self.secure else 'http'}://{self.host}"
+
+    @property
+    def uri(self) -> str:
+        """What `open_store` takes."""
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+
+def settings_of(uri: str, environment: Mapping[str, str]) -> Settings:
+    """The settings of `uri`. Raises StoreError, one line, for a URI that is none and a variable that is missing."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    prefix = prefix.rstrip("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise StoreError(f"--store {uri}: {bucket!r} is no bucket's name; give s3://bucket/prefix")
+    try:
+        if prefix:
+            check_key(prefix)
+    except ValueError as error:
+        raise StoreError(f"--store {uri}: {error}") from None
+    name, endpoint = _first(environment, ENDPOINTS)
+    if not endpoint:
+        raise StoreError(f"--store {uri}: {' or '.join(ENDPOINTS)} is not set; set it, such as http://minio:9000")
+    place = urlsplit(endpoint)
+    if place.scheme not in ("http", "https") or not place.hostname or place.path.strip("/") or place.username:
+        raise StoreError(f"--store {uri}: {name} must be http://HOST:PORT or https://HOST:PORT and nothing more")
+    missing = [name for name in (ACCESS_KEY, SECRET_KEY) if not environment.get(name)]
+    if missing:
+        raise StoreError(f"--store {uri}: {' and '.join(missing)} not set; set the credentials of {endpoint}")
+    return Settings(
+        bucket=bucket,
+        prefix=prefix + "/" if prefix else "",
+        host=place.netloc,
+        secure=place.scheme == "https",
+        region=_first(environment, REGIONS)[1] or "us-east-1",
+        access_key=environment[ACCESS_KEY],
+        secret_key=environment[SECRET_KEY],
+        session_token=environment.get(TOKEN) or None,
+        ca_file=_first(environment, CA_FILES)[1] or None,
+    )
+
+
+def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
+    """(name, value) of the first variable that is set and not empty; ("", "") without any."""
+    return next(((name, environment[name]) for name in names if environment.get(name)), ("", ""))

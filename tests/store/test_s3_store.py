@@ -1,0 +1,121 @@
+"""What only S3 can do wrong: settings, refusals, and what a network does to requests."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.store import Store, StoreError, absolute, open_store
+from tests.harness import wait_until
+from tests.minio import BUCKET, MinIO, running
+
+GIVEN = {"MINIO_ENDPOINT": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "a-name", "AWS_SECRET_ACCESS_KEY": "a-secret"}
+
+
+def opened(uri: str, **changed: str | None) -> Store:
+    """The store, with those variables changed."""
+    environment = {name: value for name, value in {**GIVEN, **changed}.items() if value is not None}
+    return open_store(uri, environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("uri", "changed", "told"),
+    [
+        ("s3://bucket/p", {"MINIO_ENDPOINT": None}, "MINIO_ENDPOINT or AWS_ENDPOINT_URL is not set"),
+        ("s3://bucket/p", {"MINIO_ENDPOINT": "minio:9000"}, "MINIO_ENDPOINT must be http://HOST:PORT"),
+        ("s3://bucket/p", {"MINIO_ENDPOINT": "http://minio:9000/path"}, "nothing more"),
+        ("s3://bucket/p", {"AWS_ACCESS_KEY_ID": None}, "AWS_ACCESS_KEY_ID not set"),
+        ("s3://bucket/p", {"AWS_SECRET_ACCESS_KEY": ""}, "AWS_SECRET_ACCESS_KEY not set"),
+        ("s3://bucket/p", {"AWS_CA_BUNDLE": "/no/file", "MINIO_ENDPOINT": "https://127.0.0.1:1"}, "/no/file"),
+        ("s3:///p", {}, "no bucket's name"),
+        ("s3://Bucket/p", {}, "no bucket's name"),
+        ("s3://bucket/../other", {}, "not a key"),
+        ("s3://bucket//p", {}, "not a key"),
+        ("s3://bucket/a b", {}, "not a key"),
+    ],
+)
+def test_what_is_missing_or_no_address_is_told_in_one_line(uri: str, changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(StoreError) as raised:
+        opened(uri, **changed)
+    assert told in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "a-secret" not in str(raised.value)
+
+
+def test_an_endpoint_that_nobody_serves_is_told() -> None:
+    with pytest.raises(StoreError, match=r"s3://bucket/p: http://127.0.0.1:1 cannot be reached .*refused.*ENDPOINT"):
+        opened("s3://bucket/p")
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_wrong_credentials_are_told(minio: MinIO, name: str) -> None:
+    with pytest.raises(StoreError, match=r"refuses to PUT with these credentials .*check AWS_ACCESS_KEY_ID"):
+        opened(minio.new_prefix(), **{**minio.environment, name: "wrong-but-long-enough"})
+
+
+def test_a_bucket_that_is_not_there_is_told_by_every_call(minio: MinIO) -> None:
+    with pytest.raises(StoreError, match=r"s3://no-such-bucket: no such bucket at http.*make it"):
+        opened("s3://no-such-bucket", **minio.environment)
+    store = open_store("s3://no-such-bucket", read_only=True, environment=minio.environment)
+    for call in (
+        lambda: store.get("a"),
+        lambda: store.read_into("a", 0, memoryview(bytearray(1))),
+        lambda: list(store.list("")),
+    ):
+        with pytest.raises(StoreError, match="no such bucket"):
+            call()
+
+
+def test_the_usual_names_of_the_variables_are_known(minio: MinIO) -> None:
+    environment = {**minio.environment, "AWS_ENDPOINT_URL": minio.endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
+    del environment["MINIO_ENDPOINT"]
+    store = open_store(minio.new_prefix(), environment=environment)
+    assert store.create("a", b"1")
+
+
+def test_a_bucket_in_another_region_is_told_and_reached_when_it_is_named(tmp_path: Path) -> None:
+    def refusal() -> str:
+        try:
+            opened(server.new_prefix(), **server.environment)
+        except StoreError as error:
+            return str(error)
+        return ""  # Just started, MinIO has not read yet which region it is.
+
+    with running(tmp_path, region="eu-west-9") as server:
+        assert "set AWS_REGION" in wait_until(refusal, "MinIO knows its region", 60)
+        assert opened(server.new_prefix(), **server.environment, AWS_REGION="eu-west-9").create("a", b"1")
+
+
+def test_a_whole_bucket_is_a_store_and_a_prefix_sees_only_its_own(s3: MinIO) -> None:
+    uri = s3.new_prefix()
+    below, beside = open_store(f"{uri}/a"), open_store(f"{uri}/ab")
+    below.put("key", b"1")
+    beside.put("key", b"2")
+    assert [entry.key for entry in below.list("")] == ["key"]
+    whole = open_store(f"s3://{BUCKET}/")
+    assert whole.uri == f"s3://{BUCKET}"
+    assert whole.get(f"{uri.rpartition('/')[2]}/ab/key") == b"2"
+
+
+def test_a_store_is_the_same_wherever_a_process_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute("s3://bucket/prefix/") == "s3://bucket/prefix"
+    assert absolute("runs/store") == absolute(f"file://{tmp_path}/runs/store") == str(tmp_path / "runs/store")
+
+
+def test_a_certificate_is_trusted_by_the_file_of_its_authority_and_refused_without(tmp_path: Path) -> None:
+    certificates = tmp_path / "certs"
+    certificates.mkdir()
+    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=minio"
+    made += " -addext subjectAltName=IP:127.0.0.1 -keyout private.key -out public.crt"
+    subprocess.run(["openssl", *made.split()], cwd=certificates, check=True, capture_output=True)
+    with running(tmp_path, certificates) as server:
+        with pytest.raises(StoreError, match=r"certificate .* is not trusted .*AWS_CA_BUNDLE"):
+            opened(server.new_prefix(), **server.environment)
+        store = opened(server.new_prefix(), **server.environment, AWS_CA_BUNDLE=str(certificates / "public.crt"))
+        store.put("a", bytes(50 << 20))
+        buffer = bytearray(b"x" * (50 << 20))
+        store.read_into("a", 0, memoryview(buffer))
+        assert not any(buffer)
+        assert [entry.key for entry in store.list("")] == ["a"]
