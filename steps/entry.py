@@ -107,7 +107,7 @@ def main(step: str, config_type: type[C], run: Callable[[C], Result]) -> NoRetur
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except OSError as error:
-        told = _of_the_disk(error, config.store)
+        told = of_the_disk(error, config.store)
         if told is None:
             raise
         print(f"{step}: {told}", file=sys.stderr)
@@ -116,7 +116,7 @@ def main(step: str, config_type: type[C], run: Callable[[C], Result]) -> NoRetur
     sys.exit(0)
 
 
-def _of_the_disk(error: OSError, store: str) -> str | None:
+def of_the_disk(error: OSError, store: str) -> str | None:
     """The one line for a store that cannot be written; None for what is not the disk's."""
     from runtime.store import StoreError
 

@@ -1,4 +1,7 @@
-"""`everstep status RUN[/STEP]`: how a job is doing, from its journal alone; its master need not live."""
+"""`everstep status RUN[/STEP]`: how a job is doing, from its journal alone; its master need not live.
+
+The journal is read from its newest snapshot on: a job of many days is told as soon as one of minutes.
+"""
 
 import argparse
 import json
@@ -31,14 +34,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read(runs: Path, name: str) -> dict[str, Any]:
     """The status of a job (`runtime.job.status`), with its name. Raises BadInput."""
-    from runtime.job.state import fold
     from runtime.job.status import told
-    from runtime.master.journal import JournalError, read_journal
+    from runtime.master.journal import JournalError, read_state
     from runtime.store import StoreError, open_store
 
     store, job = locate(runs, name)
     try:
-        state = fold(read_journal(open_store(store), job))
+        state = read_state(open_store(store), job)
     except (JournalError, StoreError) as error:
         raise BadInput(f"{name}: {error}") from None
     if not state.conditions:

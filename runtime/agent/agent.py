@@ -40,6 +40,7 @@ from runtime.agent.stacks import write_stacks
 from runtime.agent.surroundings import TRY_AGAIN, Ending, Leave, Surroundings
 from runtime.agent.workers import Start, WorkerEnd, Workers
 from runtime.job.messages import (
+    JOB_HEADER,
     Action,
     Directive,
     Dumped,
@@ -98,7 +99,9 @@ class Agent:
         prefix = "." + memory_prefix(settings.job, settings.node)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))  # A pod's /tmp may go before its nodes.
         threads = ThreadPoolExecutor(_THREADS, "everstep-link")
-        headers = {"Authorization": f"Bearer {settings.token}", "Content-Type": "application/json"}
+        headers = {
+            "Authorization": f"Bearer {settings.token}", "Content-Type": "application/json", JOB_HEADER: settings.job,
+        }  # fmt: skip
         self._keeper = keeper = self._around.make_keeper(self._persisted)
         self._beacons = Beacons(keeper, settings.slots, time.monotonic)
         self._oom = OomCounter(own_counter())

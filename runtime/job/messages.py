@@ -1,7 +1,8 @@
 """What an agent and its job's master say to each other: JSON bodies over HTTP, one Struct each.
 
-Every request carries `Authorization: Bearer TOKEN` and names the node. Every reply carries the master's epoch: an
-agent refuses a reply of a lower epoch than it has seen. `PROTOCOL` is raised when a field changes its meaning.
+Every request carries `Authorization: Bearer TOKEN` and, in `JOB_HEADER`, its job; it names the node. Every reply
+carries the master's epoch: an agent refuses a reply of a lower epoch than it has seen. `PROTOCOL` is raised when a
+field changes its meaning.
 """
 
 from enum import StrEnum
@@ -9,6 +10,8 @@ from enum import StrEnum
 import msgspec
 
 PROTOCOL = 1
+JOB_HEADER = "Everstep-Job"
+"""Another job's master answers 409 to it, whatever is asked."""
 
 
 class Holding(msgspec.Struct, frozen=True):

@@ -5,6 +5,8 @@ import urllib.error
 import urllib.request
 from enum import StrEnum
 
+from runtime.job.messages import JOB_HEADER
+
 _TIMEOUT_S = 5.0
 
 
@@ -20,7 +22,7 @@ class Answer(StrEnum):
 def ask(address: str, port: int, token: str, job: str) -> Answer:
     """Ask for a round that never is: a master says so. Who accepts and is slow to answer is taken for one."""
     host = f"[{address}]" if ":" in address else address
-    headers = {"Authorization": f"Bearer {token}", "Everstep-Job": job}
+    headers = {"Authorization": f"Bearer {token}", JOB_HEADER: job}
     request = urllib.request.Request(f"http://{host}:{port}/v1/rounds/0", headers=headers)
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

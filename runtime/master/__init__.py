@@ -5,8 +5,8 @@ then shows the new state to everybody else. May import `runtime.job`, `runtime.s
 `runtime.faults`.
 """
 
-from runtime.master.journal import find_master, read_journal
+from runtime.master.journal import JournalError, find_master, read_journal
 from runtime.master.progress import Progress
 from runtime.master.run import CannotListen, Outcome, run
 
-__all__ = ["CannotListen", "Outcome", "Progress", "find_master", "read_journal", "run"]
+__all__ = ["CannotListen", "JournalError", "Outcome", "Progress", "find_master", "read_journal", "run"]

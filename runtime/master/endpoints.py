@@ -26,6 +26,7 @@ from runtime.job.events import (
     WorkerExited,
 )
 from runtime.job.messages import (
+    JOB_HEADER,
     Ack,
     Action,
     Dumped,
@@ -43,7 +44,6 @@ from runtime.master import bodies
 from runtime.master.desk import Desk
 from runtime.master.manifest import checkpoint_key
 
-JOB_HEADER = "Everstep-Job"
 JOIN_POLL_S = 20.0
 HEARTBEAT_POLL_S = 5.0
 COMMIT_POLL_S = 5.0

@@ -68,6 +68,11 @@ def read_journal(store: Store, job: str) -> Iterator[Record]:
         yield from _read(store, job, number)[1]
 
 
+def read_state(store: Store, job: str) -> State:
+    """The state of a job as its journal tells it, from the newest snapshot on. Raises JournalError."""
+    return _replay(store, job)[1]
+
+
 class Replayed(NamedTuple):
     """What a replay reads beside the newest snapshot."""
 

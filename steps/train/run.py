@@ -11,12 +11,13 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from runtime.token import shared_token
-from steps.entry import TRY_AGAIN, Result, StepError, Terminated
+from steps.entry import TRY_AGAIN, Result, StepError, Terminated, of_the_disk
 from steps.train.config import TINY, Config
 from steps.train.job import job_of
 
@@ -33,7 +34,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 
 
 def run(config: Config) -> Result:
-    """Train to the end. Raises StepError: 1 the script's own error, 3 too few nodes, 75 another master has the job."""
+    """Train to the end. Raises StepError: 1 the script's own error, 3 too few nodes, 75 the next try may do better."""
+    from runtime.master import CannotListen, JournalError
     from runtime.store import StoreError, open_store
 
     if not config.dataset:
@@ -41,12 +43,18 @@ def run(config: Config) -> Result:
     if config.model == TINY and not config.script:
         print("model tiny: random weights, trained from nothing", file=sys.stderr)
     store, spec = open_store(config.store), job_of(config)
-    started = time.time()
+    started, folder = time.time(), Path(os.environ.get(RUN_DIR_VARIABLE, "runs/by-hand")).absolute()
     lines = ProgressLines(config.iterations, sys.stderr, time.monotonic)
     try:
-        outcome = asyncio.run(_train(config, spec, store, lines.show))
-    except StoreError as error:
+        outcome = asyncio.run(_train(config, spec, store, folder, lines.show))
+    except (StoreError, JournalError) as error:
         raise StepError(f"--store {config.store}: {error}", TRY_AGAIN) from None
+    except CannotListen as error:
+        raise StepError(str(error)) from None
+    except Exception as error:
+        if isinstance(error, OSError) and of_the_disk(error, config.store):
+            raise
+        raise StepError(_unexpected(error, folder / "logs" / f"{spec.job}.master.log"), TRY_AGAIN) from None
     if outcome.state == "stopped":
         raise Terminated
     if outcome.state != "succeeded":
@@ -67,11 +75,12 @@ def run(config: Config) -> Result:
     return Result(_summary(facts), outputs, facts)
 
 
-async def _train(config: Config, spec: "JobSpec", store: "Store", show: "Callable[[Progress], None]") -> "Outcome":
+async def _train(
+    config: Config, spec: "JobSpec", store: "Store", folder: Path, show: "Callable[[Progress], None]"
+) -> "Outcome":
     from runtime.master import run as run_master
     from runtime.platform.process import ProcessPlatform
 
-    folder = Path(os.environ.get(RUN_DIR_VARIABLE, "runs/by-hand")).absolute()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
@@ -134,6 +143,16 @@ class ProgressLines:
         if progress.stall is not None:
             words.append(f"stall {progress.stall:.1f} %")
         print("  ".join(words), file=self._stream, flush=True)
+
+
+def _unexpected(error: Exception, log: Path) -> str:
+    """One line for an error that nobody foresaw; its traceback goes to the log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+        traceback.print_exception(error, file=file)
+    words = " ".join(str(error).split())
+    what = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return f"the master failed, its nodes train on and wait for the next one: {what}; traceback in {log}"
 
 
 def _failure(config: Config, outcome: "Outcome") -> str:

@@ -7,6 +7,7 @@ import msgspec
 from aiohttp import web
 
 from runtime.job.messages import (
+    JOB_HEADER,
     Ack,
     Action,
     Directive,
@@ -29,7 +30,9 @@ DEADLINE_S = 20
 class FakeMaster:
     """Gives every join a seat in the next round, as soon as `nodes` have joined."""
 
-    def __init__(self, nodes: int = 1, epoch: int = 1, after_round: int = 0) -> None:
+    def __init__(self, nodes: int = 1, epoch: int = 1, after_round: int = 0, job: str = "") -> None:
+        self.job = job
+        """Whose master it is; empty: of whoever comes."""
         self.nodes = nodes
         self.epoch = epoch
         self.round = after_round
@@ -85,6 +88,8 @@ class FakeMaster:
     async def _take(self, request: web.Request, kind: type[Any]) -> Any:
         if request.headers["Authorization"] != f"Bearer {TOKEN}":
             raise web.HTTPUnauthorized
+        if self.job not in ("", request.headers[JOB_HEADER]):
+            raise web.HTTPConflict(text=f"the master of job {self.job}, not of {request.headers[JOB_HEADER]}")
         message = msgspec.json.decode(await request.read(), type=kind)
         if kind is Heartbeat:
             self.still_s = max(self.still_s, message.still_s)

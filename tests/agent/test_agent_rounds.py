@@ -51,6 +51,17 @@ def test_workers_that_end_with_0_make_the_node_finished_and_leave_ends_it(job: A
     run(story())
 
 
+def test_an_agent_that_reaches_another_jobs_master_ends(job: Any, masters: Any, ended: Any) -> None:
+    async def story() -> None:
+        async with masters(job="other") as master:
+            await job.platform.create(job.request(master.url, TRAINS))
+            assert (await ended()).exit_code == 0
+            assert f"the master of job other, not of {job.name}" in job.log()
+            assert job.left() == []
+
+    run(story())
+
+
 def test_a_killed_worker_is_reported_its_siblings_die_and_the_node_joins_again(
     job: Any, masters: Any, ended: Any
 ) -> None:

@@ -10,7 +10,7 @@ from runtime.job.events import NodeGone
 from runtime.job.messages import Holding
 from runtime.job.records import Committed
 from runtime.job.spec import RoleSpec
-from runtime.master import journal
+from runtime.master import journal, snapshots
 from runtime.store import open_store
 from tests.job.world import World, platform
 
@@ -60,6 +60,21 @@ def test_programs_get_the_same_as_json(runs: Path, capsys: pytest.CaptureFixture
     assert status["checkpoint"] == {"round": 1, "iteration": 40, "manifest": "jobs/u-train/m.json"}
     assert status["conditions"][3]["reason"] == "NodeLost"
     assert {node["name"]: node["ranks"] for node in status["nodes"]} == {"trainer-0-0": [0, 0], "trainer-1-1": [1, 1]}
+
+
+def test_only_what_came_after_the_newest_snapshot_is_read(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = open_store(str(runs.parent / "store"))
+    whole = status_of(runs, capsys)
+    snapshots.write(store, "u-train", 2, journal.read_state(store, "u-train"))
+    for entry in list(store.list("jobs/u-train/journal/")):
+        store.put(entry.key, b"unreadable")
+    assert status_of(runs, capsys) == whole
+
+
+def status_of(runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command prints."""
+    assert main(["status", "r1", "--runs", str(runs)]) == 0
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["r2", "r1/evaluate"])

@@ -12,6 +12,7 @@ from runtime.job import reports
 from runtime.job.case import Case
 from runtime.job.events import StacksDumped
 from runtime.job.messages import (
+    JOB_HEADER,
     Ack,
     Action,
     Dumped,
@@ -29,7 +30,7 @@ from runtime.job.records import DesiredChanged, NodeLeaving
 from runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
 from runtime.master import read_journal
 from runtime.master.bodies import LARGEST_BODY
-from runtime.master.endpoints import JOB_HEADER, Reply
+from runtime.master.endpoints import Reply
 from tests.master.shell import TOKEN, Shell, TroubledStore, in_virtual_time
 
 SPEC = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(silence_s=1e6, join_timeout_s=1e6), hosts="")

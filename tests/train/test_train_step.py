@@ -6,10 +6,14 @@ import os
 import stat
 from pathlib import Path
 
+import pytest
+
 from runtime.master import Progress
 from runtime.store import open_store
 from runtime.token import shared_token
-from steps.train.run import ProgressLines, parameters, stopped_for_good
+from steps.entry import StepError
+from steps.train import Config
+from steps.train.run import ProgressLines, parameters, run, stopped_for_good
 
 
 def test_a_retry_finds_the_token_of_the_first_try(tmp_path: Path) -> None:
@@ -41,6 +45,22 @@ def test_nodes_are_left_training_unless_the_run_was_stopped_for_good(tmp_path: P
     assert not stopped_for_good(tmp_path)
     (tmp_path / "workflow.json").write_text('{"spec": {"shutdown": "Terminate"}}')
     assert stopped_for_good(tmp_path)
+
+
+def test_an_unexpected_error_of_the_master_is_one_line_and_asks_for_another_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object, **__: object) -> None:
+        raise KeyError("two\nlines")
+
+    monkeypatch.setattr("runtime.master.run", fails)
+    monkeypatch.setenv("EVERSTEP_RUN_DIR", str(tmp_path / "run"))
+    with pytest.raises(StepError) as caught:
+        run(Config(dataset="d", script="mine.py", store=str(tmp_path / "store"), job="j"))
+    assert caught.value.code == 75
+    log = tmp_path / "run/logs/j.master.log"
+    assert str(caught.value).endswith(f"KeyError: 'two\\nlines'; traceback in {log}")
+    assert "Traceback" in log.read_text()
 
 
 def test_parameters_are_counted_in_the_header_of_the_shard(tmp_path: Path) -> None:
