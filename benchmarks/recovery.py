@@ -15,18 +15,22 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from tests.harness import ROOT, TrainStep, kill, wait_until
 
+T = TypeVar("T")
+
 PAUSE_S = 0.3
 """Kills come at random moments of an iteration and the next."""
 SAVE_EVERY = 10
+HUNG_S = 30.0
+"""A peer that has not gone on for so long is ended and started anew, as its user would do."""
 BUDGET_S, BUDGET_LOST = 1.0, 1
 
 
@@ -110,42 +114,62 @@ def _recovery(
     return Kill(after["time"] - killed, max(0, before - first["iteration"] + 1)), parts
 
 
-def torchrun_kills(folder: Path, dataset: str, count: int, seed: int = 0) -> list[Kill]:
-    """The same for torchrun with torch.save every SAVE_EVERY iterations."""
+def torchrun_kills(folder: Path, dataset: str, count: int, seed: int = 0) -> tuple[list[Kill], int]:
+    """The same for torchrun with torch.save every SAVE_EVERY iterations; and how many of the kills it hung after."""
     choose = random.Random(seed)
     place = folder / "torchrun"
     place.mkdir()
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
         f"--max-restarts={10 * count}", "--monitor-interval=0.1", "-m", "benchmarks.torchrun_llama", dataset,
-        str(place), str(40 * count + 60), str(SAVE_EVERY),
+        str(place), str(100 * count), str(SAVE_EVERY),
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    log = (place / "log").open("wb")
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
-    moments: list[float] = []
+    found: list[Kill] = []
+    peer = _start_peer(command, place)
     try:
-        reached = 10
         for number in range(count):
-            wait_until(lambda reached=reached: _newest(place) >= reached or process.poll() is not None, "an iteration")
-            threading.Event().wait(choose.random() * PAUSE_S)
             reached = _newest(place) + choose.randrange(6, 14)
-            victim = psutil.Process(int((place / f"pid-{choose.randrange(2)}").read_text()))
-            moments.append(kill(victim))
+            if not _soon(lambda reached=reached: _newest(place) >= reached):
+                raise RuntimeError(f"torchrun does not train, see {place / 'log'}")
+            threading.Event().wait(choose.random() * PAUSE_S)
+            moment = kill(psutil.Process(int((place / f"pid-{choose.randrange(2)}").read_text())))
             print(f"torchrun: kill {number + 1}/{count}", file=sys.stderr)
-        wait_until(lambda: _newest(place) >= reached or process.poll() is not None, "the last recovery")
+            if recovered := _soon(lambda moment=moment: _after(place, moment)):
+                found.append(recovered)
+            else:
+                _end(peer)
+                peer = _start_peer(command, place)
     finally:
-        process.terminate()
-        process.wait()
-        log.close()
+        _end(peer)
+    return found, count - len(found)
+
+
+def _start_peer(command: Sequence[str], place: Path) -> subprocess.Popen[bytes]:
+    with (place / "log").open("ab") as log:
+        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=log)
+
+
+def _end(peer: subprocess.Popen[bytes]) -> None:
+    for process in psutil.Process(peer.pid).children(recursive=True):
+        process.kill()
+    peer.kill()
+    peer.wait()
+
+
+def _soon(found: Callable[[], T]) -> T | None:
+    try:
+        return wait_until(found, "the peer", HUNG_S)
+    except TimeoutError:
+        return None
+
+
+def _after(place: Path, moment: float) -> Kill | None:
+    """What a kill at that moment cost; None while no later iteration has been finished."""
     lines = _lines(place)
-    found = []
-    for moment in moments:
-        before = max((line["iteration"] for line in lines if line["time"] <= moment), default=0)
-        later = [line for line in lines if line["time"] > moment]
-        after = next(line for line in later if line["iteration"] > before)
-        found.append(Kill(after["time"] - moment, max(0, before - later[0]["iteration"] + 1)))
-    return found
+    before = max((line["iteration"] for line in lines if line["time"] <= moment), default=0)
+    later = [line for line in lines if line["time"] > moment]
+    after = next((line for line in later if line["iteration"] > before), None)
+    return None if after is None else Kill(after["time"] - moment, max(0, before - later[0]["iteration"] + 1))
 
 
 def _lines(place: Path) -> list[dict[str, Any]]:
@@ -178,10 +202,11 @@ def main() -> None:
         folder = Path(name)
         dataset = options.dataset or make_dataset(folder)
         ours = kills(folder, dataset, options.kills)
-        theirs = [] if options.no_peer else torchrun_kills(folder, dataset, options.kills)
+        theirs, hung = ([], 0) if options.no_peer else torchrun_kills(folder, dataset, options.kills)
     killed = [one for one, _ in ours]
     rows = [(f"everstep (budget: <= {BUDGET_S:g} s, <= {BUDGET_LOST})", killed)]
-    rows += [(f"torchrun, torch.save every {SAVE_EVERY}", theirs)] if theirs else []
+    peer = f"torchrun, torch.save every {SAVE_EVERY} ({hung} more kills: hung for {HUNG_S:g} s, started anew)"
+    rows += [(peer, theirs)] if theirs else []
     print(f"{os.cpu_count()} cores, {options.kills} kills\n")
     print("| what | kill -> next iteration | iterations lost, at most |\n|---|---|---|")
     for what, one in rows:
