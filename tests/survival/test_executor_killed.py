@@ -10,7 +10,7 @@ import pytest
 
 from runtime.workflow.environment import Told
 from runtime.workflow.pods import Pod, Spawner
-from tests.harness import wait_until
+from tests.harness import ROUNDS, wait_until
 
 MANIFEST = """
 apiVersion: argoproj.io/v1alpha1
@@ -70,8 +70,11 @@ def run(folder: Path, fault: str = "") -> int:
     ).returncode
 
 
+@pytest.mark.parametrize("_time", range(ROUNDS))
 @pytest.mark.parametrize("point", POINTS)
-def test_a_launcher_killed_at_a_write_is_followed_by_one_that_runs_no_pod_twice(point: str, tmp_path: Path) -> None:
+def test_a_launcher_killed_at_a_write_is_followed_by_one_that_runs_no_pod_twice(
+    point: str, _time: int, tmp_path: Path
+) -> None:
     (tmp_path / "w.yaml").write_text(MANIFEST)
     assert run(tmp_path, point) == -9
     assert (tmp_path / "faults" / point.partition(",")[0]).exists()
@@ -82,7 +85,8 @@ def test_a_launcher_killed_at_a_write_is_followed_by_one_that_runs_no_pod_twice(
     assert max(ran.index("b ends"), ran.index("c ends")) < ran.index("d begins")
 
 
-def test_of_launchers_that_start_one_pod_at_once_only_one_runs_its_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("_time", range(ROUNDS))
+def test_of_launchers_that_start_one_pod_at_once_only_one_runs_its_command(_time: int, tmp_path: Path) -> None:
     template = {"container": {"command": ["sh", "-c", "echo here >> ran; sleep 0.5"]}}
     pod = Pod(tmp_path / "run" / "pods" / "p", tmp_path / "log")
 

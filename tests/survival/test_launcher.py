@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ EVERY = 20
 """Iterations between two faults."""
 RETRIES = 3
 """What the train step's retryStrategy allows in one run."""
+TIMES = [min(RETRIES, ROUNDS - done) for done in range(0, ROUNDS, RETRIES)]
+"""So many faults in one run after another: ROUNDS in all."""
 TEXT = Path(__file__).parents[2] / "runtime"
 
 
@@ -23,10 +26,15 @@ def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
     texts.mkdir()
     for path in TEXT.rglob("*.py"):
         (texts / f"{path.parent.name}-{path.stem}.txt").write_text(path.read_text())
-    flags = ("--corpus", f"{texts}/*.txt", "--iterations", str(130 + EVERY * ROUNDS))
-    run = Pipeline(tmp_path / "runs" / "x", tmp_path / "store", name="x", flags=flags)
+    run = Pipeline(tmp_path / "runs" / "x", tmp_path / "store", name="x", flags=("--corpus", f"{texts}/*.txt"))
     yield run
     run.kill_all()
+
+
+def start(run: Pipeline, faults: int) -> subprocess.Popen[bytes]:
+    """Begin a training that is long enough for so many faults."""
+    run.flags = (*run.flags, "--iterations", str(130 + EVERY * faults))
+    return run.start()
 
 
 def assert_done(run: Pipeline) -> None:
@@ -39,7 +47,7 @@ def assert_done(run: Pipeline) -> None:
 
 
 def test_a_killed_launcher_is_followed_by_one_that_goes_on(pipeline: Pipeline) -> None:
-    launcher = pipeline.start()
+    launcher = start(pipeline, ROUNDS)
     for number in range(1, ROUNDS + 1):
         pipeline.wait_iteration(EVERY * number)
         os.kill(launcher.pid, signal.SIGKILL)
@@ -53,9 +61,10 @@ def test_a_killed_launcher_is_followed_by_one_that_goes_on(pipeline: Pipeline) -
     assert_done(pipeline)
 
 
-def test_a_run_of_which_everything_was_killed_goes_on_at_the_unfinished_step(pipeline: Pipeline) -> None:
-    launcher = pipeline.start()
-    for number in range(1, ROUNDS + 1):
+@pytest.mark.parametrize("faults", TIMES)
+def test_a_run_of_which_everything_was_killed_goes_on_at_the_unfinished_step(faults: int, pipeline: Pipeline) -> None:
+    launcher = start(pipeline, faults)
+    for number in range(1, faults + 1):
         pipeline.wait_iteration(40 + EVERY * number)
         before = (pipeline.folder / "logs" / "tokenize(0).log").stat().st_mtime
         os.kill(launcher.pid, signal.SIGKILL)
@@ -77,9 +86,9 @@ def masters(run: Pipeline) -> int:
     return [record["kind"] for record in run.records()].count("MasterClaimed")
 
 
-@pytest.mark.parametrize("faults", [RETRIES] * (ROUNDS // RETRIES) or [1])
+@pytest.mark.parametrize("faults", TIMES)
 def test_a_killed_step_is_tried_again_within_the_run(faults: int, pipeline: Pipeline) -> None:
-    pipeline.start()
+    start(pipeline, faults)
     for number in range(1, faults + 1):
         pipeline.wait_iteration(EVERY * number)
         wait_until(lambda number=number: masters(pipeline) == number, "the master")
@@ -94,7 +103,7 @@ def test_a_killed_step_is_tried_again_within_the_run(faults: int, pipeline: Pipe
 
 
 def test_ctrl_c_stops_everything_and_the_run_can_be_taken_up(pipeline: Pipeline) -> None:
-    launcher = pipeline.start()
+    launcher = start(pipeline, ROUNDS)
     for number in range(1, ROUNDS + 1):
         pipeline.wait_iteration(40 + EVERY * number)
         launcher.send_signal(signal.SIGINT)
@@ -109,7 +118,7 @@ def test_ctrl_c_stops_everything_and_the_run_can_be_taken_up(pipeline: Pipeline)
 
 
 def test_the_same_name_with_another_manifest_is_refused(pipeline: Pipeline) -> None:
-    launcher = pipeline.start()
+    launcher = start(pipeline, 1)
     pipeline.wait_iteration(1)
     os.kill(launcher.pid, signal.SIGINT)
     pipeline.finish()
