@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime import atomic, faults
-from runtime.workflow import artifacts, asks, status
+from runtime.workflow import artifacts, asks, leftovers, status
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import (
     Event,
@@ -201,6 +201,7 @@ class _Executor:
                     break
                 await self._wait()
             await self._end_all()
+            await asyncio.to_thread(leftovers.end, self._folder)
             self._open_gates()
             self._launch.forget_claims()
         finally:

@@ -1,0 +1,59 @@
+"""Pods side by side: what each writes is its own, and nothing of them is left when the run is stopped."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from runtime.workflow import RunOptions, execute
+from runtime.workflow.asks import Ask, ask
+from tests.harness import PATIENCE_S, wait_until
+
+WRITES = "echo {{inputs.parameters.x}} > /tmp/mine; touch {{inputs.parameters.x}}; " \
+         "until test -e a -a -e b; do sleep 0.05; done; cat /tmp/mine"  # fmt: skip
+LEAVES = "setsid sh -c 'echo $$$$ > {{inputs.parameters.x}}.pid; exec sleep 600' & wait"
+
+
+def workflow(command: str, items: list[str]) -> dict[str, Any]:
+    """A task that runs this in a shell, once for each item."""
+    arguments = {"parameters": [{"name": "x", "value": "{{item}}"}]}
+    main = {"name": "t", "template": "pod", "withItems": items, "arguments": arguments}
+    pod = {"name": "pod", "inputs": {"parameters": [{"name": "x"}]},
+           "container": {"image": "i", "command": ["sh", "-c", command]}}  # fmt: skip
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"name": "w"},
+        "spec": {"entrypoint": "main", "templates": [{"name": "main", "dag": {"tasks": [main]}}, pod]},
+    }
+
+
+def test_two_pods_that_write_the_same_absolute_path_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asyncio.run(execute(workflow(WRITES, ["a", "b"]), RunOptions(name="w", runs=tmp_path / "runs")))
+    logs = {path.name: path.read_text() for path in (tmp_path / "runs/w/logs").iterdir()}
+    assert logs == {"t(0:a).log": "a\n", "t(1:b).log": "b\n"}
+
+
+@pytest.mark.parametrize("how", ["stop", "terminate"])
+def test_a_stop_ends_also_what_a_pod_has_made_a_daemon(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def stopped() -> int:
+        run = asyncio.create_task(execute(workflow(LEAVES, ["a"]), RunOptions(name="w", runs=tmp_path / "runs")))
+        await asyncio.to_thread(wait_until, (tmp_path / "a.pid").exists, "the daemon")
+        pid = int(await asyncio.to_thread(wait_until, (tmp_path / "a.pid").read_text, "its pid"))
+        assert psutil.pid_exists(pid)
+        ask(tmp_path / "runs/w", Ask(how))
+        async with asyncio.timeout(PATIENCE_S):
+            await run
+        return pid
+
+    pid = asyncio.run(stopped())
+    wait_until(lambda: not psutil.pid_exists(pid), "the daemon's end")

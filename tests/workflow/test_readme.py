@@ -1,0 +1,69 @@
+"""What the README says of `everstep workflow` is true when pasted."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT, wait_until
+
+README = (ROOT / "README.md").read_text()
+SECTION = README.partition("## Argo manifests, without a cluster")[2].partition("\n## ")[0]
+YAML, PASTED, WHILE = re.findall(r"```(?:yaml)?\n(.*?)```", SECTION, re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the README's manifest, and the command in the PATH."""
+    (tmp_path / "hello.yaml").write_text(YAML)
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "everstep"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m everstep "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def lines(block: str) -> list[tuple[str, str]]:
+    """(command, what the comment says) of each line."""
+    return [(command.strip(), said.strip()) for command, _, said in (one.partition("#") for one in block.splitlines())]
+
+
+def pasted(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A line in a shell."""
+    return subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_each_line_does_what_its_comment_shows(folder: Path) -> None:
+    for command, said in lines(PASTED):
+        done = pasted(command, folder)
+        assert done.returncode == 0, (command, done.stderr)
+        assert said in done.stdout + done.stderr, (command, done.stdout, done.stderr)
+
+
+def test_a_run_is_stopped_and_taken_up_as_told(folder: Path) -> None:
+    verbs = {command.split()[2]: command.replace("NAME", "w") for command, _ in lines(WHILE)}
+    (folder / "hello.yaml").write_text(YAML.replace("command: [echo,", 'command: [sh, -c, "test -e go || sleep 600",'))
+
+    def shown(word: str) -> None:
+        wait_until(lambda: word in pasted("everstep workflow get w", folder).stdout, word)
+
+    def running(word: str) -> None:
+        wait_until(lambda: re.search(rf"{word} +Running", pasted("everstep workflow get w", folder).stdout), word)
+
+    with subprocess.Popen("exec everstep workflow run hello.yaml -n w", shell=True, cwd=folder) as launcher:
+        running("greet")
+        assert pasted(verbs["stop"], folder).returncode == 0
+        assert launcher.wait() == 128 + signal.SIGINT
+    shown("Failed")
+    with subprocess.Popen(f"exec {verbs['retry']}", shell=True, cwd=folder) as launcher:
+        running("greet")
+        assert pasted(verbs["terminate"], folder).returncode == 0
+        assert launcher.wait() == 128 + signal.SIGINT
+    (folder / "go").touch()
+    assert pasted(verbs["resume"], folder).returncode == 0
+    shown("Succeeded")
