@@ -139,9 +139,8 @@ def Checkpointer(state: dict[str, Any]) -> _Checkpointer:  # noqa: N802 (reads a
     context, alone = session.context, None
     if context.link is None:
         alone = _alone()
-    made = _Checkpointer(
-        state, link=context.link, local_rank=context.local_rank or context.rank * (alone is not None), alone=alone
-    )
+    local_rank = context.local_rank or context.rank * (alone is not None)
+    made = _Checkpointer(state, link=context.link, rank=context.rank, local_rank=local_rank, alone=alone)
     session.checkpointer = made
     session.beacon("start")
     return made

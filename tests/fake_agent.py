@@ -1,7 +1,10 @@
-"""A keeper with a fake agent around it: a Unix socket that answers a worker's Link, one thread a connection."""
+"""A keeper with a fake agent around it: a Unix socket that answers a worker's Link, one thread a connection, and a port
+that serves its memory to peers."""
 
+import http.server
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,38 @@ from runtime.job.messages import Holding, Restore, Seat
 from runtime.store import Store
 
 
-def seat(round_: int, restore: Restore | None = None, persists: bool = True) -> Seat:
-    return Seat(1, round_, "worker", 0, 1, 0, 1, 0, 1, "127.0.0.1", 1, round_ - 1, restore, persists)
+def seat(
+    round_: int, restore: Restore | None = None, persists: bool = True, first_rank: int = 0, world_size: int = 1
+) -> Seat:
+    group = (0 if persists else 1, 1)
+    return Seat(
+        1, round_, "worker", *group, first_rank, world_size, 0, 1, "127.0.0.1", 1, round_ - 1, restore, persists
+    )
+
+
+class _Peer(http.server.BaseHTTPRequestHandler):
+    """As the agent's server answers."""
+
+    keeper: Keeper
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.headers["Authorization"] != "Bearer secret":
+            return self.send_error(401)
+        try:
+            with self.keeper.open_shard(*map(int, self.path.split("/")[-3:])) as data:
+                first, last = 0, len(data) - 1
+                if asked := self.headers.get("Range"):
+                    first, last = map(int, asked.removeprefix("bytes=").split("-"))
+                self.send_response(206 if asked else 200)
+                self.send_header("Content-Length", str(last + 1 - first))
+                self.end_headers()
+                self.wfile.write(data[first : last + 1])
+        except KeyError:
+            self.send_error(404)
+
+    def log_message(self, *_: Any) -> None:
+        return
 
 
 class Node:
@@ -40,11 +73,14 @@ class Node:
         self.persisted: list[Holding] = []
         self.reports: list[Report] = []
         self.commits = True
+        self.workers = more.get("workers", 1)
+        self.told: Callable[[Holding], None] = lambda _: None
         folder.mkdir(exist_ok=True)
         self.shm = folder / "shm"
         self.shm.mkdir(exist_ok=True)
         settings = {"job": "job", "node": name, "store": store, "token": "secret", "persist_interval": interval, **more}
         self.keeper = Keeper(directory=self.shm, on_persisted=self._on_persisted, **settings)
+        self._server: http.server.ThreadingHTTPServer | None = None
         self.path = str(folder / "agent.sock")
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(self.path)
@@ -53,11 +89,21 @@ class Node:
 
     def _on_persisted(self, holding: Holding) -> None:
         self.persisted.append(holding)
+        self.told(holding)
         if self.commits:
             self.keeper.committed(holding, holding.key.rpartition("/")[0] + "/manifest.json")
 
-    def begin(self, round_: int, restore: Restore | None = None, persists: bool = True) -> None:
-        self.keeper.new_round(seat(round_, restore, persists))
+    def begin(self, round_: int, restore: Restore | None = None, persists: bool = True, **place: int) -> None:
+        self.keeper.new_round(seat(round_, restore, persists, **place))
+
+    @property
+    def address(self) -> str:
+        """Where peers read this node's memory; served from the first question on."""
+        if self._server is None:
+            handler = type("Peer", (_Peer,), {"keeper": self.keeper})
+            self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+            threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return f"127.0.0.1:{self._server.server_port}"
 
     def newest(self, reason: str = "newest whole") -> Restore:
         """What a master would let the next round start from."""
@@ -94,9 +140,9 @@ class Node:
     def _answer(self, request: Request, local_rank: int) -> msgspec.Struct:
         match request:
             case Hello():
-                return Welcome("job", "")
+                return Welcome("job", self.store.uri)
             case Announce():
-                return self.keeper.announce(local_rank, request.capacity)
+                return self.keeper.announce(local_rank, request.capacity, request.sharded)
             case Acquire():
                 return self.keeper.acquire(local_rank, request.iteration)
             case Staged():
@@ -111,3 +157,6 @@ class Node:
     def close(self) -> None:
         self.keeper.close()
         self._socket.close()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()

@@ -32,6 +32,8 @@ async def _run(settings: Settings, persist_interval: int) -> int:
             token=settings.token,
             persist_interval=persist_interval,
             on_persisted=on_persisted,
+            workers=settings.slots,
+            persists=settings.persists,
         )
 
     logging.basicConfig(level=logging.WARNING, format=f"agent {settings.node}: %(message)s")

@@ -231,7 +231,7 @@ class Agent:
         start = f"iteration {restore.iteration} of round {restore.round} ({restore.reason})" if restore else "nothing"
         last = seat.first_rank + slots - 1
         self._around.note(f"round {seat.round}: ranks {seat.first_rank}..{last} of {seat.world_size}, from {start}")
-        self._keeper.new_round(seat if self._settings.persists else msgspec.structs.replace(seat, persists=False))
+        self._keeper.new_round(seat)
         self._link.begin(seat)
         self._beacons.begin()
         self._oom.rose()
@@ -341,7 +341,9 @@ class Agent:
         """The newest state of the running round that is staged here is committed in the store, or cannot be."""
         held = await self._in_thread(self._keeper.holdings, self._address)
         newest = max((h for h in held if h.round == self._round), key=lambda h: h.iteration, default=None)
-        if newest is not None and self._settings.persists:
+        if newest is not None and newest.shards > 1:
+            await self._persist()  # The others put theirs when they are told; this node serves its own until then.
+        elif newest is not None and self._settings.persists:
             try:
                 await self._in_thread(self._keeper.flush, newest.index, newest.iteration)
             except (RuntimeError, OSError) as error:
@@ -364,7 +366,7 @@ class Agent:
             self._outbox.iteration(self._link.seat, local_rank, report)
 
     def _restored(self, local_rank: int, told: msgspec.Struct) -> None:
-        if self._link.seat is not None and isinstance(told, Fetched) and told.path:
+        if self._link.seat is not None and isinstance(told, Fetched) and told.iteration:
             self._outbox.restored(self._link.seat, local_rank, told, time.monotonic() - self._seated)
 
     def _persisted(self, holding: Holding) -> None:

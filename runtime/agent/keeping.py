@@ -19,8 +19,8 @@ class Keeper(Protocol):
         """A round begins: start to fetch `seat.restore` in a thread."""
         ...
 
-    def announce(self, local_rank: int, capacity: int) -> Segment:
-        """Make room for a worker's slots."""
+    def announce(self, local_rank: int, capacity: int, sharded: bool = False) -> Segment:
+        """Make room for a worker's slots; `sharded`: what it stages is its own rank's."""
         ...
 
     def acquire(self, local_rank: int, iteration: int) -> Slot:
@@ -59,7 +59,7 @@ class Keeper(Protocol):
         """What can be served now."""
         ...
 
-    def open_shard(self, index: int, round: int, iteration: int) -> AbstractContextManager[memoryview]:  # noqa: A002
+    def open_shard(self, round: int, iteration: int, shard: int) -> AbstractContextManager[memoryview]:  # noqa: A002
         """A held shard's bytes, pinned while open. Raises KeyError when it is not held."""
         ...
 

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
+from runtime.job.messages import Holding
+
 AGENT_VARIABLE = "EVERSTEP_AGENT"
 LOCAL_RANK_VARIABLE = "EVERSTEP_LOCAL_RANK"
 """The worker's number on its node, where LOCAL_RANK is a virtual one."""
@@ -37,6 +39,8 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
     """The worker's state needs `capacity` bytes a slot. Answer: Segment."""
 
     capacity: int
+    sharded: bool = False
+    """It is this rank's shard of the state; else the state is the same on every rank."""
 
 
 class Segment(msgspec.Struct, frozen=True, tag=True):
@@ -83,7 +87,11 @@ class Fetch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fetched(msgspec.Struct, frozen=True, tag=True):
-    """Read `size` bytes at `offset` of `path`; `path` is empty when the round starts from nothing."""
+    """Read `size` bytes at `offset` of `path`.
+
+    `path` is empty when the round starts from nothing (`iteration` 0), and where no shard is this rank's, because
+    another number of ranks cut the state: it reads what it needs of all of them from `sources`.
+    """
 
     path: str
     offset: int
@@ -91,9 +99,13 @@ class Fetched(msgspec.Struct, frozen=True, tag=True):
     round: int
     iteration: int
     digest: str
-    """xxh3_128 of those bytes, to be checked while copying."""
+    """Of those bytes, to be checked while copying."""
     source: str
-    """memory | peer NODE | store KEY"""
+    """memory | peer NODE | store KEY | N shards"""
+    sources: tuple[Holding, ...] = ()
+    """Of a sharded state: where every shard is held, best first."""
+    token: str = ""
+    """What peers want to see."""
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):

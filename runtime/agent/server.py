@@ -1,6 +1,6 @@
 """The agent's own HTTP server: other agents read the shards that lie in this node's memory.
 
-GET /v1/segments/<index>/<round>/<iteration>: the bytes (Range is understood); 404 when they are not held (any more),
+GET /v1/shards/<round>/<iteration>/<shard>: the bytes (Range is understood); 404 when they are not held (any more),
 401 without the job's token.
 """
 
@@ -29,16 +29,17 @@ def application(keeper: Keeper, token: str) -> web.Application:
             return web.Response(status=401, text="the Authorization header has not this job's token")
         return await handler(request)
 
-    async def segment(request: web.Request) -> web.StreamResponse:
-        index, round_, iteration = (int(request.match_info[name]) for name in ("index", "round", "iteration"))
+    async def shard(request: web.Request) -> web.StreamResponse:
+        place = [int(request.match_info[name]) for name in ("round", "iteration", "shard")]
         try:
-            with keeper.open_shard(index, round_, iteration) as shard:
-                return await _send(request, shard)
+            with keeper.open_shard(*place) as data:
+                return await _send(request, data)
         except KeyError:
-            return web.Response(status=404, text=f"shard {index} of round {round_}, iteration {iteration} is not held")
+            text = "shard {2} of round {0}, iteration {1} is not held".format(*place)
+            return web.Response(status=404, text=text)
 
     app = web.Application(middlewares=[guard])
-    app.add_routes([web.get(r"/v1/segments/{index:\d+}/{round:\d+}/{iteration:\d+}", segment)])
+    app.add_routes([web.get(r"/v1/shards/{round:\d+}/{iteration:\d+}/{shard:\d+}", shard)])
     return app
 
 

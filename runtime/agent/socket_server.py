@@ -160,8 +160,8 @@ class _Connection(asyncio.Protocol):
                     self._send(slot)
                 else:
                     self._later(lambda: keeper.acquire(rank, iteration))
-            case Announce(capacity):
-                self._later(lambda: keeper.announce(rank, capacity))
+            case Announce(capacity, sharded):
+                self._later(lambda: keeper.announce(rank, capacity, sharded))
             case Flush(iteration):
                 self._later(lambda: Done(keeper.flush(rank, iteration)))
             case Fetch():

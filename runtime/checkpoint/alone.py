@@ -5,16 +5,18 @@ The same objects and manifest as an elastic job's, so that every reader reads bo
 
 import json
 import time
+from functools import partial
 from typing import Any
 
+from runtime.checkpoint.committed import MANIFEST, shards_of
+from runtime.checkpoint.digests import seal
 from runtime.checkpoint.errors import RestoreError
-from runtime.checkpoint.fetch import digest_of, shard_key
+from runtime.checkpoint.fetch import read, shard_key
 from runtime.checkpoint.layout import plan, state_capacity
+from runtime.checkpoint.reshard import reshard
 from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.tree import Tree
-from runtime.store import NoSuchKey, Store
-
-MANIFEST = "manifest.json"
+from runtime.store import Store
 
 
 class Alone:
@@ -27,31 +29,32 @@ class Alone:
         self._written = time.monotonic()
         self._iterations: set[int] = set()
 
-    def newest(self) -> tuple[memoryview, str] | None:
-        """The newest committed shard's bytes and digest. Raises RestoreError when they are gone or damaged."""
+    def load(self, state: dict[str, Any]) -> int:
+        """Restore the newest committed checkpoint, whoever cut it, into `state`; its iteration, 0 when there is none.
+
+        Raises RestoreError when its objects are gone or damaged, or of another model.
+        """
         manifests = self._manifests()
         if not manifests:
-            return None
-        told = json.loads(self._store.get(manifests[-1]))
-        shard = told["objects"][0]
-        if len(told["objects"]) != 1:
-            raise RestoreError(f"{manifests[-1]}: {len(told['objects'])} shards; start the script under an agent")
+            return 0
+        shards = shards_of(manifests[-1].rpartition("/")[0], json.loads(self._store.get(manifests[-1])))
         try:
-            return memoryview(bytearray(self._store.get(shard["key"]))), shard["digest"]
-        except NoSuchKey:
-            raise RestoreError(f"{manifests[-1]} names {shard['key']}, which is gone; remove that checkpoint") from None
+            return reshard(shards, state, 0, partial(read, store=self._store, token=""))
+        except RestoreError as error:
+            raise RestoreError(f"{manifests[-1]}: {error}") from None
 
     def save(self, iteration: int, tree: Tree, persist: bool = False) -> None:
         """Write and commit, if it is time. Blocks while it does. Raises StoreError."""
         if iteration in self._iterations or (not persist and time.monotonic() < self._written + self._every_s):
             return
         written: dict[str, Any] = {"iteration": iteration, "state": tree.json}
-        layout = plan(tree.tensors, state_capacity(written))
+        layout = plan(tree.tensors, state_capacity(written), tree.pieces())
         data = memoryview(bytearray(layout.size))
         Stager(layout).stage(0, data, tree.tensors, written, iteration)
+        digest = seal(data)
         key = shard_key(self._job, self._round, iteration, 0)
         self._store.put(key, data)
-        shard = {"key": key, "shard": 0, "shards": 1, "size": layout.size, "digest": digest_of(data)}
+        shard = {"key": key, "shard": 0, "shards": 1, "size": layout.size, "digest": digest}
         told = {"version": 1, "job": self._job, "round": self._round, "iteration": iteration, "world_size": 1}
         self._store.create(
             f"{key.rpartition('/')[0]}/{MANIFEST}", json.dumps({**told, "objects": [shard]}, indent=1).encode()

@@ -3,24 +3,31 @@
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runtime import faults
 from runtime.agent.link import Acquire, Announce, Done, Fetch, Fetched, Flush, Link, Segment, Slot, Staged
 from runtime.checkpoint.alone import Alone
-from runtime.checkpoint.errors import RestoreError
-from runtime.checkpoint.layout import plan, state_capacity
-from runtime.checkpoint.restore import restore
+from runtime.checkpoint.errors import RestoreError, StateError
+from runtime.checkpoint.fetch import read
+from runtime.checkpoint.layout import plan, read_header, read_json, state_capacity
+from runtime.checkpoint.reshard import reshard
+from runtime.checkpoint.restore import cut_alike, restore
 from runtime.checkpoint.segment import Beacon, SegmentFile
 from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.tree import Tree, flatten, prepare
+from runtime.job.messages import Holding
+from runtime.store import open_store
 
 
 class Checkpointer:
     """Saves and loads one state, a dict of modules, optimizers, tensors, numbers, strings, objects with state_dict.
 
-    The state is the same on every rank (DDP): local rank 0 of each node stages it, every rank loads it.
+    A state that is the same on every rank (DDP) is staged by local rank 0 of each node, and every rank loads it. One
+    that has DTensors (FSDP2's `fully_shard`, tensor parallelism) is sharded: every rank stages its own part, without a
+    collective, and loads what is its part now, whatever number of ranks or mesh cut the checkpoint.
     """
 
     def __init__(
@@ -28,6 +35,7 @@ class Checkpointer:
         state: dict[str, Any],
         *,
         link: Link | None = None,
+        rank: int = 0,
         local_rank: int = 0,
         alone: Alone | None = None,
         clock: Callable[[], float] = time.time,
@@ -39,7 +47,7 @@ class Checkpointer:
         self.stall_s = 0.0
         """How long the last `save` held training up."""
         self._link, self._alone, self._clock = link, alone, clock
-        self._stages = local_rank == 0
+        self._rank, self._local_rank = rank, local_rank
         self._segment: SegmentFile | None = None
         self._shown = 0
         """Changes of the beacon."""
@@ -47,8 +55,15 @@ class Checkpointer:
         self._saved_here = False
         """Was it staged in this round (not only restored)?"""
         prepare(state)
+        tree = flatten(state)
+        self._sharded = tree.sharded()
+        if self._sharded and alone is not None:
+            raise StateError(
+                "state: it is sharded over ranks; its checkpoints need an agent: start with everstep launch"
+            )
+        self._stages = self._sharded or local_rank == 0
         if link is not None:
-            self._announce(flatten(state))
+            self._announce(tree)
 
     def load(self, state: dict[str, Any]) -> int:
         """Restore the newest checkpoint into `state`, in place; returns its iteration, 0 when there is none.
@@ -56,16 +71,12 @@ class Checkpointer:
         Raises RestoreError when it is of another model or damaged; LinkError when no source can give it.
         """
         if self._link is None:
-            found = self._alone.newest() if self._alone else None
-            self._saved = restore(found[0], state, found[1]) if found else 0
+            self._saved = self._alone.load(state) if self._alone else 0
             return self._saved
         place = self._link.ask(Fetch(), Fetched)
-        if not place.path:
+        if not place.path and not place.sources:
             return 0
-        path, segment = Path(place.path), self._segment
-        if segment is None or segment.path != path:  # another local rank's, or one of an earlier size
-            segment = SegmentFile.open(path)
-        self._saved = restore(segment.bytes_at(place.offset, place.size), state, place.digest)
+        self._saved = self._restore(place, state)
         if self._saved != place.iteration:
             raise RestoreError(f"iteration {place.iteration} was promised, the checkpoint says {self._saved}")
         return self._saved
@@ -109,13 +120,35 @@ class Checkpointer:
             self._shown += 1
             self._segment.set_beacon(Beacon(iteration, phase, self._clock(), self._shown))
 
+    def _restore(self, place: Fetched, state: dict[str, Any]) -> int:
+        """From the shard that lies in this node's memory where its cut is ours, else from parts of all shards."""
+        assert self._link is not None
+        whole = None
+        if place.path:
+            path, segment = Path(place.path), self._segment
+            if segment is None or segment.path != path:  # another local rank's, or one of an earlier size
+                segment = SegmentFile.open(path)
+            data = segment.bytes_at(place.offset, place.size)
+            layout = read_header(data)
+            if cut_alike(layout, read_json(layout, data), state):
+                return restore(data, state, place.digest)
+            whole = data if not place.sources else None
+
+        if whole is not None:
+            one = Holding(place.round, place.iteration, size=place.size, digest=place.digest)
+            return reshard((one,), state, self._rank, partial(_read_here, whole))
+        store = open_store(self._link.welcome.store)
+        return reshard(place.sources, state, self._rank, partial(read, store=store, token=place.token))
+
     def _announce(self, tree: Tree) -> None:
         assert self._link is not None
         capacity = 0
         if self._stages:
-            self._stager = Stager(plan(tree.tensors, state_capacity({"iteration": 0, "state": tree.json})))
+            self._stager = Stager(
+                plan(tree.tensors, state_capacity({"iteration": 0, "state": tree.json}), tree.pieces())
+            )
             capacity = self._stager.layout.size
-        segment = self._link.ask(Announce(capacity), Segment)
+        segment = self._link.ask(Announce(capacity, self._sharded), Segment)
         self._segment = SegmentFile.open(Path(segment.path))
         if capacity:
             self._segment.populate()
@@ -132,3 +165,7 @@ class Checkpointer:
         self._stager.stage(slot, self._segment.slot(slot), tree.tensors, written, iteration)
         self._link.ask(Staged(slot, iteration, self._stager.layout.size, persist), Done)
         faults.point("checkpoint.after_commit", iteration=iteration)
+
+
+def _read_here(data: memoryview, _: Holding, start: int, buffer: memoryview) -> None:
+    buffer[:] = data[start : start + len(buffer)]

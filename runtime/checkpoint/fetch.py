@@ -1,9 +1,8 @@
-"""Bring a shard's bytes into a buffer from a peer's memory or from the store, and check that they are right."""
+"""Bring a shard's bytes, or some of them, from a peer's memory or from the store, and check that they are right."""
 
 import http.client
 
-import xxhash
-
+from runtime.checkpoint.digests import check
 from runtime.checkpoint.errors import RestoreError
 from runtime.job.messages import Holding
 from runtime.store import NoSuchKey, Store
@@ -18,29 +17,32 @@ def shard_key(job: str, round_: int, iteration: int, shard: int) -> str:
     return f"jobs/{job}/checkpoints/{round_:06d}-{iteration:09d}/rank-{shard:05d}.safetensors"
 
 
-def digest_of(data: memoryview) -> str:
-    """xxh3_128 as 32 hex digits. Other threads run meanwhile."""
-    return xxhash.xxh3_128(data).hexdigest()
-
-
-def fetch(source: Holding, buffer: memoryview, store: Store, token: str) -> str:
-    """Fill `buffer` (source.size bytes) from `source`; returns the digest of what came.
+def fetch(source: Holding, buffer: memoryview, store: Store, token: str) -> None:
+    """Fill `buffer` (source.size bytes) from `source`.
 
     Raises RestoreError, one line: unreachable, gone, shorter than promised, or other bytes than promised.
     """
+    read(source, 0, buffer, store, token)
+    try:
+        check(buffer, source.digest)
+    except RestoreError as error:
+        raise RestoreError(f"{described(source)}: {error}") from None
+
+
+def read(source: Holding, start: int, buffer: memoryview, store: Store, token: str) -> None:
+    """Fill `buffer` with what stands at `source` from byte `start` on, unchecked.
+
+    Raises RestoreError, one line: unreachable, gone, or shorter than promised.
+    """
     try:
         if source.key:
-            store.read_into(source.key, 0, buffer)
+            store.read_into(source.key, start, buffer)
         else:
-            _from_peer(source, buffer, token)
+            _from_peer(source, start, buffer, token)
     except NoSuchKey:
         raise RestoreError(f"{described(source)}: no such object") from None
     except (OSError, http.client.HTTPException) as error:
         raise RestoreError(f"{described(source)}: {error}") from error
-    found = digest_of(buffer)
-    if source.digest and found != source.digest:
-        raise RestoreError(f"{described(source)}: its digest is {found}, {source.digest} was promised")
-    return found
 
 
 def described(source: Holding) -> str:
@@ -48,13 +50,16 @@ def described(source: Holding) -> str:
     return f"store {source.key}" if source.key else f"peer {source.node}"
 
 
-def _from_peer(source: Holding, buffer: memoryview, token: str) -> None:
+def _from_peer(source: Holding, start: int, buffer: memoryview, token: str) -> None:
     connection = http.client.HTTPConnection(source.address, timeout=PEER_TIMEOUT_S)
     try:
-        path = f"/v1/segments/{source.index}/{source.round}/{source.iteration}"
-        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+        path = f"/v1/shards/{source.round}/{source.iteration}/{source.shard}"
+        headers = {"Authorization": f"Bearer {token}"}
+        if len(buffer) < source.size:
+            headers["Range"] = f"bytes={start}-{start + len(buffer) - 1}"
+        connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
-        if answer.status != http.client.OK:
+        if answer.status not in (http.client.OK, http.client.PARTIAL_CONTENT):
             raise RestoreError(f"{described(source)}: answered {answer.status} {answer.reason}")
         done = 0
         while done < len(buffer):

@@ -21,6 +21,8 @@ class Held:
     local_rank: int
     file: SegmentFile
     table: SlotTable
+    sharded: bool = False
+    """Does its worker stage its own rank's shard?"""
 
     def data(self, slot: int) -> memoryview:
         """The bytes of the whole state in a slot."""
@@ -56,6 +58,15 @@ class Segments:
         """The segment that the rank writes to."""
         return next(reversed(self._held.get(local_rank, ())), None)
 
+    def serve(self, round: int, iteration: int, shard: int) -> tuple[Held, int] | None:  # noqa: A002
+        """Where a shard lies whole, as those name it who do not know how many there are."""
+        for held in self.all():
+            for slot in held.table.whole():
+                identity = held.table[slot].identity
+                if identity and identity[:3] == (round, iteration, shard):
+                    return held, slot
+        return None
+
     def find(self, identity: Identity, local_rank: int | None = None) -> tuple[Held, int] | None:
         """Where a state lies whole."""
         for held in self.all():
@@ -81,8 +92,13 @@ class Segments:
         return made
 
     def forget_earlier(self, local_rank: int) -> None:
-        """The current segment holds a whole state: let go of the earlier ones that nobody reads."""
+        """The current segment holds a whole state: let go of the earlier ones that nobody reads.
+
+        Of a sharded state it must hold two: when this rank has staged the second, every rank has staged the first.
+        """
         *earlier, current = self._held[local_rank]
+        if current.sharded and len(current.table.whole()) < 2:
+            return
         kept = [held for held in earlier if any(held.table[slot].pins for slot in range(len(held.table)))]
         for held in earlier:
             if held not in kept:

@@ -6,36 +6,24 @@ Runs in the agent's process. Every method may be called from any thread; `announ
 be done raises KeeperError (or SegmentError: no shared memory), one line for the worker.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.agent.link import Fetched, Segment, Slot, Staged
-from runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
-from runtime.checkpoint.fetch import described, digest_of, fetch
+from runtime.checkpoint.beginning import Around, Beginning
+from runtime.checkpoint.digests import seal
+from runtime.checkpoint.errors import KeeperError
 from runtime.checkpoint.held import Held, Segments, segment_prefix
 from runtime.checkpoint.persist import Persister
 from runtime.checkpoint.segment import Beacon
 from runtime.checkpoint.slots import Identity
-from runtime.job.messages import Holding, Restore, Seat
+from runtime.job.messages import Holding, Seat
 from runtime.store import Store
 
-_log = logging.getLogger("everstep.checkpoint")
 _SHM = Path("/dev/shm")
-
-
-@dataclass(eq=False)
-class _Beginning:
-    """What a round starts from, while it is being fetched and after."""
-
-    seat: Seat
-    fetched: Fetched | None = None
-    error: str = ""
-    pinned: tuple[Held, int] | None = None
 
 
 class Keeper:
@@ -50,23 +38,29 @@ class Keeper:
         token: str,
         persist_interval: int,
         on_persisted: Callable[[Holding], None],
+        workers: int = 1,
+        persists: bool = True,
         directory: Path = _SHM,
         slots: int = 3,
     ) -> None:
-        """`on_persisted` is called in a thread when a shard lies whole in the store: the agent tells the master."""
+        """`on_persisted` is called in a thread when a shard lies whole in the store: the agent tells the master.
+
+        `workers` are the local ranks of this node; without `persists` the store is not there for other nodes to read.
+        """
         if persist_interval < 1:
             raise ValueError(f"a persist interval of {persist_interval} iterations; at least 1 is needed")
-        self._node, self._store, self._token = node, store, token
-        self._interval = persist_interval
+        self._node, self._interval, self._persists = node, persist_interval, persists
         self._segments = Segments(directory, segment_prefix(job, node), slots)
         self._segments.reclaim()
         self._changed = threading.Condition()
-        self._beginning: _Beginning | None = None
+        self._beginning: Beginning | None = None
+        self._sealing = threading.Lock()
         self._writing: dict[int, tuple[Held, int]] = {}
         self._lives: dict[int, int] = {}
         """Deaths of each local rank: a wait that began before one ends with it."""
         self._closed = False
-        self._persister = Persister(self._changed, self._segments, store, job, on_persisted)
+        self._around = Around(self._changed, self._segments, store, token, node, workers, self._digest)
+        self._persister = Persister(self._changed, self._segments, store, job, on_persisted, self._digest)
         threading.Thread(target=self._digest_newest, name="everstep-digest", daemon=True).start()
 
     @property
@@ -79,16 +73,20 @@ class Keeper:
         with self._changed:
             for local_rank in list(self._writing):
                 self._abandon(local_rank)
-            self._unpin_beginning()
-            beginning = self._beginning = _Beginning(seat)
+            if self._beginning is not None:
+                self._beginning.end()
+            self._beginning = Beginning(seat, self._around)
             self._changed.notify_all()
-        threading.Thread(target=self._fetch, args=(beginning,), name="everstep-fetch", daemon=True).start()
 
-    def announce(self, local_rank: int, capacity: int) -> Segment:
-        """Make room for a worker's slots; the same capacity again finds the old segment with all that it holds."""
+    def announce(self, local_rank: int, capacity: int, sharded: bool = False) -> Segment:
+        """Make room for a worker's slots; the same capacity again finds the old segment with all that it holds.
+
+        `sharded`: what the worker stages is its rank's own shard; else it is the same on every rank.
+        """
         with self._changed:
             self._check_open()
             held = self._segments.ensure(local_rank, capacity)
+            held.sharded = sharded
             return Segment(str(held.file.path), held.file.slots, held.file.capacity)
 
     def acquire(self, local_rank: int, iteration: int) -> Slot:
@@ -110,18 +108,20 @@ class Keeper:
     def staged(self, local_rank: int, message: Staged) -> None:
         """A worker's stage is whole: offer it, digest it, persist it when it is due. Never blocks for long."""
         with self._changed:
-            seat = self._seat()
+            self._seat()
             held, slot = self._writing.get(local_rank, (None, -1))
             if held is None or slot != message.slot or message.size > held.file.capacity:
                 raise KeeperError(f"slot {message.slot} is not what worker {local_rank} was given to write")
             del self._writing[local_rank]
-            identity = Identity(seat.round, message.iteration)
+            identity = self._identity(held, message.iteration)
             held.table.stage(slot, message.size)
-            self._unpin_beginning()
+            assert self._beginning is not None
+            self._beginning.staged(local_rank)
             self._segments.forget_earlier(local_rank)
-            if seat.persists and message.persist:
-                self._persister.ask(local_rank, identity)
-            elif seat.persists and message.iteration % self._interval == 0:
+            due = message.iteration % self._interval == 0
+            if self._to_store(held) and (message.persist or (due and held.sharded)):
+                self._persister.ask(local_rank, identity)  # All ranks put the same iterations, however slow a store is.
+            elif self._to_store(held) and due:
                 self._persister.want(local_rank, identity)
             self._changed.notify_all()
 
@@ -129,12 +129,9 @@ class Keeper:
         """What it was writing is forgotten; its newest whole state goes to the store unasked."""
         with self._changed:
             self._abandon(local_rank)
-            held, seat = self._segments.current(local_rank), self._beginning and self._beginning.seat
-            newest = held.table.newest() if held else None
-            if held and seat and seat.persists and newest is not None:
-                identity = held.table[newest].identity
-                if identity and identity.round == seat.round:
-                    self._persister.want(local_rank, identity)
+            held = self._segments.current(local_rank)
+            if held and self._beginning and not self._closed and self._to_store(held):
+                self._persist_newest(held)
             self._changed.notify_all()
 
     def fetched(self, local_rank: int) -> Fetched:
@@ -143,10 +140,12 @@ class Keeper:
             beginning = self._beginning
             if beginning is None:
                 raise KeeperError(f"worker {local_rank} asks what to start from before any round began")
-            self._changed.wait_for(lambda: beginning.fetched or beginning.error or self._over(beginning))
-            if beginning.fetched is None:
+            answer = self._changed.wait_for(
+                lambda: beginning.answer(local_rank) or beginning.error or self._over(beginning)
+            )
+            if not isinstance(answer, Fetched):
                 raise KeeperError(beginning.error or "the round ended while its state was fetched")
-            return beginning.fetched
+            return answer
 
     def flush(self, local_rank: int, iteration: int) -> str:
         """Persist `iteration` of this round and wait for its commit (or a later one's): the manifest's key.
@@ -154,10 +153,11 @@ class Keeper:
         "" at once on a node that does not persist. KeeperError when the store refuses or the round ends.
         """
         with self._changed:
-            beginning, seat = self._beginning, self._seat()
-            if not seat.persists:
+            self._seat()
+            beginning, held = self._beginning, self._segments.current(local_rank)
+            if held is None or not self._to_store(held):
                 return ""
-            identity = Identity(seat.round, iteration)
+            identity = self._identity(held, iteration)
             if not self._persister.under_way(identity):
                 self._persister.ask(local_rank, identity)
             self._changed.wait_for(lambda: self._persister.outcome(identity) or self._over(beginning))
@@ -171,17 +171,15 @@ class Keeper:
     def persist_newest(self) -> None:
         """Copy the newest state of this round to the store, also on a node that does not persist it. Does not wait."""
         with self._changed:
-            seat = self._seat()
+            self._seat()
             for held in self._segments.all():
-                newest = held.table.newest()
-                identity = held.table[newest].identity if newest is not None else None
-                if identity and identity.round == seat.round:
-                    self._persister.want(held.local_rank, identity)
+                self._persist_newest(held)
 
     def committed(self, holding: Holding, manifest: str) -> None:
         """The master made the checkpoint visible."""
         with self._changed:
-            self._persister.committed(Identity(holding.round, holding.iteration), manifest)
+            identity = Identity(holding.round, holding.iteration, holding.shard, holding.shards)
+            self._persister.committed(identity, manifest)
             self._changed.notify_all()
 
     def holdings(self, address: str) -> tuple[Holding, ...]:
@@ -207,12 +205,12 @@ class Keeper:
         return tuple(found)
 
     @contextmanager
-    def open_shard(self, index: int, round: int, iteration: int) -> Iterator[memoryview]:  # noqa: A002
+    def open_shard(self, round: int, iteration: int, shard: int) -> Iterator[memoryview]:  # noqa: A002
         """The bytes of a held shard, not overwritten while open. Raises KeyError when it is not held."""
         with self._changed:
-            found = self._segments.find(Identity(round, iteration), index)
+            found = self._segments.serve(round, iteration, shard)
             if found is None:
-                raise KeyError((index, round, iteration))
+                raise KeyError((round, iteration, shard))
             found[0].table.pin(found[1])
         try:
             yield found[0].data(found[1]).toreadonly()
@@ -252,17 +250,41 @@ class Keeper:
         if self._closed:
             raise KeeperError("this node is leaving")
 
-    def _over(self, beginning: _Beginning | None) -> bool:
+    def _identity(self, held: Held, iteration: int) -> Identity:
+        """What a worker's stage of that iteration is in this round."""
+        seat = self._seat()
+        if not held.sharded:
+            return Identity(seat.round, iteration)
+        return Identity(seat.round, iteration, seat.first_rank + held.local_rank, seat.world_size)
+
+    def _to_store(self, held: Held) -> bool:
+        """Does this node put what this segment holds into the store in this round?"""
+        return self._persists and (held.sharded or self._seat().persists)
+
+    def _persist_newest(self, held: Held) -> None:
+        """Put the newest state of this round; of a sharded one the newest two, for a rank that was killed may have
+        staged one iteration less than this one."""
+        if not self._persists:
+            return
+        identities = [held.table[slot].identity for slot in held.table.whole()]
+        for identity in reversed([i for i in identities if i and i.round == self._seat().round][: 1 + held.sharded]):
+            if not held.sharded:
+                self._persister.want(held.local_rank, identity)
+            elif not self._persister.under_way(identity):
+                self._persister.ask(held.local_rank, identity)
+
+    def _over(self, beginning: Beginning | None) -> bool:
         return self._closed or self._beginning is not beginning
 
     def _try_acquire(self, local_rank: int, iteration: int) -> Slot | None:
-        seat, held = self._seat(), self._segments.current(local_rank)
+        self._check_open()
+        held = self._segments.current(local_rank)
         if held is None or not held.file.slots:
             raise KeeperError(f"worker {local_rank} has announced no state to stage")
         if local_rank in self._writing:
             earlier, given = self._writing.pop(local_rank)
             earlier.table.abandon(given)
-        slot = held.table.acquire(Identity(seat.round, iteration))
+        slot = held.table.acquire(self._identity(held, iteration))
         if slot is None:
             return None
         self._writing[local_rank] = (held, slot)
@@ -279,18 +301,13 @@ class Keeper:
             held.table.unpin(slot)
             self._changed.notify_all()
 
-    def _unpin_beginning(self) -> None:
-        if self._beginning is not None and self._beginning.pinned is not None:
-            held, slot = self._beginning.pinned
-            self._beginning.pinned = None
-            held.table.unpin(slot)
-
     def _digest(self, held: Held, slot: int) -> str:
         """The digest of a pinned slot, computed when it is not known."""
-        if not held.table[slot].digest:
-            digest = digest_of(held.data(slot))
-            with self._changed:
-                held.table.digested(slot, held.table[slot].digest or digest)
+        with self._sealing:
+            if not held.table[slot].digest:
+                digest = seal(held.data(slot))
+                with self._changed:
+                    held.table.digested(slot, digest)
         return held.table[slot].digest
 
     def _digest_newest(self) -> None:
@@ -308,93 +325,3 @@ class Keeper:
     def _undigested(self) -> list[tuple[Held, int]]:
         newest = ((held, held.table.newest()) for held in self._segments.all())
         return [(held, slot) for held, slot in newest if slot is not None and not held.table[slot].digest]
-
-    def _fetch(self, beginning: _Beginning) -> None:
-        """The fetch thread of one round."""
-        restore = beginning.seat.restore
-        if restore is None:
-            self._begun(beginning, Fetched("", 0, 0, 0, 0, "", ""))
-            return
-        why: list[str] = []
-        found = self._from_memory(restore, why) or self._from_elsewhere(restore, why)
-        for line in why:
-            _log.warning("restoring iteration %d of round %d: %s", restore.iteration, restore.round, line)
-        if found is None:
-            told = "; ".join(why) or "nobody holds it"
-            text = f"iteration {restore.iteration} of round {restore.round} cannot be restored: {told}"
-            with self._changed:
-                beginning.error = text
-                self._changed.notify_all()
-            return
-        held, slot, source = found
-        facts = held.table[slot]
-        place = (str(held.file.path), held.file.offset(slot), facts.size)
-        self._begun(beginning, Fetched(*place, restore.round, restore.iteration, facts.digest, source), (held, slot))
-
-    def _begun(self, beginning: _Beginning, fetched: Fetched, pinned: tuple[Held, int] | None = None) -> None:
-        with self._changed:
-            beginning.fetched = fetched
-            if pinned and self._over(beginning):
-                pinned[0].table.unpin(pinned[1])
-            else:
-                beginning.pinned = pinned
-            self._changed.notify_all()
-
-    def _from_memory(self, restore: Restore, why: list[str]) -> tuple[Held, int, str] | None:
-        """The state in own memory, pinned, when its bytes are still what they were."""
-        identity = Identity(restore.round, restore.iteration)
-        while True:
-            with self._changed:
-                found = self._segments.find(identity)
-                if found is None:
-                    return None
-                held, slot = found
-                held.table.pin(slot)
-            wanted = self._digest(held, slot)
-            if digest_of(held.data(slot)) == wanted:
-                return held, slot, "memory"
-            why.append("own memory: its digest is not what it was when it was staged: the bytes are damaged")
-            self._unpin(held, slot)
-            with self._changed:
-                self._changed.wait_for(lambda held=held, slot=slot: not held.table[slot].pins)
-                if held.table.find(identity) == slot:
-                    held.table.drop(slot)
-
-    def _from_elsewhere(self, restore: Restore, why: list[str]) -> tuple[Held, int, str] | None:
-        """The state from the first source that gives the right bytes, in an own slot, pinned."""
-        for source in restore.sources:
-            if source.node == self._node and not source.key:
-                continue
-            try:
-                held, slot = self._slot_for(restore, source.size)
-            except (SegmentError, KeeperError) as error:
-                why.append(str(error))
-                continue
-            try:
-                digest = fetch(source, held.file.slot(slot)[: source.size], self._store, self._token)
-            except RestoreError as error:
-                why.append(str(error))
-                with self._changed:
-                    held.table.abandon(slot)
-                    self._changed.notify_all()
-                continue
-            with self._changed:
-                held.table.stage(slot, source.size)
-                whole = held.table.find(Identity(restore.round, restore.iteration))
-                assert whole is not None
-                held.table.digested(whole, digest)
-                held.table.pin(whole)
-                self._changed.notify_all()
-            return held, whole, described(source)
-        return None
-
-    def _slot_for(self, restore: Restore, size: int) -> tuple[Held, int]:
-        """A slot to fetch into: of the first local rank's segment, whose slots are made for this very shard."""
-        with self._changed:
-            while True:
-                self._check_open()
-                held = self._segments.ensure(0, size)
-                slot = held.table.acquire(Identity(restore.round, restore.iteration))
-                if slot is not None:
-                    return held, slot
-                self._changed.wait()

@@ -3,7 +3,9 @@
 8 bytes of header length, the JSON header padded with spaces, then data (the format's own rules: offsets without holes,
 the header begins with '{'). Data begins on a page; so does each tensor of at least SMALL bytes, and the gaps before
 them are named pad tensors. Smaller ones stand packed behind them, wide types first, so that each is aligned to its own
-type. The first tensor, STATE, is the JSON part of the state: uint8 of a fixed capacity, padded with spaces.
+type. The first tensor, STATE, is the JSON part of the state: uint8 of a fixed capacity, padded with spaces; the second
+is the table of digests (see `digests`). Of tensors that are sharded over ranks it has this rank's pieces, and under
+"pieces" in `__metadata__`, as JSON, {name: [shape of the whole tensor, offset of the piece in it]}.
 
 Source: the safetensors README, section "Format".
 """
@@ -16,7 +18,9 @@ from typing import Any
 
 import torch
 
+from runtime.checkpoint.digests import TABLE, table_size
 from runtime.checkpoint.errors import RestoreError, StateError
+from runtime.checkpoint.pieces import Box, Piece, whole
 from runtime.checkpoint.tree import RESERVED, decode
 
 PAGE = 4096
@@ -45,6 +49,10 @@ _NAMES: dict[torch.dtype, str] = {
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
+_Row = tuple[str, str, tuple[int, ...], int]
+"""Name, type's name, shape, bytes."""
+
+
 @dataclass(frozen=True)
 class Place:
     """A tensor's bytes in the file."""
@@ -70,11 +78,19 @@ class Layout:
     header: bytes
     """Length and JSON, as it stands at the beginning of the file."""
     places: Mapping[str, Place]
-    """By tensor name, in file order, without pads and without STATE."""
+    """By tensor name, in file order, without pads, STATE and TABLE."""
     state: Place
     """Where the JSON part stands."""
+    table: Place
+    """Where the digests stand, right before the data."""
+    pieces: Mapping[str, Piece]
+    """What those tensors that are sharded are parts of."""
     size: int
     """Bytes of the file."""
+
+    def piece(self, name: str) -> Piece:
+        """Which part of the whole tensor stands here."""
+        return self.pieces.get(name) or whole(self.places[name].shape)
 
     def matches(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Do these tensors have the names, shapes and types of this layout?"""
@@ -86,7 +102,7 @@ class Layout:
         )
 
     def write_state(self, buffer: memoryview, value: Any) -> None:
-        """Put the header and the JSON state into the shard's bytes. Raises StateError when it outgrew its place."""
+        """Put header, JSON state and an empty table into the shard's bytes. Raises StateError: it outgrew its place."""
         text = json_bytes(value)
         if len(text) > self.state.size:
             raise StateError(
@@ -96,6 +112,7 @@ class Layout:
         buffer[: len(self.header)] = self.header
         start = self.state.start
         buffer[start : start + self.state.size] = text.ljust(self.state.size)
+        buffer[self.table.start : self.table.start + self.table.size] = bytes(self.table.size)
 
 
 def json_bytes(value: Any) -> bytes:
@@ -108,27 +125,36 @@ def state_capacity(value: Any) -> int:
     return _up(max(SMALL, 4 * len(json_bytes(value))))
 
 
-def plan(tensors: Mapping[str, torch.Tensor], capacity: int) -> Layout:
-    """Lay out `tensors` and a JSON part of `capacity` bytes. Raises StateError for a type that safetensors lacks."""
+def plan(tensors: Mapping[str, torch.Tensor], capacity: int, pieces: Mapping[str, Piece] | None = None) -> Layout:
+    """Lay out `tensors` and a JSON part of `capacity` bytes; `pieces` says what sharded ones are parts of.
+
+    Raises StateError for a type that safetensors lacks.
+    """
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
             raise StateError(f"{name}: safetensors has no name for {tensor.dtype}")
     sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in tensors.items()}
     big = sorted((name for name in tensors if sizes[name] >= SMALL), key=lambda name: (-sizes[name], name))
     small = sorted((n for n in tensors if sizes[n] < SMALL), key=lambda n: (-tensors[n].dtype.itemsize, n))
-    rows: list[tuple[str, str, tuple[int, ...], int]] = [(STATE, "U8", (capacity,), capacity)]
-    end = capacity
+    rows: list[_Row] = []
+    end = 0
     for name in big + small:
         if gap := (_up(end) - end if sizes[name] >= SMALL else -end % tensors[name].dtype.itemsize):
             rows.append((f"{_PAD}{len(rows):06d}__", "U8", (gap,), gap))
             end += gap
         rows.append((name, _NAMES[tensors[name].dtype], tuple(tensors[name].shape), sizes[name]))
         end += sizes[name]
-    return _laid_out(rows)
+    table = _up(table_size(end))
+    head: list[_Row] = [(STATE, "U8", (capacity,), capacity), (TABLE, "U8", (table,), table)]
+    return _laid_out(head + rows, {name: part for name, part in (pieces or {}).items() if part != whole(part.whole)})
 
 
-def _laid_out(rows: list[tuple[str, str, tuple[int, ...], int]]) -> Layout:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", "everstep": "1"}}
+def _laid_out(rows: list[_Row], pieces: Mapping[str, Piece]) -> Layout:
+    told = {"format": "pt", "everstep": "1"}
+    if pieces:
+        of = {name: [part.whole, part.box.offset] for name, part in pieces.items()}
+        told["pieces"] = json.dumps(of, separators=(",", ":"))
+    header: dict[str, Any] = {"__metadata__": told}
     end = 0
     for name, kind, shape, size in rows:
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + size]}
@@ -149,10 +175,14 @@ def read_header(data: bytes | memoryview) -> Layout:
         entries = [(name, entry) for name, entry in told.items() if name != "__metadata__"]
         places = {name: _place(entry, 8 + length) for name, entry in entries if not name.startswith(_PAD)}
         size = 8 + length + max(entry["data_offsets"][1] for _, entry in entries)
-        state = places.pop(STATE)
+        state, table = places.pop(STATE), places.pop(TABLE)
+        of = json.loads(told["__metadata__"].get("pieces", "{}"))
+        pieces = {
+            name: Piece(tuple(shape), Box(tuple(offset), places[name].shape)) for name, (shape, offset) in of.items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RestoreError(f"not a shard of Everstep: its header cannot be read ({error!r})") from None
-    return Layout(header, places, state, size)
+    return Layout(header, places, state, table, pieces, size)
 
 
 def _place(entry: dict[str, Any], base: int) -> Place:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from runtime import faults
 from runtime.checkpoint.errors import KeeperError
-from runtime.checkpoint.fetch import digest_of, shard_key
+from runtime.checkpoint.fetch import shard_key
 from runtime.checkpoint.held import Held, Segments
 from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Holding
@@ -46,9 +46,11 @@ class Persister:
         store: Store,
         job: str,
         on_persisted: Callable[[Holding], None],
+        digest: Callable[[Held, int], str],
     ) -> None:
+        """`digest` of a pinned slot: called without the lock."""
         self._changed, self._segments, self._store, self._job = changed, segments, store, job
-        self._on_persisted = on_persisted
+        self._on_persisted, self._digest = on_persisted, digest
         self._asked: deque[_Job] = deque()
         self._wanted: dict[int, Identity] = {}
         self._under_way: set[Identity] = set()
@@ -92,7 +94,7 @@ class Persister:
 
     def outcome(self, identity: Identity) -> Outcome | None:
         """Of that state; the commit of a later one of the same round is as good."""
-        later = [known for known, outcome in self._outcomes.items() if outcome.manifest and known >= identity]
+        later = [known for known, outcome in self._outcomes.items() if outcome.manifest and known[:2] >= identity[:2]]
         same = [known for known in later if known.round == identity.round]
         return self._outcomes[min(same)] if same else self._outcomes.get(identity)
 
@@ -148,8 +150,8 @@ class Persister:
     def _put(self, job: _Job) -> str:
         """Copy one shard to the store and tell the agent; the error's text when the store refuses."""
         data, identity = job.held.data(job.slot), job.identity
-        digest = job.held.table[job.slot].digest or digest_of(data)
-        key = shard_key(self._job, *identity, 0)
+        digest = self._digest(job.held, job.slot)
+        key = shard_key(self._job, identity.round, identity.iteration, identity.shard)
         faults.point("keeper.before_put", iteration=identity.iteration)
         try:
             self._store.put(key, data)

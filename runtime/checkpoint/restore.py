@@ -1,25 +1,25 @@
 """Copy a shard into the live state, in place. What does not fit is listed, and nothing is loaded then."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import xxhash
-
+from runtime.checkpoint.digests import BLOCK, checked_head
 from runtime.checkpoint.errors import RestoreError
 from runtime.checkpoint.layout import Layout, read_header, read_json
+from runtime.checkpoint.pieces import whole
 from runtime.checkpoint.stage import copy
 from runtime.checkpoint.tree import Tree, flatten, places, prepare, put_back
 
-_GROUP = 8 << 20
+_GROUP = 2 * BLOCK
 _LISTED = 10
 
 
 def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
     """Load the shard in `data` into `state` (prepared optimizers included); returns its iteration.
 
-    With `digest` (xxh3_128) the bytes are checked while they are copied, group by group, as they are in the cache then.
-    Raises RestoreError: keys missing, unexpected or of another shape (nothing was loaded), or a digest that does not
-    match (the state is partly overwritten: do not train on).
+    With `digest` the bytes are checked while they are copied, group by group, as they are in the cache then.
+    Raises RestoreError: keys missing, unexpected or of another shape, a head that is damaged (nothing was loaded), or
+    data that is (the state is partly overwritten: do not train on).
     """
     layout = read_header(data)
     if len(data) < layout.size:
@@ -28,21 +28,21 @@ def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
     live = flatten(state)
     saved = read_json(layout, data)
     sources = places(saved["state"])
-    _check(layout, sources, live, (state, saved["state"]))
-    found = _copy_checked(data[: layout.size], layout, sources, live)
-    if digest and found != digest:
-        raise RestoreError(f"the checkpoint's digest is {found}, {digest} was promised: its bytes are damaged")
+    own = {path: told(live.tensors[name].shape, live.tensors[name].dtype) for path, name in live.places.items()}
+    held = {path: told(layout.places[name].shape, layout.places[name].dtype) for path, name in sources.items()}
+    require_same(held, own, (state, saved["state"]))
+    _copy_checked(data[: layout.size], layout, sources, live, digest)
     put_back(state, saved["state"])
     return int(saved["iteration"])
 
 
-def _copy_checked(data: memoryview, layout: Layout, sources: dict[str, str], live: Tree) -> str:
-    """Copy every tensor, hashing the file on the way; returns the file's digest."""
+def _copy_checked(data: memoryview, layout: Layout, sources: dict[str, str], live: Tree, digest: str) -> None:
+    """Copy every tensor, checking the file on the way if there is a digest."""
+    digests = checked_head(data, digest) if digest else None
     wanted: dict[str, list[str]] = {}
     for path in live.tensors:
         wanted.setdefault(sources[path], []).append(path)
-    digest = xxhash.xxh3_128()
-    hashed = group = 0
+    checked, group = len(digests.head) if digests else 0, 0
     targets, origins = [], []
     for name, place in layout.places.items():
         for path in wanted.get(name, ()):
@@ -50,22 +50,42 @@ def _copy_checked(data: memoryview, layout: Layout, sources: dict[str, str], liv
             origins.append(place.view(data))
         group += place.size
         if group >= _GROUP:
-            digest.update(data[hashed : place.start + place.size])
+            if digests:
+                end = digests.blocks(checked, place.start + place.size, layout.size)[1]
+                digests.check(checked, data[checked:end])
+                checked = end
             copy(targets, origins)
-            hashed, group, targets, origins = place.start + place.size, 0, [], []
-    digest.update(data[hashed:])
+            group, targets, origins = 0, [], []
+    if digests:
+        digests.check(checked, data[checked:])
     copy(targets, origins)
-    return digest.hexdigest()
 
 
-def _check(layout: Layout, sources: dict[str, str], live: Tree, both: tuple[dict[str, Any], Any]) -> None:
-    state, saved = both
-    missing = [path for path in live.places if path not in sources] + [key for key in state if key not in saved]
-    unexpected = [path for path in sources if path not in live.places] + [key for key in saved if key not in state]
-    misshaped = [
-        f"{path} ({_shape(layout.places[sources[path]])} saved, {_shape(live.tensors[name])} wanted)"
+def cut_alike(layout: Layout, saved: Any, state: dict[str, Any]) -> bool:
+    """Is each tensor that both have the same part of the same whole in the shard and in the live state?"""
+    sources, live = places(saved["state"]), flatten(state)
+    pieces = live.pieces()
+    return all(
+        layout.piece(sources[path]) == (pieces.get(name) or whole(live.tensors[name].shape))
         for path, name in live.places.items()
-        if path in sources and _shape(layout.places[sources[path]]) != _shape(live.tensors[name])
+        if path in sources
+    )
+
+
+def told(shape: Iterable[int], dtype: Any) -> str:
+    """As messages show a tensor."""
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
+
+
+def require_same(saved: Mapping[str, str], live: Mapping[str, str], both: tuple[dict[str, Any], Any]) -> None:
+    """Key path -> `told` of both states' tensors, and the states. Raises RestoreError with what differs."""
+    state, json = both
+    missing = [path for path in live if path not in saved] + [key for key in state if key not in json]
+    unexpected = [path for path in saved if path not in live] + [key for key in json if key not in state]
+    misshaped = [
+        f"{path} ({saved[path]} saved, {shape} wanted)"
+        for path, shape in live.items()
+        if path in saved and saved[path] != shape
     ]
     lines = [
         text
@@ -74,10 +94,6 @@ def _check(layout: Layout, sources: dict[str, str], live: Tree, both: tuple[dict
     ]
     if lines:
         raise RestoreError(f"the checkpoint is of another model or optimizer; nothing was loaded; {'; '.join(lines)}")
-
-
-def _shape(tensor: Any) -> str:
-    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _listed(kind: str, found: Iterable[str]) -> str:

@@ -10,10 +10,13 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """A staged state: after a rollback the same iteration comes again, in a later round."""
+    """A staged shard: after a rollback the same iteration comes again, in a later round."""
 
     round: int
     iteration: int
+    shard: int = 0
+    shards: int = 1
+    """As many as the round has ranks; 1: the state is the same on every rank."""
 
 
 class SlotState(StrEnum):
@@ -57,7 +60,7 @@ class SlotFacts:
     identity: Identity | None = None
     size: int = 0
     digest: str = ""
-    """xxh3_128 of its bytes; empty until somebody computed it."""
+    """xxh3_128 of its head, which has the digests of its data; empty until somebody computed it."""
     pins: int = 0
     """Readers at work; a pinned slot is never written."""
 

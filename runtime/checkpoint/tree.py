@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from runtime.checkpoint.errors import StateError
+from runtime.checkpoint.pieces import Piece, is_sharded_kind, local, piece, spread
 from runtime.checkpoint.stateful import Stateful, prepare_optimizer, take_back, unwrapped
 
 SIGN = "$"
@@ -23,11 +24,21 @@ class Tree:
     """A flattened state."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By key path, parts joined with '.'; a tensor that stands at two places is here once."""
+    """By key path, parts joined with '.'; a tensor that stands at two places is here once. This rank's part of each."""
+    live: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The same as the state has them: a DTensor is whole here."""
     places: dict[str, str] = field(default_factory=dict)
     """Every key path at which a tensor stands -> its name in `tensors`."""
     json: Any = None
     """The rest, ready for json.dumps."""
+
+    def pieces(self) -> dict[str, Piece]:
+        """What the DTensors' parts are parts of, by name in `tensors`."""
+        return {name: piece(tensor) for name, tensor in self.live.items() if is_sharded_kind(tensor)}
+
+    def sharded(self) -> bool:
+        """Does each rank hold something else? The same answer on every rank."""
+        return any(spread(tensor) for tensor in self.live.values())
 
 
 def flatten(state: Any) -> Tree:
@@ -67,7 +78,8 @@ def _encode(value: Any, path: str, tree: Tree, known: dict[tuple[Any, ...], str]
     )
 
 
-def _add(tensor: torch.Tensor, path: str, tree: Tree, known: dict[tuple[Any, ...], str]) -> str:
+def _add(live: torch.Tensor, path: str, tree: Tree, known: dict[tuple[Any, ...], str]) -> str:
+    tensor = local(live)
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         raise StateError(
             f"{path}: only dense tensors with data can be checkpointed, not {tensor.layout} on {tensor.device}"
@@ -79,6 +91,7 @@ def _add(tensor: torch.Tensor, path: str, tree: Tree, known: dict[tuple[Any, ...
     tree.places[path] = name
     if name == path:
         tree.tensors[name] = tensor.detach()
+        tree.live[name] = live
     return name
 
 
@@ -142,7 +155,7 @@ def put_back(live: Any, saved: Any) -> Any:
         return live
     if isinstance(inner, Stateful):
         own = flatten(inner)
-        take_back(inner, _merged(saved, {path: own.tensors[name] for path, name in own.places.items()}))
+        take_back(inner, _merged(saved, {path: own.live[name] for path, name in own.places.items()}))
         return live
     if isinstance(inner, dict) and isinstance(saved, dict) and saved.get(SIGN) in (None, "dict"):
         for key, item in saved["items"] if SIGN in saved else saved.items():

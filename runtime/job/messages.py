@@ -27,11 +27,11 @@ class Holding(msgspec.Struct, frozen=True):
     address: str = ""
     """host:port of the agent that serves it from memory."""
     index: int = 0
-    """Which segment of that agent holds it (the local rank that staged it)."""
+    """The local rank of that node whose segment holds it."""
     key: str = ""
     """Object in the store."""
     digest: str = ""
-    """xxh3_128 as 32 hex digits; empty while the agent is still computing it (then asked for when read)."""
+    """xxh3_128 of its head, which has the digests of its data, as 32 hex digits."""
 
 
 class Restore(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ class Seat(msgspec.Struct, frozen=True):
     """Rounds of this job before this one."""
     restore: Restore | None
     persists: bool
-    """This node persists the replicated shard of this round."""
+    """This node persists what is the same on every rank; each node persists its own shards of a sharded state."""
 
 
 class Action(StrEnum):

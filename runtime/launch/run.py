@@ -278,8 +278,13 @@ class _Node:
             variables=told.environment,
             asks_end=True,
             any_script=True,
-            persists=bool(told.store) or told.meeting is None,
+            persists=self._persists,
         )
+
+    @property
+    def _persists(self) -> bool:
+        """The store outlives this node, or there is no other one."""
+        return bool(self._told.store) or self._told.meeting is None
 
     def _keeper(self, on_persisted: Callable[[Holding], None]) -> Keeper:
         place = self._place
@@ -290,6 +295,8 @@ class _Node:
             token=place.token,
             persist_interval=self._told.persist_interval,
             on_persisted=on_persisted,
+            workers=self._told.slots,
+            persists=self._persists,
         )
 
     def _find_master(self) -> tuple[int, str] | None:

@@ -1,11 +1,10 @@
 """A checkpoint of steps/train/llama.py in the store: the weights, the model's config, the training's settings."""
 
 import json
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runtime.store import NoSuchKey, open_store
+from runtime.store import NoSuchKey, StoreError, open_store
 from steps.entry import StepError
 
 if TYPE_CHECKING:
@@ -41,31 +40,24 @@ def read_manifest(uri: str) -> bytes:
     """The checkpoint's manifest.json. Raises StepError when there is no committed checkpoint."""
     store, name = _split(uri)
     try:
-        if os.path.isdir(store.removeprefix("file://")):  # opening a store makes its folder
-            return open_store(store).get(f"{name}/manifest.json")
+        return open_store(store, read_only=True).get(f"{name}/manifest.json")
     except NoSuchKey:
-        pass
-    raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json)")
+        raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json)") from None
+    except StoreError as error:
+        raise StepError(f"--checkpoint {error}") from None
 
 
 def read(uri: str) -> Trained:
-    """Read and verify the replicated shard. Raises StepError: damaged, sharded, or not of our training script."""
-    import xxhash
-
-    from runtime.checkpoint.layout import read_shard
+    """Read and verify all shards, as many as there are. Raises StepError: damaged, or not of our training script."""
+    from runtime.checkpoint.committed import read_committed
+    from runtime.checkpoint.errors import RestoreError
 
     manifest = json.loads(read_manifest(uri))
     store, name = _split(uri)
-    if len(manifest["objects"]) != 1:
-        raise StepError(
-            f"--checkpoint {uri}: {len(manifest['objects'])} shards; only a whole model can be evaluated yet"
-        )
-    entry = manifest["objects"][0]
-    data = bytearray(entry["size"])
-    open_store(store).read_into(f"{name}/{entry['key'].rpartition('/')[2]}", 0, memoryview(data))
-    if entry["digest"] and xxhash.xxh3_128_hexdigest(data) != entry["digest"]:
-        raise StepError(f"--checkpoint {uri}: {entry['key']} is damaged (its digest is not the manifest's)")
-    state, _ = read_shard(data)
+    try:
+        state, _ = read_committed(open_store(store, read_only=True), name, manifest)
+    except RestoreError as error:
+        raise StepError(f"--checkpoint {uri}: {error}") from None
     try:
         told = state["config"]
         return Trained(state["model"], json.loads(told["model"]), json.loads(told["settings"]), manifest["iteration"])

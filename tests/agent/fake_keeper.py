@@ -35,7 +35,7 @@ class FakeKeeper:
     def new_round(self, seat: Seat) -> None:
         self.seat = seat
 
-    def announce(self, local_rank: int, capacity: int) -> Segment:
+    def announce(self, local_rank: int, capacity: int, sharded: bool = False) -> Segment:
         self.path.write_bytes(bytes(capacity))
         return Segment(str(self.path), 1, capacity)
 
@@ -78,8 +78,8 @@ class FakeKeeper:
         )
 
     @contextmanager
-    def open_shard(self, index: int, round: int, iteration: int) -> Iterator[memoryview]:  # noqa: A002
-        yield memoryview(self.held[index, round, iteration])
+    def open_shard(self, round: int, iteration: int, shard: int) -> Iterator[memoryview]:  # noqa: A002
+        yield memoryview(self.held[shard, round, iteration])
 
     def beacon(self, local_rank: int) -> tuple[int, str]:
         return (0, "")

@@ -320,7 +320,7 @@ threading.Event().wait()
             assert (await master.next(Persisted)).holding == Holding(1, 7, key="k")
             told = await master.telemetry("problem")
             assert (told["problem"], told["flushed"]) == ("there is one slot only", "manifest-7")
-            url = f"http://{address}/v1/segments/0/1/7"
+            url = f"http://{address}/v1/shards/1/7/0"
             bearer = {"Authorization": "Bearer secret"}
             async with aiohttp.ClientSession() as session:
                 async with session.get(url) as reply:

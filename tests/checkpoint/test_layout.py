@@ -35,7 +35,7 @@ def test_safetensors_reads_what_is_staged(tmp_path: Path, make_state: Callable[[
         assert torch.equal(read[f"model.{name}"], weight)
     assert torch.equal(read["optimizer.state.0.exp_avg"], state["optimizer"].state_dict()["state"][0]["exp_avg"])
     others = {name for name in read if not name.startswith(("model.", "optimizer.state.", "__everstep_pad_"))}
-    assert others == {"__everstep_state__"}
+    assert others == {"__everstep_state__", "__everstep_digests__"}
 
 
 def test_data_and_every_large_tensor_begin_on_a_page() -> None:

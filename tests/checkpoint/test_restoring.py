@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-import xxhash
 from torch.nn.parallel import DistributedDataParallel
 
+from runtime.checkpoint.digests import seal
 from runtime.checkpoint.errors import RestoreError, StateError
 from runtime.checkpoint.layout import plan, state_capacity
 from runtime.checkpoint.restore import restore
@@ -38,7 +38,7 @@ def test_a_restored_state_is_the_saved_one_bit_for_bit_and_in_place(make_state: 
     saved, live = make_state(3), make_state(0)
     data = staged(saved)
     weights = [p.data_ptr() for p in live["model"].parameters()]
-    assert restore(data, live, xxhash.xxh3_128(data).hexdigest()) == 5
+    assert restore(data, live, seal(data)) == 5
     assert same(live, saved)
     assert [p.data_ptr() for p in live["model"].parameters()] == weights
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_of_another_model_lists_at_most_ten_keys_of_a_kind_and_load
 
 def test_a_flipped_bit_is_found(make_state: Any) -> None:
     data = staged(make_state(2))
-    digest = xxhash.xxh3_128(data).hexdigest()
+    digest = seal(data)
     data[len(data) // 2] ^= 1
     with pytest.raises(RestoreError, match="damaged"):
         restore(data, make_state(0), digest)

@@ -58,7 +58,7 @@ def test_after_a_rollback_the_later_round_is_the_newer_state() -> None:
         slot = table.acquire(identity)
         assert slot is not None
         table.stage(slot, 1)
-    assert table[table.whole()[0]].identity == (2, 41)
+    assert table[table.whole()[0]].identity == Identity(2, 41)
 
 
 def test_a_state_staged_twice_is_held_once() -> None:

@@ -45,13 +45,11 @@ def make_dataset(folder: Path) -> int:
 
 
 def make_checkpoint(store: Path, vocab_size: int) -> str:
-    """A one-layer Llama, staged and committed by the runtime's own layout."""
+    """A one-layer Llama, saved as a plain script saves."""
     import torch
-    import xxhash
     from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
-    from runtime.checkpoint.layout import plan, state_capacity
-    from runtime.checkpoint.stage import Stager
+    from runtime.checkpoint.alone import Alone
     from runtime.checkpoint.tree import flatten
 
     torch.manual_seed(1)
@@ -59,17 +57,8 @@ def make_checkpoint(store: Path, vocab_size: int) -> str:
     model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=vocab_size, tie_word_embeddings=True))
     settings = {"sequence_length": 16, "seed": 0}
     config = {"settings": json.dumps(settings), "model": model.config.to_json_string(use_diff=False)}
-    tree = flatten({"model": model, "config": config})
-    value = {"iteration": 5, "state": tree.json}
-    layout = plan(tree.tensors, state_capacity(value))
-    data = bytearray(layout.size)
-    Stager(layout).stage(0, memoryview(data), tree.tensors, value, 5)
-    key = "jobs/j/checkpoints/000001-000000005"
-    shard = {"key": f"{key}/rank-00000.safetensors", "size": len(data), "digest": xxhash.xxh3_128_hexdigest(data)}
-    open_store(str(store)).put(shard["key"], bytes(data))
-    told = {"version": 1, "iteration": 5, "objects": [shard]}
-    open_store(str(store)).create(f"{key}/manifest.json", json.dumps(told).encode())
-    return f"{store}/{key}"
+    Alone(open_store(str(store)), "j").save(5, flatten({"model": model, "config": config}), persist=True)
+    return f"{store}/jobs/j/checkpoints/000001-000000005"
 
 
 @pytest.fixture
@@ -125,7 +114,7 @@ def test_a_damaged_checkpoint_is_refused(setting: Setting) -> None:
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(StepError, match="is damaged"):
+    with pytest.raises(StepError, match="damaged"):
         run(setting.config)
     assert not list(setting.folder.glob("store/models/*"))
 

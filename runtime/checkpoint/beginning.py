@@ -1,0 +1,181 @@
+"""What one round of a node starts from: brought into its own memory, from the nearest place that has the right bytes.
+
+State that is the same on every rank is one shard, which all local ranks read. Of a sharded state each local rank gets
+the shard of its rank; where another number of ranks cut it, workers read what they need themselves (see `reshard`).
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from runtime.agent.link import Fetched
+from runtime.checkpoint.digests import check
+from runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
+from runtime.checkpoint.fetch import described, fetch
+from runtime.checkpoint.held import Held, Segments
+from runtime.checkpoint.slots import Identity
+from runtime.job.messages import Holding, Restore, Seat
+from runtime.store import Store
+
+_log = logging.getLogger("everstep.checkpoint")
+
+
+class Around(NamedTuple):
+    """What the keeper lends to each beginning."""
+
+    changed: threading.Condition
+    """The keeper's lock."""
+    segments: Segments
+    store: Store
+    token: str
+    node: str
+    workers: int
+    """Local ranks of this node."""
+    digest: Callable[[Held, int], str]
+    """Of a pinned slot, computed when it is not known."""
+
+
+class Beginning:
+    """Fetches in a thread of its own. `answer`, `staged` and `end` are called holding the keeper's lock."""
+
+    def __init__(self, seat: Seat, around: Around) -> None:
+        self.seat = seat
+        self.error = ""
+        """Why the round has nothing to start from."""
+        self.over = False
+        self._around = around
+        self._fetched: dict[int | None, Fetched] = {}
+        """By local rank; None: for all of them."""
+        self._pinned: dict[int, tuple[Held, int]] = {}
+        threading.Thread(target=self._run, name="everstep-fetch", daemon=True).start()
+
+    def answer(self, local_rank: int) -> Fetched | None:
+        """What that worker shall read; None while it is not there."""
+        return self._fetched.get(local_rank) or self._fetched.get(None)
+
+    def staged(self, local_rank: int) -> None:
+        """A worker of this round has staged: what it started from is kept by its place in the slots from now on."""
+        self._unpin(local_rank)
+
+    def end(self) -> None:
+        """Another round begins."""
+        self.over = True
+        for local_rank in list(self._pinned):
+            self._unpin(local_rank)
+
+    def _unpin(self, local_rank: int) -> None:
+        if local_rank in self._pinned:
+            held, slot = self._pinned.pop(local_rank)
+            held.table.unpin(slot)
+            self._around.changed.notify_all()
+
+    def _run(self) -> None:
+        restore = self.seat.restore
+        if restore is None:
+            self._begun(None, Fetched("", 0, 0, 0, 0, "", ""))
+            return
+        shards = restore.sources[0].shards
+        if shards == 1:
+            self._bring(restore, 0, None)
+        elif shards == self.seat.world_size:
+            for local_rank in range(self._around.workers):
+                self._bring(restore, self.seat.first_rank + local_rank, local_rank)
+        else:
+            place = ("", 0, 0, restore.round, restore.iteration)
+            told = Fetched(*place, "", f"{shards} shards", restore.sources, self._around.token)
+            self._begun(None, told)
+
+    def _bring(self, restore: Restore, shard: int, reader: int | None) -> None:
+        """One shard for this local rank; None: for all."""
+        why: list[str] = []
+        sources = [source for source in restore.sources if source.shard == shard]
+        identity = Identity(restore.round, restore.iteration, shard, restore.sources[0].shards)
+        found = self._from_memory(identity, why) or self._from_elsewhere(identity, reader or 0, sources, why)
+        what = f"iteration {identity.iteration} of round {identity.round}"
+        what += f", shard {shard} of {identity.shards}" if identity.shards > 1 else ""
+        for line in why:
+            _log.warning("restoring %s: %s", what, line)
+        if found is None:
+            with self._around.changed:
+                self.error = f"{what} cannot be restored: {'; '.join(why) or 'nobody holds it'}"
+                self._around.changed.notify_all()
+            return
+        held, slot, source = found
+        facts = held.table[slot]
+        place = (str(held.file.path), held.file.offset(slot), facts.size, restore.round, restore.iteration)
+        everywhere = restore.sources if identity.shards > 1 else ()
+        self._begun(reader, Fetched(*place, facts.digest, source, everywhere, self._around.token), (held, slot))
+
+    def _begun(self, reader: int | None, fetched: Fetched, pinned: tuple[Held, int] | None = None) -> None:
+        with self._around.changed:
+            self._fetched[reader] = fetched
+            if pinned:
+                self._pinned[reader or 0] = pinned
+                if self.over:
+                    self._unpin(reader or 0)
+            self._around.changed.notify_all()
+
+    def _from_memory(self, identity: Identity, why: list[str]) -> tuple[Held, int, str] | None:
+        """The shard in own memory, pinned, when its bytes are still what they were."""
+        changed = self._around.changed
+        while True:
+            with changed:
+                found = self._around.segments.find(identity)
+                if found is None:
+                    return None
+                held, slot = found
+                held.table.pin(slot)
+            try:
+                check(held.data(slot), self._around.digest(held, slot))
+                return held, slot, "memory"
+            except RestoreError as error:
+                why.append(f"own memory: {error}")
+            with changed:
+                held.table.unpin(slot)
+                changed.notify_all()
+                changed.wait_for(lambda held=held, slot=slot: not held.table[slot].pins)
+                if held.table.find(identity) == slot:
+                    held.table.drop(slot)
+
+    def _from_elsewhere(
+        self, identity: Identity, local_rank: int, sources: list[Holding], why: list[str]
+    ) -> tuple[Held, int, str] | None:
+        """The shard from the first source that gives the right bytes, in a slot of that local rank, pinned."""
+        around = self._around
+        for source in sources:
+            if source.node == around.node and not source.key:
+                continue
+            try:
+                held, slot = self._slot_for(identity, local_rank, source.size)
+            except (SegmentError, KeeperError) as error:
+                why.append(str(error))
+                continue
+            try:
+                fetch(source, held.file.slot(slot)[: source.size], around.store, around.token)
+            except RestoreError as error:
+                why.append(str(error))
+                with around.changed:
+                    held.table.abandon(slot)
+                    around.changed.notify_all()
+                continue
+            with around.changed:
+                held.table.stage(slot, source.size)
+                whole = held.table.find(identity)
+                assert whole is not None
+                held.table.pin(whole)
+                around.changed.notify_all()
+            around.digest(held, whole)
+            return held, whole, described(source)
+        return None
+
+    def _slot_for(self, identity: Identity, local_rank: int, size: int) -> tuple[Held, int]:
+        """A slot to fetch into, of a segment whose slots are made for this very shard."""
+        with self._around.changed:
+            while not self.over:
+                held = self._around.segments.ensure(local_rank, size)
+                slot = held.table.acquire(identity)
+                if slot is not None:
+                    return held, slot
+                self._around.changed.wait()
+            raise KeeperError("the round ended while its state was fetched")

@@ -1,0 +1,114 @@
+"""Sharded tensors: which part of the whole tensor a rank holds, and how parts make up another part.
+
+A box is an offset and a size in each dimension of the whole tensor. Nothing here communicates.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class Box(NamedTuple):
+    """A part of a tensor."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def empty(self) -> bool:
+        """No element is in it."""
+        return 0 in self.shape
+
+    def meet(self, other: "Box") -> "Box | None":
+        """What is in both; None: nothing."""
+        start = tuple(map(max, self.offset, other.offset))
+        end = tuple(map(min, self.end(), other.end()))
+        if any(a >= b for a, b in zip(start, end, strict=True)):
+            return None
+        return Box(start, tuple(b - a for a, b in zip(start, end, strict=True)))
+
+    def end(self) -> tuple[int, ...]:
+        """The first index behind it, in each dimension."""
+        return tuple(a + b for a, b in zip(self.offset, self.shape, strict=True))
+
+    def without(self, other: "Box") -> Iterator["Box"]:
+        """What is left of this box when `other`, a part of it, is cut out: boxes that do not overlap."""
+        offset, shape = list(self.offset), list(self.shape)
+        for axis in range(len(shape)):
+            before = other.offset[axis] - offset[axis]
+            after = offset[axis] + shape[axis] - other.offset[axis] - other.shape[axis]
+            for start, size in ((offset[axis], before), (other.end()[axis], after)):
+                if size:
+                    yield Box((*offset[:axis], start, *offset[axis + 1 :]), (*shape[:axis], size, *shape[axis + 1 :]))
+            offset[axis], shape[axis] = other.offset[axis], other.shape[axis]
+
+    def slices(self, within: "Box") -> tuple[slice, ...]:
+        """Where it lies in a tensor that holds `within`."""
+        return tuple(
+            slice(a - b, a - b + size) for a, b, size in zip(self.offset, within.offset, self.shape, strict=True)
+        )
+
+
+class Piece(NamedTuple):
+    """What one rank holds of a tensor."""
+
+    whole: tuple[int, ...]
+    """Shape of the tensor as all ranks together hold it."""
+    box: Box
+
+
+def whole(shape: Iterable[int]) -> Piece:
+    """All of a tensor."""
+    every = tuple(shape)
+    return Piece(every, Box((0,) * len(every), every))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor, sharing its memory; any other tensor as it is."""
+    if is_sharded_kind(tensor):
+        with torch.no_grad():
+            return tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue]
+    return tensor
+
+
+def piece(tensor: torch.Tensor) -> Piece:
+    """Which part of the whole tensor `local(tensor)` is."""
+    if not is_sharded_kind(tensor):
+        return whole(tensor.shape)
+    from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
+
+    (chunk,) = _create_chunk_list(tensor)
+    return Piece(tuple(tensor.shape), Box(tuple(chunk.offsets), tuple(chunk.sizes)))
+
+
+def spread(tensor: torch.Tensor) -> bool:
+    """Does each of several ranks hold its own part, or its own copy, of this tensor? Alike on all of them."""
+    return is_sharded_kind(tensor) and tensor.device_mesh.size() > 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_sharded_kind(tensor: Any) -> bool:
+    """Is it a DTensor? The class is not imported for that: without the import there is none."""
+    kinds = sys.modules.get("torch.distributed.tensor")
+    return kinds is not None and isinstance(tensor, kinds.DTensor)
+
+
+def cover(wanted: Box, held: Iterable[tuple[T, Box]]) -> tuple[list[tuple[T, Box]], list[Box]]:
+    """Which parts of `wanted` to take from whom, each element once, the first that has it; and what nobody has."""
+    taken, missing = [], [] if wanted.empty else [wanted]
+    for owner, box in held:
+        left = []
+        for part in missing:
+            common = part.meet(box)
+            if common is None:
+                left.append(part)
+            else:
+                taken.append((owner, common))
+                left.extend(part.without(common))
+        missing = left
+        if not missing:
+            break
+    return taken, missing

@@ -1,0 +1,225 @@
+"""A sharded state into ranks that cut it otherwise: another number of them, another mesh, or none at all.
+
+A rank looks at the head of every shard, works out which parts of which shards make up its own parts, and reads those
+ranges, in whole blocks whose digests are checked; nothing is read twice for tensors that several shards have. Nothing
+communicates. What fails at one source is read from the next one.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+
+from runtime.checkpoint.digests import BLOCK, Digests, checked_head
+from runtime.checkpoint.errors import RestoreError
+from runtime.checkpoint.fetch import described
+from runtime.checkpoint.layout import Layout, Place, read_header, read_json
+from runtime.checkpoint.pieces import Box, Piece, cover, whole
+from runtime.checkpoint.restore import require_same, told
+from runtime.checkpoint.stage import copy
+from runtime.checkpoint.tree import decode, flatten, places, prepare, put_back
+from runtime.job.messages import Holding
+
+Read = Callable[[Holding, int, memoryview], None]
+"""Fill the buffer with what stands at that source from that byte on; RestoreError when it cannot be had."""
+_FIRST = 256 << 10
+_AT_ONCE = 8 * BLOCK
+_log = logging.getLogger("everstep.checkpoint")
+
+
+class Shard:
+    """One shard of a checkpoint, of which the head was read."""
+
+    def __init__(self, sources: Sequence[Holding], read: Read) -> None:
+        """`sources` are where it is held, best first. Raises RestoreError when none of them has its head whole."""
+        self._left, self._read = list(sources), read
+        self.layout, self._digests = self._try(self._head)
+        self.saved = read_json(self.layout, self._digests.head)
+        self.places = places(self.saved["state"])
+        """Key path -> the name under which its tensor stands in this shard."""
+
+    def blocks(self, start: int, end: int) -> tuple[int, int]:
+        """The whole blocks that hold bytes `start` to `end`: their first byte and their end."""
+        return self._digests.blocks(start, end, self.layout.size)
+
+    def fill(self, first: int, buffer: memoryview) -> None:
+        """Whole blocks from byte `first` on, checked."""
+
+        def fill(source: Holding) -> None:
+            self._read(source, first, buffer)
+            self._digests.check(first, buffer)
+
+        self._try(fill)
+
+    def _try(self, call: Callable[[Holding], Any]) -> Any:
+        why: list[str] = []
+        while self._left:
+            try:
+                return call(self._left[0])
+            except RestoreError as error:
+                text = str(error)
+                place = described(self._left.pop(0))
+                why.append(text if text.startswith(place) else f"{place}: {text}")
+                _log.warning("restoring: %s", why[-1])
+        raise RestoreError(f"a shard cannot be read: {'; '.join(why) or 'nobody holds it'}")
+
+    def _head(self, source: Holding) -> tuple[Layout, Digests]:
+        head = self._grown(source, b"", min(_FIRST, source.size))
+        head = self._grown(source, head, 8 + int.from_bytes(head[:8], "little"))
+        layout = read_header(head)
+        head = self._grown(source, head, layout.table.start + layout.table.size)
+        digests = checked_head(memoryview(head), source.digest)
+        if layout.size != source.size:
+            raise RestoreError(f"{source.size} bytes were promised, its header tells of {layout.size}")
+        return layout, digests
+
+    def _grown(self, source: Holding, head: bytes, size: int) -> bytes:
+        if size > source.size:
+            raise RestoreError(f"its head has {size} bytes, of {source.size} of the whole shard: it is damaged")
+        if size <= len(head):
+            return head
+        more = bytearray(size - len(head))
+        self._read(source, len(head), memoryview(more))
+        return head + bytes(more)
+
+
+class Want(NamedTuple):
+    """A tensor to be filled."""
+
+    path: str
+    piece: Piece
+    """What it is part of."""
+    tensor: torch.Tensor
+
+
+def open_shards(sources: Iterable[Holding], read: Read) -> list[Shard]:
+    """Every shard of the checkpoint that the sources hold. Raises RestoreError: one is missing, or they do not belong
+    together."""
+    by_shard = sorted(sources, key=lambda source: source.shard)
+    shards = [Shard(list(group), read) for _, group in groupby(by_shard, key=lambda source: source.shard)]
+    if not by_shard or len(shards) != by_shard[0].shards:
+        raise RestoreError(f"{len(shards)} shards are held of {by_shard[0].shards if by_shard else 'none'}")
+    if len({shard.saved["iteration"] for shard in shards}) > 1:
+        raise RestoreError("the shards are of different iterations; this checkpoint cannot be used")
+    return shards
+
+
+def reshard(sources: Iterable[Holding], state: dict[str, Any], rank: int, read: Read) -> int:
+    """Load this rank's parts of a sharded checkpoint into `state`, in place; returns its iteration.
+
+    What is not sharded, and the JSON part, come from the shard of the same rank, counted around if there are fewer.
+    Raises RestoreError: keys that do not fit (nothing was loaded), or no source for some part (partly overwritten).
+    """
+    shards = open_shards(sources, read)
+    own = rank % len(shards)
+    shards = shards[own:] + shards[:own]
+    prepare(state)
+    live = flatten(state)
+    pieces = live.pieces()
+    wants = [Want(name, pieces.get(name) or whole(t.shape), t) for name, t in live.tensors.items()]
+    wholes = {name: told(want.piece.whole, want.tensor.dtype) for name, want in zip(live.tensors, wants, strict=True)}
+    saved = shards[0].saved
+    require_same(_held(shards), {path: wholes[name] for path, name in live.places.items()}, (state, saved["state"]))
+    gather(shards, wants)
+    put_back(state, saved["state"])
+    return int(saved["iteration"])
+
+
+def read_whole(sources: Iterable[Holding], read: Read) -> tuple[dict[str, Any], int]:
+    """The state of a checkpoint with whole tensors, whoever cut it, as nested dicts; and its iteration.
+
+    What is not sharded comes from shard 0. Raises RestoreError.
+    """
+    shards = open_shards(sources, read)
+    saved, layout = shards[0].saved, shards[0].layout
+    parts = {name: layout.piece(name).whole for name in shards[0].places.values()}
+    tensors = {name: torch.empty(shape, dtype=layout.places[name].dtype) for name, shape in parts.items()}
+    gather(shards, [Want(name, whole(tensor.shape), tensor) for name, tensor in tensors.items()])
+    return decode(saved["state"], tensors.__getitem__), int(saved["iteration"])
+
+
+def gather(shards: Sequence[Shard], wants: Iterable[Want]) -> None:
+    """Fill every wanted tensor from the shards, the first that has a part. Raises RestoreError: a part is nowhere."""
+    parts: list[_Part] = []
+    for want in wants:
+        held = [
+            (n, shard.layout.piece(shard.places[want.path]).box)
+            for n, shard in enumerate(shards)
+            if want.path in shard.places
+        ]
+        taken, missing = cover(want.piece.box, held)
+        if missing:
+            raise RestoreError(f"{want.path}: no shard has the part at {list(missing[0].offset)}")
+        parts += [part for n, box in taken for part in _parts(n, shards[n], want, box)]
+    parts.sort(key=lambda part: (part.shard, part.start))
+    buffer = memoryview(b"")
+    for n, start, end, group in _grouped(parts):
+        first, last = shards[n].blocks(start, end)
+        if len(buffer) < last - first:
+            buffer = memoryview(bytearray(last - first))
+        shards[n].fill(first, buffer[: last - first])
+        copy([part.target for part in group], [part.view(buffer, first) for part in group])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a piece that are read together, and where they go."""
+
+    shard: int
+    start: int
+    end: int
+    place: Place
+    columns: tuple[slice, ...]
+    """What of each row is wanted."""
+    target: torch.Tensor
+
+    def view(self, data: memoryview, first: int) -> torch.Tensor:
+        """The wanted elements; `data` are the shard's bytes from `first` on."""
+        kind, shape = self.place.dtype, self.place.shape
+        count = (self.end - self.start) // kind.itemsize
+        rows = torch.frombuffer(data, dtype=kind, offset=self.start - first, count=count)
+        return rows.view(-1, *shape[1:])[(slice(None), *self.columns)] if shape else rows.view(())
+
+
+def _parts(n: int, shard: Shard, want: Want, box: Box) -> Iterator[_Part]:
+    """`box` of the wanted tensor out of this shard, at most so many bytes at a time."""
+    name = shard.places[want.path]
+    place, held = shard.layout.places[name], shard.layout.piece(name).box
+    if not box.shape:
+        yield _Part(n, place.start, place.start + place.size, place, (), want.tensor)
+        return
+    target = want.tensor[box.slices(want.piece.box)]
+    within = box.slices(held)
+    row = place.size // held.shape[0]
+    step = max(1, _AT_ONCE // row)
+    for at in range(0, box.shape[0], step):
+        start = place.start + (within[0].start + at) * row
+        rows = min(step, box.shape[0] - at)
+        yield _Part(n, start, start + rows * row, place, within[1:], target[at : at + rows])
+
+
+def _grouped(parts: Iterable[_Part]) -> Iterator[tuple[int, int, int, list[_Part]]]:
+    """Parts that stand near each other in a shard, with its number, their first byte and their end."""
+    group: list[_Part] = []
+    end = 0
+    for part in parts:
+        near = group and part.shard == group[0].shard and part.start - end < BLOCK
+        if group and not (near and part.end - group[0].start <= _AT_ONCE):
+            yield group[0].shard, group[0].start, end, group
+            group, end = [], 0
+        group.append(part)
+        end = max(end, part.end)
+    if group:
+        yield group[0].shard, group[0].start, end, group
+
+
+def _held(shards: Sequence[Shard]) -> Mapping[str, str]:
+    """Key path -> shape and type of the whole tensor, over all shards."""
+    return {
+        path: told(shard.layout.piece(name).whole, shard.layout.places[name].dtype)
+        for shard in shards
+        for path, name in shard.places.items()
+    }

@@ -1,0 +1,90 @@
+"""All ranks of one round of a sharded training: FSDP2 or tensor parallelism on gloo, one process a rank.
+
+Imports once and forks the ranks. When one is killed the others are too, as the agents would do it. Rank 0 leaves the
+whole state, gathered by torch, in the result file.
+"""
+
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from runtime.agent.link import Link
+from runtime.checkpoint.checkpointer import Checkpointer
+
+
+def build(world_size: int, mesh: str) -> torch.nn.Module:
+    """Sizes that no number of ranks divides; `mesh` is plain, fsdp, tp or both (2 x 2)."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(13, 70), torch.nn.Tanh(), torch.nn.Linear(70, 5, bias=False))
+    if mesh == "plain":
+        return model
+    shape = (2, world_size // 2) if mesh == "both" else (world_size,)
+    device = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor")[: len(shape)])
+    if mesh in ("tp", "both"):
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(model, device["tensor"] if mesh == "both" else device, plan)
+    if mesh in ("fsdp", "both"):
+        along = device["data"] if mesh == "both" else device
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=along)
+        fully_shard(model, mesh=along)
+    return model
+
+
+def work(rank: int, world_size: int, mesh: str, iterations: int, result: str) -> None:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    model = build(world_size, mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    state = {"model": model, "optimizer": optimizer, "iteration": 0}
+    link = Link.from_environment()
+    checkpointer = Checkpointer(state, link=link, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]))
+    done = checkpointer.load(state)
+    assert state["iteration"] == done
+    for iteration in range(done + 1, iterations + 1):
+        torch.manual_seed(iteration)
+        model(torch.randn(8, 13)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state["iteration"] = iteration
+        checkpointer.save(iteration, state)
+    if done < iterations:
+        checkpointer.finish(state)
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"], "done": done}
+    whole = torch.utils._pytree.tree_map(lambda t: t.full_tensor() if isinstance(t, DTensor) else t, states)
+    if rank == 0:
+        torch.save(whole, result)
+    dist.barrier()
+    os._exit(0)
+
+
+def main(mesh: str, iterations: int, result: str, agents: list[str]) -> int:
+    """One worker an agent; `PATH*2` stands for an agent with two. Exit code of the first rank that fails."""
+    places = [(path, n) for path, _, count in (a.partition("*") for a in agents) for n in range(int(count or 1))]
+    ranks = {}
+    for rank, (path, local_rank) in enumerate(places):
+        if not (pid := os.fork()):
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank), WORLD_SIZE=str(len(places)))
+            if path:
+                os.environ["EVERSTEP_AGENT"] = path
+            work(rank, len(places), mesh, iterations, result)
+        ranks[pid] = rank
+    failed = 0
+    while ranks:
+        pid, status = os.wait()
+        ranks.pop(pid)
+        if status and not failed:
+            failed = os.waitstatus_to_exitcode(status) & 0xFF
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]))

@@ -1,0 +1,146 @@
+"""Real ranks with FSDP2 and tensor parallelism on gloo: killed, started again, and cut otherwise, bit for bit."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.checkpoint.committed import read_committed
+from runtime.job.brain import WriteManifest
+from runtime.job.messages import Holding, Restore
+from runtime.job.restore import choose
+from runtime.master.manifest import commit
+from tests.fake_agent import Node
+
+SCRIPT = Path(__file__).parent / "sharded_script.py"
+
+
+class Job:
+    """Nodes with one rank each (or more), and what a master does for their checkpoints."""
+
+    def __init__(self, make_node: Callable[..., Node], folder: Path) -> None:
+        self._make, self._folder = make_node, folder
+        self.nodes: list[Node] = []
+        self.round = 0
+        self.made = 0
+        self.manifests: list[str] = []
+        (folder / "faults").mkdir()
+
+    def node(self, workers: int = 1, **settings: Any) -> Node:
+        self.made += 1
+        node = self._make(f"worker-{self.made}-0", workers=workers, **settings)
+        node.commits, node.told = False, self._persisted
+        return node
+
+    def _persisted(self, _: Holding) -> None:
+        """Commit what is whole, and tell everybody."""
+        stored = [held for node in self.nodes for held in node.persisted]
+        for place in {held[:2] for held in map(_fields, stored)}:
+            shards = {held.shard: held for held in stored if _fields(held)[:2] == place}
+            if len(shards) == next(iter(shards.values())).shards:
+                every = tuple(shards[n] for n in sorted(shards))
+                key = commit(self.nodes[0].store, "job", WriteManifest(*place, len(every), every))
+                self.manifests.append(key)
+                for node in self.nodes:
+                    for held in every:
+                        node.keeper.committed(held, key)
+
+    def holdings(self) -> list[Holding]:
+        stored = [held for node in self.nodes for held in node.persisted]
+        return [held for node in self.nodes for held in node.keeper.holdings(node.address)] + stored
+
+    def begin(self, nodes: Sequence[Node], restore: Restore | None) -> None:
+        self.round += 1
+        self.nodes = list(nodes)
+        first, world = 0, sum(node.workers for node in nodes)
+        for node in nodes:
+            node.begin(self.round, restore, persists=not first, first_rank=first, world_size=world)
+            first += node.workers
+
+    def run(self, mesh: str, iterations: int, fault: str = "") -> tuple[int, dict[str, Any]]:
+        """One round: the exit code, and the whole state that rank 0 gathered."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        result = self._folder / f"result-{self.round}"
+        variables = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        variables |= {"EVERSTEP_ROUND": str(self.round), "EVERSTEP_FAULT_DIR": str(self._folder / "faults")}
+        agents = [f"{node.path}*{node.workers}" for node in self.nodes]
+        command = [sys.executable, str(SCRIPT), mesh, str(iterations), str(result), *agents]
+        code = subprocess.run(command, env=variables | {"EVERSTEP_FAULT": fault}, check=False, timeout=300).returncode
+        for node in self.nodes:
+            for local_rank in range(node.workers):
+                node.keeper.worker_died(local_rank)
+        return code, torch.load(result) if result.exists() else {}
+
+
+def _fields(held: Holding) -> tuple[int, int, int]:
+    return held.round, held.iteration, held.shard
+
+
+@pytest.fixture
+def job(make_node: Callable[..., Node], tmp_path: Path) -> Job:
+    return Job(make_node, tmp_path)
+
+
+def test_a_killed_rank_of_fsdp2_is_restored_from_own_memory_and_ends_as_if_undisturbed(job: Job, same: Any) -> None:
+    one, other = job.node(), job.node()
+    job.begin([one, other], None)
+    code, undisturbed = job.run("fsdp", 6)
+    assert code == 0
+    survivors = [job.node(), job.node()]
+    job.begin(survivors, None)
+    expected = {"checkpoint.mid_copy": 3, "checkpoint.after_commit": 4}
+    for point, found in expected.items():
+        code, _ = job.run("fsdp", 6, f"{point},iteration=4,rank=1=kill")
+        assert code
+        assert point in os.listdir(job._folder / "faults")
+        restore = choose(job.holdings())
+        assert restore is not None
+        assert restore.iteration in (3, found)
+        job.begin(survivors, restore)
+    code, again = job.run("fsdp", 6)
+    assert code == 0
+    assert [node.keeper.fetched(0).source for node in survivors] == ["memory", "memory"]
+    assert again.pop("done") == restore.iteration
+    undisturbed.pop("done")
+    assert same(again, undisturbed)
+
+
+def test_two_ranks_become_three_and_then_one_and_another_mesh_reading_what_they_need(
+    job: Job, same: Any, store: Any
+) -> None:
+    job.begin([job.node(workers=2)], None)
+    code, saved = job.run("fsdp", 3)
+    assert code == 0
+    folder = job.manifests[-1].rpartition("/")[0]
+    told = json.loads(store.get(job.manifests[-1]))
+    assert [(entry["shard"], entry["shards"]) for entry in told["objects"]] == [(0, 2), (1, 2)]
+    whole, iteration = read_committed(store, folder, told)
+    assert iteration == 3
+    assert same(dict(whole["model"]), dict(saved["model"]))
+    for mesh, nodes in (
+        ("fsdp", [job.node(workers=2), job.node()]),
+        ("plain", [job.node()]),
+        ("tp", [job.node(workers=2)]),
+        ("both", [job.node(workers=4)]),
+    ):
+        stored = [held for node in job.nodes for held in node.persisted]
+        restore = choose(stored)
+        assert restore is not None
+        assert restore.iteration == 3
+        job.begin(nodes, restore)
+        code, found = job.run(mesh, 3)
+        assert code == 0
+        assert found["done"] == 3
+        assert same(found["model"], saved["model"])
+        assert same(found["optimizer"], saved["optimizer"])
+        for node in nodes:
+            node.persisted += [held for held in stored if held not in node.persisted][: len(stored)]
