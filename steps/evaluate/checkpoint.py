@@ -1,7 +1,6 @@
 """A checkpoint of steps/train/llama.py in the store: the weights, the model's config, the training's settings."""
 
 import json
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +38,11 @@ class Trained:
 
 def read_manifest(uri: str) -> bytes:
     """The checkpoint's manifest.json. Raises StepError when there is no committed checkpoint."""
-    store, name = _split(uri)
     try:
-        if os.path.isdir(store.removeprefix("file://")):  # opening a store makes its folder
-            return open_store(store).get(f"{name}/manifest.json")
+        return open_store(uri, read_only=True).get("manifest.json")
     except NoSuchKey:
-        pass
-    raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json)")
+        mend = "give the URI that steps.train told"
+        raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json); {mend}") from None
 
 
 def read(uri: str) -> Trained:
@@ -55,14 +52,13 @@ def read(uri: str) -> Trained:
     from runtime.checkpoint.layout import read_shard
 
     manifest = json.loads(read_manifest(uri))
-    store, name = _split(uri)
     if len(manifest["objects"]) != 1:
         raise StepError(
             f"--checkpoint {uri}: {len(manifest['objects'])} shards; only a whole model can be evaluated yet"
         )
     entry = manifest["objects"][0]
     data = bytearray(entry["size"])
-    open_store(store).read_into(f"{name}/{entry['key'].rpartition('/')[2]}", 0, memoryview(data))
+    open_store(uri, read_only=True).read_into(entry["key"].rpartition("/")[2], 0, memoryview(data))
     if entry["digest"] and xxhash.xxh3_128_hexdigest(data) != entry["digest"]:
         raise StepError(f"--checkpoint {uri}: {entry['key']} is damaged (its digest is not the manifest's)")
     state, _ = read_shard(data)
@@ -72,9 +68,3 @@ def read(uri: str) -> Trained:
     except (KeyError, TypeError):
         mend = "checkpoint them as steps/train/llama.py does, or leave this step out"
         raise StepError(f"--checkpoint {uri}: no state `model` and `config` of a Llama in it; {mend}") from None
-
-
-def _split(uri: str) -> tuple[str, str]:
-    """The folder above the checkpoint, as a store, and the checkpoint's name in it."""
-    folder, _, name = uri.rstrip("/").rpartition("/")
-    return folder or ".", name

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.store import NoSuchKey, open_store
 from steps.entry import StepError
 from steps.train.job import job_of, ranks
 
@@ -61,7 +62,7 @@ class Config:
     replacement_wait_s: float = 10.0
     """Seconds that survivors wait for a lost node's replacement before they go on fewer."""
     store: str = "runs/store"
-    """URI of the store: a directory."""
+    """URI of the store: a directory, or s3://bucket/prefix."""
     run: str = "by-hand"
     """Name of the run."""
     task: str = "train"
@@ -114,14 +115,14 @@ class Config:
 
     def _check_dataset(self, model: dict[str, Any]) -> None:
         """`model` is the config.json of the model's directory; empty for tiny."""
-        place = Path(self.dataset.partition("#")[0].removeprefix("file://"))
+        place = self.dataset.partition("#")[0]
         try:
-            facts = json.loads((place / "dataset.json").read_bytes())
+            facts = json.loads(open_store(place, read_only=True).get("dataset.json"))
             tokens, vocab_size = int(facts["train"]["tokens"]), int(facts["vocab_size"])
-        except (FileNotFoundError, NotADirectoryError):
+        except NoSuchKey:
             raise StepError(f"--dataset {self.dataset}: no dataset.json there; steps.preprocess makes one") from None
         except (ValueError, KeyError, TypeError):
-            raise StepError(f"--dataset {place / 'dataset.json'}: not a dataset; make it again") from None
+            raise StepError(f"--dataset {place}/dataset.json: not a dataset; make it again") from None
         if tokens <= self.sequence_length:
             raise StepError(f"--dataset {self.dataset}: {tokens} tokens are fewer than one --sequence-length needs")
         if model and int(model.get("vocab_size", 0)) < vocab_size:

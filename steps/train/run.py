@@ -69,7 +69,7 @@ def run(config: Config) -> Result:
     }
     facts |= {"iterations": outcome.iterations, "parameters": parameters(store, outcome.checkpoint)}
     outputs = {
-        "checkpoint": f"{config.store.rstrip('/')}/{outcome.checkpoint}",
+        "checkpoint": f"{store.uri}/{outcome.checkpoint}",
         "iterations": str(outcome.iterations),
     }
     return Result(_summary(facts), outputs, facts)
