@@ -33,20 +33,23 @@ def in_s3(uri: str) -> bool:
     return uri.startswith("s3://")
 
 
-def open_store(uri: str, *, read_only: bool = False, environment: Mapping[str, str] = os.environ) -> Store:
+def open_store(
+    uri: str, *, read_only: bool = False, bytes_per_s: float = 0.0, environment: Mapping[str, str] = os.environ
+) -> Store:
     """The store at `uri`: a directory, or `s3://bucket/prefix` as `environment` tells (see `s3_settings`).
 
-    `read_only` neither makes a missing directory nor proves anything of the S3 store. Raises StoreError, one line.
+    All that is written takes at most `bytes_per_s` (0: no limit). `read_only` neither makes a missing directory nor
+    proves anything of the S3 store. Raises StoreError, one line.
     """
     scheme, colon, _ = uri.partition("://")
     if in_s3(uri):
         from runtime.store.s3 import S3Store  # Only here: minio takes a quarter of a second to import.
         from runtime.store.s3_settings import settings_of
 
-        return S3Store(settings_of(uri, environment), Pace(), read_only)
+        return S3Store(settings_of(uri, environment), Pace(bytes_per_s), read_only)
     if colon and scheme != "file":
         raise StoreError(f"{uri}: give a directory or s3://bucket/prefix, not {scheme}://")
-    return DirectoryStore(uri.removeprefix("file://"), read_only)
+    return DirectoryStore(uri.removeprefix("file://"), read_only, Pace(bytes_per_s))
 
 
 def absolute(uri: str) -> str:

@@ -51,6 +51,8 @@ class Config:
     """Decides the random weights and the order of the data."""
     persist_interval: int = 50
     """Iterations between two checkpoints in the store; in memory there is one of every iteration."""
+    persist_bytes_per_s: float = 0.0
+    """Bytes a second that each node may write to the store; 0: no limit."""
     avoid_hosts: str = "[]"
     """JSON list of hosts not to use, as steps.check gives it."""
     job: str = "by-hand-train"
@@ -99,7 +101,7 @@ class Config:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
         if not self.learning_rate > 0:
             raise StepError(f"--learning-rate {self.learning_rate:g}: must be above 0")
-        for name in ("warmup", "max_relaunches", "max_restarts", "replacement_wait_s", "seed"):
+        for name in ("warmup", "max_relaunches", "max_restarts", "replacement_wait_s", "seed", "persist_bytes_per_s"):
             if getattr(self, name) < 0:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: cannot be negative")
 

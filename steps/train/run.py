@@ -88,6 +88,7 @@ async def _train(
     script = [
         "--preload=everstep.training",
         f"--persist-interval={config.persist_interval}",
+        f"--persist-bytes-per-s={config.persist_bytes_per_s}",
         f"--max-restarts={spec.patience.max_restarts}",
         "--",
         str(config.script_path()),

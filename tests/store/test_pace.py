@@ -1,21 +1,24 @@
 """A limit of bytes a second, in a time of its own."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from runtime.store import DirectoryStore, open_store
 from runtime.store.pace import CHUNK, Pace
+from tests.minio import MinIO
 
 
-class Time:
+class Clock:
     """Passes only by sleeping."""
 
     def __init__(self) -> None:
         self.now = 100.0
         self.slept: list[float] = []
 
-    def clock(self) -> float:
+    def read(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -24,36 +27,36 @@ class Time:
 
 
 def test_bytes_take_the_time_that_the_limit_says() -> None:
-    time = Time()
-    pace = Pace(1_000_000, time.clock, time.sleep)
+    clock = Clock()
+    pace = Pace(1_000_000, clock.read, clock.sleep)
     for _ in range(50):
         pace.take(100_000)
-    assert time.now - 100 == pytest.approx(5.0, abs=0.2)
+    assert clock.now - 100 == pytest.approx(5.0, abs=0.2)
 
 
 def test_time_that_was_not_used_is_not_caught_up() -> None:
-    time = Time()
-    pace = Pace(1_000_000, time.clock, time.sleep)
-    time.now += 3600
-    began = time.now
+    clock = Clock()
+    pace = Pace(1_000_000, clock.read, clock.sleep)
+    clock.now += 3600
+    began = clock.now
     for _ in range(20):
         pace.take(100_000)
-    assert time.now - began == pytest.approx(2.0, abs=0.2)
+    assert clock.now - began == pytest.approx(2.0, abs=0.2)
 
 
 def test_without_a_limit_nothing_waits_and_pieces_are_as_large_as_asked() -> None:
-    time = Time()
-    pieces = [len(piece) for piece in Pace(0, time.clock, time.sleep).slices(memoryview(bytes(10 * CHUNK)), 4 * CHUNK)]
+    clock = Clock()
+    pieces = [len(piece) for piece in Pace(0, clock.read, clock.sleep).slices(memoryview(bytes(10 * CHUNK)), 4 * CHUNK)]
     assert pieces == [4 * CHUNK, 4 * CHUNK, 2 * CHUNK]
-    assert not time.slept
+    assert not clock.slept
 
 
 def test_pieces_come_in_order_and_whole_at_the_limit() -> None:
-    time = Time()
+    clock = Clock()
     data = bytes(range(256)) * (CHUNK // 64)
-    pace = Pace(CHUNK, time.clock, time.sleep)
+    pace = Pace(CHUNK, clock.read, clock.sleep)
     assert b"".join(bytes(piece) for piece in pace.slices(memoryview(data), 1 << 30)) == data
-    assert time.now - 100 == pytest.approx(4.0, abs=0.2)
+    assert clock.now - 100 == pytest.approx(4.0, abs=0.2)
 
 
 def test_threads_share_one_limit() -> None:
@@ -68,12 +71,19 @@ def test_threads_share_one_limit() -> None:
 
 
 def test_a_directory_keeps_the_limit_too(tmp_path: Path) -> None:
-    from runtime.store import DirectoryStore
-
-    time = Time()
+    clock = Clock()
     (tmp_path / "file").write_bytes(bytes(10 * CHUNK))
-    store = DirectoryStore(tmp_path / "store", pace=Pace(CHUNK, time.clock, time.sleep))
+    store = DirectoryStore(tmp_path / "store", pace=Pace(CHUNK, clock.read, clock.sleep))
     store.put("view", memoryview(bytes(4 * CHUNK)))
     store.put("file", tmp_path / "file")
-    assert time.now - 100 == pytest.approx(14.0, abs=0.3)
+    assert clock.now - 100 == pytest.approx(14.0, abs=0.3)
     assert store.get("file") == bytes(10 * CHUNK)
+
+
+def test_an_upload_in_parts_keeps_the_limit_together(s3: MinIO) -> None:
+    """40 MB/s, four parts at once: 60 MB take 1.5 s at least (less what was saved up)."""
+    store = open_store(s3.new_prefix(), bytes_per_s=40e6)
+    began = time.monotonic()
+    store.put("large", bytes(60_000_000))
+    assert time.monotonic() - began > 1.3
+    assert store.get("large") == bytes(60_000_000)
