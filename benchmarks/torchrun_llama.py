@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from runtime.data import Sampler, open_dataset, sample_count
-from steps.train.llama import build_model, dataset_facts
+from steps.train.llama import build_model
 
 LENGTH, BATCH = 96, 8
 
@@ -25,11 +25,11 @@ def main(dataset: str, folder: Path, iterations: int, save_every: int) -> None:
     """Train; go on from FOLDER/state.pt if it is there."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    facts = dataset_facts(dataset)
-    model = build_model("tiny", facts["vocab_size"], 0, facts.get("eod"))
+    data = open_dataset(dataset)
+    model = build_model("tiny", data.vocab_size, 0, data.eod)
     replica = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    tokens = open_dataset(dataset).tokens
+    tokens = data.tokens
     sampler = Sampler(sample_count(len(tokens), LENGTH), BATCH, 0)
     saved, done = folder / "state.pt", 0
     if saved.exists():

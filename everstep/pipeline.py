@@ -5,7 +5,6 @@ Needs hera only through the workflow it is handed; neither torch, pyspark nor Ja
 
 import dataclasses
 import inspect
-import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import tyro
 
 from everstep import flags
 from everstep.errors import BadInput
+from runtime.store import StoreError, absolute, open_store
 
 if TYPE_CHECKING:
     from hera.workflows import Workflow
@@ -46,7 +46,7 @@ class Submission:
     name: str = ""
     """Name of the run; an unfinished run of that name goes on where it stopped. Empty: made up."""
     store: str = "runs/store"
-    """Directory that keeps data, checkpoints and journals; runs share it."""
+    """Keeps data, checkpoints and journals; runs share it. A directory, or s3://bucket/prefix (MINIO_ENDPOINT...)."""
     runs: str = "runs"
     """Directory of the run folders."""
 
@@ -71,7 +71,7 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
     check = getattr(config, "check", None)
     if check is not None:
         check()
-    manifest = manifest_of(build(config), os.path.abspath(how.store))
+    manifest = manifest_of(build(config), absolute(how.store))
     if how.output == "yaml":
         import yaml
 
@@ -93,7 +93,7 @@ def _lint(manifest: dict[str, Any]) -> None:
 
 
 def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
-    """The manifest as a dict, its parameter `store` set to that absolute path."""
+    """The manifest as a dict, its parameter `store` set to that URI."""
     manifest: dict[str, Any] = workflow.to_dict()
     for entry in manifest["spec"]["arguments"]["parameters"]:
         if entry["name"] == "store":
@@ -113,6 +113,10 @@ def _run_here(manifest: dict[str, Any], how: Submission) -> int:
         check_name(name)
     except ManifestError as error:
         raise BadInput(f"--{error}") from None
+    try:
+        open_store(how.store)
+    except StoreError as error:
+        raise BadInput(str(error)) from None
     print(f"{name} · target local (no submission to Argo yet) · store {how.store}", file=sys.stderr)
     try:
         with watch() as show:

@@ -40,7 +40,7 @@ class StepConfig(Protocol):
 
     @property
     def store(self) -> str:
-        """URI of the store: a directory."""
+        """URI of the store: a directory, or s3://bucket/prefix."""
         ...
 
     @property

@@ -48,7 +48,7 @@ class Watched:
     """The processes and shared memory of one run folder, found by what they carry in their environment."""
 
     folder: Path
-    store: Path
+    store: Path | str
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def processes(self) -> list[psutil.Process]:
@@ -129,7 +129,7 @@ class Watched:
         lines = [
             json.loads(line)
             for job in self.jobs()
-            for path in sorted((self.store / "jobs" / job / "journal").glob("[0-9]*"))
+            for path in sorted((Path(self.store) / "jobs" / job / "journal").glob("[0-9]*"))
             for line in path.read_text().splitlines()
         ]
         return [line for line in lines if line["kind"] != "Segment"]
@@ -139,7 +139,7 @@ class Watched:
         lines = [
             json.loads(line)
             for job in self.jobs()
-            for path in (self.store / "jobs" / job / "telemetry").glob("*.jsonl")
+            for path in (Path(self.store) / "jobs" / job / "telemetry").glob("*.jsonl")
             for line in path.read_text().splitlines()
         ]
         return sorted(lines, key=lambda line: line["time"])

@@ -22,7 +22,7 @@ BAD_INPUT = 2
 
 
 async def _run(settings: Settings, persist_interval: int) -> int:
-    store = open_store(settings.store)
+    store = open_store(settings.store, bytes_per_s=settings.persist_bytes_per_s)
 
     def make_keeper(on_persisted: Callable[[Holding], None]) -> Keeper:
         return Keeper(

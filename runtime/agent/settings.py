@@ -69,6 +69,8 @@ class Settings:
     meet: tuple[str, int] | None = None
     """MASTER_ADDR and MASTER_PORT where the user fixed them."""
     virtual_local_rank: bool = False
+    persist_bytes_per_s: float = 0.0
+    """What this node may write to the store; 0: no limit."""
     persists: bool = True
     """The store outlives this node and others read it."""
     asks_end: bool = False
@@ -92,6 +94,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--host", default="", help="the machine's name for the master's placement")
     flags.add_argument("--slots", type=int, default=1, help="workers on this node (default 1)")
     flags.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store")
+    flags.add_argument(
+        "--persist-bytes-per-s", type=float, default=0.0, help="what it may write to the store (0: no limit)"
+    )
     flags.add_argument("--max-restarts", type=int, default=3, help="told to the workers; the master decides")
     flags.add_argument("--preload", action="append", default=[], metavar="MODULE", help="one more import, repeatable")
     flags.add_argument("--no-fork-server", action="store_true", help="start each worker by exec, importing by itself")
@@ -111,6 +116,8 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         raise ValueError(f"not set in the environment: {', '.join(missing)}; see --help")
     if told.slots < 1 or told.persist_interval < 1:
         raise ValueError("--slots and --persist-interval must be at least 1")
+    if not told.persist_bytes_per_s >= 0:
+        raise ValueError(f"--persist-bytes-per-s {told.persist_bytes_per_s:g}: it cannot be negative")
     if kind is Kind.SCRIPT and not Path(target).is_file():
         raise ValueError(f"no such script: {target}")
     dead_man = environment.get("EVERSTEP_DEAD_MAN_S", "300")
@@ -134,6 +141,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         max_restarts=told.max_restarts,
         dead_man_s=dead_man_s,
         connect_s=dead_man_s,
+        persist_bytes_per_s=told.persist_bytes_per_s,
         notice_s=told.notice,
         grace_s=told.grace,
         run_dir=environment.get("EVERSTEP_RUN_DIR", ""),

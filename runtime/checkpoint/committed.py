@@ -12,7 +12,11 @@ MANIFEST = "manifest.json"
 
 
 def shards_of(folder: str, manifest: dict[str, Any]) -> tuple[Holding, ...]:
-    """What the manifest of the checkpoint in `folder` names. Its objects stand beside it, wherever it was copied."""
+    """What the manifest of the checkpoint in `folder` ("": the store itself) names.
+
+    Its objects stand beside it, wherever it was copied.
+    """
+    before = f"{folder}/" if folder else ""
     return tuple(
         Holding(
             manifest["round"],
@@ -20,7 +24,7 @@ def shards_of(folder: str, manifest: dict[str, Any]) -> tuple[Holding, ...]:
             shard=entry["shard"],
             shards=entry["shards"],
             size=entry["size"],
-            key=f"{folder}/{entry['key'].rpartition('/')[2]}",
+            key=before + entry["key"].rpartition("/")[2],
             digest=entry["digest"],
         )
         for entry in manifest["objects"]

@@ -10,6 +10,7 @@ import numpy as np
 
 from runtime.data.errors import DatasetError
 from runtime.data.indexed import IndexedDataset
+from runtime.store import NoSuchKey, StoreError, local_folder
 
 MANIFEST = "dataset.json"
 SPLITS = ("train", "validation")
@@ -47,18 +48,21 @@ class TokenDataset:
 
 
 def open_dataset(uri: str) -> TokenDataset:
-    """The split that `uri` names: a folder (or file:// URI of one), with `#validation` for what was held out.
+    """The split that `uri` names: a dataset's directory or s3:// address, with `#validation` for what was held out.
 
     Raises DatasetError: no finished dataset there, files that do not fit `dataset.json`, a split without tokens.
     """
     place, _, split = uri.partition("#")
     split = split or "train"
-    if "://" in place and not place.startswith("file://"):
-        raise DatasetError(f"{uri}: only local datasets are supported yet; give a folder")
     if split not in SPLITS:
         raise DatasetError(f"{uri}: no split {split}; there are {' and '.join(SPLITS)}")
-    folder = Path(place.removeprefix("file://"))
-    meta = _manifest(folder)
+    try:
+        folder = local_folder(place, MANIFEST)
+    except NoSuchKey:
+        raise DatasetError(f"{place}: no finished dataset (no {MANIFEST}); make one with steps.preprocess") from None
+    except StoreError as error:
+        raise DatasetError(str(error)) from error
+    meta = _manifest(folder / MANIFEST)
     told = meta[split]
     indexed = IndexedDataset(folder / told["prefix"])
     if len(indexed.tokens) != told["tokens"] or len(indexed) != told["documents"]:
@@ -73,12 +77,9 @@ def open_dataset(uri: str) -> TokenDataset:
     return TokenDataset(uri, folder, split, indexed.tokens, documents, meta)
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
+def _manifest(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        raise DatasetError(f"{folder}: no finished dataset (no {MANIFEST}); make one with steps.preprocess") from None
     except ValueError as error:
         raise DatasetError(f"{path}: not JSON ({error}); make the dataset again") from None
     if not isinstance(meta, dict) or meta.get("version") != 1 or not all(split in meta for split in SPLITS):

@@ -1,7 +1,8 @@
 """Finished data: a folder of the store whose manifest is created last, so that it is there whole or not at all.
 
-A `Draft` is where it grows: a hidden folder beside its final place, locked while its writer lives. Drafts whose
-writer died are removed by the next writer. Content decides the name, so two writers of one folder write the same.
+A `Draft` is where it grows: a hidden folder beside its final place (with an S3 store: beside its copy's place in this
+machine's cache), locked while its writer lives. Drafts whose writer died are removed by the next writer. Content
+decides the name, so two writers of one folder write the same.
 """
 
 import errno
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.store import NoSuchKey, open_store
+from runtime.store import NoSuchKey, absolute, in_s3, open_store, place_of
 
 _DRAFT = "~draft-"
 
@@ -31,23 +32,37 @@ class Draft:
 
     def commit(self, meta: Mapping[str, Any]) -> None:
         """Make what is in the folder durable, give it its final name, then create the manifest."""
-        for path in sorted(self.folder.rglob("*")):
-            if path.is_file():
-                _sync(path)
-        final = local_root(self.store) / self.key
+        if in_s3(self.store):
+            self._upload(_json(meta))
+            return
+        for path in _files(self.folder):
+            _sync(path)
+        final = place_of(uri(self.store, self.key))
+        self._take_place(final)
+        _sync(final.parent)
+        open_store(self.store).create(f"{self.key}/{self.manifest}", _json(meta))
+
+    def _upload(self, told: bytes) -> None:
+        """Everything to the store, the manifest last; then the folder is this machine's copy of it."""
+        store = open_store(self.store)
+        for path in _files(self.folder):
+            store.put(f"{self.key}/{path.relative_to(self.folder).as_posix()}", path)
+        if store.create(f"{self.key}/{self.manifest}", told):
+            (self.folder / self.manifest).write_bytes(told)
+            self._take_place(place_of(uri(self.store, self.key)))
+
+    def _take_place(self, final: Path) -> None:
         try:
             self.folder.rename(final)
         except OSError as error:
             # Somebody was first with the same content: a final name is only ever given to a whole folder.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        _sync(final.parent)
-        open_store(self.store).create(f"{self.key}/{self.manifest}", _json(meta))
 
 
-def local_root(store: str) -> Path:
-    """The folder of a directory store, absolute."""
-    return Path(store.removeprefix("file://")).absolute()
+def uri(store: str, key: str) -> str:
+    """The address of the finished data `key`, wherever a process works."""
+    return f"{absolute(store)}/{key}"
 
 
 def find(store: str, key: str, manifest: str) -> dict[str, Any] | None:
@@ -61,7 +76,7 @@ def find(store: str, key: str, manifest: str) -> dict[str, Any] | None:
 @contextmanager
 def draft(store: str, key: str, manifest: str) -> Iterator[Draft]:
     """A new, empty folder for the data `key` (`corpora/<digest>`). What was not committed is removed at the end."""
-    parent = (local_root(store) / key).parent
+    parent = place_of(uri(store, key)).parent
     parent.mkdir(parents=True, exist_ok=True)
     _sweep(parent)
     folder = parent / f"{_DRAFT}{Path(key).name}-{os.getpid()}"
@@ -99,6 +114,10 @@ def _sweep(parent: Path) -> None:
             pass
         finally:
             os.close(lock)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def _sync(path: Path) -> None:

@@ -87,6 +87,7 @@ class Launch:
     """Pairs of this node's devices whose links are measured; None: they are not."""
     store: str
     persist_interval: int
+    persist_bytes_per_s: float
     cooldown_s: float
     hang: Hang
     environment: Mapping[str, str]
@@ -143,6 +144,7 @@ def options(
         box=parse_box(told.box_pairs, told.min_bandwidth, told.min_channels) if told.switchbox_check else None,
         store=told.store,
         persist_interval=told.persist_interval,
+        persist_bytes_per_s=told.persist_bytes_per_s,
         cooldown_s=told.cooldown,
         hang=spec.hang if spec is not None else Hang(_hang_policy(told), told.hang_timeout),
         environment={"TORCHELASTIC_SIGNALS_TO_HANDLE": told.signals_to_handle},
@@ -179,6 +181,8 @@ def _check_numbers(told: argparse.Namespace) -> None:
         raise ValueError(f"--max-restarts {told.max_restarts}: it cannot be negative")
     if told.persist_interval < 1:
         raise ValueError(f"--persist-interval {told.persist_interval}: at least 1 iteration is needed")
+    if not told.persist_bytes_per_s >= 0:
+        raise ValueError(f"--persist-bytes-per-s {told.persist_bytes_per_s:g}: it cannot be negative")
     if told.cooldown < 0:
         raise ValueError(f"--cooldown {told.cooldown:g}: it cannot be negative")
     if not told.hang_timeout > 0:

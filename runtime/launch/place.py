@@ -46,7 +46,7 @@ def find_place(told: Launch, environment: Mapping[str, str], scratch: Scratch, c
         job = _job(told.run_id)
         token = meeting.token_of(environment, None, job)
         private = None if told.store else scratch.store()
-        store = open_store(told.store or str(private))
+        store = open_store(told.store or str(private), bytes_per_s=told.persist_bytes_per_s)
         return Place(job, node, token, "127.0.0.1", free_ports(chance), "127.0.0.1", True, store, private)
     host, port = told.meeting.host, told.meeting.port
     ip = meeting.resolve(host, port)
@@ -56,7 +56,7 @@ def find_place(told: Launch, environment: Mapping[str, str], scratch: Scratch, c
     hosts = told.meeting.hosts
     if hosts is None:
         hosts = told.rendezvous.is_host if told.rendezvous.is_host is not None else meeting.is_this_machine(host)
-    store = open_store(told.store) if told.store else None
+    store = open_store(told.store, bytes_per_s=told.persist_bytes_per_s) if told.store else None
     moved = find_master(store, job) if store else None
     if hosts and moved and moved.address != f"{ip}:{port}":
         there, _, at = moved.address.rpartition(":")

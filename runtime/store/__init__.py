@@ -6,35 +6,81 @@ half-written object. Imports nothing else of Everstep. The story begins in `prot
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
+from runtime.store.cache import Cache
 from runtime.store.directory import DirectoryStore
 from runtime.store.pace import Pace
 from runtime.store.protocol import Entry, NoSuchKey, Store, StoreError
 
-__all__ = ["DirectoryStore", "Entry", "NoSuchKey", "Store", "StoreError", "absolute", "open_store", "require_space"]
+__all__ = [
+    "DirectoryStore",
+    "Entry",
+    "NoSuchKey",
+    "Store",
+    "StoreError",
+    "absolute",
+    "in_s3",
+    "local_folder",
+    "open_store",
+    "place_of",
+    "require_space",
+]
 
-S3 = "s3://"
+
+def in_s3(uri: str) -> bool:
+    """Is that an address in a bucket, rather than a directory's?"""
+    return uri.startswith("s3://")
 
 
-def open_store(uri: str, *, read_only: bool = False, environment: Mapping[str, str] = os.environ) -> Store:
+def open_store(
+    uri: str, *, read_only: bool = False, bytes_per_s: float = 0.0, environment: Mapping[str, str] = os.environ
+) -> Store:
     """The store at `uri`: a directory, or `s3://bucket/prefix` as `environment` tells (see `s3_settings`).
 
-    `read_only` neither makes a missing directory nor proves anything of the S3 store. Raises StoreError, one line.
+    All that is written takes at most `bytes_per_s` (0: no limit). `read_only` neither makes a missing directory nor
+    proves anything of the S3 store. Raises StoreError, one line.
     """
     scheme, colon, _ = uri.partition("://")
-    if uri.startswith(S3):
+    if in_s3(uri):
         from runtime.store.s3 import S3Store  # Only here: minio takes a quarter of a second to import.
         from runtime.store.s3_settings import settings_of
 
-        return S3Store(settings_of(uri, environment), Pace(), read_only)
+        return S3Store(settings_of(uri, environment), Pace(bytes_per_s), read_only)
     if colon and scheme != "file":
-        raise StoreError(f"--store {uri}: give a directory or s3://bucket/prefix, not {scheme}://")
-    return DirectoryStore(uri.removeprefix("file://"), read_only)
+        raise StoreError(f"{uri}: give a directory or s3://bucket/prefix, not {scheme}://")
+    return DirectoryStore(uri.removeprefix("file://"), read_only, Pace(bytes_per_s))
 
 
 def absolute(uri: str) -> str:
     """The same store, whatever directory a process works in."""
-    return uri.rstrip("/") if uri.startswith(S3) else os.path.abspath(uri.removeprefix("file://"))
+    return uri.rstrip("/") if in_s3(uri) else os.path.abspath(uri.removeprefix("file://"))
+
+
+def place_of(uri: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder of this machine that holds the finished data at `uri`: the directory itself, or its copy's place."""
+    if not in_s3(uri):
+        return Path(absolute(uri))
+    from runtime.store.s3_settings import settings_of
+
+    settings = settings_of(uri, environment)
+    return Cache(environment).place(settings.endpoint, settings.uri)
+
+
+def local_folder(uri: str, manifest: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """That folder with everything in it: what is in S3 is fetched, once for all processes of this machine.
+
+    Raises NoSuchKey when no finished data is there (no `manifest`), StoreError.
+    """
+
+    def opened() -> Store:
+        return open_store(uri, read_only=True, environment=environment)
+
+    place = place_of(uri, environment)
+    if in_s3(uri):
+        return Cache(environment).fetched(place, opened, manifest)
+    opened().get(manifest, 0, 0)
+    return place
 
 
 def require_space(store: Store, needed: int, what: str) -> None:

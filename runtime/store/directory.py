@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
+from runtime.store.pace import Pace
 from runtime.store.protocol import Entry, NoSuchKey, StoreError, check_key, check_prefix
 
 _CHUNK = 64 << 20
@@ -20,11 +21,15 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DirectoryStore:
-    """The Store in `directory`, which is made when missing, unless `read_only`. Raises StoreError when it cannot be."""
+    """The Store in `directory`, which is made when missing, unless `read_only`; writes take turns by `pace`.
 
-    def __init__(self, directory: str | Path, read_only: bool = False) -> None:
+    Raises StoreError when it cannot be made.
+    """
+
+    def __init__(self, directory: str | Path, read_only: bool = False, pace: Pace | None = None) -> None:
         self._root = Path(os.path.abspath(directory))
         self.uri = str(self._root)
+        self._pace = pace or Pace()
         if not read_only:
             with _told(self._root, "make"):
                 self._root.mkdir(parents=True, exist_ok=True)
@@ -87,13 +92,27 @@ class DirectoryStore:
             temporary = path.parent / f"~{os.getpid()}-{secrets.token_hex(6)}"
             try:
                 with temporary.open("xb", buffering=0) as file:
-                    _copy(source, file.fileno())
+                    self._copy(source, file.fileno())
                     os.fsync(file.fileno())
                 published = publish(temporary, path)
             finally:
                 temporary.unlink(missing_ok=True)
             _sync_directory(path.parent)
             return published
+
+    def _copy(self, source: bytes | memoryview | Path, file: int) -> None:
+        if isinstance(source, Path):
+            with _told(source, "read"):
+                origin = source.open("rb")
+            with origin:
+                while count := os.sendfile(file, origin.fileno(), None, self._pace.piece(_CHUNK)):
+                    self._pace.take(count)
+            return
+        with memoryview(source).cast("B") as data:
+            for piece in self._pace.slices(data, _CHUNK):
+                done = 0
+                while done < len(piece):
+                    done += os.write(file, piece[done:])
 
     def _walk(self, folder: Path, base: str, prefix: str) -> Iterator[Entry]:
         try:
@@ -112,20 +131,6 @@ class DirectoryStore:
                 with suppress(FileNotFoundError):
                     facts = entry.stat()
                     yield Entry(key, facts.st_size, facts.st_mtime)
-
-
-def _copy(source: bytes | memoryview | Path, file: int) -> None:
-    if isinstance(source, Path):
-        with _told(source, "read"):
-            origin = source.open("rb")
-        with origin:
-            while os.sendfile(file, origin.fileno(), None, _CHUNK):
-                pass
-        return
-    with memoryview(source).cast("B") as rest:
-        done = 0
-        while done < len(rest):
-            done += os.write(file, rest[done : done + _CHUNK])
 
 
 def _make_durable(folder: Path) -> None:

@@ -35,9 +35,13 @@ class Pace:
         if wait > 0:
             self._sleep(wait)
 
+    def piece(self, largest: int) -> int:
+        """Bytes to send at once: `largest`, with a limit at most CHUNK."""
+        return min(largest, CHUNK) if self.bytes_per_s else largest
+
     def slices(self, data: memoryview, largest: int) -> Generator[memoryview]:
-        """`data` in order, in pieces of at most `largest` bytes (CHUNK with a limit), each when its turn has come."""
-        size = min(largest, CHUNK) if self.bytes_per_s else largest
+        """`data` in order, in pieces of at most `largest` bytes, each when its turn has come."""
+        size = self.piece(largest)
         for start in range(0, len(data), size):
             with data[start : start + size] as piece:
                 self.take(len(piece))

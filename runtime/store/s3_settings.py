@@ -52,21 +52,21 @@ def settings_of(uri: str, environment: Mapping[str, str]) -> Settings:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     prefix = prefix.rstrip("/")
     if not _BUCKET.fullmatch(bucket):
-        raise StoreError(f"--store {uri}: {bucket!r} is no bucket's name; give s3://bucket/prefix")
+        raise StoreError(f"{uri}: {bucket!r} is no bucket's name; give s3://bucket/prefix")
     try:
         if prefix:
             check_key(prefix)
     except ValueError as error:
-        raise StoreError(f"--store {uri}: {error}") from None
+        raise StoreError(f"{uri}: {error}") from None
     name, endpoint = _first(environment, ENDPOINTS)
     if not endpoint:
-        raise StoreError(f"--store {uri}: {' or '.join(ENDPOINTS)} is not set; set it, such as http://minio:9000")
+        raise StoreError(f"{uri}: {' or '.join(ENDPOINTS)} is not set; set it, such as http://minio:9000")
     place = urlsplit(endpoint)
     if place.scheme not in ("http", "https") or not place.hostname or place.path.strip("/") or place.username:
-        raise StoreError(f"--store {uri}: {name} must be http://HOST:PORT or https://HOST:PORT and nothing more")
+        raise StoreError(f"{uri}: {name} must be http://HOST:PORT or https://HOST:PORT and nothing more")
     missing = [name for name in (ACCESS_KEY, SECRET_KEY) if not environment.get(name)]
     if missing:
-        raise StoreError(f"--store {uri}: {' and '.join(missing)} not set; set the credentials of {endpoint}")
+        raise StoreError(f"{uri}: {' and '.join(missing)} not set; set the credentials of {endpoint}")
     return Settings(
         bucket=bucket,
         prefix=prefix + "/" if prefix else "",

@@ -35,7 +35,7 @@ class Config:
     min_channels: int = 2
     """With fewer working pairs the node is faulty."""
     store: str = "runs/store"
-    """URI of the store: a directory."""
+    """URI of the store: a directory, or s3://bucket/prefix."""
     run: str = "by-hand"
     """Name of the run."""
     task: str = "check"

@@ -17,7 +17,7 @@ class Config:
     validation_share: float = 0.02
     """Share of the documents held out for evaluation, chosen by their hash; 0 holds out none."""
     store: str = "runs/store"
-    """Where finished data is kept: a folder."""
+    """URI of the store: a directory, or s3://bucket/prefix."""
     run: str = "by-hand"
     """Name of the run this step belongs to."""
     task: str = "corpus"

@@ -45,7 +45,7 @@ def run(config: Config) -> Result:
     return Result(
         summary=f"{meta['documents'] + meta['validation_documents']} documents  "
         f"{(meta['bytes'] + meta['validation_bytes']) / 1e6:.1f} MB",
-        outputs={"uri": str(finished.local_root(config.store) / key), "documents": str(meta["documents"])},
+        outputs={"uri": finished.uri(config.store, key), "documents": str(meta["documents"])},
         facts={name: value for name, value in meta.items() if name not in ("files", "sources")},
     )
 
@@ -62,12 +62,12 @@ def _digest(sources: list[Source], settings: dict[str, Any]) -> str:
 
 
 def _make(config: Config, sources: list[Source], settings: dict[str, Any], key: str) -> dict[str, Any]:
-    root = finished.local_root(config.store)
     with finished.draft(config.store, key, MANIFEST) as draft:
-        need, free = sum(source.size for source in sources) // 2, shutil.disk_usage(root).free
+        place = draft.folder.parent
+        need, free = sum(source.size for source in sources) // 2, shutil.disk_usage(place).free
         if free < need:
             raise StepError(
-                f"{root}: {free / 1e6:.0f} MB free, about {need / 1e6:.0f} MB needed; "
+                f"{place}: {free / 1e6:.0f} MB free, about {need / 1e6:.0f} MB needed; "
                 "free some, or choose another --store"
             )
         share = round(config.validation_share * (1 << 64))

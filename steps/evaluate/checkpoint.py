@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runtime.store import NoSuchKey, StoreError, open_store
+from runtime.store import NoSuchKey, open_store
 from steps.entry import StepError
 
 if TYPE_CHECKING:
@@ -38,13 +38,11 @@ class Trained:
 
 def read_manifest(uri: str) -> bytes:
     """The checkpoint's manifest.json. Raises StepError when there is no committed checkpoint."""
-    store, name = _split(uri)
     try:
-        return open_store(store, read_only=True).get(f"{name}/manifest.json")
+        return open_store(uri, read_only=True).get("manifest.json")
     except NoSuchKey:
-        raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json)") from None
-    except StoreError as error:
-        raise StepError(f"--checkpoint {error}") from None
+        mend = "give the URI that steps.train told"
+        raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json); {mend}") from None
 
 
 def read(uri: str) -> Trained:
@@ -53,9 +51,8 @@ def read(uri: str) -> Trained:
     from runtime.checkpoint.errors import RestoreError
 
     manifest = json.loads(read_manifest(uri))
-    store, name = _split(uri)
     try:
-        state, _ = read_committed(open_store(store, read_only=True), name, manifest)
+        state, _ = read_committed(open_store(uri, read_only=True), "", manifest)
     except RestoreError as error:
         raise StepError(f"--checkpoint {uri}: {error}") from None
     try:
@@ -64,9 +61,3 @@ def read(uri: str) -> Trained:
     except (KeyError, TypeError):
         mend = "checkpoint them as steps/train/llama.py does, or leave this step out"
         raise StepError(f"--checkpoint {uri}: no state `model` and `config` of a Llama in it; {mend}") from None
-
-
-def _split(uri: str) -> tuple[str, str]:
-    """The folder above the checkpoint, as a store, and the checkpoint's name in it."""
-    folder, _, name = uri.rstrip("/").rpartition("/")
-    return folder or ".", name

@@ -21,7 +21,7 @@ class Config:
     sample_tokens: int = 48
     """Length of the text that the model writes as a sample; 0: none."""
     store: str = "runs/store"
-    """URI of the store: a directory."""
+    """URI of the store: a directory, or s3://bucket/prefix."""
     run: str = "by-hand"
     """Name of the run."""
     task: str = "evaluate"

@@ -39,7 +39,7 @@ def run(config: Config) -> Result:
         metrics = _evaluate(config, data, key)
     else:
         print("this checkpoint was evaluated before", file=sys.stderr)
-    uri = f"{config.store.rstrip('/')}/{key}"
+    uri = finished.uri(config.store, key)
     folder = Path(config.outputs)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "metrics.json"

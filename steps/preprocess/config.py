@@ -2,8 +2,10 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from runtime.store import NoSuchKey, local_folder, open_store
 from steps.entry import StepError
 
 SMALLEST_VOCABULARY = 257
@@ -15,7 +17,7 @@ class Config:
     """Tokenize a corpus on Spark into a Megatron indexed dataset."""
 
     input: str = ""
-    """The corpus: the folder that steps.corpus made."""
+    """The corpus: the URI that steps.corpus told."""
     tokenizer: str = ""
     """A tokenizer.json or a Hugging Face directory; empty: a byte-level BPE is trained on the corpus."""
     vocab_size: int = 8192
@@ -29,7 +31,7 @@ class Config:
     tasks: int = 0
     """Spark tasks to cut the training text into; 0: by size. The result does not depend on it."""
     store: str = "runs/store"
-    """Where finished data is kept: a folder."""
+    """URI of the store: a directory, or s3://bucket/prefix."""
     run: str = "by-hand"
     """Name of the run this step belongs to."""
     task: str = "preprocess"
@@ -37,15 +39,19 @@ class Config:
     outputs: str = "outputs"
     """Folder for the output parameters, one file each."""
 
-    @property
+    @cached_property
     def corpus(self) -> Path:
-        """The corpus as a folder."""
-        return Path(self.input.removeprefix("file://"))
+        """The corpus as a folder of this machine; from S3 it is fetched."""
+        return local_folder(self.input, "corpus.json")
 
     def check(self) -> None:
         """Raise StepError for a corpus or tokenizer that is not there and numbers that cannot be."""
-        if self.input and not (self.corpus / "corpus.json").is_file():
-            raise StepError(f"--input {self.input}: no corpus (no corpus.json); make one with python -m steps.corpus")
+        try:
+            if self.input:
+                open_store(self.input, read_only=True).get("corpus.json", 0, 0)
+        except NoSuchKey:
+            mend = "make one with python -m steps.corpus"
+            raise StepError(f"--input {self.input}: no corpus (no corpus.json); {mend}") from None
         if not self.tokenizer and self.vocab_size < SMALLEST_VOCABULARY:
             raise StepError(f"--vocab-size {self.vocab_size}: at least {SMALLEST_VOCABULARY}, one for each byte")
         if self.tokenizer:

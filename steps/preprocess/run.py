@@ -43,7 +43,7 @@ def run(config: Config) -> Result:
     else:
         print(f"dataset {digest} is in the store already", file=sys.stderr)
     tokens = meta["train"]["tokens"] + meta["validation"]["tokens"]
-    uri = str(finished.local_root(config.store) / key)
+    uri = finished.uri(config.store, key)
     return Result(
         summary=f"{tokens / 1e6:.1f} M tokens{speed}",
         outputs={"uri": uri, "validation": f"{uri}#validation"},
@@ -117,7 +117,7 @@ def _make(config: Config, corpus: dict[str, Any], key: str) -> tuple[dict[str, A
             "vocab_size": vocabulary.size,
             "eod": vocabulary.eod,
             "dtype": dtype.name,
-            "corpus": config.corpus.absolute().name,
+            "corpus": config.corpus.name,
         }
         draft.commit(meta)
     return meta, seconds
@@ -145,7 +145,7 @@ def _proven(config: Config, corpus: dict[str, Any], vocabulary: "Vocabulary") ->
 def _plan(config: Config, corpus: dict[str, Any]) -> list[Shard]:
     planned = []
     for split in SPLITS:
-        folder = (config.corpus / split).absolute()
+        folder = config.corpus / split
         files = [(str(folder / file["name"]), file["line_bytes"]) for file in corpus["files"][split]]
         total = sum(size for _, size in files)
         count = config.tasks if config.tasks and split == "train" else task_count(total, _cores(config.spark_master))

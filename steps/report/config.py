@@ -11,7 +11,7 @@ class Config:
     """Write the report of a run: report.html."""
 
     store: str = "runs/store"
-    """Directory that keeps data, checkpoints and journals."""
+    """URI of the store: a directory, or s3://bucket/prefix."""
     run: str = "by-hand"
     """Name of the run to report on."""
     task: str = "report"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.store import NoSuchKey, open_store
 from steps.entry import StepError
 from steps.train.job import job_of, ranks
 
@@ -50,6 +51,8 @@ class Config:
     """Decides the random weights and the order of the data."""
     persist_interval: int = 50
     """Iterations between two checkpoints in the store; in memory there is one of every iteration."""
+    persist_bytes_per_s: float = 0.0
+    """Bytes a second that each node may write to the store; 0: no limit."""
     avoid_hosts: str = "[]"
     """JSON list of hosts not to use, as steps.check gives it."""
     job: str = "by-hand-train"
@@ -61,7 +64,7 @@ class Config:
     replacement_wait_s: float = 10.0
     """Seconds that survivors wait for a lost node's replacement before they go on fewer."""
     store: str = "runs/store"
-    """URI of the store: a directory."""
+    """URI of the store: a directory, or s3://bucket/prefix."""
     run: str = "by-hand"
     """Name of the run."""
     task: str = "train"
@@ -98,7 +101,7 @@ class Config:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
         if not self.learning_rate > 0:
             raise StepError(f"--learning-rate {self.learning_rate:g}: must be above 0")
-        for name in ("warmup", "max_relaunches", "max_restarts", "replacement_wait_s", "seed"):
+        for name in ("warmup", "max_relaunches", "max_restarts", "replacement_wait_s", "seed", "persist_bytes_per_s"):
             if getattr(self, name) < 0:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: cannot be negative")
 
@@ -114,14 +117,14 @@ class Config:
 
     def _check_dataset(self, model: dict[str, Any]) -> None:
         """`model` is the config.json of the model's directory; empty for tiny."""
-        place = Path(self.dataset.partition("#")[0].removeprefix("file://"))
+        place = self.dataset.partition("#")[0]
         try:
-            facts = json.loads((place / "dataset.json").read_bytes())
+            facts = json.loads(open_store(place, read_only=True).get("dataset.json"))
             tokens, vocab_size = int(facts["train"]["tokens"]), int(facts["vocab_size"])
-        except (FileNotFoundError, NotADirectoryError):
+        except NoSuchKey:
             raise StepError(f"--dataset {self.dataset}: no dataset.json there; steps.preprocess makes one") from None
         except (ValueError, KeyError, TypeError):
-            raise StepError(f"--dataset {place / 'dataset.json'}: not a dataset; make it again") from None
+            raise StepError(f"--dataset {place}/dataset.json: not a dataset; make it again") from None
         if tokens <= self.sequence_length:
             raise StepError(f"--dataset {self.dataset}: {tokens} tokens are fewer than one --sequence-length needs")
         if model and int(model.get("vocab_size", 0)) < vocab_size:

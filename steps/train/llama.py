@@ -9,7 +9,6 @@ Everything after a restart is a function of (seed, consumed samples, world size)
 import argparse
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 import everstep
+from runtime.data import open_dataset
 
 TINY: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4}
 
@@ -35,11 +35,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=20, help="iterations until the peak")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
-
-
-def dataset_facts(uri: str) -> dict[str, Any]:
-    """dataset.json: the sizes and the tokenizer of the data."""
-    return json.loads((Path(uri.partition("#")[0].removeprefix("file://")) / "dataset.json").read_text())
 
 
 def build_model(name: str, vocab_size: int, seed: int, eod: int | None = None) -> LlamaForCausalLM:
@@ -71,9 +66,9 @@ def main() -> None:
     options = arguments()
     torch.use_deterministic_algorithms(True)
     job = everstep.init()
-    facts = dataset_facts(options.dataset)
+    data = open_dataset(options.dataset)
 
-    model = build_model(options.model, facts["vocab_size"], options.seed, facts.get("eod"))
+    model = build_model(options.model, data.vocab_size, options.seed, data.eod)
     model.to(job.device)  # pyright: ignore[reportArgumentType] (transformers' signature hides torch's)
     replica = DistributedDataParallel(model) if torch.distributed.is_initialized() else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)

@@ -69,7 +69,7 @@ def run(config: Config) -> Result:
     }
     facts |= {"iterations": outcome.iterations, "parameters": parameters(store, outcome.checkpoint)}
     outputs = {
-        "checkpoint": f"{config.store.rstrip('/')}/{outcome.checkpoint}",
+        "checkpoint": f"{store.uri}/{outcome.checkpoint}",
         "iterations": str(outcome.iterations),
     }
     return Result(_summary(facts), outputs, facts)
@@ -88,6 +88,7 @@ async def _train(
     script = [
         "--preload=everstep.training",
         f"--persist-interval={config.persist_interval}",
+        f"--persist-bytes-per-s={config.persist_bytes_per_s}",
         f"--max-restarts={spec.patience.max_restarts}",
         "--",
         str(config.script_path()),

@@ -52,7 +52,7 @@ def test_an_unknown_split_is_refused_by_name(dataset: Path) -> None:
 
 
 def test_other_schemes_are_refused_by_name() -> None:
-    assert "only local" in refused("s3://bucket/dataset")
+    assert "not gs://" in refused("gs://bucket/dataset")
 
 
 def test_an_unfinished_dataset_is_refused(dataset: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from runtime.data import finished
+from runtime.store import local_folder
+from tests.minio import MinIO
 
 
 def test_a_committed_draft_is_found_with_its_files(tmp_path: Path) -> None:
@@ -53,3 +55,43 @@ def test_a_folder_without_its_manifest_is_finished_by_the_next_writer(tmp_path: 
         if wanted is None:
             (tmp_path / "corpora/abc/corpus.json").unlink()
     assert finished.find(store, "corpora/abc", "corpus.json") == wanted
+
+
+def test_a_draft_for_s3_is_uploaded_and_becomes_this_machines_copy(
+    s3: MinIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTEP_CACHE", str(tmp_path / "first"))
+    store = s3.new_prefix()
+    with finished.draft(store, "corpora/abc", "corpus.json") as draft:
+        (draft.folder / "train").mkdir()
+        (draft.folder / "train/text").write_text("x")
+        assert finished.find(store, "corpora/abc", "corpus.json") is None
+        draft.commit({"documents": 1})
+    assert finished.find(store, "corpora/abc", "corpus.json") == {"documents": 1}
+    uri = finished.uri(store, "corpora/abc")
+    assert uri == f"{store}/corpora/abc"
+    own = local_folder(uri, "corpus.json")
+    assert own.parent.parent == tmp_path / "first"
+    monkeypatch.setenv("EVERSTEP_CACHE", str(tmp_path / "second"))
+    fetched = local_folder(uri, "corpus.json")
+    for folder in (own, fetched):
+        found = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+        assert found == {"train/text": "x", "corpus.json": '{\n "documents": 1\n}\n'}
+
+
+def test_a_draft_for_s3_that_fails_leaves_no_manifest_and_no_draft(
+    s3: MinIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTEP_CACHE", str(tmp_path))
+    store = s3.new_prefix()
+
+    def commit_what_no_store_takes() -> None:
+        with finished.draft(store, "corpora/abc", "corpus.json") as draft:
+            (draft.folder / "a").write_text("x")
+            (draft.folder / "no key").write_text("x")
+            draft.commit({"documents": 1})
+
+    with pytest.raises(ValueError, match="not a key"):
+        commit_what_no_store_takes()
+    assert finished.find(store, "corpora/abc", "corpus.json") is None
+    assert not list(tmp_path.rglob("~draft*"))

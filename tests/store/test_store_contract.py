@@ -1,9 +1,14 @@
-"""What every store promises. A new kind of store joins by a row in `KINDS`; S3 is a real MinIO."""
+"""What every store promises. A new kind of store joins by a row in `KINDS`; S3 is a real MinIO.
+
+The third kind is that MinIO behind a wire on which each seventh request is refused, cut before or after it was done,
+slow, or answered by half.
+"""
 
 import array
 import multiprocessing
 import random
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,16 +17,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.store import DirectoryStore, NoSuchKey, Store, StoreError, open_store
+from tests.minio import MinIO
+from tests.store.wire import often, through
 
-KINDS = ("directory", "s3")
+KINDS = ("directory", "s3", "s3 on a bad wire")
 
 
 @pytest.fixture(params=KINDS)
-def new_uri(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], str]:
+def new_uri(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], str]]:
     """Each call gives the URI of another empty store."""
+    if request.param == "directory":
+        yield lambda: str(tmp_path_factory.mktemp("store") / "made-by-opening")
+        return
+    s3: MinIO = request.getfixturevalue("s3")
     if request.param == "s3":
-        return request.getfixturevalue("s3").new_prefix
-    return lambda: str(tmp_path_factory.mktemp("store") / "made-by-opening")
+        yield s3.new_prefix
+        return
+    with through(s3.endpoint, often(seed=zlib.crc32(request.node.nodeid.encode()))) as wire:
+        monkeypatch.setenv("MINIO_ENDPOINT", wire.endpoint)
+        yield s3.new_prefix
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ def test_the_defaults_can_be_run() -> None:
         ({"workers_per_node": 0}, "--workers-per-node 0"),
         ({"iterations": 0}, "--iterations 0"),
         ({"persist_interval": 0}, "--persist-interval 0"),
+        ({"persist_bytes_per_s": -1.0}, "--persist-bytes-per-s -1"),
         ({"global_batch": 1}, "fewer samples than the 2 ranks"),
         ({"learning_rate": 0.0}, "--learning-rate 0"),
         ({"learning_rate": float("nan")}, "--learning-rate nan"),

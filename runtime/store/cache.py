@@ -1,0 +1,139 @@
+"""Finished data of an S3 store as a folder of this machine, fetched once and shared by every process here.
+
+Data under one address never changes, so a copy that is whole stays right. Copies lie in EVERSTEP_CACHE (or else the
+user's cache folder) and together take at most EVERSTEP_CACHE_BYTES: what was not used for longest makes room; what a
+living process uses stays.
+"""
+
+import fcntl
+import hashlib
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from runtime.store.protocol import Store, StoreError
+
+FOLDER, BYTES = "EVERSTEP_CACHE", "EVERSTEP_CACHE_BYTES"
+DEFAULT_BYTES = 50_000_000_000
+_LOCK = "lock"
+
+
+class Cache:
+    """The copies that `environment` places. Raises StoreError for a size that is no number."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        home = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        self.root = Path(environment.get(FOLDER) or f"{home}/everstep").absolute()
+        told = environment.get(BYTES) or str(DEFAULT_BYTES)
+        if not told.isdigit():
+            raise StoreError(f"{BYTES}={told}: give a whole number of bytes")
+        self.limit = int(told)
+
+    def place(self, endpoint: str, uri: str) -> Path:
+        """Where the copy of `uri` is, or will be; its last part is the address's."""
+        entry = hashlib.sha256(f"{endpoint} {uri}".encode()).hexdigest()[:16]
+        return self.root / entry / uri.rpartition("/")[2]
+
+    def fetched(self, place: Path, opened: Callable[[], Store], manifest: str) -> Path:
+        """`place`, holding all of the store at the data's own address, which is opened only when it is not there yet.
+        In use until this process ends.
+
+        Raises NoSuchKey without `manifest`, which comes last; StoreError when it cannot be read or kept.
+        """
+        with _told(self.root):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                lock = os.open(place.parent / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                if place.is_dir():
+                    os.utime(lock)
+                    return place  # The lock stays with the process: it is how others know that the copy is in use.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                try:
+                    if not place.is_dir():
+                        self._fetch(place, opened(), manifest)
+                finally:
+                    os.close(lock)
+
+    def make_room(self, size: int, what: str) -> None:
+        """Remove unused copies, the longest unused first, until `size` more bytes fit. Raises StoreError."""
+        if size > self.limit:
+            raise StoreError(f"{what} has {size / 1e6:.0f} MB, {BYTES} allows {self.limit / 1e6:.0f} MB; raise it")
+        held = {entry: _size(entry) for entry in sorted(self.root.glob("*/"), key=_last_used)}
+        for entry, taken in held.items():
+            if sum(held.values()) + size <= self.limit:
+                return
+            if taken and _remove_unused(entry):
+                held[entry] = 0
+        if sum(held.values()) + size > self.limit:
+            raise StoreError(
+                f"{what} has {size / 1e6:.0f} MB; of the {self.limit / 1e6:.0f} MB in {self.root} too many are in use; "
+                f"raise {BYTES}"
+            )
+
+    def _fetch(self, place: Path, store: Store, manifest: str) -> None:
+        last = store.get(manifest)
+        found = [entry for entry in store.list("") if entry.key != manifest]
+        self.make_room(sum(entry.size for entry in found), store.uri)
+        fresh = place.with_name(f"~{place.name}")
+        shutil.rmtree(fresh, ignore_errors=True)
+        try:
+            fresh.mkdir()
+            for entry in found:
+                path = fresh / entry.key
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _download(store, entry.key, entry.size, path)
+            (fresh / manifest).write_bytes(last)
+            fresh.rename(place)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _download(store: Store, key: str, size: int, path: Path) -> None:
+    """Straight into the file's pages; on the disk when it returns."""
+    with path.open("xb+") as file:
+        if not size:
+            return
+        os.posix_fallocate(file.fileno(), 0, size)  # A full disk is an error here, and a SIGBUS later.
+        with mmap.mmap(file.fileno(), size) as mapped, memoryview(mapped) as view:
+            store.read_into(key, 0, view)
+        os.fsync(file.fileno())
+
+
+def _remove_unused(entry: Path) -> bool:
+    """False when a living process uses it, or is making it."""
+    lock = os.open(entry / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        for folder in entry.iterdir():
+            if folder.is_dir() and not folder.name.startswith("~draft-"):
+                shutil.rmtree(folder)
+        return True
+    finally:
+        os.close(lock)
+
+
+def _last_used(entry: Path) -> float:
+    """Unix time; of a copy that was made here and never opened: when it was made."""
+    lock = entry / _LOCK
+    return (lock if lock.exists() else entry).stat().st_mtime
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@contextmanager
+def _told(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{error.filename or root}: {error.strerror}; set {FOLDER} to a folder with space") from error

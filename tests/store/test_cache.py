@@ -1,0 +1,136 @@
+"""Finished data of an S3 store as a folder of this machine."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from runtime.data import finished
+from runtime.store import NoSuchKey, Store, StoreError, local_folder, open_store
+from runtime.store.cache import Cache
+from tests.minio import MinIO
+
+Data = Callable[[str, int], str]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EVERSTEP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def data(s3: MinIO, cache: Path) -> Data:
+    """Puts finished data of a name and a size into a store; its URI."""
+    store = open_store(s3.new_prefix())
+
+    def put(name: str, size: int) -> str:
+        store.put(f"{name}/deep/er/file", bytes([len(name)]) * size)
+        store.put(f"{name}/empty", b"")
+        store.create(f"{name}/done.json", b"{}")
+        return f"{store.uri}/{name}"
+
+    return put
+
+
+def test_data_is_fetched_whole_once_and_kept(data: Data) -> None:
+    uri = data("abc", 20_000_000)
+    folder = local_folder(uri, "done.json")
+    assert folder.name == "abc"
+    assert (folder / "deep/er/file").read_bytes() == b"\3" * 20_000_000
+    assert (folder / "empty").read_bytes() == b""
+    open_store(uri).delete("deep/er/file")
+    assert local_folder(uri, "done.json") == folder
+    assert (folder / "deep/er/file").stat().st_size == 20_000_000
+
+
+def test_what_is_not_finished_is_not_fetched(data: Data, cache: Path) -> None:
+    uri = data("abc", 10)
+    open_store(uri).delete("done.json")
+    with pytest.raises(NoSuchKey, match=r"done\.json"):
+        local_folder(uri, "done.json")
+    assert not [path for path in cache.rglob("*") if path.name != "lock" and path.is_file()]
+
+
+def test_a_fetch_that_fails_leaves_nothing_and_the_next_one_starts_anew(
+    data: Data, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = data("abc", 10)
+
+    class Torn:
+        """A store whose second object cannot be read."""
+
+        uri = ""
+
+        def __init__(self, real: Store) -> None:
+            self.get, self.list = real.get, real.list
+
+        def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+            raise StoreError("torn")
+
+    real = open_store(uri, read_only=True)
+    with pytest.raises(StoreError, match="torn"):
+        Cache({"EVERSTEP_CACHE": str(cache)}).fetched(
+            cache / "entry/abc",
+            lambda: Torn(real),  # type: ignore[arg-type,return-value]
+            "done.json",
+        )
+    assert [path.name for path in (cache / "entry").iterdir()] == ["lock"]
+    assert Cache({"EVERSTEP_CACHE": str(cache)}).fetched(cache / "entry/abc", lambda: real, "done.json").is_dir()
+
+
+def test_many_that_want_it_at_once_get_one_copy(data: Data, cache: Path) -> None:
+    uri = data("abc", 5_000_000)
+    with ThreadPoolExecutor(6) as pool:
+        found = set(pool.map(lambda _: local_folder(uri, "done.json"), range(6)))
+    assert len(found) == 1
+    assert len(list(cache.rglob("file"))) == 1
+
+
+def test_what_was_not_used_for_longest_makes_room_and_what_is_used_stays(
+    data: Data, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTEP_CACHE_BYTES", "2500000")
+    old, newer, newest = (data(name, 1_000_000) for name in ("a", "b", "c"))
+    script = "import sys; from runtime.store import local_folder; print(local_folder(sys.argv[1], 'done.json'))"
+
+    def fetched_by_another_process(uri: str) -> Path:
+        return Path(
+            subprocess.run([sys.executable, "-c", script, uri], stdout=-1, text=True, check=True).stdout.strip()
+        )
+
+    first, second = fetched_by_another_process(old), fetched_by_another_process(newer)
+    third = local_folder(newest, "done.json")
+    assert [folder.is_dir() for folder in (first, second, third)] == [False, True, True]
+    fetched_by_another_process(old)
+    assert [folder.is_dir() for folder in (first, second, third)] == [True, False, True]
+    local_folder(old, "done.json")
+    with pytest.raises(StoreError, match="in use; raise EVERSTEP_CACHE_BYTES"):
+        local_folder(newer, "done.json")
+    with pytest.raises(StoreError, match=r"3 MB, EVERSTEP_CACHE_BYTES allows 2 MB|raise it"):
+        local_folder(data("large", 3_000_000), "done.json")
+
+
+def test_a_copy_that_was_made_here_makes_room_like_a_fetched_one(
+    data: Data, s3: MinIO, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTEP_CACHE_BYTES", "1500000")
+    with finished.draft(s3.new_prefix(), "models/m", "done.json") as draft:
+        (draft.folder / "weights").write_bytes(bytes(1_000_000))
+        draft.commit({})
+    assert len(list(cache.rglob("weights"))) == 1
+    local_folder(data("a", 1_000_000), "done.json")
+    assert not list(cache.rglob("weights"))
+
+
+def test_a_size_that_is_no_number_and_a_folder_that_cannot_be_are_told(data: Data, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="EVERSTEP_CACHE_BYTES=much: give a whole number"):
+        Cache({"EVERSTEP_CACHE_BYTES": "much"})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="set EVERSTEP_CACHE"):
+        Cache({"EVERSTEP_CACHE": str(tmp_path / "file")}).fetched(
+            tmp_path / "file/x/y", lambda: open_store(data("a", 1)), "m"
+        )

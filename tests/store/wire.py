@@ -1,0 +1,171 @@
+"""A network between an S3 client and MinIO that misbehaves as it is told, request by request."""
+
+import http.client
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+
+class Trouble(Enum):
+    """What happens to one request."""
+
+    NONE = "passed on, answered"
+    BUSY = "answered 503 SlowDown, not passed on"
+    TOO_MANY = "answered 429, not passed on"
+    RESET = "the connection is cut, nothing passed on"
+    SILENT = "passed on and done, but the connection is cut before the answer"
+    TRUNCATED = "passed on and done; the answer breaks off half-way"
+    SLOW = "passed on; the answer comes in drops"
+    FULL = "answered 507 XMinioStorageFull, not passed on"
+
+
+Plan = Callable[[str, str, str], Trouble]
+"""(method, path, query) -> what it suffers."""
+_PAUSE_S = 0.01
+
+
+def calm(method: str, path: str, query: str) -> Trouble:
+    """Nothing ever happens."""
+    return Trouble.NONE
+
+
+class Wire:
+    """`endpoint` stands for the real one. `plan` may be set anew at any time."""
+
+    def __init__(self, real: str, plan: Plan = calm) -> None:
+        self.plan = plan
+        self.suffered: Counter[Trouble] = Counter()
+        self.deaf_to: frozenset[str] = frozenset()
+        """Headers, in lower case, that are not passed on: a store that ignores them."""
+        self.real = real.removeprefix("http://")
+        self._lock = threading.Lock()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def trouble(self, method: str, target: str) -> Trouble:
+        """What this request suffers; counted."""
+        place = urlsplit(target)
+        with self._lock:
+            chosen = self.plan(method, place.path, place.query)
+            self.suffered[chosen] += 1
+            return chosen
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        return type("Handler", (_Handler,), {"wire": self})
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wire: Wire
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        trouble = self.wire.trouble(self.command, self.path)
+        if trouble is Trouble.RESET:
+            self._cut()
+        elif trouble is Trouble.BUSY:
+            self._answer(503, [], b"<Error><Code>SlowDown</Code><Message>planned</Message></Error>")
+        elif trouble is Trouble.FULL:
+            self._answer(507, [], b"<Error><Code>XMinioStorageFull</Code><Message>planned</Message></Error>")
+        elif trouble is Trouble.TOO_MANY:
+            self._answer(429, [("Retry-After", "0")], b"")
+        else:
+            self._pass_on(body, trouble)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815 (as BaseHTTPRequestHandler names them)
+
+    def _pass_on(self, body: bytes, trouble: Trouble) -> None:
+        real = http.client.HTTPConnection(self.wire.real, timeout=60)
+        try:
+            real.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():  # The Host is signed: it stays what the client said.
+                if name.lower() not in self.wire.deaf_to:
+                    real.putheader(name, value)
+            real.endheaders(body or None)
+            answer = real.getresponse()
+            data = answer.read()
+        finally:
+            real.close()
+        if trouble is Trouble.SILENT:
+            self._cut()
+            return
+        headers = [(name, value) for name, value in answer.getheaders() if name.lower() != "connection"]
+        self._answer(answer.status, headers, data, trouble)
+
+    def _answer(
+        self, status: int, headers: list[tuple[str, str]], data: bytes, trouble: Trouble = Trouble.NONE
+    ) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() not in ("content-length", "transfer-encoding") or self.command == "HEAD":
+                self.send_header(name, value)
+        if self.command != "HEAD" and status != 204:
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if trouble is Trouble.TRUNCATED:
+            self.wfile.write(data[: len(data) // 2])
+            self._cut()
+        elif trouble is Trouble.SLOW:
+            quarter = len(data) // 4 + 1
+            for start in range(0, len(data), quarter):
+                time.sleep(_PAUSE_S)
+                self.wfile.write(data[start : start + quarter])
+        elif self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _cut(self) -> None:
+        self.close_connection = True
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (as BaseHTTPRequestHandler names it)
+        """Nothing: troubles are counted."""
+
+
+@contextmanager
+def through(real: str, plan: Plan = calm) -> Iterator[Wire]:
+    """A wire to the server at that http:// address, until the block ends."""
+    wire = Wire(real, plan)
+    thread = threading.Thread(target=wire.server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield wire
+    finally:
+        wire.server.shutdown()
+        thread.join()
+        wire.server.server_close()
+
+
+def often(seed: int, share: float = 0.15, in_a_row: int = 3) -> Plan:
+    """Any passing trouble, at that share of the requests; the same object at most `in_a_row` times in a row."""
+    chance, kinds = random.Random(seed), [kind for kind in Trouble if kind not in (Trouble.NONE, Trouble.FULL)]
+    rows: Counter[tuple[str, str, str]] = Counter()
+
+    def plan(method: str, path: str, query: str) -> Trouble:
+        asked = (method, path, "".join(parse_qs(query).get("partNumber", [])))
+        if chance.random() >= share or rows[asked] >= in_a_row:
+            rows[asked] = 0
+            return Trouble.NONE
+        rows[asked] += 1
+        return chance.choice(kinds)
+
+    return plan
+
+
+def once(trouble: Trouble, method: str, part: str) -> Plan:
+    """That trouble for the first request of the method whose path or query has `part`."""
+    left = [trouble]
+
+    def plan(asked: str, path: str, query: str) -> Trouble:
+        return left.pop() if left and asked == method and part in f"{path}?{query}" else Trouble.NONE
+
+    return plan
