@@ -4,6 +4,7 @@ A byte-level BPE is encoded by tiktoken, several times faster per core, where it
 at the start; everything else, and every text that tiktoken cannot take, by tokenizers itself.
 """
 
+import enum
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -30,50 +31,80 @@ HARD_CASES = (
 )
 
 
+class How(enum.Enum):
+    """By which library a text is encoded."""
+
+    TIKTOKEN = "tiktoken"
+    """Proven equal to TOKENIZERS."""
+    TOKENIZERS = "tokenizers"
+    BYTES = "bytes of UTF-8"
+    ENCODING = "tiktoken's own encoding"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make an encoder, for every process that needs one."""
+
+    how: How
+    source: str = ""
+    """Path of the tokenizer.json; name of tiktoken's encoding."""
+    special: bool = False
+    """Add the special tokens that the tokenizer.json puts around a text."""
+
+
 @dataclass(frozen=True)
 class Encoder:
-    """`encode(text)` -> ids, (n,) int; `name` says by which library."""
+    """`encode(text)` -> ids, (n,) of an integer type; `how` says by which library."""
 
-    name: str
+    how: How
     encode: Callable[[str], np.ndarray]
 
 
-def make_encoder(tokenizer_json: str, samples: Iterable[str]) -> Encoder:
+def encoder(recipe: Recipe) -> Encoder:
+    """The encoder of that recipe."""
+    if recipe.how is How.BYTES:
+        return Encoder(recipe.how, lambda text: np.frombuffer(text.encode(), dtype=np.uint8))
+    if recipe.how is How.ENCODING:
+        import tiktoken
+
+        encoding = tiktoken.get_encoding(recipe.source)
+        return Encoder(recipe.how, lambda text: encoding.encode_to_numpy(text, allowed_special="all"))
+    with open(recipe.source) as file:
+        make = proven_encoder if recipe.how is How.TIKTOKEN else plain_encoder
+        return make(file.read(), recipe.special)
+
+
+def make_encoder(tokenizer_json: str, samples: Iterable[str], special: bool = False) -> Encoder:
     """The fastest encoder whose result on `samples` and the hard cases is that of tokenizers."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(tokenizer_json)
-    fast = fast_encoder(tokenizer_json)
+    plain, fast = plain_encoder(tokenizer_json, special), fast_encoder(tokenizer_json)
     if fast is None:
-        return Encoder("tokenizers", lambda text: _slow(tokenizer, text))
+        return plain
     for text in (*HARD_CASES, *samples):
-        if _unsafe(text, fast.added) or np.array_equal(fast.encode(text), _slow(tokenizer, text)):
-            continue
-        return Encoder("tokenizers", lambda text: _slow(tokenizer, text))
-    return proven_encoder(tokenizer_json)
+        if not _unsafe(text, fast.added) and not np.array_equal(fast.encode(text), plain.encode(text)):
+            return plain
+    return proven_encoder(tokenizer_json, special)
 
 
-def proven_encoder(tokenizer_json: str) -> Encoder:
+def proven_encoder(tokenizer_json: str, special: bool = False) -> Encoder:
     """tiktoken with tokenizers for what it cannot take: for a tokenizer.json that `make_encoder` has proven."""
-    from tokenizers import Tokenizer
-
-    tokenizer, fast = Tokenizer.from_str(tokenizer_json), fast_encoder(tokenizer_json)
+    slow, fast = plain_encoder(tokenizer_json, special).encode, fast_encoder(tokenizer_json)
     if fast is None:
         raise ValueError("not a byte-level BPE")
-    kept = fast
-
-    def encode(text: str) -> np.ndarray:
-        return _slow(tokenizer, text) if _unsafe(text, kept.added) else kept.encode(text)
-
-    return Encoder("tiktoken", encode)
+    quick, added = fast.encode, fast.added
+    return Encoder(How.TIKTOKEN, lambda text: slow(text) if _unsafe(text, added) else quick(text))
 
 
-def plain_encoder(tokenizer_json: str) -> Encoder:
+def plain_encoder(tokenizer_json: str, special: bool = False) -> Encoder:
     """tokenizers, for everything."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(tokenizer_json)
-    return Encoder("tokenizers", lambda text: _slow(tokenizer, text))
+
+    def encode(text: str) -> np.ndarray:
+        (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        return np.asarray(encoded.ids, dtype=np.int64)
+
+    return Encoder(How.TOKENIZERS, encode)
 
 
 @dataclass(frozen=True)
@@ -94,7 +125,7 @@ def fast_encoder(tokenizer_json: str) -> FastEncoder | None:
     model, byte = value["model"], _bytes_of_characters()
     vocab: dict[str, int] = model["vocab"]
     ranks: dict[bytes, int] = {bytes([code]): rank for rank, code in enumerate(range(256))}
-    ids = np.zeros(256 + len(model["merges"]), dtype=np.int64)
+    ids = np.zeros(256 + len(model["merges"]), dtype=np.int32)
     for character, code in byte.items():
         if character not in vocab:
             return None
@@ -141,11 +172,6 @@ def _unsafe(text: str, added: re.Pattern[str] | None) -> bool:
     if len(text) <= LONGEST_RUN:
         return False
     return max(map(len, text.split()), default=0) > LONGEST_RUN or re.search(rf"\s{{{LONGEST_RUN}}}", text) is not None
-
-
-def _slow(tokenizer: Any, text: str) -> np.ndarray:
-    (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
-    return np.asarray(encoded.ids, dtype=np.int64)
 
 
 def _bytes_of_characters() -> dict[str, int]:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from steps.preprocess.encoding import LONGEST_RUN, make_encoder, proven_encoder
+from steps.preprocess.encoding import LONGEST_RUN, How, make_encoder, proven_encoder
 from steps.preprocess.vocabulary import train
 
 TEXTS = ["def walk(self):\n        return self.next()  # don't\n", "The naïve café's 東京 1234 times.\n\n"] * 20
@@ -47,7 +47,7 @@ def test_an_added_token_in_a_text_is_that_token() -> None:
 
 
 def test_a_trained_vocabulary_is_proven_for_tiktoken() -> None:
-    assert make_encoder(PLAIN, TEXTS).name == "tiktoken"
+    assert make_encoder(PLAIN, TEXTS).how is How.TIKTOKEN
 
 
 def test_a_split_by_regular_expression_is_proven_too() -> None:
@@ -67,7 +67,7 @@ def test_a_split_by_regular_expression_is_proven_too() -> None:
         ),
     )
     encoder = make_encoder(tokenizer.to_str(), TEXTS)
-    assert encoder.name == "tiktoken"
+    assert encoder.how is How.TIKTOKEN
     assert encoder.encode("walk 123456 times").tolist() == direct(tokenizer.to_str(), "walk 123456 times")
 
 
@@ -76,7 +76,7 @@ def test_another_kind_of_tokenizer_is_encoded_by_its_own_library() -> None:
     value["normalizer"] = json.loads(normalizers.Lowercase().__getstate__())
     lower = json.dumps(value)
     encoder = make_encoder(lower, TEXTS)
-    assert encoder.name == "tokenizers"
+    assert encoder.how is How.TOKENIZERS
     assert encoder.encode("SELF").tolist() == direct(lower, "self")
 
 
