@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from steps.preprocess.encoding import LONGEST_RUN, How, make_encoder, proven_encoder
+from steps.preprocess.encoding import BLOCK, How, fast_encoder, make_encoder, not_for_tiktoken, proven_encoder
 from steps.preprocess.vocabulary import train
 
 TEXTS = ["def walk(self):\n        return self.next()  # don't\n", "The naïve café's 東京 1234 times.\n\n"] * 20
@@ -36,8 +36,16 @@ def test_tiktoken_gives_what_tokenizers_gives(text: str) -> None:
 def test_long_runs_without_a_split_point_are_encoded_right(run: str) -> None:
     text = "x " + run * (200_000 // len(run)) + " y"
     assert KEPT.encode(text).tolist() == DIRECT.encode(text, add_special_tokens=False).ids
-    short = run * (LONGEST_RUN // len(run))
+    short = run * (BLOCK // len(run))
     assert KEPT.encode(short).tolist() == DIRECT.encode(short, add_special_tokens=False).ids
+
+
+def test_text_without_spaces_is_not_a_long_run() -> None:
+    """Chinese and Japanese have none: their text shall not be encoded slowly."""
+    fast = fast_encoder(PLAIN)
+    assert fast is not None
+    assert not not_for_tiktoken("\u6771\u4eac\u3002" * 10_000, fast.added)
+    assert not_for_tiktoken("\u6771" * 10_000, fast.added)
 
 
 def test_an_added_token_in_a_text_is_that_token() -> None:
