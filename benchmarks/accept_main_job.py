@@ -72,6 +72,7 @@ def second_tokenization(folder: Path, run: DefaultRun) -> Line:
     corpus = next(node for node in nodes if node["displayName"].startswith("corpus") and node.get("outputs"))
     uri = next(p["value"] for p in corpus["outputs"]["parameters"] if p["name"] == "uri")
     command = [sys.executable, "-m", "steps.preprocess", "--input", uri, "--store", str(folder / "runs/store")]
+    command += ["--append-eod"]
     started = time.monotonic()
     again = subprocess.run([*command, "--outputs", str(folder / "out")], cwd=ROOT, capture_output=True, check=False)
     seconds = time.monotonic() - started

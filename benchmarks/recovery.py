@@ -221,7 +221,7 @@ def main() -> None:
 def make_dataset(folder: Path) -> str:
     """The default pipeline's corpus and tokens; the dataset's URI."""
     store, out = folder / "runs" / "store", folder / "out"
-    for step, flags in (("corpus", []), ("preprocess", ["--input"])):
+    for step, flags in (("corpus", []), ("preprocess", ["--append-eod", "--input"])):
         given = [*flags, (out / "corpus" / "uri").read_text()] if flags else []
         command = [sys.executable, "-m", f"steps.{step}", "--store", str(store), "--outputs", str(out / step), *given]
         subprocess.run(command, cwd=ROOT, check=True)

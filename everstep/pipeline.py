@@ -5,6 +5,7 @@ Needs hera only through the workflow it is handed; neither torch, pyspark nor Ja
 
 import dataclasses
 import inspect
+import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -59,8 +60,7 @@ class Submission:
     name: str = ""
     """Name of the run; an unfinished run of that name goes on where it stopped (Argo: is watched). Empty: made up."""
     store: str = "runs/store"
-    """Keeps data, checkpoints and journals; runs share it. A directory, or s3://bucket/prefix (MINIO_ENDPOINT...), which
-    Argo needs."""
+    """Keeps data, checkpoints and journals; runs share it. A directory, or s3://bucket/prefix (Argo needs that)."""
     runs: str = "runs"
     """Directory of the run folders."""
     watch: Annotated[bool, SWITCH] = False

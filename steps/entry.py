@@ -89,9 +89,14 @@ def _terminate(signum: int, frame: object) -> NoReturn:
     raise Terminated
 
 
-def main(step: str, config_type: type[C], run: Callable[[C], Result]) -> NoReturn:
+def main(
+    step: str,
+    config_type: type[C],
+    run: Callable[[C], Result],
+    parse: Callable[[type[C], str, str], C] = flags.parse,
+) -> NoReturn:
     """Run a step as a process: parse the flags, check them, work, write the outputs and the summary, exit."""
-    config = flags.parse(config_type, f"python -m steps.{step}", _help(step, config_type))
+    config = parse(config_type, f"python -m steps.{step}", _help(step, config_type))
     signal.signal(signal.SIGTERM, _terminate)
     started = time.time()
     try:

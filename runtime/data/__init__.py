@@ -5,10 +5,18 @@ Imports numpy and the standard library; of Everstep only `runtime.store`. The st
 
 from runtime.data.dataset import TokenDataset, open_dataset
 from runtime.data.errors import DatasetError
-from runtime.data.indexed import IndexedDataset, IndexedWriter, token_dtype, write_index
+from runtime.data.indexed import (
+    CACHED_DTYPE,
+    IndexedDataset,
+    IndexedWriter,
+    token_dtype,
+    write_cached_index,
+    write_index,
+)
 from runtime.data.sampler import Sampler, sample_count
 
 __all__ = [
+    "CACHED_DTYPE",
     "DatasetError",
     "IndexedDataset",
     "IndexedWriter",
@@ -17,5 +25,6 @@ __all__ = [
     "open_dataset",
     "sample_count",
     "token_dtype",
+    "write_cached_index",
     "write_index",
 ]

@@ -21,6 +21,10 @@ from runtime.data.errors import DatasetError
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
+CACHED_MAGIC = b"TNTIDX\x00\x00"
+CACHED_HEADER = struct.Struct("<8sQQQQQQ")
+CACHED_DTYPE = np.dtype(np.int32)
+"""That builder knows no smaller one."""
 DTYPES: dict[int, type[np.generic]] = {
     1: np.uint8,
     2: np.int8,
@@ -52,6 +56,23 @@ def write_index(path: Path, dtype: npt.DTypeLike, lengths: npt.ArrayLike) -> Non
         file.write(sizes.tobytes())
         file.write(offsets.tobytes())
         file.write(np.arange(len(sizes) + 1, dtype="<i8").tobytes())
+
+
+def write_cached_index(path: Path, dtype: npt.DTypeLike, lengths: npt.ArrayLike) -> None:
+    """Write `path` in the older format of GPT-NeoX's `IndexedDatasetBuilder` (--dataset-impl cached and lazy).
+
+    Little-endian: 8 bytes magic, then u64 version 1, dtype code, bytes per token, N sequences, N sizes, D document
+    indices; then int64: N + 1 dimension offsets, N + 1 offsets into `.bin` in tokens, N lengths, D document indices.
+    """
+    kind, sizes = np.dtype(dtype), np.asarray(lengths, dtype="<i8")
+    count = len(sizes)
+    offsets = np.zeros(count + 1, dtype="<i8")
+    np.cumsum(sizes, out=offsets[1:])
+    numbers = np.arange(count + 1, dtype="<i8")
+    with atomic.replacing(path, durable=True) as file:
+        file.write(CACHED_HEADER.pack(CACHED_MAGIC, VERSION, CODES[kind], kind.itemsize, count, count, count + 1))
+        for array in (numbers, offsets, sizes, numbers):
+            file.write(array.tobytes())
 
 
 class IndexedWriter:

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-FILE_BYTES = 32 << 20
-"""Text of about so many bytes goes to one file of an archive."""
+FILE_BYTES = 4 << 20
+"""Text of about so many bytes goes to one file of an archive: files are what later readers share among them."""
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Split:
     bytes: int = 0
     """Of text, UTF-8."""
     files: list[dict[str, Any]] = field(default_factory=list)
-    """Of each file: name, documents, bytes of text, line_bytes (of its lines, uncompressed)."""
+    """Of each file: name, documents, bytes of text."""
 
 
 class ArchiveWriter:
@@ -52,14 +52,7 @@ class ArchiveWriter:
         (written,) = self._folder.glob("data_*_time*_default.jsonl.zst")
         name = f"data_{len(self.split.files):06d}.jsonl.zst"
         written.rename(self._folder / name)
-        self.split.files.append(
-            {
-                "name": name,
-                "documents": self._documents,
-                "bytes": self._bytes,
-                "line_bytes": _line_bytes(self._folder / name),
-            }
-        )
+        self.split.files.append({"name": name, "documents": self._documents, "bytes": self._bytes})
         self.split.documents += self._documents
         self.split.bytes += self._bytes
         self._documents = self._bytes = 0
@@ -75,11 +68,3 @@ class ArchiveWriter:
         with suppress(OSError):  # what is left unwritten was told by the error that ends this block
             self._archive.fh.close()
         (self._folder / "current_chunk_incomplete").unlink(missing_ok=True)
-
-
-def _line_bytes(path: Path) -> int:
-    """Size of a file of an archive without compression; what was written is read once by that."""
-    import zstandard
-
-    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as reader:
-        return sum(len(chunk) for chunk in iter(lambda: reader.read(1 << 20), b""))

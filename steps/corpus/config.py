@@ -10,8 +10,8 @@ class Config:
     """Collect text, drop exact duplicates, hold out a share, and write it as lm-dataformat archives."""
 
     source: str = ""
-    """Comma separated files, globs and folders (.jsonl, .jsonl.zst, .jsonl.gz, .txt, lm-dataformat archives); empty:
-    this Python's standard library and its documentation."""
+    """Comma separated files, globs and folders (.jsonl, .jsonl.zst, .jsonl.gz, .txt, .parquet, .zip, lm-dataformat
+    archives), local or s3://; empty: this Python's standard library and its documentation."""
     text_key: str = "text"
     """Key of the text in each line of .jsonl files."""
     validation_share: float = 0.02

@@ -16,7 +16,7 @@ from steps.entry import Result, StepError
 from steps.progress import Progress
 
 MANIFEST = "corpus.json"
-FORMAT = 1
+FORMAT = 2
 """Raised when the same input and settings give another corpus than before."""
 _LISTED = 1000
 
@@ -109,8 +109,8 @@ def _write(folder: Path, sources: list[Source], share: int) -> tuple[Split, Spli
     counts, seen, progress, done = Counts(), set[bytes](), Progress(), 0
     with ArchiveWriter(folder / "train") as train, ArchiveWriter(folder / "validation") as held:
         for number, source in enumerate(sources):
-            for document in source.documents():
-                data = document.text.encode()
+            for text in source.texts():
+                data = text.encode()
                 if not data:
                     counts.empty += 1
                     continue
@@ -121,7 +121,7 @@ def _write(folder: Path, sources: list[Source], share: int) -> tuple[Split, Spli
                 seen.add(digest)
                 value = int.from_bytes(digest[:8], "big")
                 counts.smallest = min(counts.smallest, value)
-                (held if value < share else train).add(document.text, len(data), source.name)
+                (held if value < share else train).add(text, len(data), source.name)
             done += source.size
             progress.say(f"{number + 1} of {len(sources)} files  {done / 1e6:.1f} MB")
     return train.split, held.split, counts

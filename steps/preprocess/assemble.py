@@ -2,30 +2,30 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from runtime.data import write_index
-from steps.preprocess.shard import Written
+from steps.preprocess.shard import Part
 
 _CHUNK = 64 << 20
+WriteIndex = Callable[[Path, np.dtype, np.ndarray], None]
 
 
-def assemble(prefix: Path, dtype: np.dtype, shards: Sequence[Written]) -> None:
-    """Write `prefix.bin` from the shards in their order, removing each, and `prefix.idx` last."""
+def assemble(prefix: Path, dtype: np.dtype, parts: Sequence[Part], write: WriteIndex = write_index) -> None:
+    """Write `prefix.bin` from the parts of one key in their order and `prefix.idx` last."""
     lengths = [np.empty(0, "<i4")]
     with prefix.with_name(prefix.name + ".bin").open("wb") as out:
-        for shard in shards:
-            with open(shard.tokens_file, "rb") as part:
-                _append(out, part)
-            lengths.append(np.fromfile(shard.lengths_file, "<i4"))
-            Path(shard.tokens_file).unlink()
+        for part in parts:
+            with open(part.tokens_file, "rb") as tokens:
+                _append(out, tokens)
+            lengths.append(np.fromfile(part.lengths_file, "<i4"))
         out.flush()
         os.fsync(out.fileno())
-    write_index(prefix.with_name(prefix.name + ".idx"), dtype, np.concatenate(lengths))
+    write(prefix.with_name(prefix.name + ".idx"), dtype, np.concatenate(lengths))
 
 
 def _append(out: BinaryIO, part: BinaryIO) -> None:

@@ -1,5 +1,6 @@
-"""The parameters of the preprocess step."""
+"""The parameters of the preprocess step: those of Megatron's preprocess_data.py, and Everstep's own."""
 
+import enum
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,24 +13,63 @@ SMALLEST_VOCABULARY = 257
 """256 bytes and the token that ends a document."""
 
 
+class TokenizerType(enum.Enum):
+    """Tokenizers by the names that GPT-NeoX gives them."""
+
+    HF = "HFTokenizer"
+    HF_GPT2 = "HFGPT2Tokenizer"
+    GPT2_BPE = "GPT2BPETokenizer"
+    CHARACTERS = "CharLevelTokenizer"
+    TIKTOKEN = "TiktokenTokenizer"
+
+
+TYPES = tuple(kind.value for kind in TokenizerType)
+IMPLEMENTATIONS = ("mmap", "cached", "lazy")
+ON_ERROR = ("fail", "skip")
+
+
 @dataclass(frozen=True)
 class Config:
-    """Tokenize a corpus on Spark into a Megatron indexed dataset."""
+    """Tokenize text on Spark into Megatron indexed datasets."""
 
     input: str = ""
-    """The corpus: the URI that steps.corpus told."""
+    """The corpus that steps.corpus made; with --output-prefix: files, globs, folders, s3://, between commas."""
+    jsonl_keys: str = "text"
+    """Keys of the texts in each document; each becomes a dataset of its own."""
+    num_docs: int = 0
+    """Documents in the input, for the time left; 0: not known."""
+    tokenizer_type: str = ""
+    """What --vocab-file is: HFTokenizer, HFGPT2Tokenizer, GPT2BPETokenizer, CharLevelTokenizer, TiktokenTokenizer."""
+    vocab_file: str = ""
+    """tokenizer.json or Hugging Face folder; vocab.json of GPT2BPETokenizer; name of a TiktokenTokenizer's encoding."""
+    merge_file: str = ""
+    """merges.txt of GPT2BPETokenizer."""
     tokenizer: str = ""
-    """A tokenizer.json or a Hugging Face directory; empty: a byte-level BPE is trained on the corpus."""
+    """A tokenizer.json or a Hugging Face folder, used without special tokens; empty: a byte-level BPE is trained."""
     vocab_size: int = 8192
-    """Size of the vocabulary that is trained when no --tokenizer is given."""
-    append_eod: bool = True
+    """Size of the vocabulary that is trained when no tokenizer is given."""
+    append_eod: bool = False
     """End every document with the end-of-document token."""
     eod_token: str = ""
-    """The end-of-document token; empty: <|endoftext|>, else the eos_token of a Hugging Face directory."""
+    """The end-of-document token; empty: <|endoftext|>, else the eos_token of a Hugging Face folder."""
+    ftfy: bool = False
+    """Mend broken Unicode with ftfy before tokenizing."""
+    output_prefix: str = ""
+    """Write PREFIX_<key>_document.bin and .idx, local or s3://; empty: a dataset in the store."""
+    dataset_impl: str = "mmap"
+    """Format of what --output-prefix names: mmap, or the older cached and lazy (one format)."""
+    workers: int = 0
+    """Spark's local Python processes, at most one a core; 0: as --spark-master says."""
+    log_interval: int = 100
+    """Documents between two lines of progress, of which there are at most two a second."""
+    on_error: str = "fail"
+    """A document that cannot be read: fail, or skip it and count."""
+    force: bool = False
+    """Overwrite what another command left under --output-prefix."""
     spark_master: str = "local[*]"
     """Where Spark runs: local[N] on N cores of this machine, local[*] on all."""
     tasks: int = 0
-    """Spark tasks to cut the training text into; 0: by size. The result does not depend on it."""
+    """Spark tasks to cut each split into; 0: by size. The result does not depend on it."""
     store: str = "runs/store"
     """URI of the store: a directory, or s3://bucket/prefix."""
     run: str = "by-hand"
@@ -44,21 +84,66 @@ class Config:
         """The corpus as a folder of this machine; from S3 it is fetched."""
         return local_folder(self.input, "corpus.json")
 
-    def check(self) -> None:
-        """Raise StepError for a corpus or tokenizer that is not there and numbers that cannot be."""
-        try:
-            if self.input:
-                open_store(self.input, read_only=True).get("corpus.json", 0, 0)
-        except NoSuchKey:
-            mend = "make one with python -m steps.corpus"
-            raise StepError(f"--input {self.input}: no corpus (no corpus.json); {mend}") from None
-        if not self.tokenizer and self.vocab_size < SMALLEST_VOCABULARY:
-            raise StepError(f"--vocab-size {self.vocab_size}: at least {SMALLEST_VOCABULARY}, one for each byte")
-        if self.tokenizer:
-            from steps.preprocess.vocabulary import tokenizer_file
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys, each once."""
+        return tuple(dict.fromkeys(filter(None, re.split(r"[,\s]+", self.jsonl_keys))))
 
-            tokenizer_file(self.tokenizer)
+    def check(self) -> None:
+        """Raise StepError for input or a tokenizer that is not there and for values that cannot be."""
+        if self.input and self.output_prefix:
+            from steps.preprocess.inputs import found
+
+            found(self.input)
+        elif self.input:
+            try:
+                open_store(self.input, read_only=True).get("corpus.json", 0, 0)
+            except NoSuchKey:
+                raise StepError(
+                    f"--input {self.input}: no corpus (no corpus.json); make one with python -m steps.corpus, "
+                    "or give --output-prefix to tokenize files as they are"
+                ) from None
+        self._check_tokenizer()
+        self._check_values()
         if not re.fullmatch(r"local(\[([1-9]\d*|\*)\])?", self.spark_master):
             raise StepError(f"--spark-master {self.spark_master}: only local, local[N] and local[*] are supported yet")
-        if self.tasks < 0:
-            raise StepError(f"--tasks {self.tasks}: 0 or more")
+
+    def _check_tokenizer(self) -> None:
+        from steps.preprocess.vocabulary import gpt2_files, tokenizer_file
+
+        kind = self.tokenizer_type
+        if kind not in ("", *TYPES):
+            raise StepError(f"--tokenizer-type {kind}: choose one of {', '.join(TYPES)}")
+        if self.tokenizer and kind:
+            raise StepError("--tokenizer and --tokenizer-type: give one of them")
+        if self.vocab_file and not kind:
+            raise StepError(f"--vocab-file: say what it is with --tokenizer-type: {', '.join(TYPES)}")
+        if kind not in ("", TokenizerType.CHARACTERS.value) and not self.vocab_file:
+            raise StepError(f"--vocab-file is missing: {kind} needs one")
+        if kind == TokenizerType.GPT2_BPE.value and not self.merge_file:
+            raise StepError(f"--merge-file is missing: {kind} needs its merges.txt")
+        if kind in (TokenizerType.CHARACTERS.value, TokenizerType.TIKTOKEN.value) and not self.output_prefix:
+            raise StepError(
+                f"--tokenizer-type {kind}: has no tokenizer.json, which the store wants; use --output-prefix"
+            )
+        if self.tokenizer:
+            tokenizer_file(self.tokenizer, "--tokenizer")
+        elif kind == TokenizerType.HF.value:
+            tokenizer_file(self.vocab_file, "--vocab-file")
+        elif kind in (TokenizerType.HF_GPT2.value, TokenizerType.GPT2_BPE.value):
+            gpt2_files(self.vocab_file, self.merge_file)
+        elif not kind and self.vocab_size < SMALLEST_VOCABULARY:
+            raise StepError(f"--vocab-size {self.vocab_size}: at least {SMALLEST_VOCABULARY}, one for each byte")
+
+    def _check_values(self) -> None:
+        for name in ("num_docs", "workers", "log_interval", "tasks"):
+            if getattr(self, name) < 0:
+                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: 0 or more")
+        if self.dataset_impl not in IMPLEMENTATIONS:
+            raise StepError(f"--dataset-impl {self.dataset_impl}: choose one of {', '.join(IMPLEMENTATIONS)}")
+        if self.on_error not in ON_ERROR:
+            raise StepError(f"--on-error {self.on_error}: choose one of {', '.join(ON_ERROR)}")
+        if not self.keys or any("/" in key for key in self.keys):
+            raise StepError(f"--jsonl-keys {self.jsonl_keys!r}: names of keys, which become part of file names")
+        if not self.output_prefix and (len(self.keys) > 1 or self.dataset_impl != "mmap"):
+            raise StepError("several --jsonl-keys and other --dataset-impl than mmap: only with --output-prefix")

@@ -4,18 +4,21 @@ A byte-level BPE is encoded by tiktoken, several times faster per core, where it
 at the start; everything else, and every text that tiktoken cannot take, by tokenizers itself.
 """
 
+import enum
 import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
-GPT2_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-"""What ByteLevel(use_regex=True) splits at (openai/gpt-2, encoder.py)."""
-LONGEST_RUN = 4096
-"""Characters without a place to split; tiktoken's regular expression overflows its stack on far longer runs."""
+GPT2_PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s++"
+"""What ByteLevel(use_regex=True) splits at (openai/gpt-2, encoder.py), without places to try again at."""
+BLOCK = 2048
+"""Characters. A run of one kind (letters and digits, spaces, others) that is longer than two blocks fills one. On such
+a run tiktoken's regular expression might overflow its stack, and merging takes time that grows with its square."""
 HARD_CASES = (
     "",
     " ",
@@ -30,50 +33,80 @@ HARD_CASES = (
 )
 
 
+class How(enum.Enum):
+    """By which library a text is encoded."""
+
+    TIKTOKEN = "tiktoken"
+    """Proven equal to TOKENIZERS."""
+    TOKENIZERS = "tokenizers"
+    BYTES = "bytes of UTF-8"
+    ENCODING = "tiktoken's own encoding"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make an encoder, for every process that needs one."""
+
+    how: How
+    source: str = ""
+    """Path of the tokenizer.json; name of tiktoken's encoding."""
+    special: bool = False
+    """Add the special tokens that the tokenizer.json puts around a text."""
+
+
 @dataclass(frozen=True)
 class Encoder:
-    """`encode(text)` -> ids, (n,) int; `name` says by which library."""
+    """`encode(text)` -> ids, (n,) of an integer type; `how` says by which library."""
 
-    name: str
+    how: How
     encode: Callable[[str], np.ndarray]
 
 
-def make_encoder(tokenizer_json: str, samples: Iterable[str]) -> Encoder:
+def encoder(recipe: Recipe) -> Encoder:
+    """The encoder of that recipe."""
+    if recipe.how is How.BYTES:
+        return Encoder(recipe.how, lambda text: np.frombuffer(text.encode(), dtype=np.uint8))
+    if recipe.how is How.ENCODING:
+        import tiktoken
+
+        encoding = tiktoken.get_encoding(recipe.source)
+        return Encoder(recipe.how, lambda text: encoding.encode_to_numpy(text, allowed_special="all"))
+    with open(recipe.source) as file:
+        make = proven_encoder if recipe.how is How.TIKTOKEN else plain_encoder
+        return make(file.read(), recipe.special)
+
+
+def make_encoder(tokenizer_json: str, samples: Iterable[str], special: bool = False) -> Encoder:
     """The fastest encoder whose result on `samples` and the hard cases is that of tokenizers."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(tokenizer_json)
-    fast = fast_encoder(tokenizer_json)
+    plain, fast = plain_encoder(tokenizer_json, special), fast_encoder(tokenizer_json)
     if fast is None:
-        return Encoder("tokenizers", lambda text: _slow(tokenizer, text))
+        return plain
     for text in (*HARD_CASES, *samples):
-        if _unsafe(text, fast.added) or np.array_equal(fast.encode(text), _slow(tokenizer, text)):
-            continue
-        return Encoder("tokenizers", lambda text: _slow(tokenizer, text))
-    return proven_encoder(tokenizer_json)
+        if not not_for_tiktoken(text, fast.added) and not np.array_equal(fast.encode(text), plain.encode(text)):
+            return plain
+    return proven_encoder(tokenizer_json, special)
 
 
-def proven_encoder(tokenizer_json: str) -> Encoder:
+def proven_encoder(tokenizer_json: str, special: bool = False) -> Encoder:
     """tiktoken with tokenizers for what it cannot take: for a tokenizer.json that `make_encoder` has proven."""
-    from tokenizers import Tokenizer
-
-    tokenizer, fast = Tokenizer.from_str(tokenizer_json), fast_encoder(tokenizer_json)
+    slow, fast = plain_encoder(tokenizer_json, special).encode, fast_encoder(tokenizer_json)
     if fast is None:
         raise ValueError("not a byte-level BPE")
-    kept = fast
-
-    def encode(text: str) -> np.ndarray:
-        return _slow(tokenizer, text) if _unsafe(text, kept.added) else kept.encode(text)
-
-    return Encoder("tiktoken", encode)
+    quick, added = fast.encode, fast.added
+    return Encoder(How.TIKTOKEN, lambda text: slow(text) if not_for_tiktoken(text, added) else quick(text))
 
 
-def plain_encoder(tokenizer_json: str) -> Encoder:
+def plain_encoder(tokenizer_json: str, special: bool = False) -> Encoder:
     """tokenizers, for everything."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(tokenizer_json)
-    return Encoder("tokenizers", lambda text: _slow(tokenizer, text))
+
+    def encode(text: str) -> np.ndarray:
+        (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        return np.asarray(encoded.ids, dtype=np.int64)
+
+    return Encoder(How.TOKENIZERS, encode)
 
 
 @dataclass(frozen=True)
@@ -81,8 +114,7 @@ class FastEncoder:
     """tiktoken built from a tokenizer.json; it does not know the added tokens."""
 
     encode: Callable[[str], np.ndarray]
-    added: re.Pattern[str] | None
-    """Finds a text that contains one."""
+    added: "AddedTokens"
 
 
 def fast_encoder(tokenizer_json: str) -> FastEncoder | None:
@@ -94,7 +126,7 @@ def fast_encoder(tokenizer_json: str) -> FastEncoder | None:
     model, byte = value["model"], _bytes_of_characters()
     vocab: dict[str, int] = model["vocab"]
     ranks: dict[bytes, int] = {bytes([code]): rank for rank, code in enumerate(range(256))}
-    ids = np.zeros(256 + len(model["merges"]), dtype=np.int64)
+    ids = np.zeros(256 + len(model["merges"]), dtype=np.int32)
     for character, code in byte.items():
         if character not in vocab:
             return None
@@ -105,14 +137,14 @@ def fast_encoder(tokenizer_json: str) -> FastEncoder | None:
         if token not in ranks:  # a second way to the same token
             ids[len(ranks)] = vocab[left + right]
             ranks[token] = len(ranks)
-    added = [re.escape(token["content"]) for token in value.get("added_tokens") or []]
+    added = [token["content"] for token in value.get("added_tokens") or []]
 
     import tiktoken
 
     encoding = tiktoken.Encoding("tokenizer.json", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     return FastEncoder(
         lambda text: ids[encoding.encode_to_numpy(text, disallowed_special=())],
-        re.compile("|".join(added)) if added else None,
+        AddedTokens(added),
     )
 
 
@@ -134,18 +166,30 @@ def _split_pattern(value: dict[str, Any]) -> str | None:
     return split["pattern"].get("Regex")
 
 
-def _unsafe(text: str, added: re.Pattern[str] | None) -> bool:
-    """An added token in it, or a run of characters so long that tiktoken might fail on it or take long."""
-    if added and added.search(text):
-        return True
-    if len(text) <= LONGEST_RUN:
-        return False
-    return max(map(len, text.split()), default=0) > LONGEST_RUN or re.search(rf"\s{{{LONGEST_RUN}}}", text) is not None
+def not_for_tiktoken(text: str, added: "AddedTokens") -> bool:
+    """Is it none for tiktoken: an added token in it, or a run of characters that might break it or take it long?"""
+    return added.within(text) or any(
+        _RUN.match(text, start, start + BLOCK).end() == start + BLOCK  # type: ignore[union-attr] - any character fits
+        for start in range(0, len(text) - BLOCK + 1, BLOCK)
+    )
 
 
-def _slow(tokenizer: Any, text: str) -> np.ndarray:
-    (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
-    return np.asarray(encoded.ids, dtype=np.int64)
+_RUN = re.compile(r"[^\W_]+|\s+|(?:[^\w\s]|_)+")
+
+
+class AddedTokens:
+    """Texts of the added tokens."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        ends = zip(min(tokens, default=""), max(tokens, default=""), strict=False)
+        self._common = "".join(one for one, other in takewhile(lambda pair: pair[0] == pair[1], ends))
+        """Looked for first: much faster than any regular expression."""
+        self._any = re.compile("|".join(map(re.escape, tokens)))
+        self._none = not tokens
+
+    def within(self, text: str) -> bool:
+        """Does the text contain one?"""
+        return not self._none and self._common in text and self._any.search(text) is not None
 
 
 def _bytes_of_characters() -> dict[str, int]:

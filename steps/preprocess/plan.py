@@ -1,27 +1,20 @@
 """Which task reads which bytes: pure.
 
-A corpus file is a stream of lines (bytes counted without compression). A line belongs to the task in whose range its
-first byte lies, so every line has one task, wherever the cuts fall, and shards in the order of their ranges are the
-documents in the order of the corpus.
+Every document has one task, wherever the cuts fall, and shards in the order of their ranges are the documents in the
+order of the input.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+from runtime.text import Extent, Piece, piece
 
 SMALLEST = 1 << 20
 LARGEST = 64 << 20
 PER_CORE = 4
 """Tasks per core, so that an uneven one at the end does not keep the others waiting long."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Bytes [start, end) of the lines of one file."""
-
-    path: str
-    start: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -43,18 +36,24 @@ def task_count(total: int, cores: int) -> int:
     return max(1, -(-total // size))
 
 
-def shards(split: str, files: Sequence[tuple[str, int]], count: int) -> list[Shard]:
-    """Cut `files` (path, bytes of lines) into at most `count` shards of about equal size."""
-    total = sum(size for _, size in files)
+def shards(split: str, extents: Sequence[Extent], count: int) -> list[Shard]:
+    """Cut the extents into at most `count` shards of about equal size, at their borders."""
+    total = sum(extent.size for extent in extents)
     cuts = [total * number // count for number in range(count + 1)]
     planned = []
     for first, last in pairwise(cuts):
         pieces, offset = [], 0
-        for path, size in files:
-            start, end = max(first - offset, 0), min(last - offset, size)
+        for extent in extents:
+            start, end = _border(extent, first - offset), _border(extent, last - offset)
             if start < end:
-                pieces.append(Piece(path, start, end))
-            offset += size
+                pieces.append(piece(extent, start, end))
+            offset += extent.size
         if pieces:
             planned.append(Shard(split, len(planned), tuple(pieces)))
     return planned
+
+
+def _border(extent: Extent, at: int) -> int:
+    """The first border that is not before `at`."""
+    at = min(max(at, 0), extent.size)
+    return at if extent.borders is None else extent.borders[bisect_left(extent.borders, at)]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 ATTEMPTS = 3
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""In the environment of what spark-submit runs."""
 _END_S = 10.0
 _LOG4J = """\
 # A failed job is told once, by `failures`.
@@ -41,7 +43,17 @@ appender.stderr.layout.pattern = spark: %m%n%ex
 
 @contextmanager
 def spark(master: str) -> Iterator["SparkContext"]:
-    """A SparkContext; its Java process has ended when the block has. Raises StepError when Java does not start."""
+    """A SparkContext; its Java process has ended when the block has. Raises StepError when Java does not start.
+
+    Under spark-submit it is the one that was submitted: master and settings are those of that command.
+    """
+    if SUBMITTED in os.environ:
+        context = _submitted()
+        try:
+            yield context
+        finally:
+            context.stop()
+        return
     scratch = Path(tempfile.mkdtemp(prefix="everstep-spark-"))
     before = dict(os.environ)
     try:
@@ -74,7 +86,6 @@ def failures(place: str) -> Iterator[None]:
 
 def _environment(scratch: Path) -> None:
     """What Spark's scripts and workers read from the environment, for as long as it takes to start them."""
-    root = str(Path(__file__).parents[2])
     os.environ.update(
         JAVA_HOME=str(make_home(scratch / "java", find_java(os.environ))),
         SPARK_LOCAL_IP="127.0.0.1",
@@ -83,11 +94,23 @@ def _environment(scratch: Path) -> None:
         PYSPARK_PYTHON=sys.executable,
         PYSPARK_DRIVER_PYTHON=sys.executable,
         PYSPARK_SUBMIT_ARGS="pyspark-shell",
-        PYTHONPATH=os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+        PYTHONPATH=os.pathsep.join(filter(None, [_root(), os.environ.get("PYTHONPATH")])),
     )
-    for name in ("SPARK_HOME", "PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
+    for name in ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
         os.environ.pop(name, None)
     (scratch / "log4j2.properties").write_text(_LOG4J)
+
+
+def _submitted() -> "SparkContext":
+    from pyspark import SparkConf, SparkContext
+
+    conf = SparkConf().setIfMissing("spark.app.name", "everstep-preprocess").setExecutorEnv("PYTHONPATH", _root())
+    return SparkContext(conf=conf)
+
+
+def _root() -> str:
+    """Where workers find this package."""
+    return str(Path(__file__).parents[2])
 
 
 def _start(master: str, scratch: Path) -> "SparkContext":

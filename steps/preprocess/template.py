@@ -23,5 +23,5 @@ def template() -> Container:
 
 
 def task(name: str = "tokenize", **arguments: object) -> StepTask:
-    """A task of it; arguments are the fields of `Config`."""
-    return step_task(template(), name, arguments)
+    """A task of it; arguments are the fields of `Config`. Documents end with a token, unless told otherwise."""
+    return step_task(template(), name, {"append_eod": True, **arguments})

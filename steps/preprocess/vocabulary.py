@@ -1,63 +1,148 @@
-"""The tokenizer: the one that is given, or a byte-level BPE trained on the corpus."""
+"""The tokenizer: the one that is given, by any of Megatron's types, or a byte-level BPE trained on the corpus."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from steps.entry import StepError
+from steps.preprocess.config import Config, TokenizerType
 
 EOD = "<|endoftext|>"
 SAMPLE_BYTES = 48 << 20
 """A vocabulary is trained on about so much text, taken evenly from the whole corpus."""
+CHARACTERS_SIZE, CHARACTERS_EOD = 512, 0
+"""Of GPT-NeoX's CharLevelTokenizer, whose tokens are the bytes of UTF-8."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer as the file it is kept in, and what training needs to know of it."""
+    """A tokenizer, and what training needs to know of it."""
 
-    json: bytes
-    """tokenizer.json."""
     size: int
     """One more than the largest token id."""
     eod: int | None
     """The token after each document; None when there is none to append."""
+    json: bytes = b""
+    """tokenizer.json; empty for one that has none."""
+    special: bool = False
+    """Add the special tokens that the tokenizer.json puts around a text, as GPT-NeoX's HFTokenizer does."""
+    encoding: str = ""
+    """Name of tiktoken's encoding, for one of those."""
 
 
-def tokenizer_file(given: str) -> Path:
-    """The tokenizer.json that `--tokenizer` names. Raises StepError when there is none. Standard library only."""
+def tokenizer_file(given: str, flag: str) -> Path:
+    """The tokenizer.json that a flag names. Raises StepError when there is none. Standard library only."""
     path = Path(given.removeprefix("file://"))
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         what = "no tokenizer.json in this folder" if path.is_dir() else "no such file or folder"
-        raise StepError(f"--tokenizer {given}: {what}; give a tokenizer.json or a Hugging Face directory")
+        raise StepError(f"{flag} {given}: {what}; give a tokenizer.json or a Hugging Face directory")
     try:
         value = json.loads(file.read_bytes())
     except ValueError as error:
-        raise StepError(f"--tokenizer {file}: not a tokenizer.json ({error})") from None
+        raise StepError(f"{flag} {file}: not a tokenizer.json ({error})") from None
     if not isinstance(value, dict) or not isinstance(value.get("model"), dict):
-        raise StepError(f"--tokenizer {file}: not a tokenizer.json (it has no model); give a Hugging Face tokenizer's")
+        raise StepError(f"{flag} {file}: not a tokenizer.json (it has no model); give a Hugging Face tokenizer's")
     return file
 
 
-def load(given: str, eod_token: str, append_eod: bool) -> Vocabulary:
-    """The given tokenizer. Raises StepError when it is none, or lacks the token that shall end documents."""
+def gpt2_files(vocab_file: str, merge_file: str) -> tuple[Path, ...]:
+    """vocab.json and merges.txt, or the tokenizer.json of a folder that has one. Raises StepError."""
+    folder = Path(vocab_file)
+    if merge_file:
+        pair = folder, Path(merge_file)
+    elif folder.is_dir() and not (folder / "tokenizer.json").is_file():
+        pair = folder / "vocab.json", folder / "merges.txt"
+    else:
+        return (tokenizer_file(vocab_file, "--vocab-file"),)
+    for path, flag in zip(pair, ("--vocab-file", "--merge-file"), strict=True):
+        if not path.is_file():
+            raise StepError(f"{flag} {path}: no such file; give the tokenizer's vocab.json and merges.txt")
+    return pair
+
+
+def tokenizer_files(config: Config) -> tuple[Path, ...]:
+    """The files that tell one given tokenizer from another; none when it is trained or has a name only."""
+    if config.tokenizer_type in (TokenizerType.HF_GPT2.value, TokenizerType.GPT2_BPE.value):
+        return gpt2_files(config.vocab_file, config.merge_file)
+    if config.tokenizer or config.tokenizer_type == TokenizerType.HF.value:
+        file = tokenizer_file(config.tokenizer or config.vocab_file, "--tokenizer")
+        beside = file.with_name("tokenizer_config.json")
+        return (file, beside) if beside.is_file() else (file,)
+    return ()
+
+
+def load(config: Config) -> Vocabulary:
+    """The tokenizer that is given. Raises StepError when it is none, or lacks the token that shall end documents."""
+    kind = TokenizerType(config.tokenizer_type) if config.tokenizer_type else None
+    if kind is TokenizerType.CHARACTERS:
+        return Vocabulary(CHARACTERS_SIZE, CHARACTERS_EOD if config.append_eod else None)
+    if kind is TokenizerType.TIKTOKEN:
+        return _tiktoken(config)
+    if kind in (TokenizerType.HF_GPT2, TokenizerType.GPT2_BPE):
+        paths = gpt2_files(config.vocab_file, config.merge_file)
+        if len(paths) == 2:
+            return _gpt2(config, *paths, special_eod=kind is TokenizerType.HF_GPT2)
+        return _of_json(config, paths[0], special=False)
+    given = config.tokenizer or config.vocab_file
+    return _of_json(config, tokenizer_file(given, "--tokenizer"), special=kind is TokenizerType.HF)
+
+
+def _of_json(config: Config, file: Path, special: bool) -> Vocabulary:
     from tokenizers import Tokenizer
 
-    file = tokenizer_file(given)
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises Exception itself for every file that it refuses
-        raise StepError(f"--tokenizer {file}: not a tokenizer.json ({_first_line(error)})") from None
-    names = [eod_token] if eod_token else [EOD, *_eos_token(file.with_name("tokenizer_config.json"))]
-    eod = next((found for found in map(tokenizer.token_to_id, names) if found is not None), None)
-    if append_eod and eod is None:
+        raise StepError(f"{file}: not a tokenizer.json ({_first_line(error)})") from None
+    names = [config.eod_token] if config.eod_token else [EOD, *_eos_token(file.with_name("tokenizer_config.json"))]
+    return Vocabulary(_size(tokenizer), _eod(config, tokenizer, names), file.read_bytes(), special)
+
+
+def _gpt2(config: Config, vocab: Path, merges: Path, special_eod: bool) -> Vocabulary:
+    """GPT-2's byte-level BPE from its two files. Only Hugging Face's finds the end token in texts."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    try:
+        tokenizer = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    except Exception as error:  # noqa: BLE001 - as above
+        raise StepError(f"{vocab}, {merges}: not a vocabulary and its merges ({_first_line(error)})") from None
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    eod = _eod(config, tokenizer, [config.eod_token or EOD])
+    if special_eod:
+        tokenizer.add_special_tokens([AddedToken(config.eod_token or EOD)])
+    return Vocabulary(_size(tokenizer), eod, tokenizer.to_str().encode())
+
+
+def _tiktoken(config: Config) -> Vocabulary:
+    import tiktoken
+
+    try:
+        encoding = tiktoken.get_encoding(config.vocab_file)
+    except ValueError:
+        names = ", ".join(tiktoken.list_encoding_names())
+        raise StepError(f"--vocab-file {config.vocab_file}: no encoding of tiktoken's; it has {names}") from None
+    except OSError as error:  # fetched over the network where $TIKTOKEN_CACHE_DIR does not have it
         raise StepError(
-            f"--tokenizer {given}: has no token {' or '.join(names)} to end documents; "
-            "name one with --eod-token, or give --append-eod False"
+            f"--vocab-file {config.vocab_file}: cannot be fetched ({_first_line(error)[:200]}); "
+            "set TIKTOKEN_CACHE_DIR to a folder that has it"
+        ) from None
+    return Vocabulary(encoding.n_vocab, encoding.eot_token if config.append_eod else None, encoding=config.vocab_file)
+
+
+def _eod(config: Config, tokenizer: Any, names: list[str]) -> int | None:
+    if not config.append_eod:
+        return None
+    eod = next((found for found in map(tokenizer.token_to_id, names) if found is not None), None)
+    if eod is None:
+        raise StepError(
+            f"{config.tokenizer or config.vocab_file}: has no token {' or '.join(names)} to end documents; "
+            "name one with --eod-token, or do not give --append-eod"
         )
-    return Vocabulary(file.read_bytes(), _size(tokenizer), eod if append_eod else None)
+    return eod
 
 
 def train(texts: Iterator[str], vocab_size: int, eod_token: str, append_eod: bool) -> Vocabulary:
@@ -75,20 +160,7 @@ def train(texts: Iterator[str], vocab_size: int, eod_token: str, append_eod: boo
     )
     tokenizer.train_from_iterator(texts, trainer)
     eod = tokenizer.token_to_id(eod_token or EOD)
-    return Vocabulary(tokenizer.to_str().encode(), _size(tokenizer), eod if append_eod else None)
-
-
-def sample(files: Sequence[dict[str, Any]], folder: Path, most_bytes: int = SAMPLE_BYTES) -> Iterator[str]:
-    """Every n-th document of the corpus, n such that about `most_bytes` of text come together."""
-    from steps.preprocess.lines import texts
-
-    every = max(1, -(-sum(file["bytes"] for file in files) // most_bytes))
-    number = 0
-    for file in files:
-        for text in texts(str(folder / file["name"]), 0, file["line_bytes"]):
-            if number % every == 0:
-                yield text
-            number += 1
+    return Vocabulary(_size(tokenizer), eod if append_eod else None, tokenizer.to_str().encode())
 
 
 def _eos_token(config: Path) -> list[str]:

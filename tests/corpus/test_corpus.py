@@ -121,16 +121,18 @@ def test_without_a_source_it_is_the_standard_library_and_its_topics(tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.jsonl", lines("x") + b'{"text": \n', "a.jsonl:2: not JSON"),
+        ("a.jsonl", lines("x") + b'{"text": \n', "a.jsonl:2:10: not JSON"),
         ("a.jsonl", lines("x") + b'{"txt": "y"}\n', "a.jsonl:2: no key 'text' (there are: txt)"),
         ("a.jsonl", b'{"text": 5}\n', "a.jsonl:1: 'text' is int"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "a.jsonl:1: half a surrogate pair"),
-        ("a.jsonl", b"\xff\xfe\n", "a.jsonl:1: not JSON"),
+        ("a.jsonl", b"\xff\xfe\n", "a.jsonl:1:1: not UTF-8"),
         ("a.jsonl.gz", gzip.compress(lines("x"))[:-9], "a.jsonl.gz:"),
         ("a.jsonl.gz", b"no gzip", "a.jsonl.gz:1: the compressed data is damaged"),
-        ("a.jsonl.zst", b"no zstd", "a.jsonl.zst:1: the compressed data is damaged"),
+        ("a.jsonl.zst", b"no zstd", "a.jsonl.zst: cut off at byte 7"),
+        ("a.jsonl.zst", zstandard.compress(lines("x"))[:-1], "in the middle of a Zstandard frame"),
+        ("a.jsonl.zst", b"no zstd at all", "a.jsonl.zst: no Zstandard frame at byte 0"),
         ("a.txt", b"ok\n\xff", "a.txt:2: not UTF-8"),
-        ("a.parquet", b"PAR1", "files of this kind are not read"),
+        ("a.parquet", b"PAR1", "a.parquet: not a Parquet file"),
         ("a.jsonl", b"", "no text in it"),
     ],
 )

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from steps.preprocess.encoding import LONGEST_RUN, make_encoder, proven_encoder
+from steps.preprocess.encoding import BLOCK, How, fast_encoder, make_encoder, not_for_tiktoken, proven_encoder
 from steps.preprocess.vocabulary import train
 
 TEXTS = ["def walk(self):\n        return self.next()  # don't\n", "The naïve café's 東京 1234 times.\n\n"] * 20
@@ -36,8 +36,16 @@ def test_tiktoken_gives_what_tokenizers_gives(text: str) -> None:
 def test_long_runs_without_a_split_point_are_encoded_right(run: str) -> None:
     text = "x " + run * (200_000 // len(run)) + " y"
     assert KEPT.encode(text).tolist() == DIRECT.encode(text, add_special_tokens=False).ids
-    short = run * (LONGEST_RUN // len(run))
+    short = run * (BLOCK // len(run))
     assert KEPT.encode(short).tolist() == DIRECT.encode(short, add_special_tokens=False).ids
+
+
+def test_text_without_spaces_is_not_a_long_run() -> None:
+    """Chinese and Japanese have none: their text shall not be encoded slowly."""
+    fast = fast_encoder(PLAIN)
+    assert fast is not None
+    assert not not_for_tiktoken("\u6771\u4eac\u3002" * 10_000, fast.added)
+    assert not_for_tiktoken("\u6771" * 10_000, fast.added)
 
 
 def test_an_added_token_in_a_text_is_that_token() -> None:
@@ -47,7 +55,7 @@ def test_an_added_token_in_a_text_is_that_token() -> None:
 
 
 def test_a_trained_vocabulary_is_proven_for_tiktoken() -> None:
-    assert make_encoder(PLAIN, TEXTS).name == "tiktoken"
+    assert make_encoder(PLAIN, TEXTS).how is How.TIKTOKEN
 
 
 def test_a_split_by_regular_expression_is_proven_too() -> None:
@@ -67,7 +75,7 @@ def test_a_split_by_regular_expression_is_proven_too() -> None:
         ),
     )
     encoder = make_encoder(tokenizer.to_str(), TEXTS)
-    assert encoder.name == "tiktoken"
+    assert encoder.how is How.TIKTOKEN
     assert encoder.encode("walk 123456 times").tolist() == direct(tokenizer.to_str(), "walk 123456 times")
 
 
@@ -76,7 +84,7 @@ def test_another_kind_of_tokenizer_is_encoded_by_its_own_library() -> None:
     value["normalizer"] = json.loads(normalizers.Lowercase().__getstate__())
     lower = json.dumps(value)
     encoder = make_encoder(lower, TEXTS)
-    assert encoder.name == "tokenizers"
+    assert encoder.how is How.TOKENIZERS
     assert encoder.encode("SELF").tolist() == direct(lower, "self")
 
 

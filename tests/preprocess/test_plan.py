@@ -1,29 +1,38 @@
-"""Byte ranges: every line has one task, wherever the cuts fall."""
-
-import io
+"""Which task reads which bytes: pure."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steps.preprocess.lines import lines
+from runtime.text import Extent
+from runtime.text.files import Kind
 from steps.preprocess.plan import LARGEST, shards, task_count
 
-contents = st.lists(st.text("ab\u00e9\U0001f642 \r", max_size=8), max_size=12).flatmap(
-    lambda texts: st.sampled_from(["\n".join(texts).encode(), "\n".join([*texts, ""]).encode()])
-)
+
+def extent(name: int, gaps: list[int]) -> Extent:
+    borders = [0]
+    for gap in gaps:
+        borders.append(borders[-1] + gap)
+    return Extent(str(name), Kind.LINES_ZST, borders[-1], tuple(borders))
 
 
-@given(st.lists(contents, max_size=4), st.integers(1, 30))
-def test_every_line_is_read_once_and_in_order(files: list[bytes], count: int) -> None:
-    planned = shards("train", [(str(number), len(data)) for number, data in enumerate(files)], count)
-    read = [
-        line
-        for shard in planned
-        for piece in shard.pieces
-        for line in lines(io.BytesIO(files[int(piece.path)]), piece.start, piece.end)
-    ]
-    assert read == [line for data in files for line in io.BytesIO(data) if line.strip()]
+files = st.lists(st.lists(st.integers(1, 50), max_size=8), max_size=5)
+
+
+@given(files, st.integers(1, 30))
+def test_every_byte_has_one_task_in_order_and_cuts_are_borders(gaps: list[list[int]], count: int) -> None:
+    extents = [extent(number, one) for number, one in enumerate(gaps)]
+    planned = shards("train", extents, count)
     assert len(planned) <= count
+    assert [shard.number for shard in planned] == list(range(len(planned)))
+    pieces = [piece for shard in planned for piece in shard.pieces]
+    for one in extents:
+        mine = [piece for piece in pieces if piece.path == one.path]
+        ends = [0, *(piece.end for piece in mine)]
+        assert [piece.start for piece in mine] == ends[:-1]
+        assert ends[-1] == one.size
+        assert one.borders is not None
+        assert set(ends) <= set(one.borders)
+    assert [int(piece.path) for piece in pieces] == sorted(int(piece.path) for piece in pieces)
 
 
 @given(st.integers(0, 1 << 40), st.integers(1, 128))

@@ -1,5 +1,6 @@
 """The preprocess step with a real Spark."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -40,7 +41,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Result]:
     store = str(tmp_path_factory.mktemp("made"))
-    config = Config(input=str(corpus), vocab_size=500, spark_master="local[2]", store=store)
+    config = Config(input=str(corpus), vocab_size=500, append_eod=True, spark_master="local[2]", store=store)
     config.check()
     return config, run(config)
 
@@ -87,7 +88,8 @@ def test_nothing_but_the_dataset_is_left(made: tuple[Config, Result]) -> None:
 def test_the_output_does_not_depend_on_the_number_of_tasks(
     made: tuple[Config, Result], corpus: Path, tmp_path: Path
 ) -> None:
-    again = run(Config(input=str(corpus), vocab_size=500, spark_master="local[2]", tasks=7, store=str(tmp_path)))
+    config = Config(input=str(corpus), vocab_size=500, append_eod=True, spark_master="local[2]", tasks=7)
+    again = run(dataclasses.replace(config, store=str(tmp_path)))
     assert files_of(again.outputs["uri"]) == files_of(made[1].outputs["uri"])
 
 
@@ -226,7 +228,9 @@ def test_a_tokenizer_that_is_none_is_refused(corpus: Path, tmp_path: Path, conte
     file = tmp_path / "tokenizer.json"
     if content is not None:
         file.write_text(content)
-    assert said in refused(Config(input=str(corpus), tokenizer=str(file), store=str(tmp_path / "store")))
+    assert said in refused(
+        Config(input=str(corpus), tokenizer=str(file), append_eod=True, store=str(tmp_path / "store"))
+    )
 
 
 def test_a_folder_without_a_tokenizer_is_refused(corpus: Path, tmp_path: Path) -> None:

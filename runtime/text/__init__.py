@@ -1,0 +1,27 @@
+"""Text documents in files: which files are meant (`files`), where one may be cut for parallel readers (`borders`),
+and the documents that begin in a range of it (`documents`). Files of this machine or of an S3 store (`source`); needs
+zstandard for `.zst`, pyarrow for `.parquet`.
+
+lm-dataformat's own reader yields raw lines for `.jsonl.gz`, dictionaries for `.json.gz`, fails on `.jsonl.zst.tar` and
+reads the eleventh file of an archive before the third; so these few lines read its archives.
+"""
+
+from runtime.text.borders import Extent, extents
+from runtime.text.documents import Piece, Reader, piece
+from runtime.text.errors import TextError
+from runtime.text.files import KINDS, find
+from runtime.text.source import Facts, facts, open_bytes
+
+__all__ = [
+    "KINDS",
+    "Extent",
+    "Facts",
+    "Piece",
+    "Reader",
+    "TextError",
+    "extents",
+    "facts",
+    "find",
+    "open_bytes",
+    "piece",
+]

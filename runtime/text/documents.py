@@ -1,0 +1,290 @@
+"""The documents that begin in a range of a file.
+
+A line belongs to the range in which the line break before it lies (the first line of a file to the first range), so
+every line has one range wherever the cuts fall, and a reader needs no byte from before its range: it leaves out what
+comes before its first line break, and reads its last line on beyond its end. So Hadoop's TextInputFormat does it.
+"""
+
+import gzip
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import msgspec
+
+from runtime.text import source
+from runtime.text.borders import Extent
+from runtime.text.errors import TextError
+from runtime.text.files import Kind
+
+_BUFFER = 1 << 20
+_ROWS = 256
+Texts = tuple[str | None, ...]
+"""The texts of one document, one for each key; None for a key that it does not have."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes [start, end) of an extent; both are borders of it."""
+
+    path: str
+    kind: Kind
+    size: int
+    """Of the whole extent."""
+    start: int
+    end: int
+    member: str = ""
+    base: int = 0
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.path}!{self.member}" if self.member else self.path
+
+
+def piece(extent: Extent, start: int, end: int) -> Piece:
+    """A range of an extent, by two of its borders."""
+    return Piece(extent.path, extent.kind, extent.size, start, end, extent.member, extent.base)
+
+
+class _BadDocument(ValueError):  # noqa: N818 - what it is
+    """What is wrong, and where in its line."""
+
+    def __init__(self, told: str, column: int = 0) -> None:
+        super().__init__(told)
+        self.column = column
+
+
+class Reader:
+    """Reads the texts under `keys` from lines, rows and whole files (which have only one text, whatever its key)."""
+
+    def __init__(self, keys: Sequence[str], *, required: bool = True, skip_bad: bool = False, flag: str = "") -> None:
+        """`required`: a document without one of the keys is bad. `skip_bad`: bad documents are counted, not raised.
+
+        `flag` is the command line's name for the keys, told in errors.
+        """
+        self.skipped = 0
+        """Bad documents so far."""
+        self._done = 0
+        self._window: _Window | None = None
+        self._keys, self._required, self._skip_bad, self._flag = tuple(keys), required, skip_bad, flag
+        fields = [(f"key{number}", str | None, None) for number in range(len(keys))]
+        names = {f"key{number}": key for number, key in enumerate(keys)}
+        self._decode = msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename=names)).decode
+
+    @property
+    def consumed(self) -> int:
+        """Bytes of the pieces, as stored, that have been read so far."""
+        return self._done + (self._window.taken if self._window else 0)
+
+    def read(self, part: Piece) -> Iterator[Texts]:
+        """The documents of that piece, in order.
+
+        Raises TextError with file, line and column for a document that is none, and for damaged data.
+        """
+        how = {Kind.PARQUET: self._rows, Kind.TEXT: self._whole}.get(part.kind, self._lines)
+        yield from how(part)
+        self._done, self._window = self._done + part.end - part.start, None
+
+    def _lines(self, part: Piece) -> Iterator[Texts]:
+        decode, astuple = self._decode, msgspec.structs.astuple
+        number = 0
+        try:
+            for number, line in enumerate(_lines_of(part, self._watch), 1):
+                try:
+                    texts = astuple(decode(line))
+                except ValueError:
+                    texts = self._careful(part, number, line)
+                if texts is None:
+                    continue
+                if None in texts and self._required:
+                    texts = self._careful(part, number, line)
+                    if texts is None:
+                        continue
+                yield texts
+        except (gzip.BadGzipFile, zipfile.BadZipFile, EOFError, zlib.error, _zstd_error()) as error:
+            place = f"{part.name}:{_lines_before(part) + number + 1}"
+            raise TextError(f"{place}: the compressed data is damaged ({error}); fetch it again") from None
+
+    def _watch(self, window: "_Window") -> None:
+        self._window = window
+
+    def _careful(self, part: Piece, number: int, line: bytes) -> Texts | None:
+        """The texts of a line that the fast decoder refused; None when it is to be skipped."""
+        if not line.strip():
+            return None
+        try:
+            return self._texts(_json(line))
+        except _BadDocument as error:
+            if self._skip_bad:
+                self.skipped += 1
+                return None
+            column = f":{error.column}" if error.column else ""
+            place = f"{part.name}:{_lines_before(part) + number}{column}"
+            raise TextError(f"{place}: {error}") from None
+
+    def _texts(self, value: Any) -> Texts:
+        if not isinstance(value, dict):
+            value = dict.fromkeys(self._keys, value)  # a line that is just a text
+        return tuple(self._text(value, key) for key in self._keys)
+
+    def _text(self, document: dict[str, Any], key: str) -> str | None:
+        value, choose = document.get(key), f"choose one with {self._flag}" if self._flag else "mend the line"
+        if value is None:
+            if self._required:
+                raise _BadDocument(f"no key {key!r} (there are: {', '.join(document)}); {choose}")
+            return None
+        if isinstance(value, list) and all(isinstance(paragraph, str) for paragraph in value):
+            value = "\n\n".join(value)  # paragraphs, as lm-dataformat joins them
+        if not isinstance(value, str):
+            raise _BadDocument(f"{key!r} is {type(value).__name__} where text is wanted; {choose}")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _BadDocument("half a surrogate pair is no text; mend or remove the line") from None
+        return value
+
+    def _whole(self, part: Piece) -> Iterator[Texts]:
+        with ExitStack() as stack:
+            data = _opened(part, 0, part.size, stack).read()
+        try:
+            yield (data.decode(), *[None] * (len(self._keys) - 1))
+        except UnicodeDecodeError as error:
+            if self._skip_bad:
+                self.skipped += 1
+                return
+            place = f"{part.name}:{data.count(10, 0, error.start) + 1}"
+            raise TextError(f"{place}: not UTF-8 ({error.reason}); convert the file") from None
+
+    def _rows(self, part: Piece) -> Iterator[Texts]:
+        import pyarrow
+        from pyarrow import parquet
+
+        row = before = 0
+        try:
+            with source.open_bytes(part.path) as stored, parquet.ParquetFile(stored) as file:
+                meta, at, groups = file.metadata, 0, []
+                for group in range(meta.num_row_groups):
+                    if part.start <= at < part.end:
+                        groups.append(group)
+                    elif at < part.start:
+                        before += meta.row_group(group).num_rows
+                    at += max(1, meta.row_group(group).total_byte_size)
+                columns = [key for key in self._keys if key in file.schema_arrow.names]
+                everything = dict.fromkeys(file.schema_arrow.names)
+                for batch in file.iter_batches(_ROWS, groups, columns):
+                    for document in batch.to_pylist():
+                        row += 1
+                        texts = self._careful_row(part, before + row, document if columns else everything)
+                        if texts is not None:
+                            yield texts
+        except (pyarrow.ArrowException, OSError) as error:
+            told = str(error).splitlines()[0]
+            raise TextError(f"{part.name}: damaged after row {before + row} ({told}); fetch it again") from None
+
+    def _careful_row(self, part: Piece, row: int, document: dict[str, Any]) -> Texts | None:
+        try:
+            return self._texts(document)
+        except _BadDocument as error:
+            if self._skip_bad:
+                self.skipped += 1
+                return None
+            raise TextError(f"{part.name}: row {row}: {error}") from None
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return json.loads(line.rstrip(b"\r\n").decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise _BadDocument(f"not JSON ({error.msg}); mend or remove the line", error.colno) from None
+    except UnicodeDecodeError as error:
+        raise _BadDocument(f"not UTF-8 ({error.reason}); mend or remove the line", error.start + 1) from None
+    except RecursionError:
+        raise _BadDocument("not JSON that can be read (nested too deeply); mend or remove the line") from None
+
+
+def _lines_of(part: Piece, watch: Callable[["_Window"], None]) -> Iterator[bytes]:
+    """The lines whose preceding line break lies in the piece, empty ones too."""
+    with ExitStack() as stack:
+        head = _opened(part, part.start, part.end, stack, watch)
+        if part.start and not head.readline().endswith(b"\n"):
+            return  # in the middle of a line that began before
+        line = b"\n"
+        for line in head:
+            if line.endswith(b"\n"):
+                yield line
+        if part.end < part.size:
+            rest = _opened(part, part.end, part.size, stack).readline()
+            line = rest if line.endswith(b"\n") else line + rest
+            if line:
+                yield line
+        elif not line.endswith(b"\n"):
+            yield line
+
+
+def _opened(
+    part: Piece, start: int, end: int, stack: ExitStack, watch: Callable[["_Window"], None] | None = None
+) -> Any:
+    """Bytes [start, end) of an extent, decompressed; `watch` is handed the window through which they are read."""
+    file: Any = stack.enter_context(source.open_bytes(part.path))
+    if part.path.endswith(Kind.ZIP.value):
+        return stack.enter_context(stack.enter_context(zipfile.ZipFile(file)).open(part.member))
+    raw = _Window(file, part.base + start, part.base + end)
+    if watch:
+        watch(raw)
+    window = io.BufferedReader(raw, _BUFFER)
+    if part.kind in (Kind.LINES_GZ, Kind.JSON_GZ):
+        return stack.enter_context(gzip.GzipFile(fileobj=window))
+    if part.kind is Kind.LINES_ZST:
+        import zstandard
+
+        reader: Any = zstandard.ZstdDecompressor().stream_reader(window, read_across_frames=True)
+        return io.BufferedReader(reader, _BUFFER)
+    return window
+
+
+class _Window(io.RawIOBase):
+    """Bytes [start, end) of a file."""
+
+    def __init__(self, file: Any, start: int, end: int) -> None:
+        super().__init__()
+        file.seek(start)
+        self._file: BinaryIO = file
+        self._left = end - start
+        self.taken = 0
+        """Bytes read so far."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer)[: self._left]
+        count = self._file.readinto(view) if len(view) else 0  # type: ignore[attr-defined]
+        self._left -= count
+        self.taken += count
+        return count
+
+
+def _lines_before(part: Piece) -> int:
+    """Number of the file's lines before the first of the piece: only counted for a message."""
+    if not part.start:
+        return 0
+    count = 1
+    with ExitStack() as stack, suppress(OSError, EOFError, zlib.error, _zstd_error()):  # damaged: as far as can be read
+        stream = _opened(part, 0, part.start, stack)
+        for chunk in iter(lambda: stream.read(_BUFFER), b""):
+            count += chunk.count(b"\n")
+    return count
+
+
+def _zstd_error() -> type[Exception]:
+    try:
+        import zstandard
+    except ImportError:
+        return EOFError
+    return zstandard.ZstdError

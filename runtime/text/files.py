@@ -1,0 +1,88 @@
+"""Which files a person means, and what is in a file of that name."""
+
+import enum
+import glob
+import re
+from pathlib import Path
+
+from runtime.store import StoreError
+from runtime.text import source
+from runtime.text.errors import TextError
+
+
+class Kind(enum.Enum):
+    """What is in a file, by the end of its name."""
+
+    LINES = ".jsonl"
+    """JSON, one document a line."""
+    LINES_ZST = ".jsonl.zst"
+    LINES_GZ = ".jsonl.gz"
+    JSON_GZ = ".json.gz"
+    """As .jsonl.gz, under the name that some collections use."""
+    TEXT = ".txt"
+    """One document, UTF-8."""
+    PARQUET = ".parquet"
+    """One document a row, keys are columns."""
+    TAR = ".jsonl.zst.tar"
+    """Members are .jsonl.zst."""
+    ZIP = ".zip"
+    """Members are .jsonl or .txt."""
+
+
+KINDS = tuple(kind.value for kind in Kind)
+
+
+def kind_of(name: str) -> Kind:
+    """Raises TextError for a name that ends in none of KINDS."""
+    for kind in sorted(Kind, key=lambda kind: -len(kind.value)):
+        if name.endswith(kind.value):
+            return kind
+    raise TextError(f"{name}: files of this kind are not read; give {', '.join(KINDS)}")
+
+
+def find(given: str, flag: str) -> list[str]:
+    """The files that `given` names: a file, a pattern, a folder, or several of them between commas; local or s3://.
+
+    In the order given; files of one pattern or folder in natural order; none twice. Local ones with their absolute
+    path. `flag` is told in errors: raises TextError for a part that matches nothing and for a file of a kind that is
+    not read.
+    """
+    found: list[str] = []
+    parts = [given] if Path(given).exists() else [part.strip() for part in given.split(",")]
+    for part in filter(None, parts):
+        found += _match(part, flag)
+    if not found:
+        raise TextError(f"{flag} {given!r}: names no file")
+    for name in found:
+        kind_of(name)
+    return list(dict.fromkeys(found))
+
+
+def _match(part: str, flag: str) -> list[str]:
+    scheme, colon, _ = part.partition("://")
+    if colon and scheme == "s3":
+        try:
+            files = source.objects(part, KINDS)
+        except StoreError as error:
+            raise TextError(f"{flag} {error}") from None
+    elif colon and scheme != "file":
+        raise TextError(f"{flag} {part}: only local files and s3:// are read")
+    else:
+        files = _local(part.removeprefix("file://"))
+    if not files:
+        raise TextError(f"{flag} {part}: matches no file; give a file, a glob or a folder with {', '.join(KINDS)}")
+    return sorted(files, key=natural)
+
+
+def _local(part: str) -> list[str]:
+    plain = Path(part)
+    paths = [plain] if plain.exists() else [Path(name) for name in glob.glob(part, recursive=True)]
+    files = [path for path in paths if path.is_file()]
+    for folder in (path for path in paths if path.is_dir()):
+        files += [path for path in folder.iterdir() if path.name.endswith(KINDS) and path.is_file()]
+    return [str(path.absolute()) for path in files]
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sort key under which data_2 comes before data_10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

@@ -1,0 +1,145 @@
+"""Files by name, wherever they are: a path of this machine, or `s3://bucket/key`, read by ranges in bounded memory."""
+
+import fnmatch
+import io
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from runtime.store import Entry, NoSuchKey, Store, StoreError, open_store
+
+S3 = "s3://"
+_SMALLEST, _LARGEST = 64 << 10, 4 << 20
+"""Bytes of one request, at least; doubled from the first to the second while the reading goes on forwards."""
+
+
+class Facts(NamedTuple):
+    """What tells one version of a file from another without reading it."""
+
+    size: int
+    modified: float
+    """Unix time."""
+
+
+def facts(name: str) -> Facts:
+    """Raises OSError for a file that is not there."""
+    if name.startswith(S3):
+        entry = _entry(name)
+        if entry is None:
+            raise StoreError(f"{name}: no such object")
+        return Facts(entry.size, entry.modified)
+    stat = Path(name).stat()
+    return Facts(stat.st_size, stat.st_mtime)
+
+
+def open_bytes(name: str) -> io.RawIOBase:
+    """The file, to be read at any place. Raises OSError for one that is not there."""
+    if not name.startswith(S3):
+        return io.FileIO(name)
+    bucket, key = _split(name)
+    return _Object(name, _store(bucket), key, facts(name).size)
+
+
+def objects(pattern: str, endings: tuple[str, ...]) -> list[str]:
+    """The objects that are meant: one by its name, those right in a folder with these endings, all that fit a pattern.
+
+    `*`, `?` and `[...]` stay within one part of a key; `**` does not. Raises StoreError.
+    """
+    bucket, key = _split(pattern)
+    if not re.search(r"[*?[]", key):
+        if not key.endswith("/") and key and _entry(pattern):
+            return [pattern]
+        folder = key.rstrip("/") + "/" if key.rstrip("/") else ""
+        names = [entry.key for entry in _store(bucket).list(folder)]
+        right_there = [name for name in names if "/" not in name.removeprefix(folder)]
+        return [f"{S3}{bucket}/{name}" for name in right_there if name.endswith(endings)]
+    fixed = re.split(r"[*?[]", key)[0]
+    fits = re.compile(_expression(key)).fullmatch
+    return [f"{S3}{bucket}/{entry.key}" for entry in _store(bucket).list(fixed) if fits(entry.key)]
+
+
+def _expression(pattern: str) -> str:
+    """A regular expression for a glob pattern, as pathlib's `full_match` defines it."""
+    parts = []
+    for part in re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]+\])", pattern):
+        if part in ("**/", "**"):
+            parts.append("(?:.*/)?" if part == "**/" else ".*")
+        elif part in ("*", "?"):
+            parts.append("[^/]" + part.replace("?", ""))
+        elif part.startswith("[") and part.endswith("]"):
+            parts.append(fnmatch.translate(part).removeprefix("(?s:").rpartition(")")[0])
+        else:
+            parts.append(re.escape(part))
+    return "".join(parts)
+
+
+def _split(name: str) -> tuple[str, str]:
+    bucket, _, key = name.removeprefix(S3).partition("/")
+    return bucket, key
+
+
+def _entry(name: str) -> Entry | None:
+    """The object of that name: of all that begin with it, the first in order."""
+    bucket, key = _split(name)
+    try:
+        first = next(_store(bucket).list(key), None)
+    except ValueError as error:
+        raise StoreError(f"{name}: {error}") from None
+    return first if first and first.key == key else None
+
+
+@lru_cache
+def _store(bucket: str) -> Store:
+    """Its connections are kept."""
+    return open_store(f"{S3}{bucket}", read_only=True)
+
+
+class _Object(io.RawIOBase):
+    """An object of a store as a file. Holds the bytes of one request, _LARGEST at most."""
+
+    def __init__(self, name: str, store: Store, key: str, size: int) -> None:
+        super().__init__()
+        self._name, self._store, self._key, self._size = name, store, key, size
+        self._at = self._begin = 0
+        self._held = b""
+        self._ahead = _SMALLEST
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
+        """Fills the buffer, unless the object ends before."""
+        view = memoryview(buffer).cast("B")
+        wanted, done = min(len(view), max(0, self._size - self._at)), 0
+        while done < wanted:
+            if not self._begin <= self._at < self._begin + len(self._held):
+                self._fetch()
+            offset = self._at - self._begin
+            count = min(wanted - done, len(self._held) - offset)
+            view[done : done + count] = memoryview(self._held)[offset : offset + count]
+            done, self._at = done + count, self._at + count
+        return done
+
+    def _fetch(self) -> None:
+        """What stands at the place where the next byte is read, and some of what comes after it."""
+        forwards = 0 <= self._at - (self._begin + len(self._held)) < self._ahead
+        self._ahead = min(_LARGEST, 2 * self._ahead) if forwards else _SMALLEST
+        try:
+            self._held = self._store.get(self._key, self._at, self._ahead)
+        except NoSuchKey:
+            raise StoreError(f"{self._name}: was removed while it was read") from None
+        self._begin = self._at
+        if not self._held:
+            raise StoreError(f"{self._name}: became shorter while it was read")

@@ -1,0 +1,107 @@
+"""Where --output-prefix leads: into a folder of this machine or, by way of one, to a prefix of an S3 store."""
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from runtime import atomic
+from runtime.store import NoSuchKey, StoreError, open_store
+from steps.entry import StepError
+
+S3 = "s3://"
+
+
+class Place(Protocol):
+    """Files that readers see whole or not at all."""
+
+    uri: str
+
+    def workspace(self, name: str) -> Path:
+        """A folder of this machine for what is not finished; the same for the same name."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """None when there is no such file."""
+        ...
+
+    def exists(self, name: str) -> bool: ...
+
+    def write(self, name: str, data: bytes) -> None: ...
+
+    def publish(self, file: Path) -> None:
+        """Give a finished file of a workspace its place, under the name it has."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """No error when there is none."""
+        ...
+
+
+def place_of(prefix: str) -> tuple[Place, str]:
+    """The place and what the names of its files begin with. Raises StepError."""
+    if prefix.startswith(S3):
+        folder, _, name = prefix.rpartition("/")
+        if not name or len(folder) <= len(S3):
+            raise StepError(f"--output-prefix {prefix}: give s3://bucket/NAME or s3://bucket/folder/NAME")
+        return _Objects(folder), name
+    path = Path(prefix.removeprefix("file://")).absolute()
+    return _Folder(path.parent), path.name
+
+
+class _Folder:
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.uri = folder, str(folder)
+
+    def workspace(self, name: str) -> Path:
+        return self._folder / f".{name}"
+
+    def read(self, name: str) -> bytes | None:
+        with suppress(FileNotFoundError):
+            return (self._folder / name).read_bytes()
+        return None
+
+    def exists(self, name: str) -> bool:
+        return (self._folder / name).exists()
+
+    def write(self, name: str, data: bytes) -> None:
+        atomic.replace(self._folder / name, data)
+
+    def publish(self, file: Path) -> None:
+        os.replace(file, self._folder / file.name)
+
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+
+class _Objects:
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        try:
+            self._store = open_store(uri)
+        except StoreError as error:
+            raise StepError(f"--output-prefix {error}") from None
+
+    def workspace(self, name: str) -> Path:
+        return Path(tempfile.gettempdir()) / f"everstep-{name}"
+
+    def read(self, name: str) -> bytes | None:
+        with suppress(NoSuchKey):
+            return self._store.get(name)
+        return None
+
+    def exists(self, name: str) -> bool:
+        with suppress(NoSuchKey):
+            self._store.get(name, 0, 0)
+            return True
+        return False
+
+    def write(self, name: str, data: bytes) -> None:
+        self._store.put(name, data)
+
+    def publish(self, file: Path) -> None:
+        self._store.put(file.name, file)
+
+    def remove(self, name: str) -> None:
+        self._store.delete(name)

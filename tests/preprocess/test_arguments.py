@@ -1,0 +1,92 @@
+"""The command line: Megatron's flags as argparse takes them, and Everstep's own."""
+
+from pathlib import Path
+
+import pytest
+
+from steps.entry import StepError
+from steps.preprocess import Config
+from steps.preprocess.arguments import parse
+
+
+def parsed(*arguments: str) -> Config:
+    return parse(Config, "python -m steps.preprocess", "", arguments)
+
+
+def test_megatrons_command_line_is_understood_with_abbreviations_and_repetition() -> None:
+    line = (
+        "--input stackexchange_aa.jsonl --output-prefix out/result --vocab 20B_tokenizer.json "
+        "--tokenizer-type HFTokenizer --append-eod --jsonl-keys text --workers 64 --append-eod"
+    )
+    config = parsed(*line.split())
+    assert (config.input, config.output_prefix) == ("stackexchange_aa.jsonl", "out/result")
+    assert (config.vocab_file, config.tokenizer_type) == ("20B_tokenizer.json", "HFTokenizer")
+    assert (config.append_eod, config.keys, config.workers) == (True, ("text",), 64)
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        ("--vocab x", "vocab_file", "x"),
+        ("--vocab=x", "vocab_file", "x"),
+        ("--vocab-size 300", "vocab_size", 300),
+        ("--out x", "output_prefix", "x"),
+        ("--output x", "output_prefix", "x"),
+        ("--outputs x", "outputs", "x"),
+        ("--tokenizer HFTokenizer", "tokenizer_type", "HFTokenizer"),
+        ("--tokenizer some/folder", "tokenizer", "some/folder"),
+        ("--tok HFTokenizer", "tokenizer_type", "HFTokenizer"),
+        ("--log 7 --log-interval 8", "log_interval", 8),
+        ("--num 5", "num_docs", 5),
+        ("--dataset lazy", "dataset_impl", "lazy"),
+        ("--jsonl-keys a b", "jsonl_keys", "a,b"),
+        ("--input a.jsonl b.jsonl --ftfy", "input", "a.jsonl,b.jsonl"),
+        ("--ftfy", "ftfy", True),
+        ("--ftfy=False", "ftfy", False),
+        ("--append-eod=True", "append_eod", True),
+        ("", "append_eod", False),
+        ("--spark local[2]", "spark_master", "local[2]"),
+    ],
+)
+def test_a_flag_means(given: str, field: str, value: object) -> None:
+    assert getattr(parsed(*given.split()), field) == value
+
+
+@pytest.mark.parametrize("given", ["--nonsense 1", "--tasks many", "--append-eod=perhaps", "--input"])
+def test_a_wrong_flag_is_told_in_one_line(given: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed(*given.split())
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("python -m steps.preprocess: ")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--tokenizer-type Nonsense", "choose one of HFTokenizer"),
+        ("--tokenizer-type HFTokenizer", "--vocab-file is missing"),
+        ("--vocab-file x", "say what it is with --tokenizer-type"),
+        ("--tokenizer x --tokenizer-type HFTokenizer --vocab-file y", "give one of them"),
+        ("--tokenizer-type GPT2BPETokenizer --vocab-file x", "--merge-file is missing"),
+        ("--tokenizer-type GPT2BPETokenizer --vocab-file x --merge-file y", "--vocab-file x: no such file"),
+        ("--tokenizer-type HFTokenizer --vocab-file x", "--vocab-file x: no such file"),
+        ("--dataset-impl flat", "--dataset-impl flat: choose one of mmap"),
+        ("--on-error cry", "--on-error cry: choose one of fail, skip"),
+        ("--jsonl-keys ../a", "--jsonl-keys '../a'"),
+        ("--workers -1", "--workers -1: 0 or more"),
+        ("--input gs://bucket/a.jsonl", "--input gs://bucket/a.jsonl: only local files and s3:// are read"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(tmp_path: Path, flags: str, said: str) -> None:
+    (tmp_path / "a.jsonl").write_text("")
+    with pytest.raises(StepError) as error:
+        parsed("--input", str(tmp_path / "a.jsonl"), "--output-prefix", str(tmp_path / "out"), *flags.split()).check()
+    assert said in str(error.value)
+
+
+def test_what_only_fits_files_is_refused_for_a_dataset_in_the_store() -> None:
+    for flags in ("--jsonl-keys a b", "--dataset-impl lazy", "--tokenizer-type CharLevelTokenizer"):
+        with pytest.raises(StepError, match="--output-prefix"):
+            parsed(*flags.split()).check()

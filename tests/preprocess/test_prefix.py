@@ -1,0 +1,155 @@
+"""Files beside each other under --output-prefix, by a real Spark: Megatron's own command line and what it leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyspark
+import pytest
+from tokenizers import Tokenizer
+
+from runtime.data import IndexedDataset
+from runtime.store import open_store
+from steps.preprocess.vocabulary import train
+from tests.minio import MinIO
+
+DEADLINE_S = 240.0
+DOCUMENTS = [
+    {"text": f"def function_{number}(a):\n    return a + {number * 7919}\n" * 20, "title": f"caf\u00e9 {number}"}
+    for number in range(400)
+]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `a.jsonl` and `tokenizer.json`."""
+    folder = tmp_path_factory.mktemp("given")
+    (folder / "a.jsonl").write_text("".join(json.dumps(document) + "\n" for document in DOCUMENTS))
+    texts = (document["text"] for document in DOCUMENTS)
+    (folder / "tokenizer.json").write_bytes(train(texts, 500, "", True).json)
+    return folder
+
+
+def command(given: Path, out: Path, *more: str) -> list[str]:
+    return [
+        *("--input", str(given / "a.jsonl"), "--output-prefix", str(out / "result")),
+        *("--vocab", str(given / "tokenizer.json"), "--tokenizer-type", "HFTokenizer", "--append-eod"),
+        *("--jsonl-keys", "text", "title", "--workers", "2", "--append-eod", "--store", str(out / "store")),
+        *("--outputs", str(out / "outputs"), *more),
+    ]
+
+
+def ended(*arguments: str, program: tuple[str, ...] = (sys.executable, "-m", "steps.preprocess")) -> tuple[int, str]:
+    """Exit code and what was told."""
+    done = subprocess.run(
+        [*program, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+    )
+    return done.returncode, done.stdout
+
+
+def tokens_of(given: Path, key: str) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(given / "tokenizer.json"))
+    return [[*tokenizer.encode(document[key]).ids, 0] for document in DOCUMENTS]
+
+
+def assert_right(given: Path, out: Path) -> None:
+    for key in ("text", "title"):
+        read = IndexedDataset(out / f"result_{key}_document")
+        assert [document.tolist() for document in read] == tokens_of(given, key)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_file())
+
+
+FILES = [
+    "result_preprocess.json",
+    "result_text_document.bin",
+    "result_text_document.idx",
+    "result_title_document.bin",
+    "result_title_document.idx",
+]
+
+
+def test_megatrons_command_makes_a_dataset_of_each_key_and_is_not_repeated_or_mixed(
+    given: Path, tmp_path: Path
+) -> None:
+    code, told = ended(*command(given, tmp_path))
+    assert code == 0, told
+    assert_right(given, tmp_path)
+    assert names(tmp_path) == FILES
+    assert not list(tmp_path.glob(".result*"))
+    record = json.loads((tmp_path / "result_preprocess.json").read_text())
+    assert record["documents"] == 400
+    assert record["keys"]["text"]["tokens"] == sum(map(len, tokens_of(given, "text")))
+    before = {name: (tmp_path / name).stat().st_mtime_ns for name in FILES}
+    code, told = ended(*command(given, tmp_path, "--tasks", "3"))
+    assert (code, "is done already" in told) == (0, True)
+    code, told = ended(*command(given, tmp_path, "--ftfy"))
+    assert code == 2
+    assert told.count("\n") == 1
+    assert "give --force to overwrite" in told
+    assert before == {name: (tmp_path / name).stat().st_mtime_ns for name in FILES}
+
+
+def test_spark_submit_takes_the_same_command(given: Path, tmp_path: Path) -> None:
+    submit = str(Path(pyspark.__file__).parent / "bin/spark-submit")
+    script = str(Path(__file__).parents[2] / "steps/preprocess/__main__.py")
+    program = (submit, "--master", "local[2]", "--executor-cores=2", "--num-executors=2", script)
+    code, told = ended(*command(given, tmp_path, "--tasks", "5"), program=program)
+    assert code == 0, told
+    assert_right(given, tmp_path)
+    assert names(tmp_path) == FILES
+
+
+def test_input_and_output_may_be_in_a_store(given: Path, tmp_path: Path, s3: MinIO) -> None:
+    store = open_store(s3.new_prefix())
+    store.put("in/a.jsonl", given / "a.jsonl")
+    there = ("--input", f"{store.uri}/in/*.jsonl", "--output-prefix", f"{store.uri}/out/result", "--tasks", "3")
+    code, told = ended(*command(given, tmp_path, *there))
+    assert code == 0, told
+    assert [entry.key for entry in store.list("out/")] == [f"out/{name}" for name in FILES]
+    for name in FILES:
+        (tmp_path / name).write_bytes(store.get(f"out/{name}"))
+    assert_right(given, tmp_path)
+    code, told = ended(*command(given, tmp_path, *there))
+    assert (code, "is done already" in told) == (0, True)
+
+
+def test_a_torn_line_ends_the_command_with_its_place_and_leaves_nothing(given: Path, tmp_path: Path) -> None:
+    whole = (given / "a.jsonl").read_bytes()
+    (tmp_path / "a.jsonl").write_bytes(whole[:-20])
+    (tmp_path / "tokenizer.json").write_bytes((given / "tokenizer.json").read_bytes())
+    (tmp_path / "out").mkdir()
+    code, told = ended(*command(tmp_path, tmp_path / "out", "--tasks", "3"))
+    assert code == 2
+    assert told.splitlines()[-1].startswith(f"preprocess: {tmp_path}/a.jsonl:400:")
+    assert "Traceback" not in told
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_killed_command_is_taken_up_where_its_tasks_were(given: Path, tmp_path: Path) -> None:
+    arguments = command(given, tmp_path, "--tasks", "40")
+    process = subprocess.Popen([sys.executable, "-m", "steps.preprocess", *arguments], stderr=subprocess.PIPE)
+    end = time.monotonic() + DEADLINE_S
+    while not list(tmp_path.glob(".result*/*.done")):
+        assert time.monotonic() < end, "no task was done in time"
+        assert process.poll() is None, "it ended before it could be killed"
+        os.sched_yield()
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=DEADLINE_S)
+    assert names(tmp_path) == []
+    code, told = ended(*arguments)
+    assert code == 0, told
+    assert "of 40 tasks were done by an earlier command" in told
+    assert_right(given, tmp_path)
+    assert names(tmp_path) == FILES

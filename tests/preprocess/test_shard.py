@@ -1,0 +1,140 @@
+"""What a task writes, and the index of it: the bytes that Megatron's and GPT-NeoX's builders write.
+
+The expected bytes are put together here from the public description of both formats, number by number.
+"""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.data import write_cached_index, write_index
+from runtime.text import extents
+from steps.preprocess.assemble import assemble
+from steps.preprocess.encoding import How, Recipe
+from steps.preprocess.plan import shards
+from steps.preprocess.shard import Job, Written, shard_key, write_shard
+
+DOCUMENTS = ["ab", "", "\u00e9", "xyz"]
+"""An empty one is left out."""
+BYTES = [[97, 98], [0xC3, 0xA9], [120, 121, 122]]
+
+
+def tokenize(folder: Path, documents: list, tasks: int = 1, **settings: object) -> tuple[Job, list[Written]]:
+    """Shards of documents whose tokens are their bytes."""
+    file = folder / "a.jsonl"
+    lines = (json.dumps(document if isinstance(document, dict) else {"text": document}) for document in documents)
+    file.write_text("".join(line + "\n" for line in lines))
+    (folder / "work").mkdir(exist_ok=True)
+    given = {"keys": ("text",), "recipe": Recipe(How.BYTES), "eod": 0, "dtype": "uint16", **settings}
+    job = Job(folder=str(folder / "work"), **given)  # type: ignore[arg-type]
+    return job, [write_shard(job, shard, 0) for shard in shards("document", extents(str(file)), tasks)]
+
+
+def mmap_index(code: int, item: int, lengths: list[int]) -> bytes:
+    starts = [item * sum(lengths[:number]) for number in range(len(lengths))]
+    count = len(lengths)
+    return (
+        b"MMIDIDX\0\0"
+        + struct.pack("<QBQQ", 1, code, count, count + 1)
+        + struct.pack(f"<{count}i", *lengths)
+        + struct.pack(f"<{count}q", *starts)
+        + struct.pack(f"<{count + 1}q", *range(count + 1))
+    )
+
+
+def cached_index(lengths: list[int]) -> bytes:
+    """Codes and sizes are of int32, the only type that the older builder is asked for."""
+    count = len(lengths)
+    return (
+        b"TNTIDX\0\0"
+        + struct.pack("<QQQQQQ", 1, 4, 4, count, count, count + 1)
+        + struct.pack(f"<{count + 1}q", *range(count + 1))
+        + struct.pack(f"<{count + 1}q", *(sum(lengths[:number]) for number in range(count + 1)))
+        + struct.pack(f"<{count}q", *lengths)
+        + struct.pack(f"<{count + 1}q", *range(count + 1))
+    )
+
+
+@pytest.mark.parametrize("tasks", [1, 3, 50])
+@pytest.mark.parametrize("eod", [None, 0])
+@pytest.mark.parametrize(("dtype", "letter", "code"), [("uint16", "H", 8), ("int32", "i", 4)])
+def test_the_bytes_are_those_of_the_format_whatever_the_number_of_tasks(
+    tmp_path: Path, tasks: int, eod: int | None, dtype: str, letter: str, code: int
+) -> None:
+    _, written = tokenize(tmp_path, DOCUMENTS, tasks, eod=eod, dtype=dtype)
+    ended = [document + ([] if eod is None else [eod]) for document in BYTES]
+    tokens = [token for document in ended for token in document]
+    parts = [part for one in written for part in one.parts]
+    assemble(tmp_path / "new", np.dtype(dtype), parts, write_index)
+    assert (tmp_path / "new.bin").read_bytes() == struct.pack(f"<{len(tokens)}{letter}", *tokens)
+    lengths = [len(document) for document in ended]
+    assert (tmp_path / "new.idx").read_bytes() == mmap_index(code, np.dtype(dtype).itemsize, lengths)
+    if dtype == "int32":
+        assemble(tmp_path / "old", np.dtype(dtype), parts, write_cached_index)
+        assert (tmp_path / "old.bin").read_bytes() == (tmp_path / "new.bin").read_bytes()
+        assert (tmp_path / "old.idx").read_bytes() == cached_index(lengths)
+
+
+@pytest.mark.parametrize("documents", [[], ["one"], DOCUMENTS * 20])
+def test_megatron_cores_builder_writes_the_same_bytes_and_its_reader_reads_ours(
+    tmp_path: Path, documents: list[str]
+) -> None:
+    indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset", exc_type=ImportError)
+    torch = pytest.importorskip("torch")
+    _, written = tokenize(tmp_path, documents, 3)
+    assemble(tmp_path / "ours", np.dtype("uint16"), [part for one in written for part in one.parts])
+    builder = indexed.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=np.uint16)
+    tokens = [[*document.encode(), 0] for document in documents if document]
+    for document in tokens:
+        builder.add_document(torch.tensor(document), [len(document)])
+    builder.finalize(str(tmp_path / "theirs.idx"))
+    for suffix in ("bin", "idx"):
+        assert (tmp_path / f"ours.{suffix}").read_bytes() == (tmp_path / f"theirs.{suffix}").read_bytes()
+    if tokens:
+        assert [one.tolist() for one in indexed.IndexedDataset(str(tmp_path / "ours"))] == tokens
+
+
+def test_each_key_gets_its_own_texts_and_documents_without_it_are_left_out(tmp_path: Path) -> None:
+    documents = [{"a": "x", "b": "yy"}, {"b": "z"}, {"c": "w"}]
+    _, (written,) = tokenize(tmp_path, documents, keys=("b", "a"), eod=None)
+    read = [np.fromfile(part.tokens_file, "<u2").tolist() for part in written.parts]
+    assert read == [list(b"yyz"), list(b"x")]
+    assert [(part.documents, part.having) for part in written.parts] == [(2, 2), (1, 1)]
+    assert written.read == 3
+
+
+def test_broken_unicode_is_mended_when_asked(tmp_path: Path) -> None:
+    broken = "na\u00c3\u00afve"
+    _, (written,) = tokenize(tmp_path, [broken], ftfy=True, eod=None)
+    assert np.fromfile(written.parts[0].tokens_file, "<u2").tolist() == list("na\u00efve".encode())
+
+
+def test_a_finished_shard_is_taken_and_a_lost_one_is_made_again(tmp_path: Path) -> None:
+    job, (first,) = tokenize(tmp_path, DOCUMENTS)
+    (shard,) = shards("document", extents(str(tmp_path / "a.jsonl")), 1)
+    written = Path(first.parts[0].tokens_file)
+    before = written.stat().st_mtime_ns
+    assert write_shard(job, shard, 1) == first
+    assert written.stat().st_mtime_ns == before
+    data = written.read_bytes()
+    written.write_bytes(data[:-1])  # as after a power failure
+    again = write_shard(job, shard, 2)
+    assert again != first
+    assert Path(again.parts[0].tokens_file).read_bytes() == data
+
+
+def test_of_two_attempts_of_a_shard_one_counts_and_the_others_files_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from steps.preprocess import shard as module
+
+    job, (first,) = tokenize(tmp_path, DOCUMENTS)
+    (planned,) = shards("document", extents(str(tmp_path / "a.jsonl")), 1)
+    monkeypatch.setattr(module, "_finished", lambda *_: None)  # the other attempt was not done when this one began
+    assert write_shard(job, planned, 1) == first
+    files = sorted(path.name for path in Path(job.folder).iterdir())
+    key = shard_key(planned)
+    assert files == [f"{key}.0.0.bin", f"{key}.0.0.lengths", f"{key}.0.progress", f"{key}.1.progress", f"{key}.done"]

@@ -1,0 +1,88 @@
+"""Files of an S3 store: a real MinIO."""
+
+import random
+from pathlib import Path
+
+import pytest
+import zstandard
+from pyarrow import parquet, table
+
+from runtime.store import Store, StoreError, open_store
+from runtime.text import Reader, TextError, extents, facts, find, open_bytes, piece
+from tests.minio import MinIO
+
+LINES = [f'{{"text": "document {number} {"x" * (number % 50)}"}}\n'.encode() for number in range(3000)]
+TEXTS = [line[10:-3].decode() for line in LINES]
+
+
+@pytest.fixture
+def store(s3: MinIO) -> Store:
+    return open_store(s3.new_prefix())
+
+
+def read(names: list[str]) -> list[str | None]:
+    """Each file in two ranges."""
+    found = []
+    for extent in (extent for name in names for extent in extents(name)):
+        half = extent.size // 2 if extent.borders is None else extent.borders[len(extent.borders) // 2]
+        for start, end in ((0, half), (half, extent.size)):
+            found += [text for (text,) in Reader(("text",)).read(piece(extent, start, end))]
+    return found
+
+
+def test_every_byte_is_the_objects_wherever_it_is_read(store: Store) -> None:
+    rng = random.Random(7)
+    data = rng.randbytes(9 << 20)  # more than one request's
+    store.put("a.bin", data)
+    with open_bytes(f"{store.uri}/a.bin") as file:
+        assert file.read() == data
+        for _ in range(50):
+            at, count = rng.randrange(len(data) + 10), rng.choice([1, 100, 1 << 20])
+            file.seek(at)
+            assert file.read(count) == data[at : at + count]
+    assert facts(f"{store.uri}/a.bin").size == len(data)
+
+
+def test_objects_are_read_as_files_are(store: Store, tmp_path: Path) -> None:
+    store.put("c/plain.jsonl", b"".join(LINES))
+    store.put("c/frames.jsonl.zst", b"".join(zstandard.compress(line) for line in LINES))
+    parquet.write_table(table({"text": TEXTS}), tmp_path / "rows.parquet", row_group_size=700)
+    store.put("c/rows.parquet", tmp_path / "rows.parquet")
+    for name in ("plain.jsonl", "frames.jsonl.zst", "rows.parquet"):
+        assert read([f"{store.uri}/c/{name}"]) == TEXTS
+
+
+def test_objects_are_found_by_name_pattern_and_folder(store: Store) -> None:
+    for key in ("c/data_10.jsonl", "c/data_2.jsonl", "c/notes.md", "c/d/e.txt", "f.txt"):
+        store.put(key, b"x")
+
+    def names(given: str) -> list[str]:
+        return [name.removeprefix(f"{store.uri}/") for name in find(given, "--input")]
+
+    assert names(f"{store.uri}/c/") == names(f"{store.uri}/c") == ["c/data_2.jsonl", "c/data_10.jsonl"]
+    assert names(f"{store.uri}/c/data_?.jsonl,{store.uri}/f.txt") == ["c/data_2.jsonl", "f.txt"]
+    assert names(f"{store.uri}/**/*.txt") == ["c/d/e.txt", "f.txt"]
+    assert names(f"{store.uri}/c/data_[12]*") == ["c/data_2.jsonl", "c/data_10.jsonl"]
+    for wrong in ("nothing.jsonl", "c/*.parquet", "d"):
+        with pytest.raises(TextError, match="matches no file"):
+            find(f"{store.uri}/{wrong}", "--input")
+
+
+def test_an_object_that_goes_away_or_shrinks_meanwhile_is_told_by_name(store: Store) -> None:
+    store.put("a.txt", b"x" * 200_000)
+    with open_bytes(f"{store.uri}/a.txt") as file:
+        file.read(10)
+        store.put("a.txt", b"x")
+        with pytest.raises(StoreError, match=r"a\.txt: became shorter"):
+            file.read()
+        store.delete("a.txt")
+        file.seek(0)
+        with pytest.raises(StoreError, match=r"a\.txt: was removed"):
+            file.read()
+
+
+def test_a_store_that_is_not_set_up_is_told_with_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(TextError, match=r"--input .*MINIO_ENDPOINT or AWS_ENDPOINT_URL is not set"):
+        find("s3://nowhere/a.jsonl", "--input")
