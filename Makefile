@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test lint bench accept-main-job accept-executor soak clean
+.PHONY: help finetune test lint bench accept-main-job accept-elastic accept-executor soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -39,6 +39,9 @@ bench: $(READY)  ## every figure beside its budget or peer, one table each (abou
 
 accept-main-job: $(READY)  ## every line the main job promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_main_job
+
+accept-elastic: $(READY)  ## every line the elastic runtime promises: wanted, measured, holds or not (about 45 minutes)
+	$(BIN)/python -m benchmarks.accept_elastic
 
 accept-executor: $(READY)  ## every line the executor of Argo manifests promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_executor

@@ -167,6 +167,8 @@ class TrainStep(Watched):
     flags: dict[str, str] = field(default_factory=dict)
     faults: str = ""
     armed: int = 0
+    group: Path | None = None
+    """The control group that it is started in."""
 
     @property
     def fault_folder(self) -> Path:
@@ -197,6 +199,8 @@ class TrainStep(Watched):
         if self.faults:
             environment |= {"EVERSTEP_FAULT": self.faults, "EVERSTEP_FAULT_DIR": str(self.fault_folder)}
         command = [sys.executable, "-m", "steps.train", *(f"--{name}={value}" for name, value in flags.items())]
+        if self.group:
+            command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(self.group), *command]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True

@@ -155,7 +155,9 @@ def _requests(
         slots = str(spec.roles[node.role].slots)
         own = ["--node", node.name, "--role", node.role, "--host", node.host, "--slots", slots]
         told = {**environment, "EVERSTEP_NODE": node.name}
-        return NodeRequest(node.name, node.role, node.host, told, [*own, *agent_arguments])
+        return NodeRequest(
+            node.name, node.role, node.host, told, [*own, *agent_arguments], node.resources, node.priority, node.extra
+        )
 
     return request
 

@@ -1,14 +1,16 @@
 """Where nodes come from, behind one Protocol: processes of this machine (`process`); pods come later.
 
 May import `runtime.job` and the standard library. The story begins in `process`; `registry` is what outlives a master,
-`debris` what a dead node leaves. The master compares what it wants with `observe()` and calls
-`create` and `delete`; both may be repeated without harm.
+`limits` what a node may use, `debris` what a dead one leaves. The master compares what it wants with `observe()` and
+calls `create` and `delete`; both may be repeated without harm.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+
+from runtime.job.spec import Resources
 
 
 class NodeRequest(msgspec.Struct, frozen=True):
@@ -22,6 +24,12 @@ class NodeRequest(msgspec.Struct, frozen=True):
     """EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER...; never written into a command line."""
     arguments: Sequence[str]
     """For `python -m runtime.agent`."""
+    resources: Resources = Resources()
+    """What it may use at most; what a platform cannot limit it says once."""
+    priority: int = 0
+    """Of two nodes that cannot both be had, the one with the higher."""
+    extra: bool = False
+    """Beyond the minimum of its role: the first to go when the machines have not enough for all."""
 
 
 class Node(msgspec.Struct, frozen=True):

@@ -11,16 +11,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from runtime.platform import Gone, Node, NodeRequest, debris
+from runtime.platform import Gone, Node, NodeRequest, debris, limits
 from runtime.platform.registry import Registered, Registry
 
 _GATE = 'read -r go && exec "$@" </dev/null'
 """Run by sh as the node's first program; without a word from its maker it ends."""
 _DEATH_S = 10.0
+RAN_OUT = 247
+"""The exit code that tells of memory that ran out."""
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 class ProcessPlatform:
@@ -32,11 +38,17 @@ class ProcessPlatform:
         job: str,
         command: Sequence[str] = (sys.executable, "-m", "runtime.agent"),
         shared_memory: Path = debris.SHARED_MEMORY,
+        say: Callable[[str], None] = _say,
+        own_groups: Path = limits.OWN,
     ) -> None:
+        """`own_groups` lists the control groups below which those of nodes are made."""
         self._run_dir = run_dir.absolute()
         self._job = job
         self._command = list(command)
         self._shared_memory = shared_memory
+        self._say = say
+        self._own_groups = own_groups
+        self._unlimited: set[tuple[str, str]] = set()
         self._registry = Registry(run_dir / "nodes")
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -104,12 +116,24 @@ class ProcessPlatform:
         if began is None:
             raise OSError(f"node {request.name} ended at once; see {log}")
         entry = Registered(
-            request.name, self._job, request.role, request.host, process.pid, began, round(time.time(), 3)
-        )
+            request.name, self._job, request.role, request.host, process.pid, began, round(time.time(), 3),
+            self._limited(request, process.pid),
+        )  # fmt: skip
         self._registry.put(entry)
         with suppress(BrokenPipeError), process.stdin as gate:
             gate.write(b"go\n")
         return entry, process
+
+    def _limited(self, request: NodeRequest, pid: int) -> tuple[str, ...]:
+        """Give the process what it may use; its control groups. Once a role, say what nobody limits."""
+        groups, unlimited = limits.limit(self._job, request.name, request.resources, pid, own=self._own_groups)
+        fresh = [resource for resource in unlimited if (request.role, resource) not in self._unlimited]
+        self._unlimited.update((request.role, resource) for resource in fresh)
+        if fresh:
+            self._say(f"{request.role} nodes are not limited in {', '.join(fresh)}: nobody can do so on this machine")
+        if request.extra:
+            limits.expendable(pid)
+        return tuple(map(str, groups))
 
     def _watch(self, entry: Registered) -> None:
         if entry.uid not in self._watches:
@@ -119,12 +143,14 @@ class ProcessPlatform:
         await _death(entry)
         child = self._children.pop(entry.uid, None)
         code = child.wait() if child else None
+        killed = code in (None, -signal.SIGKILL)
+        code = RAN_OUT if killed and limits.ran_out(map(Path, entry.groups)) else code
         await self._clean(entry)
         self._watches.pop(entry.uid, None)
         self._gone.put_nowait(Gone(entry.name, entry.uid, code, _reason(code)))
 
     async def _clean(self, entry: Registered) -> None:
-        await asyncio.to_thread(debris.clean, entry.job, entry.name, self._shared_memory)
+        await asyncio.to_thread(_clean, entry, self._shared_memory)
         self._registry.remove(entry)
 
 
@@ -134,14 +160,21 @@ def end_nodes(run_dir: Path) -> list[str]:
     for entry in list(registry.all()):
         if _kill(entry, _DEATH_S):
             ended.append(entry.name)
-        debris.clean(entry.job, entry.name)
+        _clean(entry)
         registry.remove(entry)
     return ended
+
+
+def _clean(entry: Registered, shared_memory: Path = debris.SHARED_MEMORY) -> None:
+    debris.clean(entry.job, entry.name, shared_memory)
+    limits.remove(map(Path, entry.groups))
 
 
 def _reason(code: int | None) -> str:
     if code is None:
         return "its process ended"
+    if code == RAN_OUT:
+        return "its agent was killed: the node ran out of memory"
     if code < 0:
         return f"its agent was ended by {signal.Signals(-code).name}"
     return f"its agent ended with exit code {code}"

@@ -25,6 +25,8 @@ class Registered(msgspec.Struct, frozen=True):
     """Clock ticks after boot, field 22 of /proc/<pid>/stat."""
     created: float
     """Unix time."""
+    groups: tuple[str, ...] = ()
+    """Folders of its control groups."""
 
     @property
     def uid(self) -> str:

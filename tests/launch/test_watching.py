@@ -2,16 +2,14 @@
 
 import os
 import subprocess
-import uuid
 from collections.abc import Iterator
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from runtime.agent.memory import own_counter
 from tests.launch.launchers import EVERSTEP, Launcher, until
+from tests.memory_groups import memory_group
 
 HANGS = """
 import sys, threading
@@ -85,42 +83,17 @@ def test_a_script_that_does_not_know_everstep_is_told_once_what_it_misses(launch
 
 
 @pytest.fixture
-def memory_group() -> Iterator[Path]:
+def group() -> Iterator[Path]:
     """A group of our own that may have 500 MiB."""
-    name, limit = f"everstep-test-{uuid.uuid4().hex[:8]}", str(500 << 20)
-    for root, file in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
-        group = Path(root) / name
-        if _made(group, file, limit):
-            yield group
-            until(partial(_emptied, group), lambda: f"{name} still has processes")
-            return
-    pytest.skip("no memory group can be made here (not root, or no cgroup with memory)")
-
-
-def _made(group: Path, file: str, limit: str) -> bool:
-    try:
-        group.mkdir()
-    except OSError:
-        return False
-    try:
-        (group / file).write_text(limit)
-    except OSError:
-        group.rmdir()
-        return False
-    return True
-
-
-def _emptied(group: Path) -> bool:
-    with suppress(OSError):
-        group.rmdir()
-    return not group.exists()
+    with memory_group(500 << 20) as made:
+        yield made
 
 
 def test_a_worker_that_the_kernel_kills_for_want_of_memory_is_told_apart_from_other_kills(
-    launcher: Launcher, memory_group: Path
+    launcher: Launcher, group: Path
 ) -> None:
     (launcher.folder / "train.py").write_text("held = [bytearray(1 << 20) for _ in range(4000)]\n")
-    inside = f'echo $$ > {memory_group}/cgroup.procs && exec "$@"'
+    inside = f'echo $$ > {group}/cgroup.procs && exec "$@"'
     command = ("sh", "-c", inside, "sh", *EVERSTEP)
     ended = launcher.ended(launcher.start(command, "--standalone", "--max-restarts=1", "train.py"))
     assert ended.err.count("ended with exit code -9, out of memory") == 2, ended.err

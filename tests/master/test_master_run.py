@@ -14,7 +14,7 @@ import pytest
 
 from runtime.job.messages import Ack, Action, Directive, Finished, Heartbeat, Holding, Join, Persisted, Seat, WorkerExit
 from runtime.job.records import NodeRequested, RoundFormed
-from runtime.job.spec import JobSpec, Patience, RoleSpec
+from runtime.job.spec import JobSpec, Patience, Resources, RoleSpec
 from runtime.master import CannotListen, Outcome, Progress, find_master, read_journal, run
 from runtime.master.journal import Master
 from runtime.platform import Gone, Node, NodeRequest
@@ -216,6 +216,21 @@ def test_a_lost_node_is_replaced_and_the_survivor_told_to_rejoin(tmp_path: Path)
         assert (await second.post("join", Join(second.name, "worker", "h", 1, "a:1", 1)))[0] == 409
 
     played(tmp_path, story)
+
+
+def test_the_platform_is_told_what_each_node_may_use_and_who_is_beyond_the_minimum(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        first, second = await job.agent(), await job.agent()
+        await asyncio.gather(first.join(), second.join())
+        told = job.platform.requests["worker-0-0"], job.platform.requests["worker-1-0"]
+        assert [(one.resources, one.priority, one.extra) for one in told] == [(given, 5, False), (given, 5, True)]
+        died = WorkerExit(second.name, 1, 1, 0, -9, 0, "", 1.0, oom=True)
+        await second.ask("fault", died, Ack)
+        assert await job.platform.came.get() == "worker-1-1"
+        assert job.platform.requests["worker-1-1"].resources == Resources(2.0, 8 << 30)
+
+    given = Resources(2.0, 4 << 30)
+    played(tmp_path, story, JobSpec("j", {"worker": RoleSpec(2, 1, resources=given, priority=5)}))
 
 
 def test_a_second_master_takes_over_without_disturbing_the_round(tmp_path: Path) -> None:

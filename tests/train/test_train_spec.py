@@ -14,6 +14,7 @@ from steps.entry import StepError
 from steps.train import Config
 from steps.train.job import job_of, ranks
 
+README = Path(__file__).parents[2] / "README.md"
 ROLES = """
 failPolicy: All
 patience: {maxRestarts: 9}
@@ -73,6 +74,15 @@ def test_a_flag_may_repeat_the_file_but_not_contradict_it(spec: str) -> None:
 def test_what_is_wrong_with_the_file_is_told_by_name_and_line(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "job.yaml").write_text(text)
     assert words in refused(job_spec=str(tmp_path / "job.yaml"))
+
+
+def test_the_readmes_spec_is_one(tmp_path: Path) -> None:
+    shown = README.read_text().partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "job.yaml").write_text(shown)
+    config = Config(job_spec=str(tmp_path / "job.yaml"))
+    config.check()
+    job = job_of(config)
+    assert (list(job.roles), job.roles["worker"].resources) == (["chief", "worker"], Resources(2.0, 4 << 30))
 
 
 def test_a_file_that_is_not_there_is_told() -> None:

@@ -1,0 +1,139 @@
+"""What a node of this machine may use at most: a control group of its own, v2 or v1, where this process may make one.
+
+After the kernel's "Control Group v2" (memory.max, cpu.max), "Memory Resource Controller" and "CFS Bandwidth Control"
+(v1). A node's group lies below its maker's, so that what limits the maker limits its nodes too. Under v2 a group with
+processes of its own has no controllers to give away: then the node's lies beside it, if the maker is not limited.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from runtime.job.spec import Resources
+
+MOUNT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+_PERIOD_US = 100_000
+_EXPENDABLE = 500
+
+
+class _Limit(NamedTuple):
+    """What to write where, the file that matters first."""
+
+    v1: Mapping[str, str]
+    v2: Mapping[str, str]
+
+
+def limit(
+    job: str, node: str, resources: Resources, pid: int, own: Path = OWN, mount: Path = MOUNT
+) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Limit a process and all that it will start: (the groups it is in now, the resources that nobody limits)."""
+    name = f"everstep-{hashlib.sha256(job.encode()).hexdigest()[:12]}-{node}"
+    groups: dict[Path, None] = {}
+    unlimited = [resource for resource, amount in resources.others.items() if amount]
+    for controller, wanted in _limits(resources):
+        for group in _places(controller, wanted, name, own, mount):
+            if _entered(group, pid):
+                groups[group] = None
+                break
+            remove((group,))
+        else:
+            unlimited.append(controller)
+    return tuple(groups), tuple(unlimited)
+
+
+def expendable(pid: int) -> None:
+    """Should the machine run out of memory, the kernel ends this process, and those it starts, before others."""
+    with suppress(OSError):  # It may have ended.
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(_EXPENDABLE))
+
+
+def ran_out(groups: Iterable[Path]) -> bool:
+    """Did the kernel kill in one of these for want of memory?"""
+    for file in (group / name for group in groups for name in ("memory.events", "memory.oom_control")):
+        with suppress(OSError):
+            lines = file.read_text().splitlines()
+            if any(line.startswith("oom_kill ") and line.split()[1] != "0" for line in lines):
+                return True
+    return False
+
+
+def remove(groups: Iterable[Path]) -> None:
+    """Remove groups whose processes have all ended."""
+    for group in groups:
+        with suppress(OSError):  # It is gone, or a zombie is still in it: an empty group costs nothing.
+            group.rmdir()
+
+
+def _limits(resources: Resources) -> Iterator[tuple[str, _Limit]]:
+    if resources.memory_bytes:
+        memory = str(resources.memory_bytes)
+        v1 = {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}
+        yield "memory", _Limit(v1, {"memory.max": memory, "memory.swap.max": "0"})
+    if resources.cpu:
+        quota = str(max(1000, int(resources.cpu * _PERIOD_US)))
+        v1 = {"cpu.cfs_quota_us": quota, "cpu.cfs_period_us": str(_PERIOD_US)}
+        yield "cpu", _Limit(v1, {"cpu.max": f"{quota} {_PERIOD_US}"})
+
+
+def _places(controller: str, wanted: _Limit, name: str, own: Path, mount: Path) -> Iterator[Path]:
+    """Groups of that name, made and limited, in the order in which they are to be tried."""
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, path in lines:
+        if controller in controllers.split(","):
+            here = _seen(mount / controller, path)
+            if _made(here / name, wanted.v1):
+                yield here / name
+        elif not controllers:
+            for root in (mount, mount / "unified"):
+                for parent in _parents_v2(_seen(root, path), root, next(iter(wanted.v2))):
+                    with suppress(OSError):
+                        (parent / "cgroup.subtree_control").write_text(f"+{controller}")
+                    if _made(parent / name, wanted.v2):
+                        yield parent / name
+
+
+def _seen(root: Path, path: str) -> Path:
+    """The group; a container often sees its own as the root while /proc names it by its path outside."""
+    inside = root / path.lstrip("/")
+    return inside if inside.is_dir() else root
+
+
+def _parents_v2(here: Path, root: Path, file: str) -> Iterator[Path]:
+    yield here
+    with suppress(OSError):
+        if here != root and (here / file).read_text().split()[0] == "max":
+            yield here.parent
+
+
+def _made(group: Path, values: Mapping[str, str]) -> bool:
+    """Make the group and write its limits; False where the first of them cannot be had."""
+    existed = group.is_dir()
+    try:
+        group.mkdir(exist_ok=True)
+    except OSError:
+        return False
+    for number, (file, value) in enumerate(values.items()):
+        try:
+            with (group / file).open("r+") as limits:  # Never made: a folder without it has no such controller.
+                limits.write(value)
+        except OSError:
+            if number == 0:
+                if not existed:
+                    remove((group,))
+                return False
+    return True
+
+
+def _entered(group: Path, pid: int) -> bool:
+    try:
+        with (group / "cgroup.procs").open("r+") as processes:
+            processes.write(str(pid))
+    except OSError:
+        return False
+    return True
