@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from runtime.data import finished
+from runtime.store import place_of
 from steps.entry import Result, StepError
 from steps.preprocess import inputs
 from steps.preprocess.config import Config
@@ -67,7 +68,8 @@ def _make(config: Config, given: inputs.Input, key: str) -> tuple[dict[str, Any]
 
     words = _vocabulary(config, given)
     dtype = token_dtype(words.size)
-    shards = finished.local_root(config.store) / f"{key.replace('/', '/~shards-')}"
+    place = place_of(finished.uri(config.store, key))
+    shards = place.with_name(f"~shards-{place.name}")
     with workspace(shards) as work, finished.draft(config.store, key, MANIFEST) as draft:
         tokenizer_json = draft.folder / "tokenizer.json"
         tokenizer_json.write_bytes(words.json)

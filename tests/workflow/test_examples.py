@@ -120,7 +120,9 @@ def came(
     """The examples that are asked for, run side by side once, in the folder in which their containers would begin."""
     folder = tmp_path_factory.mktemp("examples")
     chosen = {
-        item.callspec.params["case"] for item in request.session.items if "came" in getattr(item, "fixturenames", ())
+        item.callspec.params["case"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and "came" in item.fixturenames
     }
     sources = {case: workflow(case, known).value for case in EXPECTED if case in chosen}
     with pytest.MonkeyPatch.context() as patch:
