@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils._pytree import tree_map
 
 from runtime.agent.link import Link
 from runtime.checkpoint.checkpointer import Checkpointer
@@ -57,7 +58,7 @@ def work(rank: int, world_size: int, mesh: str, iterations: int, result: str) ->
     if done < iterations:
         checkpointer.finish(state)
     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"], "done": done}
-    whole = torch.utils._pytree.tree_map(lambda t: t.full_tensor() if isinstance(t, DTensor) else t, states)
+    whole = tree_map(lambda t: t.full_tensor() if isinstance(t, DTensor) else t, states)
     if rank == 0:
         torch.save(whole, result)
     dist.barrier()
