@@ -29,12 +29,11 @@ from runtime.job.messages import Holding, Restore, Seat
 from runtime.store import Store
 
 
-def seat(
-    round_: int, restore: Restore | None = None, persists: bool = True, first_rank: int = 0, world_size: int = 1
-) -> Seat:
-    group = (0 if persists else 1, 1)
+def seat(round_: int, restore: Restore | None = None, persists: bool = True, **more: Any) -> Seat:
+    place = {"group_rank": 0 if persists else 1, "group_world_size": 1, "first_rank": 0, "world_size": 1, **more}
+    place |= {"role_first_rank": 0, "role_world_size": 1, "restart_count": round_ - 1}
     return Seat(
-        1, round_, "worker", *group, first_rank, world_size, 0, 1, "127.0.0.1", 1, round_ - 1, restore, persists
+        1, round_, "worker", master_addr="127.0.0.1", master_port=1, restore=restore, persists=persists, **place
     )
 
 
@@ -58,6 +57,16 @@ class _Peer(http.server.BaseHTTPRequestHandler):
                 self.wfile.write(data[first : last + 1])
         except KeyError:
             self.send_error(404)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        try:
+            self.keeper.keep(msgspec.json.decode(body, type=Holding))
+        except RuntimeError as error:
+            self.send_error(503, str(error))
+        else:
+            self.send_response(204)
+            self.end_headers()
 
     def log_message(self, *_: Any) -> None:
         return
@@ -93,7 +102,7 @@ class Node:
         if self.commits:
             self.keeper.committed(holding, holding.key.rpartition("/")[0] + "/manifest.json")
 
-    def begin(self, round_: int, restore: Restore | None = None, persists: bool = True, **place: int) -> None:
+    def begin(self, round_: int, restore: Restore | None = None, persists: bool = True, **place: Any) -> None:
         self.keeper.new_round(seat(round_, restore, persists, **place))
 
     @property

@@ -112,7 +112,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._failed = self._loop.create_future()
         self._threads = threads
-        runner = web.AppRunner(application(keeper, settings.token), access_log=None, shutdown_timeout=0.2)
+        runner = web.AppRunner(application(keeper, settings.token, threads), access_log=None, shutdown_timeout=0.2)
         try:
             async with aiohttp.ClientSession(headers=headers) as session:
                 self.client.session = session

@@ -10,9 +10,8 @@ from runtime.job.messages import Holding, Seat
 class Keeper(Protocol):
     """Slots in shared memory, their digests, the copy to the store and the state that a round starts from.
 
-    Methods that may block are called in a thread: announce, acquire, fetched, flush, holdings, committed,
-    persist_newest. What cannot
-    be done raises RuntimeError or OSError with a line for the worker.
+    Methods that may block are called in a thread: announce, acquire, fetched, flush, holdings, keep,
+    committed, persist_newest. What cannot be done raises RuntimeError or OSError with a line for the worker.
     """
 
     def new_round(self, seat: Seat) -> None:
@@ -57,6 +56,10 @@ class Keeper(Protocol):
 
     def holdings(self, address: str) -> tuple[Holding, ...]:
         """What can be served now."""
+        ...
+
+    def keep(self, source: Holding) -> None:
+        """Fetch a copy of a peer's shard into this node's memory. Blocks until it is held."""
         ...
 
     def open_shard(self, round: int, iteration: int, shard: int) -> AbstractContextManager[memoryview]:  # noqa: A002

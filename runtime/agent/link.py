@@ -106,6 +106,8 @@ class Fetched(msgspec.Struct, frozen=True, tag=True):
     """Of a sharded state: where every shard is held, best first."""
     token: str = ""
     """What peers want to see."""
+    why: str = ""
+    """What was wrong at the places that come before the source; empty when nothing was."""
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):

@@ -82,6 +82,7 @@ class Outbox:
             {
                 "kind": "restored", "round": seat.round, "iteration": told.iteration, "source": told.source,
                 "rank": seat.first_rank + local_rank, "from_round": told.round, "seconds": round(seconds, 4),
+                **({"why": told.why} if told.why else {}),
             }
         )  # fmt: skip
 

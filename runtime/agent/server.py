@@ -1,23 +1,28 @@
-"""The agent's own HTTP server: other agents read the shards that lie in this node's memory.
+"""The agent's own HTTP server: other agents read the shards in this node's memory, and have theirs copied to it.
 
 GET /v1/shards/<round>/<iteration>/<shard>: the bytes (Range is understood); 404 when they are not held (any more),
 401 without the job's token.
+POST /v1/copies with a Holding: fetch that shard into this node's memory; 204 when it is there, 503 and why when not.
 """
 
+import asyncio
 import hmac
 import re
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 
+import msgspec
 from aiohttp import web
 
 from runtime.agent.keeping import Keeper
+from runtime.job.messages import Holding
 
 _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
-def application(keeper: Keeper, token: str) -> web.Application:
-    """The server of one agent."""
+def application(keeper: Keeper, token: str, threads: Executor) -> web.Application:
+    """The server of one agent; what blocks runs in `threads`."""
     bearer = f"Bearer {token}".encode()
 
     @web.middleware
@@ -38,8 +43,19 @@ def application(keeper: Keeper, token: str) -> web.Application:
             text = "shard {2} of round {0}, iteration {1} is not held".format(*place)
             return web.Response(status=404, text=text)
 
+    async def copy(request: web.Request) -> web.Response:
+        try:
+            source = msgspec.json.decode(await request.read(), type=Holding)
+            await asyncio.get_running_loop().run_in_executor(threads, keeper.keep, source)
+        except msgspec.DecodeError as error:
+            return web.Response(status=400, text=f"not understood: {error}")
+        except (RuntimeError, OSError) as error:
+            return web.Response(status=503, text=str(error))
+        return web.Response(status=204)
+
     app = web.Application(middlewares=[guard])
-    app.add_routes([web.get(r"/v1/shards/{round:\d+}/{iteration:\d+}/{shard:\d+}", shard)])
+    shards = r"/v1/shards/{round:\d+}/{iteration:\d+}/{shard:\d+}"
+    app.add_routes([web.get(shards, shard), web.post("/v1/copies", copy)])
     return app
 
 

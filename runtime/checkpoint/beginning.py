@@ -34,6 +34,8 @@ class Around(NamedTuple):
     """Local ranks of this node."""
     digest: Callable[[Held, int], str]
     """Of a pinned slot, computed when it is not known."""
+    send: Callable[[int, Held, int], None]
+    """Have a whole shard of that local rank copied into a peer's memory."""
 
 
 class Beginning:
@@ -48,15 +50,24 @@ class Beginning:
         self._fetched: dict[int | None, Fetched] = {}
         """By local rank; None: for all of them."""
         self._pinned: dict[int, tuple[Held, int]] = {}
+        self._stages: dict[int, int] = {}
         threading.Thread(target=self._run, name="everstep-fetch", daemon=True).start()
 
     def answer(self, local_rank: int) -> Fetched | None:
         """What that worker shall read; None while it is not there."""
         return self._fetched.get(local_rank) or self._fetched.get(None)
 
-    def staged(self, local_rank: int) -> None:
-        """A worker of this round has staged: what it started from is kept by its place in the slots from now on."""
-        self._unpin(local_rank)
+    def staged(self, local_rank: int) -> int:
+        """A worker of this round has staged; returns how often it has in this round.
+
+        What it started from is kept by its place in the slots from then on; of a sharded state from the second time on:
+        then all ranks have staged the first.
+        """
+        stages = self._stages[local_rank] = self._stages.get(local_rank, 0) + 1
+        restore = self.seat.restore
+        if stages > 1 or restore is None or restore.sources[0].shards == 1:
+            self._unpin(local_rank)
+        return stages
 
     def end(self) -> None:
         """Another round begins."""
@@ -105,7 +116,8 @@ class Beginning:
         facts = held.table[slot]
         place = (str(held.file.path), held.file.offset(slot), facts.size, restore.round, restore.iteration)
         everywhere = restore.sources if identity.shards > 1 else ()
-        self._begun(reader, Fetched(*place, facts.digest, source, everywhere, self._around.token), (held, slot))
+        told = Fetched(*place, facts.digest, source, everywhere, self._around.token, "; ".join(why))
+        self._begun(reader, told, (held, slot))
 
     def _begun(self, reader: int | None, fetched: Fetched, pinned: tuple[Held, int] | None = None) -> None:
         with self._around.changed:
@@ -114,6 +126,8 @@ class Beginning:
                 self._pinned[reader or 0] = pinned
                 if self.over:
                     self._unpin(reader or 0)
+                elif reader is not None:
+                    self._around.send(reader, *pinned)
             self._around.changed.notify_all()
 
     def _from_memory(self, identity: Identity, why: list[str]) -> tuple[Held, int, str] | None:
@@ -173,7 +187,7 @@ class Beginning:
         """A slot to fetch into, of a segment whose slots are made for this very shard."""
         with self._around.changed:
             while not self.over:
-                held = self._around.segments.ensure(local_rank, size)
+                held = self._around.segments.ensure(local_rank, size, identity.shards > 1)
                 slot = held.table.acquire(identity)
                 if slot is not None:
                     return held, slot

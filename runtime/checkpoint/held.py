@@ -5,8 +5,12 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runtime.checkpoint.errors import SegmentError
 from runtime.checkpoint.segment import SegmentFile, rounded
-from runtime.checkpoint.slots import Identity, SlotTable
+from runtime.checkpoint.slots import KEPT_SHARDED, Identity, SlotTable
+
+COPY_SLOTS = 2
+"""Of each shard that is copied from another node: the last one whole while the next one comes."""
 
 
 def segment_prefix(job: str, node: str) -> str:
@@ -14,15 +18,21 @@ def segment_prefix(job: str, node: str) -> str:
     return f"everstep-{hashlib.sha256(job.encode()).hexdigest()[:12]}-{node}-"
 
 
+def copies_of(shard: int) -> int:
+    """The number, in place of a local rank, of the segment with copies of that shard of another node."""
+    return -1 - shard
+
+
 @dataclass(eq=False)
 class Held:
     """One segment and what its slots are worth."""
 
     local_rank: int
+    """Whose worker writes it; negative for copies of another node's shard (`copies_of`)."""
     file: SegmentFile
     table: SlotTable
     sharded: bool = False
-    """Does its worker stage its own rank's shard?"""
+    """Is it some rank's own shard?"""
 
     def data(self, slot: int) -> memoryview:
         """The bytes of the whole state in a slot."""
@@ -43,16 +53,21 @@ class Segments:
     slots: int
     _held: dict[int, list[Held]] = field(default_factory=dict)
     _made: int = 0
+    _closed: bool = False
 
     def reclaim(self) -> None:
         """Remove what an earlier incarnation of this node left."""
         for path in self.directory.glob(f"{self.prefix}*"):
-            if re.fullmatch(r"\d+(\.\d+)?", path.name.removeprefix(self.prefix)):
+            if re.fullmatch(r"(copy)?\d+(\.\d+)?", path.name.removeprefix(self.prefix)):
                 path.unlink(missing_ok=True)
 
     def all(self) -> list[Held]:
         """Every segment."""
         return [held for every in self._held.values() for held in every]
+
+    def staged(self) -> list[Held]:
+        """Those that this node's workers write."""
+        return [held for held in self.all() if held.local_rank >= 0]
 
     def current(self, local_rank: int) -> Held | None:
         """The segment that the rank writes to."""
@@ -75,19 +90,26 @@ class Segments:
                 return held, slot
         return None
 
-    def ensure(self, local_rank: int, capacity: int) -> Held:
-        """A segment with slots of exactly that capacity (0: a control page only). Raises SegmentError: no room."""
+    def ensure(self, local_rank: int, capacity: int, sharded: bool = False) -> Held:
+        """A segment with slots of exactly that capacity (0: a control page only). Raises SegmentError: no room.
+
+        One more slot for a sharded state, of which the two newest are kept.
+        """
         held = self.current(local_rank)
-        if held is not None and held.file.capacity == rounded(capacity):
+        count = COPY_SLOTS if local_rank < 0 else self.slots + sharded
+        if held is not None and held.file.capacity == rounded(capacity) and len(held.table) == count:
             return held
         if held is not None and held.idle():
             self._held[local_rank].remove(held)
             held.file.unlink()
+        if self._closed:
+            raise SegmentError("this node is leaving")
         self._made += 1
         suffix = f".{self._made}" if self._held.get(local_rank) else ""
-        path = self.directory / f"{self.prefix}{local_rank}{suffix}"
-        file = SegmentFile.create(path, self.slots if capacity else 0, capacity)
-        made = Held(local_rank, file, SlotTable(self.slots))
+        name = f"{local_rank}" if local_rank >= 0 else f"copy{copies_of(local_rank)}"
+        path = self.directory / f"{self.prefix}{name}{suffix}"
+        file = SegmentFile.create(path, count if capacity else 0, capacity)
+        made = Held(local_rank, file, SlotTable(count, KEPT_SHARDED if sharded else 1), sharded)
         self._held.setdefault(local_rank, []).append(made)
         return made
 
@@ -105,8 +127,19 @@ class Segments:
                 held.file.unlink()
         self._held[local_rank] = [*kept, current]
 
+    def forget_copies(self, round: int) -> None:  # noqa: A002
+        """Let go of copies of rounds before that one: newer ones lie somewhere else now."""
+        for held in self.all():
+            newest = held.table.newest()
+            identity = held.table[newest].identity if newest is not None else None
+            busy = held.table.writing() or any(held.table[slot].pins for slot in range(len(held.table)))
+            if held.local_rank < 0 and identity and identity.round < round and not busy:
+                held.file.unlink()
+                self._held[held.local_rank].remove(held)
+
     def unlink(self) -> None:
-        """Remove every file."""
+        """Remove every file; no more are made."""
+        self._closed = True
         for held in self.all():
             held.file.unlink()
         self._held.clear()

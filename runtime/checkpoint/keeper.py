@@ -1,9 +1,10 @@
 """The agent's side of checkpoints: who may write which slot, what is held whole, what goes to the store, where a round
 starts from.
 
-Runs in the agent's process. Every method may be called from any thread; `announce`, `acquire`, `fetched`, `flush` and
-`holdings` may block. One thread computes digests, one persists, one fetches at the beginning of each round. What cannot
-be done raises KeeperError (or SegmentError: no shared memory), one line for the worker.
+Runs in the agent's process. Every method may be called from any thread; `announce`, `acquire`, `fetched`, `flush`,
+`holdings` and `keep` may block. One thread computes digests, one persists, one fetches at the beginning of each round,
+one a local rank sees to the copy of its shard. What cannot be done raises KeeperError (or SegmentError: no shared
+memory), one line for the worker.
 """
 
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from runtime.agent.link import Fetched, Segment, Slot, Staged
 from runtime.checkpoint.beginning import Around, Beginning
+from runtime.checkpoint.copies import Sender, receive
 from runtime.checkpoint.digests import seal
 from runtime.checkpoint.errors import KeeperError
 from runtime.checkpoint.held import Held, Segments, segment_prefix
@@ -24,6 +26,8 @@ from runtime.job.messages import Holding, Seat
 from runtime.store import Store
 
 _SHM = Path("/dev/shm")
+_ALL_COPIED = 3
+"""A rank that stages its third state of a round knows that all have staged two and copied one to the peers of it."""
 
 
 class Keeper:
@@ -59,7 +63,12 @@ class Keeper:
         self._lives: dict[int, int] = {}
         """Deaths of each local rank: a wait that began before one ends with it."""
         self._closed = False
-        self._around = Around(self._changed, self._segments, store, token, node, workers, self._digest)
+        self._address = ""
+        """Where peers read this node's memory, as the last join told it."""
+        self._sender = Sender(self._changed, token, self._holding)
+        self._around = Around(
+            self._changed, self._segments, store, token, node, workers, self._digest, self._sender.send
+        )
         self._persister = Persister(self._changed, self._segments, store, job, on_persisted, self._digest)
         threading.Thread(target=self._digest_newest, name="everstep-digest", daemon=True).start()
 
@@ -75,6 +84,7 @@ class Keeper:
                 self._abandon(local_rank)
             if self._beginning is not None:
                 self._beginning.end()
+            self._sender.begin(seat.peer)
             self._beginning = Beginning(seat, self._around)
             self._changed.notify_all()
 
@@ -85,7 +95,7 @@ class Keeper:
         """
         with self._changed:
             self._check_open()
-            held = self._segments.ensure(local_rank, capacity)
+            held = self._segments.ensure(local_rank, capacity, sharded)
             held.sharded = sharded
             return Segment(str(held.file.path), held.file.slots, held.file.capacity)
 
@@ -116,8 +126,13 @@ class Keeper:
             identity = self._identity(held, message.iteration)
             held.table.stage(slot, message.size)
             assert self._beginning is not None
-            self._beginning.staged(local_rank)
+            stages = self._beginning.staged(local_rank)
             self._segments.forget_earlier(local_rank)
+            whole = held.table.find(identity)
+            if held.sharded and whole is not None:
+                self._sender.send(local_rank, held, whole)
+            if stages == _ALL_COPIED:
+                self._segments.forget_copies(identity.round)
             due = message.iteration % self._interval == 0
             if self._to_store(held) and (message.persist or (due and held.sharded)):
                 self._persister.ask(local_rank, identity)  # All ranks put the same iterations, however slow a store is.
@@ -172,7 +187,7 @@ class Keeper:
         """Copy the newest state of this round to the store, also on a node that does not persist it. Does not wait."""
         with self._changed:
             self._seat()
-            for held in self._segments.all():
+            for held in self._segments.staged():
                 self._persist_newest(held)
 
     def committed(self, holding: Holding, manifest: str) -> None:
@@ -186,23 +201,23 @@ class Keeper:
         """What can be served from this node's memory now, at `address`; missing digests are computed first."""
         found = []
         with self._changed:
+            self._address = address
             whole = [(held, slot) for held in self._segments.all() for slot in held.table.whole()]
             for held, slot in whole:
                 held.table.pin(slot)
         for held, slot in whole:
-            self._digest(held, slot)
-            facts, index = held.table[slot], held.local_rank
-            assert facts.identity is not None
-            found.append(
-                Holding(
-                    *facts.identity, size=facts.size, node=self._node, address=address, index=index, digest=facts.digest
-                )
-            )
+            found.append(self._holding(held, slot))
         with self._changed:
             for held, slot in whole:
                 held.table.unpin(slot)
             self._changed.notify_all()
         return tuple(found)
+
+    def keep(self, source: Holding) -> None:
+        """Fetch a copy of a peer's shard into this node's memory; returns when it is held. Raises KeeperError."""
+        with self._changed:
+            self._check_open()
+        receive(source, self._around)
 
     @contextmanager
     def open_shard(self, round: int, iteration: int, shard: int) -> Iterator[memoryview]:  # noqa: A002
@@ -281,6 +296,8 @@ class Keeper:
         held = self._segments.current(local_rank)
         if held is None or not held.file.slots:
             raise KeeperError(f"worker {local_rank} has announced no state to stage")
+        if self._sender.busy(local_rank):
+            return None
         if local_rank in self._writing:
             earlier, given = self._writing.pop(local_rank)
             earlier.table.abandon(given)
@@ -300,6 +317,13 @@ class Keeper:
         with self._changed:
             held.table.unpin(slot)
             self._changed.notify_all()
+
+    def _holding(self, held: Held, slot: int) -> Holding:
+        """What others are told of a pinned slot."""
+        digest, facts = self._digest(held, slot), held.table[slot]
+        assert facts.identity is not None
+        place = {"node": self._node, "address": self._address, "index": max(held.local_rank, 0)}
+        return Holding(*facts.identity, size=facts.size, digest=digest, **place)
 
     def _digest(self, held: Held, slot: int) -> str:
         """The digest of a pinned slot, computed when it is not known."""

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
+KEPT_SHARDED = 2
+"""Newest whole states of a sharded one that are never overwritten: a peer's copies may be one behind (see `copies`)."""
+
 
 class Identity(NamedTuple):
     """A staged shard: after a rollback the same iteration comes again, in a later round."""
@@ -68,10 +71,11 @@ class SlotFacts:
 class SlotTable:
     """The slots of one segment."""
 
-    def __init__(self, count: int) -> None:
-        if count < 2:
-            raise ValueError(f"{count} slots; at least 2 are needed so that one state is always whole")
-        self._slots = [SlotFacts()] * count
+    def __init__(self, count: int, kept: int = 1) -> None:
+        """`kept`: so many of the newest whole states are never overwritten."""
+        if count <= kept:
+            raise ValueError(f"{count} slots; at least {kept + 1} are needed so that {kept} can always be whole")
+        self._slots, self._kept = [SlotFacts()] * count, kept
 
     def __getitem__(self, slot: int) -> SlotFacts:
         return self._slots[slot]
@@ -96,12 +100,16 @@ class SlotTable:
         """Slots with a writer."""
         return [number for number, slot in enumerate(self._slots) if slot.state is SlotState.WRITING]
 
-    def acquire(self, identity: Identity) -> int | None:
-        """A slot to write `identity` into: a free one, else the oldest whole one that is neither the newest nor pinned;
-        None when there is none now."""
+    def writable(self) -> int | None:
+        """The slot to write next: a free one, else the oldest whole one that is neither among the newest that are kept
+        nor pinned; None when there is none now."""
         free = [number for number, slot in enumerate(self._slots) if slot.state is SlotState.FREE]
-        old = [number for number in reversed(self.whole()[1:]) if not self._slots[number].pins]
-        chosen = next(iter(free + old), None)
+        old = [number for number in reversed(self.whole()[self._kept :]) if not self._slots[number].pins]
+        return next(iter(free + old), None)
+
+    def acquire(self, identity: Identity) -> int | None:
+        """Begin to write `identity` into the slot that is `writable`; None when there is none now."""
+        chosen = self.writable()
         if chosen is not None:
             self._slots[chosen] = SlotFacts(self._next(chosen, SlotEvent.ACQUIRE), identity)
         return chosen

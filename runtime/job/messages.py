@@ -111,6 +111,8 @@ class Seat(msgspec.Struct, frozen=True):
     restore: Restore | None
     persists: bool
     """This node persists what is the same on every rank; each node persists its own shards of a sharded state."""
+    peer: str = ""
+    """host:port of the agent that keeps copies of this node's shards, on another host; empty: there is none."""
 
 
 class Action(StrEnum):

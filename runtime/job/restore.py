@@ -7,6 +7,8 @@ from runtime.job.messages import Holding, Restore
 from runtime.job.nodes import NodePhase
 from runtime.job.state import State
 
+NAMED = 8
+"""Runs of shards that the reason of a choice names."""
 SOURCES = 4
 """Places in memory that are named per shard; a node that holds the shard itself needs none of them."""
 
@@ -38,9 +40,22 @@ def choose(held: Iterable[Holding]) -> Restore | None:
         if shards < 1 or not set(range(shards)) <= set(by_shard):
             continue
         sources = tuple(source for shard in range(shards) for source in _best(by_shard[shard]))
-        places = "memory" if all(any(held.node for held in by_shard[s]) for s in range(shards)) else "the store"
-        return Restore(round_, iteration, sources, f"iteration {iteration} of round {round_} is whole in {places}")
+        where = _where([any(held.node for held in by_shard[shard]) for shard in range(shards)])
+        return Restore(round_, iteration, sources, f"iteration {iteration} of round {round_} is whole {where}")
     return None
+
+
+def _where(in_memory: list[bool]) -> str:
+    """Which shards nobody that is here has in memory; runs of shards folded."""
+    if all(in_memory):
+        return "in memory"
+    if not any(in_memory):
+        return "in the store"
+    edges = [n for n in range(len(in_memory)) if not n or in_memory[n] != in_memory[n - 1]]
+    runs = [(a, b - 1) for a, b in zip(edges, [*edges[1:], len(in_memory)], strict=True) if not in_memory[a]]
+    named = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:NAMED])
+    more = f" and {len(runs) - NAMED} more runs" if len(runs) > NAMED else ""
+    return f"in memory but for shards {named}{more}, which only the store has"
 
 
 def _best(group: list[Holding]) -> list[Holding]:

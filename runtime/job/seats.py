@@ -1,8 +1,13 @@
 """What an agent is told: its seat in a round, and its directive. Functions of the state alone."""
 
-from runtime.job.messages import Directive, Seat
+from collections.abc import Sequence
+
+from runtime.job.messages import Directive, Member, Round, Seat
 from runtime.job.nodes import NodePhase
 from runtime.job.state import JobPhase, State
+
+LOOKED_AT = 64
+"""Neighbours in rank order among which another host is looked for: a round of 10,000 nodes of one host costs little."""
 
 
 def seat(state: State, node: str) -> Seat | None:
@@ -25,7 +30,32 @@ def seat(state: State, node: str) -> Seat | None:
         restart_count=round_.number - 1,
         restore=round_.restore,
         persists=known.group_rank == 0,
+        peer=peer(round_.members[known.role], known.group_rank - _before(round_, known.role)),
     )
+
+
+def peer(members: Sequence[Member], place: int) -> str:
+    """Who keeps copies of the shards of the member at that place: one on another host; "" where there is none.
+
+    Behind the members on its own host, as far as the member is from the first of these: where hosts have equally many
+    nodes, each keeps copies of one.
+    """
+    count, host = len(members), members[place].host
+    first, end = place, place + 1
+    while first > max(0, place - LOOKED_AT) and members[first - 1].host == host:
+        first -= 1
+    while end < min(count, place + LOOKED_AT) and members[end].host == host:
+        end += 1
+    for candidate in (end + place - first, end, first - 1):
+        if members[candidate % count].host != host:
+            return members[candidate % count].address
+    return ""
+
+
+def _before(round_: Round, role: str) -> int:
+    """Members of the roles that come before that one."""
+    roles = list(round_.members)
+    return sum(len(round_.members[earlier]) for earlier in roles[: roles.index(role)])
 
 
 def seat_for(state: State, node: str, after_round: int) -> Seat | None:

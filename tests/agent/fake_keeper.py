@@ -77,6 +77,9 @@ class FakeKeeper:
             for index, round_, iteration in self.held
         )
 
+    def keep(self, source: Holding) -> None:
+        raise RuntimeError("no room")
+
     @contextmanager
     def open_shard(self, round: int, iteration: int, shard: int) -> Iterator[memoryview]:  # noqa: A002
         yield memoryview(self.held[shard, round, iteration])

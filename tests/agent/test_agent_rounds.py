@@ -331,6 +331,11 @@ threading.Event().wait()
                     assert (reply.status, await reply.read()) == (206, b"234")
                 async with session.get(url.replace("/7", "/8"), headers=bearer) as reply:
                     assert reply.status == 404
+                copies = f"http://{address}/v1/copies"
+                async with session.post(copies, headers=bearer, json={"round": 1, "iteration": 7}) as reply:
+                    assert (reply.status, await reply.text()) == (503, "no room")
+                async with session.post(copies, headers=bearer, json={"round": "x"}) as reply:
+                    assert reply.status == 400
             await master.direct(Action.LEAVE)
             await ended()
 

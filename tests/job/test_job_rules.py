@@ -5,11 +5,11 @@ import pytest
 from runtime.job import restore
 from runtime.job.brain import Brain, Journal
 from runtime.job.events import Event, Joined, NodeFinishedRound, NodeGone, Opened, ScaleAsked, WorkerExited
-from runtime.job.messages import Action, Finished, Holding, Join, WorkerExit
+from runtime.job.messages import Action, Finished, Holding, Join, Member, WorkerExit
 from runtime.job.nodes import NodePhase, UnlistedTransition
 from runtime.job.policy import reason_of
 from runtime.job.records import JobResult, MasterClaimed, NodeRequested, Reason, Record
-from runtime.job.seats import directive, seat
+from runtime.job.seats import directive, peer, seat
 from runtime.job.spec import JobSpec, Patience, RoleSpec, problems
 from runtime.job.state import State, apply, fold
 
@@ -175,6 +175,25 @@ def test_a_seat_is_a_function_of_the_round_and_the_node() -> None:
     assert seat(state, "worker-9-0") is None
 
 
+@pytest.mark.parametrize(
+    ("hosts", "keepers"),
+    [
+        ("a", [None]),
+        ("aa", [None, None]),
+        ("ab", [1, 0]),
+        ("abc", [1, 2, 0]),
+        ("aabb", [2, 3, 0, 1]),
+        ("aaab", [3, 3, 3, 0]),
+        ("abab", [1, 2, 3, 0]),
+        ("a" * 200, [None] * 200),
+    ],
+)
+def test_copies_of_a_nodes_shards_are_kept_on_another_host(hosts: str, keepers: list[int | None]) -> None:
+    members = [Member(f"n{n}", host, f"at{n}", 1) for n, host in enumerate(hosts)]
+    wanted = ["" if keeper is None else f"at{keeper}" for keeper in keepers]
+    assert [peer(members, place) for place in range(len(members))] == wanted
+
+
 def test_an_unlisted_transition_raises() -> None:
     again = NodeRequested(time=1.0, node="worker-0-0", role="worker", index=0, launch=0, host="")
     with pytest.raises(UnlistedTransition):
@@ -190,6 +209,15 @@ def test_only_a_state_of_which_every_shard_is_held_is_restored() -> None:
     assert (chosen.round, chosen.iteration) == (1, 8)
     assert [(s.shard, s.node, s.key) for s in chosen.sources] == [(0, "a", ""), (0, "", "k"), (1, "a", "")]
     assert restore.choose([torn]) is None
+
+
+def test_the_reason_of_a_choice_names_the_shards_that_only_the_store_has() -> None:
+    memory = [Holding(1, 8, shard=s, shards=6, node="a") for s in (0, 1, 4)]
+    stored = [Holding(1, 8, shard=s, shards=6, key="k") for s in range(6)]
+    assert [chosen and chosen.reason for chosen in map(restore.choose, ([*memory, *stored], stored))] == [
+        "iteration 8 of round 1 is whole in memory but for shards 2-3, 5, which only the store has",
+        "iteration 8 of round 1 is whole in the store",
+    ]
 
 
 @pytest.mark.parametrize(

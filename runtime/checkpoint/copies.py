@@ -1,0 +1,126 @@
+"""Peer copies: what a rank staged of a sharded state also lies in the memory of another failure domain.
+
+The node that staged a shard asks its peer to fetch it, one state at a time for each local rank; a rank stages the next
+one only when that is done (or has failed, which is told). So while ranks keep step, as collectives make them, the last
+two states of every surviving rank (`slots.KEPT_SHARDED`) include the last one of which a lost node's shards were
+copied: whatever one failure domain is lost, some (round, iteration) is held whole in memory.
+
+Source: "Gemini: Fast Failure Recovery in Distributed Training with In-Memory Checkpoints" (SOSP 2023), for copying
+every iteration's state to a fixed peer.
+"""
+
+import http.client
+import logging
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from runtime.checkpoint.beginning import Around
+from runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
+from runtime.checkpoint.fetch import PEER_TIMEOUT_S, fetch
+from runtime.checkpoint.held import Held, copies_of
+from runtime.checkpoint.slots import Identity
+from runtime.job.messages import Holding
+
+PATH = "/v1/copies"
+"""Where an agent is asked to fetch a copy: POST of the Holding, answered when it is there."""
+ANSWER_TIMEOUT_S = 600.0
+"""A peer that has not fetched a shard by then is given up."""
+_log = logging.getLogger("everstep.checkpoint")
+
+
+class Sender:
+    """Asks the peer to fetch. `begin`, `send` and `busy` are called holding the keeper's lock."""
+
+    def __init__(self, changed: threading.Condition, token: str, described: Callable[[Held, int], Holding]) -> None:
+        """`described` is what others are told of a pinned slot; it is called without the lock."""
+        self._changed, self._token, self._described = changed, token, described
+        self._peer = ""
+        self._under_way: dict[int, Identity] = {}
+        self._told = ""
+
+    def begin(self, peer: str) -> None:
+        """A round begins, with the agent at that address as peer; empty: there is no other failure domain."""
+        self._peer, self._told = peer, ""
+        self._under_way.clear()
+
+    def busy(self, local_rank: int) -> bool:
+        """Is what that worker staged last still on its way?"""
+        return local_rank in self._under_way
+
+    def send(self, local_rank: int, held: Held, slot: int) -> None:
+        """Have that whole state copied, in a thread."""
+        identity = held.table[slot].identity
+        if not self._peer or identity is None or local_rank in self._under_way:
+            return
+        held.table.pin(slot)
+        self._under_way[local_rank] = identity
+        job = (self._peer, local_rank, held, slot, identity)
+        threading.Thread(target=self._run, args=job, name="everstep-copy", daemon=True).start()
+
+    def _run(self, peer: str, local_rank: int, held: Held, slot: int, identity: Identity) -> None:
+        try:
+            why = _ask(peer, self._described(held, slot), self._token)
+        finally:
+            with self._changed:
+                held.table.unpin(slot)
+                if self._under_way.get(local_rank) == identity:
+                    del self._under_way[local_rank]
+                self._changed.notify_all()
+        with self._changed:
+            if not why or peer != self._peer or why == self._told:
+                return
+            self._told = why
+        _log.warning(
+            "iteration %d, shard %d has no copy in a peer's memory: %s", identity.iteration, identity.shard, why
+        )
+
+
+def _ask(peer: str, holding: Holding, token: str) -> str:
+    """Returns when the peer holds the copy; the reason when it cannot."""
+    connection = http.client.HTTPConnection(peer, timeout=ANSWER_TIMEOUT_S)
+    try:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        connection.request("POST", PATH, msgspec.json.encode(holding), headers)
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace")
+        return "" if answer.status == http.client.NO_CONTENT else f"{peer} answered {answer.status}: {text}"
+    except (OSError, http.client.HTTPException) as error:
+        return f"{peer}: {error}"
+    finally:
+        connection.close()
+
+
+def receive(source: Holding, around: Around) -> None:
+    """Fetch a copy of a peer's shard into this node's memory, its bytes checked; returns when it is held.
+
+    Raises KeeperError: no room, or not the bytes that were promised.
+    """
+    identity = Identity(source.round, source.iteration, source.shard, source.shards)
+    changed, segments = around.changed, around.segments
+    with changed:
+        if segments.find(identity):
+            return
+        try:
+            held = segments.ensure(copies_of(source.shard), source.size)
+        except SegmentError as error:
+            raise KeeperError(str(error)) from None
+        # Both slots are busy while somebody reads one and an earlier fetch goes on.
+        changed.wait_for(lambda: held.table.writable() is not None, PEER_TIMEOUT_S)
+        slot = held.table.acquire(identity)
+    if slot is None:
+        raise KeeperError(f"shard {source.shard} is still read or fetched after {PEER_TIMEOUT_S:g} s")
+    try:
+        fetch(source, held.file.slot(slot)[: source.size], around.store, around.token)
+    except RestoreError as error:
+        with changed:
+            held.table.abandon(slot)
+            changed.notify_all()
+        raise KeeperError(str(error)) from None
+    with changed:
+        held.table.stage(slot, source.size)
+        whole = held.table.find(identity)  # Another slot when it was asked for twice at a time.
+        assert whole is not None
+        held.table.digested(whole, source.digest)
+        changed.notify_all()

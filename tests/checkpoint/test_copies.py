@@ -1,0 +1,172 @@
+"""Peer copies of a sharded state: when they are made, what waits for them, and what they are worth after a loss."""
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.agent.link import Fetched, Staged
+from runtime.checkpoint.layout import plan, state_capacity
+from runtime.checkpoint.segment import SegmentFile
+from runtime.checkpoint.stage import Stager
+from runtime.job.messages import Restore
+from runtime.job.restore import choose
+from tests.fake_agent import Node
+
+PATIENCE_S = 30.0
+
+
+def wait_until(found: Callable[[], Any]) -> None:
+    pause = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.002)):
+        if found():
+            return
+        pause.wait(0.002)
+    raise TimeoutError("what the test waits for did not happen")
+
+
+def stage(node: Node, iteration: int, bytes_more: int = 0) -> None:
+    """What a rank's Checkpointer does with its shard."""
+    tensors = {"weight": torch.full((5000 + bytes_more,), iteration + len(node.name), dtype=torch.uint8)}
+    value = {"iteration": iteration, "state": {}}
+    layout = plan(tensors, state_capacity(value))
+    segment = SegmentFile.open(Path(node.keeper.announce(0, layout.size, sharded=True).path))
+    slot = node.keeper.acquire(0, iteration).slot
+    Stager(layout).stage(slot, segment.slot(slot), tensors, value, iteration)
+    node.keeper.staged(0, Staged(slot, iteration, layout.size, False))
+
+
+def begin(nodes: list[Node], round_: int, restore: Restore | None = None) -> None:
+    """One rank a node; each is the peer of the one before."""
+    for rank, node in enumerate(nodes):
+        peer = nodes[(rank + 1) % len(nodes)].address
+        node.keeper.holdings(node.address)
+        node.begin(round_, restore, persists=not rank, first_rank=rank, world_size=len(nodes), peer=peer)
+
+
+def held(node: Node, shard: int) -> set[tuple[int, int]]:
+    return {(one.round, one.iteration) for one in node.keeper.holdings(node.address) if one.shard == shard}
+
+
+def restored(node: Node) -> Fetched:
+    return node.keeper.fetched(0)
+
+
+@pytest.fixture
+def nodes(make_node: Callable[..., Node]) -> list[Node]:
+    return [make_node(f"worker-{n}-0") for n in range(2)]
+
+
+@pytest.fixture
+def silent() -> Any:
+    """A peer that takes a connection and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE_S)
+        yield server
+
+
+def test_what_is_staged_is_soon_in_the_peers_memory_too(nodes: list[Node]) -> None:
+    begin(nodes, 1)
+    for iteration in (1, 2, 3):
+        for node in nodes:
+            stage(node, iteration)
+    for shard, keeper in ((0, nodes[1]), (1, nodes[0])):
+        wait_until(lambda shard=shard, keeper=keeper: (1, 3) in held(keeper, shard))
+        assert held(keeper, shard) <= {(1, 1), (1, 2), (1, 3)}
+
+
+def test_a_rank_stages_again_only_when_its_last_state_is_copied(nodes: list[Node], silent: Any) -> None:
+    nodes[0].begin(1, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
+    stage(nodes[0], 1)
+    asked = silent.accept()[0]
+    assert nodes[0].keeper.try_acquire(0, 2) is None
+    asked.close()
+    stage(nodes[0], 2)
+    assert held(nodes[0], 0) == {(1, 1), (1, 2)}
+
+
+def test_a_state_that_no_peer_takes_is_told_once_a_round(nodes: list[Node], caplog: Any) -> None:
+    nodes[0].begin(1, world_size=2, peer="127.0.0.1:9")
+    for iteration in (1, 2, 3):
+        stage(nodes[0], iteration)
+    wait_until(lambda: nodes[0].keeper.try_acquire(0, 4))
+    assert caplog.text.count("has no copy in a peer's memory") == 1
+    assert "127.0.0.1:9: " in caplog.text
+
+
+def test_a_lost_nodes_shard_is_restored_from_its_peer(nodes: list[Node], make_node: Callable[..., Node]) -> None:
+    begin(nodes, 1)
+    for node in nodes:
+        stage(node, 1)
+    wait_until(lambda: (1, 1) in held(nodes[0], 1))
+    nodes[1].close()
+    restore = choose(nodes[0].keeper.holdings(nodes[0].address))
+    assert restore is not None
+    assert restore.reason == "iteration 1 of round 1 is whole in memory"
+    fresh = [nodes[0], make_node("worker-1-1")]
+    begin(fresh, 2, restore)
+    assert [restored(node).source for node in fresh] == ["memory", "peer worker-0-0"]
+    wait_until(lambda: (1, 1) in held(fresh[1], 0))  # What a round starts from is copied before anything is staged.
+
+
+def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
+    nodes: list[Node], make_node: Callable[..., Node]
+) -> None:
+    begin(nodes, 1)
+    for node in nodes:
+        stage(node, 1)
+        node.keeper.persist_newest()
+    wait_until(lambda: all(node.persisted for node in nodes) and (1, 1) in held(nodes[0], 1))
+    nodes[1].close()
+    (copy,) = nodes[0].shm.glob("*-copy1")
+    data = bytearray(copy.read_bytes())
+    data[data.index(bytes([1 + len("worker-1-0")]) * 5000) + 77] ^= 16
+    with copy.open("r+b") as file:
+        file.write(data)
+    stored = [one for node in nodes for one in node.persisted]
+    restore = choose([*nodes[0].keeper.holdings(nodes[0].address), *stored])
+    fresh = [nodes[0], make_node("worker-1-1")]
+    begin(fresh, 2, restore)
+    told = restored(fresh[1])
+    assert told.source == "store jobs/job/checkpoints/000001-000000001/rank-00001.safetensors"
+    assert "peer worker-0-0: the digest of bytes" in told.why
+    assert restored(fresh[0]).why == ""
+
+
+def test_copies_of_an_earlier_round_go_when_all_have_staged_and_copied_in_this_one(
+    nodes: list[Node], make_node: Callable[..., Node]
+) -> None:
+    begin(nodes, 1)
+    for node in nodes:
+        stage(node, 1)
+    wait_until(lambda: (1, 1) in held(nodes[0], 1))
+    three = [*nodes, make_node("worker-2-0")]
+    begin(three, 2)
+    for iteration in (1, 2, 3):
+        assert any("copy1" in name for name in os.listdir(nodes[0].shm))
+        for node in three:
+            stage(node, iteration)
+    wait_until(lambda: (2, 3) in held(nodes[0], 2))
+    assert sorted(name.rpartition("-")[2] for name in os.listdir(nodes[0].shm)) == ["0", "copy2"]
+
+
+def test_a_peer_without_room_says_so_and_the_training_goes_on(nodes: list[Node], caplog: Any) -> None:
+    begin(nodes, 1)
+    nodes[1].keeper.close()
+    stage(nodes[0], 1)
+    stage(nodes[0], 2)
+    wait_until(lambda: "this node is leaving" in caplog.text)
+
+
+def test_no_copy_outlives_its_node(nodes: list[Node]) -> None:
+    begin(nodes, 1)
+    stage(nodes[0], 1)
+    wait_until(lambda: (1, 1) in held(nodes[1], 0))
+    assert [name.rpartition("-")[2] for name in os.listdir(nodes[1].shm)] == ["copy0"]
+    nodes[1].keeper.close()
+    assert os.listdir(nodes[1].shm) == []
