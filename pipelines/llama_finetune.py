@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hera.workflows import DAG, Workflow
 
 import everstep
-from steps import check, corpus, evaluate, preprocess, report, train
+from steps import check, corpus, evaluate, model, preprocess, report, train
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,9 @@ class Config:
     corpus: str = ""
     """Comma separated paths and globs of text; empty: the sources and topics that every Python carries."""
     tokenizer: str = ""
-    """A tokenizer.json or a Hugging Face directory; empty: a byte-level BPE is trained on the corpus."""
+    """A tokenizer.json or a Hugging Face directory; empty: the model's, for tiny one is trained on the corpus."""
     model: str = "tiny"
-    """tiny (a few million random weights) or a Hugging Face directory of a Llama."""
+    """tiny (a few million random weights), smollm2 (135 million trained ones), a directory of a Llama, or s3://..."""
     script: str = ""
     """A training script of yours instead of steps/train/llama.py."""
     nodes: int = 2
@@ -32,9 +32,9 @@ class Config:
     def check(self) -> None:
         """Raise for input that no step could use, before anything starts."""
         corpus.Config(source=self.corpus).check()
+        model.Config(model=self.model).check()
         preprocess.Config(tokenizer=self.tokenizer).check()
         train.Config(
-            model=self.model,
             script=self.script,
             nodes=self.nodes,
             min_nodes=self.min_nodes,
@@ -50,11 +50,12 @@ def build(config: Config) -> Workflow:
     ) as workflow:
         with DAG(name="main"):
             text = corpus.task(source=everstep.parameter("corpus"))
-            tokens = preprocess.task("tokenize", input=text.uri, tokenizer=everstep.parameter("tokenizer"))
+            start = model.task(model=everstep.parameter("model"), tokenizer=everstep.parameter("tokenizer"))
+            tokens = preprocess.task("tokenize", input=text.uri, tokenizer=start.tokenizer)
             health = check.task(nodes=everstep.parameter("nodes"), min_nodes=everstep.parameter("min_nodes"))
             trained = train.task(
                 dataset=tokens.uri,
-                model=everstep.parameter("model"),
+                model=start.uri,
                 script=everstep.parameter("script"),
                 nodes=everstep.parameter("nodes"),
                 min_nodes=everstep.parameter("min_nodes"),
@@ -62,10 +63,9 @@ def build(config: Config) -> Workflow:
                 iterations=everstep.parameter("iterations"),
                 avoid_hosts=health.avoid_hosts,
             )
-            score = evaluate.task(
-                checkpoint=trained.checkpoint, validation=tokens.validation, model=everstep.parameter("model")
-            )
+            score = evaluate.task(checkpoint=trained.checkpoint, validation=tokens.validation, model=start.uri)
             text >> tokens >> trained >> score
+            start >> tokens
             health >> trained
         report.on_exit(workflow)
     return workflow

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from runtime.store.cache import Cache
+from runtime.store.cache import Cache, download
 from runtime.store.directory import DirectoryStore
 from runtime.store.pace import Pace
 from runtime.store.protocol import Entry, NoSuchKey, Store, StoreError
@@ -20,6 +20,7 @@ __all__ = [
     "Store",
     "StoreError",
     "absolute",
+    "download",
     "in_s3",
     "local_folder",
     "open_store",

@@ -85,15 +85,15 @@ class Cache:
             for entry in found:
                 path = fresh / entry.key
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _download(store, entry.key, entry.size, path)
+                download(store, entry.key, entry.size, path)
             (fresh / manifest).write_bytes(last)
             fresh.rename(place)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _download(store: Store, key: str, size: int, path: Path) -> None:
-    """Straight into the file's pages; on the disk when it returns."""
+def download(store: Store, key: str, size: int, path: Path) -> None:
+    """Copy an object straight into a new file's pages; on the disk when it returns. Raises NoSuchKey, OSError."""
     with path.open("xb+") as file:
         if not size:
             return

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from steps.entry import StepError
-from steps.train.config import TINY, check_model
+from steps.model import directory
+from steps.model.directory import TINY
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class Config:
     validation: str = ""
     """URI of the held-out split: the dataset's with #validation."""
     model: str = TINY
-    """What the training began with: tiny or a Hugging Face directory; the untrained model of the comparison."""
+    """What the training began with: tiny, a directory or the URI that steps.model told; it is measured too."""
     windows: int = 96
     """At most so many stretches of validation text are read, evenly spaced; each is as long as a training sample."""
     sample_tokens: int = 48
@@ -36,4 +37,4 @@ class Config:
         if self.sample_tokens < 0:
             raise StepError(f"--sample-tokens {self.sample_tokens}: cannot be negative")
         if self.model != TINY:
-            check_model(self.model, 1)
+            directory.check_finished(self.model)

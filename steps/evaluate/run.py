@@ -11,14 +11,13 @@ from runtime.data.errors import DatasetError
 from steps.entry import Result, StepError
 from steps.evaluate.checkpoint import read, read_manifest
 from steps.evaluate.config import Config
-from steps.train.config import TINY
+from steps.model.directory import MANIFEST, TINY
 
 if TYPE_CHECKING:
     from runtime.data import TokenDataset
     from steps.evaluate.checkpoint import Trained
 
 VERSION = 1
-MANIFEST = "everstep-model.json"
 PROMPT_TOKENS = 12
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.store import NoSuchKey, in_s3, local_folder
 from steps.entry import StepError
+from steps.model.directory import MANIFEST
 from steps.preprocess.config import Config, TokenizerType
 
 EOD = "<|endoftext|>"
@@ -33,8 +35,14 @@ class Vocabulary:
 
 
 def tokenizer_file(given: str, flag: str) -> Path:
-    """The tokenizer.json that a flag names. Raises StepError when there is none. Standard library only."""
-    path = Path(given.removeprefix("file://"))
+    """The tokenizer.json that a flag names. Raises StepError when there is none. From S3 the model is fetched.
+
+    Standard library only.
+    """
+    try:
+        path = local_folder(given, MANIFEST) if in_s3(given) else Path(given.removeprefix("file://"))
+    except NoSuchKey:
+        raise StepError(f"{flag} {given}: no finished model there; steps.model makes one") from None
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         what = "no tokenizer.json in this folder" if path.is_dir() else "no such file or folder"

@@ -10,10 +10,12 @@ from typing import Any
 
 from runtime.store import NoSuchKey, open_store
 from steps.entry import StepError
+from steps.model import directory
+from steps.model.directory import TINY
 from steps.train.job import job_of, ranks
 
-TINY = "tiny"
 LLAMA = Path(__file__).with_name("llama.py")
+_PEAK_TINY, _PEAK_TRAINED = 3e-3, 1e-4
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -24,7 +26,7 @@ class Config:
     dataset: str = ""
     """URI of a token dataset, as steps.preprocess gives it."""
     model: str = TINY
-    """tiny (about 5 million random weights) or a Hugging Face directory of a Llama (config.json, *.safetensors)."""
+    """tiny (about 5 million random weights), a Hugging Face directory of a Llama, or the URI that steps.model told."""
     script: str = ""
     """A training script of yours; empty: steps/train/llama.py. It is given the same flags as that one."""
     script_arguments: str = ""
@@ -43,8 +45,8 @@ class Config:
     """Tokens a sample."""
     global_batch: int = 8
     """Samples an iteration, over all ranks, whatever their number."""
-    learning_rate: float = 3e-3
-    """Peak of the learning rate."""
+    learning_rate: float = 0.0
+    """Peak of the learning rate; 0: 3e-3 for tiny's random weights, 1e-4 for a model's."""
     warmup: int = 20
     """Iterations of linear warm-up; a cosine follows."""
     seed: int = 0
@@ -89,7 +91,7 @@ class Config:
             raise StepError(f"--script-arguments {self.script_arguments!r}: {error}") from None
         if self.script_arguments and not self.script:
             raise StepError("--script-arguments: they are for a --script of yours; name one")
-        model = {} if self.model == TINY else check_model(self.model, self.sequence_length)
+        model = {} if self.model == TINY else directory.check_finished(self.model, self.sequence_length)
         if self.dataset:
             self._check_dataset(model)
 
@@ -99,8 +101,8 @@ class Config:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least 1 is needed")
         if self.min_nodes > self.nodes and not self.job_spec:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
-        if not self.learning_rate > 0:
-            raise StepError(f"--learning-rate {self.learning_rate:g}: must be above 0")
+        if not self.learning_rate >= 0:
+            raise StepError(f"--learning-rate {self.learning_rate:g}: cannot be negative")
         for name in ("warmup", "max_relaunches", "max_restarts", "replacement_wait_s", "seed", "persist_bytes_per_s"):
             if getattr(self, name) < 0:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: cannot be negative")
@@ -145,37 +147,12 @@ class Config:
             return words
         flags = {
             "dataset": self.dataset,
-            "model": self.model if self.model == TINY else str(Path(self.model).absolute()),
+            "model": directory.place(self.model),
             "iterations": self.iterations,
             "sequence-length": self.sequence_length,
             "global-batch": self.global_batch,
-            "learning-rate": self.learning_rate,
+            "learning-rate": self.learning_rate or (_PEAK_TINY if self.model == TINY else _PEAK_TRAINED),
             "warmup": self.warmup,
             "seed": self.seed,
         }
         return [f"--{name}={value}" for name, value in flags.items()]
-
-
-def check_model(model: str, sequence_length: int) -> dict[str, Any]:
-    """The config.json of a Hugging Face directory that training can go on from.
-
-    Raises StepError: no such directory, no config, no weights, no Llama, too long sequences.
-    """
-    folder = Path(model)
-    if not folder.is_dir():
-        raise StepError(f"--model {model}: neither `{TINY}` nor a directory")
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except FileNotFoundError:
-        raise StepError(f"--model {model}: no config.json in it; give a Hugging Face directory") from None
-    except ValueError as error:
-        raise StepError(f"--model {folder / 'config.json'}: not JSON ({error})") from None
-    if not isinstance(config, dict) or config.get("model_type") != "llama":
-        kind = config.get("model_type") if isinstance(config, dict) else None
-        raise StepError(f"--model {model}: a {kind or 'nameless'} model; only llama can be trained yet")
-    if not any(folder.glob("*.safetensors")):
-        raise StepError(f"--model {model}: no weights in it (*.safetensors); download them, or use `{TINY}`")
-    longest = int(config.get("max_position_embeddings", sequence_length))
-    if sequence_length > longest:
-        raise StepError(f"--sequence-length {sequence_length}: {model} reads at most {longest} tokens")
-    return config

@@ -19,6 +19,7 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 import everstep
 from runtime.data import open_dataset
+from steps.model.directory import folder
 
 TINY: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4}
 
@@ -27,7 +28,9 @@ def arguments() -> argparse.Namespace:
     """The flags; steps/train passes those of its config."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", required=True, help="folder or URI of a token dataset (steps.preprocess makes it)")
-    parser.add_argument("--model", default="tiny", help="tiny, or a Hugging Face directory of a Llama")
+    parser.add_argument(
+        "--model", default="tiny", help="tiny, or a Llama: a Hugging Face directory or the URI that steps.model told"
+    )
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--sequence-length", type=int, default=96, help="tokens a sample")
     parser.add_argument("--global-batch", type=int, default=8, help="samples an iteration, over all ranks")
@@ -38,12 +41,12 @@ def arguments() -> argparse.Namespace:
 
 
 def build_model(name: str, vocab_size: int, seed: int, eod: int | None = None) -> LlamaForCausalLM:
-    """`tiny` with random weights from the seed, or a Hugging Face directory's weights, in float32.
+    """`tiny` with random weights from the seed, or the weights of a Hugging Face directory or URI, in float32.
 
     Raises SystemExit when the directory's vocabulary is smaller than the dataset's.
     """
     if name != "tiny":
-        model = LlamaForCausalLM.from_pretrained(name, dtype=torch.float32)
+        model = LlamaForCausalLM.from_pretrained(folder(name), dtype=torch.float32)
         if model.config.vocab_size < vocab_size:
             raise SystemExit(f"{name}: {model.config.vocab_size} tokens, the dataset's tokenizer has {vocab_size}")
         return model

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from runtime.token import shared_token
 from steps.entry import TRY_AGAIN, Result, StepError, Terminated, of_the_disk
-from steps.train.config import TINY, Config
+from steps.model.directory import TINY
+from steps.train.config import Config
 from steps.train.job import job_of
 
 if TYPE_CHECKING:

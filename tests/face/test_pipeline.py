@@ -24,7 +24,7 @@ def test_the_printed_manifest_is_a_workflow_with_every_step(tmp_path: Path) -> N
     templates = {template["name"]: template for template in manifest["spec"]["templates"]}
     tasks = {task["name"]: task for task in templates["main"]["dag"]["tasks"]}
     assert shown.returncode == 0
-    assert set(tasks) == {"corpus", "tokenize", "check", "train", "evaluate"}
+    assert set(tasks) == {"corpus", "model", "tokenize", "check", "train", "evaluate"}
     assert tasks["train"]["depends"] == "tokenize && check"
     assert manifest["spec"]["onExit"] == "report"
     assert {"name": "nodes", "value": "3"} in manifest["spec"]["arguments"]["parameters"]

@@ -48,7 +48,7 @@ def test_the_defaults_can_be_run() -> None:
         ({"persist_interval": 0}, "--persist-interval 0"),
         ({"persist_bytes_per_s": -1.0}, "--persist-bytes-per-s -1"),
         ({"global_batch": 1}, "fewer samples than the 2 ranks"),
-        ({"learning_rate": 0.0}, "--learning-rate 0"),
+        ({"learning_rate": -1.0}, "--learning-rate -1"),
         ({"learning_rate": float("nan")}, "--learning-rate nan"),
         ({"warmup": -1}, "--warmup -1"),
         ({"avoid_hosts": "local-1"}, "JSON list"),

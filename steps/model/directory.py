@@ -1,0 +1,78 @@
+"""A Llama's files as Hugging Face lays them out: a directory of this machine, or below an s3:// address.
+
+Standard library only, so that steps can look before they start.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from runtime.store import NoSuchKey, Store, StoreError, absolute, in_s3, local_folder, open_store
+from steps.entry import StepError
+
+TINY = "tiny"
+"""The model of about 5 million random weights that needs no files."""
+MANIFEST = "everstep-model.json"
+"""What a finished model in the store has last."""
+
+
+def check(model: str, sequence_length: int = 1) -> dict[str, Any]:
+    """The config.json of a model that training can go on from.
+
+    Raises StepError: no such place, no config, no weights, no Llama, too long sequences.
+    """
+    try:
+        store = opened(model)
+        config = json.loads(store.get("config.json"))
+        weights = any(entry.key.endswith(".safetensors") for entry in store.list(""))
+    except NoSuchKey:
+        raise StepError(f"--model {model}: no config.json in it; give a Hugging Face directory") from None
+    except StoreError as error:
+        raise StepError(f"--model {error}") from None
+    except ValueError as error:
+        raise StepError(f"--model {model}/config.json: not JSON ({error})") from None
+    if not isinstance(config, dict) or config.get("model_type") != "llama":
+        kind = config.get("model_type") if isinstance(config, dict) else None
+        raise StepError(f"--model {model}: a {kind or 'nameless'} model; only llama can be trained yet")
+    if not weights:
+        raise StepError(f"--model {model}: no weights in it (*.safetensors); download them, or use `{TINY}`")
+    longest = int(config.get("max_position_embeddings", sequence_length))
+    if sequence_length > longest:
+        raise StepError(f"--sequence-length {sequence_length}: {model} reads at most {longest} tokens")
+    return config
+
+
+def check_finished(model: str, sequence_length: int = 1) -> dict[str, Any]:
+    """The same for what workers shall read: in S3 it must be finished by a step. Raises StepError."""
+    config = check(model, sequence_length)
+    if in_s3(model) and not is_finished(model):
+        raise StepError(f"--model {model}: not in the store yet; `python -m steps.model --model {model}` puts it there")
+    return config
+
+
+def is_finished(model: str) -> bool:
+    """Did a step put it there, whole?"""
+    try:
+        opened(model).get(MANIFEST, 0, 0)
+    except NoSuchKey:
+        return False
+    return True
+
+
+def opened(model: str) -> Store:
+    """Its files, to be read. Raises StepError for a name that is no place."""
+    if not in_s3(model) and not Path(model).is_dir():
+        raise StepError(
+            f"--model {model}: neither `{TINY}` nor a directory; steps.model makes one of smollm2 and s3://"
+        )
+    return open_store(model, read_only=True)
+
+
+def place(model: str) -> str:
+    """Its address, whatever directory a process works in."""
+    return model if model == TINY else absolute(model)
+
+
+def folder(model: str) -> Path:
+    """Its files on this machine; from S3 they are fetched. Raises NoSuchKey for what is not finished, StoreError."""
+    return local_folder(model, MANIFEST) if in_s3(model) else Path(model)

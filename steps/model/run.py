@@ -1,0 +1,77 @@
+"""From a model's name to its address: what is not in the store yet is put there, under its content's address."""
+
+import hashlib
+import json
+import sys
+from typing import Any
+
+from runtime.data import finished
+from runtime.store import NoSuchKey, Store, StoreError, download, in_s3
+from steps.entry import Result, StepError
+from steps.model import directory, smollm2
+from steps.model.config import Config
+from steps.model.directory import MANIFEST, TINY
+
+KINDS = (".safetensors", ".json", ".txt", ".model", ".jinja")
+"""What is fetched: weights, configuration, tokenizer. The same weights in other formats are left."""
+
+
+def run(config: Config) -> Result:
+    """Raises StepError for weights that cannot be read."""
+    if config.model == TINY:
+        return Result(f"{TINY}: random weights", {"uri": TINY, "tokenizer": config.tokenizer})
+    if config.model == smollm2.NAME:
+        uri, facts = _smollm2(config.store)
+    elif in_s3(config.model) and not directory.is_finished(config.model):
+        uri, facts = _fetched(config)
+    else:
+        uri, facts = directory.place(config.model), {}
+    return Result(
+        f"{config.model}  {_size(directory.opened(uri)) / 1e6:.0f} MB",
+        {"uri": uri, "tokenizer": config.tokenizer or _own_tokenizer(uri)},
+        {**facts, "uri": uri},
+    )
+
+
+def _smollm2(store: str) -> tuple[str, dict[str, Any]]:
+    file = smollm2.source()
+    key = f"models/{smollm2.digest(file)}"
+    facts = finished.find(store, key, MANIFEST)
+    if facts is None:
+        print(f"{file.name}: converted to float32, once", file=sys.stderr)
+        with finished.draft(store, key, MANIFEST) as draft:
+            facts = {"version": 1, "source": file.name, "parameters": smollm2.convert(file, draft.folder)}
+            draft.commit(facts)
+    return finished.uri(store, key), facts
+
+
+def _fetched(config: Config) -> tuple[str, dict[str, Any]]:
+    """From somebody's bucket into the store; what was put there anew since the last time is another model."""
+    source = directory.opened(config.model)
+    found = [entry for entry in source.list("") if entry.key.endswith(KINDS) and "/" not in entry.key]
+    named = [source.uri, *found]
+    key = f"models/{hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]}"
+    facts = finished.find(config.store, key, MANIFEST)
+    if facts is None:
+        with finished.draft(config.store, key, MANIFEST) as draft:
+            for entry in found:
+                print(f"{entry.key}: {entry.size / 1e6:.0f} MB", file=sys.stderr)
+                try:
+                    download(source, entry.key, entry.size, draft.folder / entry.key)
+                except (NoSuchKey, StoreError) as error:
+                    raise StepError(f"--model {config.model}: {error}") from None
+            facts = {"version": 1, "source": source.uri}
+            draft.commit(facts)
+    return finished.uri(config.store, key), facts
+
+
+def _own_tokenizer(uri: str) -> str:
+    try:
+        directory.opened(uri).get("tokenizer.json", 0, 0)
+    except NoSuchKey:
+        return ""
+    return uri
+
+
+def _size(store: Store) -> int:
+    return sum(entry.size for entry in store.list("") if entry.key.endswith(".safetensors"))
