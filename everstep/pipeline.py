@@ -35,24 +35,71 @@ def parameter(name: str) -> str:
     return f"{{{{workflow.parameters.{name.replace('_', '-')}}}}}"
 
 
+SWITCH = tyro.constructors.PrimitiveConstructorSpec(
+    nargs=0,
+    metavar="",
+    instance_from_str=lambda _: True,
+    is_instance=lambda value: isinstance(value, bool),
+    str_from_instance=lambda _: [],
+)
+"""A flag without a value."""
+
+
 @dataclass(frozen=True)
 class Submission:
     """How and where to run; the same flags for every pipeline."""
 
     target: Literal["auto", "local", "argo"] = "auto"
-    """local: on this machine. argo is not built yet. auto: local."""
+    """local: on this machine. argo: on Argo Workflows, through the Argo Server of ARGO_SERVER (ARGO_TOKEN) or the
+    current kube context. auto: argo if ARGO_SERVER is set or the context's cluster serves argoproj.io, else local."""
     output: Annotated[Literal["", "yaml"], tyro.conf.arg(aliases=["-o"])] = ""
     """yaml: print the manifest that would run, and do nothing else."""
     name: str = ""
-    """Name of the run; an unfinished run of that name goes on where it stopped. Empty: made up."""
+    """Name of the run; an unfinished run of that name goes on where it stopped (Argo: is watched). Empty: made up."""
     store: str = "runs/store"
-    """Directory that keeps data, checkpoints and journals; runs share it."""
+    """Directory that keeps data, checkpoints and journals; runs share it. Argo: s3://bucket/prefix."""
     runs: str = "runs"
     """Directory of the run folders."""
+    watch: Annotated[bool, SWITCH] = False
+    """Argo: show the run until it ends; so it is without --detach. Ctrl-C leaves it running."""
+    detach: Annotated[bool, SWITCH] = False
+    """Argo: submit, and do not wait."""
+    logs: Annotated[bool, SWITCH] = False
+    """Argo: every line of the steps' logs on stdout, instead of each step's newest."""
+    namespace: Annotated[str, tyro.conf.arg(aliases=["-n"])] = ""
+    """Argo: namespace; empty: ARGO_NAMESPACE, else the kube context's or the server's own."""
+    service_account: str = ""
+    """Argo: service account of the pods; empty: the namespace's default."""
+    image: str = ""
+    """Argo: image of the steps."""
+    image_pull_secret: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Argo: Secret with the registry's credentials; may be given several times."""
+    store_secret: str = "everstep-store"
+    """Argo: Secret with the store's AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (AWS_REGION,
+    AWS_SESSION_TOKEN); empty: the pods have these variables by other means."""
+
+    def check(self, target: str, reason: str) -> None:
+        """Raise BadInput for flags that would have no effect there, or contradict each other."""
+        if self.watch and self.detach:
+            raise BadInput("--watch and --detach: say one of them")
+        if self.detach and self.logs:
+            raise BadInput("--logs and --detach: who does not wait sees no logs")
+        if target == "local":
+            plain = Submission()
+            names = ("watch", "detach", "logs", "namespace", "service_account", "image", "image_pull_secret",
+                     "store_secret")  # fmt: skip
+            given = [f"--{one.replace('_', '-')}" for one in names if getattr(self, one) != getattr(plain, one)]
+            if given:
+                raise BadInput(f"{', '.join(given)}: only for Argo, and the target is local ({reason})")
+        elif not self.store.startswith("s3://"):
+            raise BadInput(
+                f"target argo ({reason}): pods on many nodes share no folder: give --store s3://bucket/prefix "
+                "(or --target local)"
+            )
 
 
 def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
-    """Parse the flags, build the workflow, run it here (or print it), exit: 0 done, 1 failed, 2 bad input."""
+    """Parse the flags, build the workflow, run it (or print it), exit: 0 done, 1 failed, 2 bad input, 130 left."""
     prog = f"python {sys.argv[0]}"
     both = dataclasses.make_dataclass("Flags", [("pipeline", config_type), ("submission", Submission)], frozen=True)
     text = f"{inspect.getdoc(sys.modules['__main__']) or ''}\n\nExample: {prog} --name first"
@@ -66,19 +113,38 @@ def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
 
 
 def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int:
-    if how.target == "argo":
-        raise BadInput("--target argo: submission to Argo is not built yet; leave it out to run here")
+    from runtime.submission.target import TargetError, choose
+
     check = getattr(config, "check", None)
     if check is not None:
         check()
-    manifest = manifest_of(build(config), os.path.abspath(how.store))
-    if how.output == "yaml":
-        import yaml
+    try:
+        target = choose(how.target, os.environ, how.namespace)
+    except TargetError as error:
+        raise BadInput(str(error)) from None
+    how.check(target.name, target.reason)
+    store = how.store if "://" in how.store else os.path.abspath(how.store)
+    manifest = manifest_of(build(config), store)
+    if not how.output:
+        _lint(manifest)
+    name = how.name or manifest["metadata"].get("name") or f"{manifest['metadata']['generateName']}{_few()}"
+    if target.route is None:
+        return _print(manifest) if how.output else _run_here(manifest, name, how, target.reason)
+    from everstep.cluster import made_for, run_there
 
-        sys.stdout.write(yaml.safe_dump(manifest, sort_keys=False, width=120))
-        return 0
-    _lint(manifest)
-    return _run_here(manifest, how)
+    made = made_for(manifest, name, target.route.namespace, how)
+    return _print(made) if how.output else run_there(made, target.route, target.reason, how)
+
+
+def _few() -> str:
+    return secrets.token_hex(2)
+
+
+def _print(manifest: dict[str, Any]) -> int:
+    import yaml
+
+    sys.stdout.write(yaml.safe_dump(manifest, sort_keys=False, width=120))
+    return 0
 
 
 def _lint(manifest: dict[str, Any]) -> None:
@@ -93,7 +159,7 @@ def _lint(manifest: dict[str, Any]) -> None:
 
 
 def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
-    """The manifest as a dict, its parameter `store` set to that absolute path."""
+    """The manifest as a dict, its parameter `store` set to that absolute path or URI."""
     manifest: dict[str, Any] = workflow.to_dict()
     for entry in manifest["spec"]["arguments"]["parameters"]:
         if entry["name"] == "store":
@@ -101,19 +167,17 @@ def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
     return manifest
 
 
-def _run_here(manifest: dict[str, Any], how: Submission) -> int:
+def _run_here(manifest: dict[str, Any], name: str, how: Submission, reason: str) -> int:
     from runtime.platform.process import end_nodes
     from runtime.workflow import ManifestError, RunOptions, check_name, run
     from runtime.workflow.view import watch
 
-    metadata = manifest["metadata"]
-    name = how.name or metadata.get("name") or f"{metadata['generateName']}{secrets.token_hex(2)}"
     folder = Path(how.runs) / name
     try:
         check_name(name)
     except ManifestError as error:
         raise BadInput(f"--{error}") from None
-    print(f"{name} · target local (no submission to Argo yet) · store {how.store}", file=sys.stderr)
+    print(f"{name} · target local ({reason}) · store {how.store}", file=sys.stderr)
     try:
         with watch() as show:
             result = run(manifest, RunOptions(name=name, runs=Path(how.runs), on_change=show))

@@ -1,5 +1,6 @@
 """For all tests."""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -9,6 +10,11 @@ from tests.minio import MinIO, NoGoError, binary, running
 
 # A shell starts background jobs with SIGINT ignored, and what they start inherits it: tests that press Ctrl-C mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test talks to a cluster that whoever runs it happens to be logged in to.
+for name in [name for name in os.environ if name.startswith(("ARGO_", "KUBE"))]:
+    del os.environ[name]
+os.environ["KUBECONFIG"] = os.devnull
 
 
 @pytest.fixture(scope="session")

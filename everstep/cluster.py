@@ -1,0 +1,52 @@
+"""A pipeline's manifest on Argo: made fit for a cluster, submitted, and shown here until it ends or is left."""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from everstep.errors import BadInput
+from everstep.version import IMAGE
+
+if TYPE_CHECKING:
+    from everstep.pipeline import Submission
+    from runtime.submission import Route
+
+
+def made_for(manifest: dict[str, Any], name: str, namespace: str, how: "Submission") -> dict[str, Any]:
+    """The manifest as that namespace gets it. Raises BadInput."""
+    from runtime.submission.manifest import ClusterOptions, NotForAClusterError, for_argo
+    from runtime.workflow import ManifestError, check_name
+
+    options = ClusterOptions(
+        image=how.image,
+        service_account=how.service_account,
+        pull_secrets=how.image_pull_secret,
+        store_secret=how.store_secret,
+        instance=os.environ.get("ARGO_INSTANCEID", ""),
+    )
+    try:
+        check_name(name)
+        return for_argo(manifest, name, namespace, options, IMAGE)
+    except ManifestError as error:
+        raise BadInput(f"--{error}") from None
+    except NotForAClusterError as error:
+        raise BadInput(str(error)) from None
+
+
+def run_there(manifest: dict[str, Any], route: "Route", reason: str, how: "Submission") -> int:
+    """Submit, say where it is, and watch it unless --detach. Raises BadInput for what the Argo refuses."""
+    from runtime.submission.route import ApiError
+    from runtime.submission.submit import submit
+
+    try:
+        made = submit(route, manifest)
+    except ApiError as error:
+        raise BadInput(str(error)) from None
+    name = made.workflow["metadata"]["name"]
+    there = " · it runs already" if made.existed else ""
+    print(f"{name} · target argo ({reason}) · {route.link(name)}{there}", file=sys.stderr, flush=True)
+    if how.detach:
+        return 0
+    from runtime.submission.run import watch
+
+    return watch(route, made.workflow, how.logs)

@@ -1,0 +1,17 @@
+"""Submission: a pipeline's manifest goes to an Argo that runs somewhere else, and its run is watched from here.
+
+The story begins in `target` (here or on Argo, and why), goes on in `manifest` (what a cluster needs besides), `route`
+(what is asked of an Argo) with its two ways there, `argo_server` (Hera's WorkflowsService) and `custom_resource` (the
+kubernetes client), and ends in `follow` (the run, to its end) and `view` (a tree on a terminal, lines otherwise).
+Hera, requests and kubernetes are imported when a route is opened, not before. May import `runtime.workflow` only.
+"""
+
+from runtime.submission.manifest import ClusterOptions, NotForAClusterError, for_argo
+from runtime.submission.route import ApiError, Route
+from runtime.submission.submit import Submitted, submit
+from runtime.submission.target import Target, TargetError, choose
+
+__all__ = [
+    "ApiError", "ClusterOptions", "NotForAClusterError", "Route", "Submitted", "Target", "TargetError", "choose",
+    "for_argo", "submit",
+]  # fmt: skip

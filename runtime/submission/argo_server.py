@@ -1,0 +1,178 @@
+"""The route through the Argo Server: Hera's WorkflowsService, and the server's event streams, which Hera cannot read.
+
+After the Argo Server's REST API (`/api/v1/workflows/{namespace}`, `/api/v1/workflow-events/{namespace}`, `.../log`:
+each event a line `data: {"result": ...}`) and the argo command's environment variables (ARGO_SERVER, ARGO_SECURE,
+ARGO_INSECURE_SKIP_VERIFY, ARGO_TOKEN, ARGO_BASE_HREF, ARGO_NAMESPACE).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import requests
+from hera.workflows import WorkflowsService, models
+
+from runtime.submission.route import ANSWER_S, CONNECT_S, SILENCE_S, ApiError, Trouble, trouble_of
+
+FALSE = ("", "0", "false", "no", "off")
+LIST_OF_ONE = "listOptions.fieldSelector"
+
+
+def server_url(environment: Mapping[str, str]) -> str:
+    """The server's base URL, with a slash at its end: ARGO_SERVER is `host:port`, or a URL."""
+    server = environment["ARGO_SERVER"].strip().rstrip("/")
+    if "://" not in server:
+        secure = environment.get("ARGO_SECURE", "true").lower() not in FALSE
+        server = f"{'https' if secure else 'http'}://{server}"
+    base = environment.get("ARGO_BASE_HREF", "").strip("/")
+    return f"{server}/{base}/" if base else f"{server}/"
+
+
+class ArgoServer:
+    """A Route."""
+
+    def __init__(self, environment: Mapping[str, str], namespace: str) -> None:
+        """Asks the server for the namespace it manages when none is given. Raises ApiError."""
+        self._url = server_url(environment)
+        self.where = self._url.rstrip("/")
+        skip = environment.get("ARGO_INSECURE_SKIP_VERIFY", "").lower() not in FALSE
+        self._service = WorkflowsService(
+            host=self._url,
+            verify_ssl=not skip,
+            token=environment.get("ARGO_TOKEN", "").strip() or None,
+            session=_Session(self.where),
+        )
+        self.namespace = namespace or self._service.get_info().managed_namespace or "default"
+
+    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """See Route."""
+        request = models.WorkflowCreateRequest(workflow=models.Workflow.model_validate(manifest))
+        made = self._service.create_workflow(request, namespace=self.namespace)
+        return json.loads(made.model_dump_json(by_alias=True, exclude_none=True))
+
+    def get(self, name: str) -> dict[str, Any]:
+        """See Route. What Hera's models do not know would be lost in them: the answer as it is."""
+        return self._open(f"api/v1/workflows/{self.namespace}/{name}", {}, stream=False).json()
+
+    def changes(self, name: str) -> Iterator[dict[str, Any]]:
+        """See Route."""
+        where = f"api/v1/workflow-events/{self.namespace}"
+        for event in self._events(where, {LIST_OF_ONE: f"metadata.name={name}"}):
+            if event.get("type") == "DELETED":
+                raise ApiError(Trouble.NOT_FOUND, f"workflow {name} was deleted while it was watched")
+            if "object" in event:
+                yield event["object"]
+
+    def log(self, workflow: str, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
+        """See Route."""
+        asked: dict[str, Any] = {"podName": pod, "logOptions.container": "main"}
+        if follow:
+            asked["logOptions.follow"] = "true"
+        if tail is not None:
+            asked["logOptions.tailLines"] = str(tail)
+        for entry in self._events(f"api/v1/workflows/{self.namespace}/{workflow}/log", asked):
+            if entry.get("podName", pod) == pod:
+                yield str(entry.get("content", "")).rstrip("\n")
+
+    def link(self, name: str) -> str:
+        """See Route."""
+        return f"{self._url}workflows/{self.namespace}/{name}"
+
+    def _open(self, path: str, asked: Mapping[str, Any], stream: bool) -> requests.Response:
+        headers = {"Accept": "text/event-stream" if stream else "application/json"}
+        if self._service.token:
+            headers["Authorization"] = self._service.token
+        return self._service.session.request(
+            "get",
+            f"{self._url}{path}",
+            params=asked,
+            headers=headers,
+            verify=self._service.verify_ssl,
+            stream=stream,
+            timeout=(CONNECT_S, SILENCE_S if stream else ANSWER_S),
+        )
+
+    def _events(self, path: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The results of a stream. A stream that breaks off, or is silent for long, ends."""
+        with self._open(path, asked, stream=True) as response:
+            try:
+                for line in response.iter_lines(chunk_size=1):
+                    if not line.startswith(b"data:"):
+                        continue
+                    told = json.loads(line.removeprefix(b"data:"))
+                    if isinstance(said := told.get("error"), dict):
+                        status = int(said.get("http_code") or 500)
+                        raise ApiError(trouble_of(status), f"{self.where}: {said.get('message') or status}")
+                    yield told.get("result") or {}
+            except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError, requests.Timeout):
+                return
+
+
+class _Session(requests.Session):
+    """Where every request of Hera's service passes: time limits, and one line for whatever goes wrong."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.trust_env = True
+        self._where = where
+
+    def request(self, *args: Any, **options: Any) -> requests.Response:
+        """Raises ApiError for no answer and for every answer from 400 on."""
+        options.setdefault("timeout", (CONNECT_S, ANSWER_S))
+        try:
+            response = super().request(*args, **options)
+        except requests.exceptions.SSLError as error:
+            raise ApiError(
+                Trouble.OTHER,
+                f"{self._where}: no TLS with it ({_innermost(error)}); ARGO_SECURE=false for a server without TLS, "
+                "REQUESTS_CA_BUNDLE for its own authority, ARGO_INSECURE_SKIP_VERIFY=true to trust it unseen",
+            ) from None
+        except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
+            raise ApiError(Trouble.OTHER, f"ARGO_SERVER: {error}; write host:port or a URL") from None
+        except requests.ConnectTimeout:
+            raise ApiError(Trouble.UNREACHABLE, _unreachable(self._where, f"no answer in {CONNECT_S:g} s")) from None
+        except requests.Timeout:
+            raise ApiError(Trouble.LOST, f"{self._where}: no answer in {ANSWER_S:g} s") from None
+        except requests.ConnectionError as error:
+            said = _innermost(error)
+            before = "Connection refused" in said or "resolve" in said or "Name or service" in said
+            trouble = Trouble.UNREACHABLE if before else Trouble.LOST
+            raise ApiError(trouble, _unreachable(self._where, said)) from None
+        if response.status_code >= 400:
+            with response:
+                raise ApiError(*_words(self._where, response))
+        return response
+
+
+def _unreachable(where: str, said: str) -> str:
+    return f"{where} cannot be reached ({said}); is ARGO_SERVER right, and a port-forward to it open?"
+
+
+def _innermost(error: BaseException) -> str:
+    """The reason at the bottom, without the objects that requests and urllib3 wrap around it."""
+    seen: set[int] = set()
+    while (below := error.__cause__ or error.__context__) is not None and id(below) not in seen:
+        seen.add(id(error))
+        error = below
+    return str(getattr(error, "strerror", None) or error)
+
+
+def _words(where: str, response: requests.Response) -> tuple[Trouble, str]:
+    """What an answer from 400 on means, and how to mend it."""
+    try:
+        told = response.json()
+        said = str(told.get("message") or "") if isinstance(told, dict) else ""
+    except ValueError:
+        said = response.text[:200]
+    status = response.status_code
+    trouble = trouble_of(status)
+    said = said or response.reason or "no reason given"
+    if trouble is Trouble.UNAUTHORIZED:
+        return trouble, f"{where}: {said} (401); set ARGO_TOKEN to 'Bearer ' and a valid token (`argo auth token`)"
+    if trouble is Trouble.FORBIDDEN:
+        return trouble, f"{where}: {said} (403); the token's service account needs that right there, see --namespace"
+    if trouble is Trouble.NOT_FOUND and "namespace" in said:
+        return Trouble.NO_NAMESPACE, f"{where}: {said} (404); choose another --namespace"
+    if trouble is Trouble.NOT_FOUND and not ("workflow" in said or "pod" in said):
+        return trouble, f"{where}: no Argo Server's API there ({said}, 404); see ARGO_SERVER and ARGO_BASE_HREF"
+    return trouble, f"{where}: {said} ({status})"

@@ -1,0 +1,187 @@
+"""A run that goes on elsewhere, followed to its end: what it is now, newest lines of its steps, what is in the way.
+
+The connection may come and go: the run does not mind, so following does not end for it.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.submission.route import ApiError, Route, Trouble
+from runtime.submission.submit import ENDED
+from runtime.submission.tree import Row, rows
+
+LONGEST_WAIT_S = 30.0
+REDRAW_S = 0.5
+TAIL_EVERY_S = 2.0
+TAILS = 8
+"""How many running steps are asked for their newest line."""
+TAKEN_UP_S = 30.0
+"""A controller that looks takes a new workflow up in far less."""
+UNSEEN = "no controller has taken it up yet: does Argo's workflow-controller run, and does it watch this namespace?"
+
+
+@dataclass
+class View:
+    """What there is to show."""
+
+    workflow: dict[str, Any]
+    lines: dict[str, str] = field(default_factory=dict)
+    """Of each step that runs, by pod: the newest line of its log."""
+    note: str = ""
+    """What troubles the way to the run, or the run as a whole; "" when nothing does."""
+    rows: list[Row] = field(default_factory=list)
+
+
+def updates(route: Route, name: str, wait: Callable[[float], object]) -> Iterator[dict[str, Any] | ApiError]:
+    """The Workflow each time that it changed, until it has ended; an ApiError where asking failed and is tried again.
+
+    Raises ApiError for what asking again cannot mend: it was deleted, the right to see it is gone.
+    """
+    pause = 1.0
+    while True:
+        try:
+            workflow = route.get(name)
+            pause = 1.0
+            yield workflow
+            if not ended(workflow):
+                for workflow in route.changes(name):
+                    yield workflow
+                    if ended(workflow):
+                        return
+        except ApiError as error:
+            if not error.trouble.passing:
+                raise
+            yield error
+            wait(pause)
+            pause = min(2 * pause, LONGEST_WAIT_S)
+            continue
+        if ended(workflow):
+            return
+        wait(0.2)  # The stream ended without a reason: not a loop as fast as the machine.
+
+
+def ended(workflow: dict[str, Any]) -> bool:
+    """It will not change any more: its exit handler has ended too."""
+    return (workflow.get("status") or {}).get("phase") in ENDED
+
+
+class Followed:
+    """Threads that read, and a loop in the caller's thread that shows; leave the `with` to stop them."""
+
+    def __init__(self, route: Route, workflow: dict[str, Any], tails: bool) -> None:
+        self._route = route
+        self._name = workflow["metadata"]["name"]
+        self._view = View(workflow, rows=rows(workflow))
+        self._news: queue.SimpleQueue[dict[str, Any] | ApiError | None] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._read, daemon=True)]
+        if tails:
+            self._threads.append(threading.Thread(target=self._tail, daemon=True))
+
+    def __enter__(self) -> "Followed":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def to_the_end(self, show: Callable[[View], None]) -> dict[str, Any]:
+        """Show what is new, and every now and then the time; returns the Workflow that has ended. Raises ApiError."""
+        begun = time.monotonic()
+        while True:
+            try:
+                news = self._news.get(timeout=REDRAW_S)
+            except queue.Empty:
+                news = None
+            if isinstance(news, ApiError):
+                if not news.trouble.passing:
+                    raise news
+                self._view.note = f"the run goes on, but it cannot be seen: {news}"
+            elif news:
+                self._view = View(news, self._view.lines, "", rows(news))
+            if not (self._view.workflow.get("status") or {}).get("phase") and time.monotonic() - begun > TAKEN_UP_S:
+                self._view.note = self._view.note or UNSEEN
+            show(self._view)
+            if news is not None and ended(self._view.workflow):
+                return self._view.workflow
+
+    def _read(self) -> None:
+        try:
+            for news in updates(self._route, self._name, self._over.wait):
+                self._news.put(news)
+                if self._over.is_set():
+                    return
+        except ApiError as error:
+            self._news.put(error)
+
+    def _tail(self) -> None:
+        while not self._over.wait(TAIL_EVERY_S):
+            running = [row for row in self._view.rows if row.pod and not row.phase.fulfilled]
+            for row in running[:TAILS]:
+                self._view.lines[row.pod] = newest_line(self._route, self._name, row.pod)
+
+
+def newest_line(route: Route, workflow: str, pod: str) -> str:
+    """The last line of a pod's log; "" where there is none, yet or any more."""
+    return next(iter(last_lines(route, workflow, pod, 1)), "")
+
+
+def last_lines(route: Route, workflow: str, pod: str, count: int) -> list[str]:
+    """The last lines of a pod's log; none where it cannot be had."""
+    try:
+        return [line for line in route.log(workflow, pod, tail=count) if line][-count:]
+    except ApiError:
+        return []
+
+
+class Logs:
+    """Every line of every step's log, as it comes."""
+
+    def __init__(self, route: Route, workflow: str, say: Callable[[str, str], None]) -> None:
+        """`say(title of the step, line)`; called from several threads, one line each time."""
+        self._route = route
+        self._workflow = workflow
+        self._say = say
+        self._done: dict[str, threading.Event] = {}
+        self._threads: list[threading.Thread] = []
+
+    def see(self, view: View) -> None:
+        """Follow the logs of the steps that have started."""
+        for row in view.rows:
+            if not row.pod:
+                continue
+            if row.pod not in self._done:
+                self._done[row.pod] = threading.Event()
+                self._threads.append(threading.Thread(target=self._follow, args=(row,), daemon=True))
+                self._threads[-1].start()
+            if row.phase.fulfilled:
+                self._done[row.pod].set()
+
+    def finish(self, within_s: float = 10.0) -> None:
+        """Wait for what is still on its way."""
+        deadline = time.monotonic() + within_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _follow(self, row: Row) -> None:
+        told = 0
+        while True:
+            over = self._done[row.pod].is_set()
+            try:
+                for number, line in enumerate(self._route.log(self._workflow, row.pod, follow=not over)):
+                    if number >= told:  # A stream that broke off is read again from its beginning.
+                        told += 1
+                        self._say(row.title, line)
+                problem = ""
+            except ApiError as error:
+                problem = str(error) if error.trouble is not Trouble.NOT_FOUND else "its log is gone"
+            if over:
+                if problem and not told:
+                    self._say(row.title, f"({problem})")
+                return
+            self._done[row.pod].wait(1.0)

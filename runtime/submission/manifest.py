@@ -1,0 +1,105 @@
+"""What a manifest needs besides to run on a cluster: image, namespace, service account, store credentials, clean-up.
+
+Nothing secret ever stands in it: the store's credentials are named by `secretKeyRef`.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+DIGEST = "everstep/manifest"
+"""Annotation: the digest of what was submitted, so that the same submission is known again."""
+INSTANCE = "workflows.argoproj.io/controller-instanceid"
+RUN_FOLDER = "/tmp/everstep"
+POD_GC = {"strategy": "OnWorkflowSuccess", "deleteDelayDuration": "300s"}
+"""Pods of a failed run stay for whoever looks into it; those of a good one for as long as their logs are fetched."""
+NEEDED_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+OTHER_KEYS = ("AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL", "MINIO_ENDPOINT")
+"""Keys of the store's Secret, named as the variables they become."""
+
+
+class NotForAClusterError(ValueError):
+    """It cannot run on a cluster. One line: what, and how to mend it."""
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """What the cluster gives a run."""
+
+    image: str = ""
+    """Image of Everstep's own steps; "": as it stands in the manifest."""
+    service_account: str = ""
+    pull_secrets: tuple[str, ...] = ()
+    store_secret: str = ""
+    """Secret with the store's variables; "": the pods have them by other means."""
+    instance: str = ""
+    """Which of several controllers is meant."""
+
+
+def for_argo(
+    manifest: Mapping[str, Any], name: str, namespace: str, options: ClusterOptions, own_image: str
+) -> dict[str, Any]:
+    """A copy that a cluster can run, under that name. Steps with the image `own_image` are Everstep's.
+
+    Raises NotForAClusterError when a pod could not start or its store could not be reached.
+    """
+    made = copy.deepcopy(dict(manifest))
+    spec = made["spec"]
+    own = [container for container in _containers(spec) if container.get("image") == own_image]
+    if own and not options.image:
+        raise NotForAClusterError(
+            f"target argo needs --image: the image of the steps, as the cluster pulls it (they name {own_image!r} only)"
+        )
+    for container in own:
+        container["image"] = options.image
+        container["env"] = [*container.get("env", ()), *_environment(options.store_secret)]
+    if options.service_account:
+        spec["serviceAccountName"] = options.service_account
+    if options.pull_secrets:
+        known = {entry["name"]: entry for entry in spec.get("imagePullSecrets", ())}
+        spec["imagePullSecrets"] = list({**known, **{one: {"name": one} for one in options.pull_secrets}}.values())
+    spec.setdefault("podGC", dict(POD_GC))
+    metadata = {key: value for key, value in made.get("metadata", {}).items() if key != "generateName"}
+    if options.instance:
+        metadata["labels"] = {**metadata.get("labels", {}), INSTANCE: options.instance}
+    metadata["annotations"] = {**metadata.get("annotations", {}), DIGEST: digest(spec)}
+    return {**made, "metadata": {**metadata, "name": name, "namespace": namespace}}
+
+
+def digest(spec: Mapping[str, Any]) -> str:
+    """Of what will run, whatever its name."""
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _environment(secret: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [{"name": "EVERSTEP_RUN_DIR", "value": RUN_FOLDER}]
+    if secret:
+        for key in (*NEEDED_KEYS, *OTHER_KEYS):
+            place: dict[str, Any] = {"name": secret, "key": key}
+            if key in OTHER_KEYS:
+                place["optional"] = True
+            found.append({"name": key, "valueFrom": {"secretKeyRef": place}})
+    return found
+
+
+def _containers(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every container of every template, those of inline templates too."""
+    for template in spec.get("templates", ()):
+        yield from _of_template(template)
+
+
+def _of_template(template: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from (template[kind] for kind in ("container", "script") if kind in template)
+    yield from (template.get("containerSet") or {}).get("containers", ())
+    for kind in ("initContainers", "sidecars"):
+        yield from template.get(kind) or ()
+    tasks = [
+        *(template.get("dag") or {}).get("tasks", ()),
+        *(one for group in template.get("steps", ()) for one in group),
+    ]
+    for task in tasks:
+        if inline := task.get("inline"):
+            yield from _of_template(inline)

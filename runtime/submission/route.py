@@ -1,0 +1,82 @@
+"""What is asked of an Argo, whichever way it is reached; and what goes wrong on that way."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, Protocol
+
+CONNECT_S = 5.0
+ANSWER_S = 30.0
+"""How long an answer may take."""
+SILENCE_S = 90.0
+"""A stream that says nothing for so long is opened again."""
+
+
+class Trouble(StrEnum):
+    """What kind of no it is."""
+
+    UNREACHABLE = "unreachable"
+    """Nothing was asked: no connection."""
+    LOST = "lost"
+    """Something was asked, and the answer never came: it may have been done."""
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NO_CRD = "no CRD"
+    NO_NAMESPACE = "no namespace"
+    NOT_FOUND = "not found"
+    EXISTS = "exists"
+    INVALID = "invalid"
+    BUSY = "busy"
+    """429 and 5xx: the same again, later, may do."""
+    OTHER = "other"
+
+    @property
+    def passing(self) -> bool:
+        """The same again may do."""
+        return self in (Trouble.UNREACHABLE, Trouble.LOST, Trouble.BUSY)
+
+
+class ApiError(Exception):
+    """An Argo, or the way to it, said no. The text is one line: what, where, how to mend it."""
+
+    def __init__(self, trouble: Trouble, text: str) -> None:
+        super().__init__(" ".join(text.split()))
+        self.trouble = trouble
+
+
+STATUS = {
+    400: Trouble.INVALID, 401: Trouble.UNAUTHORIZED, 403: Trouble.FORBIDDEN, 404: Trouble.NOT_FOUND,
+    409: Trouble.EXISTS, 422: Trouble.INVALID, 429: Trouble.BUSY,
+}  # fmt: skip
+
+
+def trouble_of(status: int) -> Trouble:
+    """What an HTTP status means here."""
+    return STATUS.get(status, Trouble.BUSY if status >= 500 else Trouble.OTHER)
+
+
+class Route(Protocol):
+    """One way to one Argo, and one namespace there. Every method raises ApiError."""
+
+    namespace: str
+    where: str
+    """For people: `http://argo.example`, `kube context ml`."""
+
+    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """The Workflow as it was made; its name is in the manifest."""
+        ...
+
+    def get(self, name: str) -> dict[str, Any]:
+        """The Workflow as it is now."""
+        ...
+
+    def changes(self, name: str) -> Iterator[dict[str, Any]]:
+        """The Workflow as it is, then each time that it changes. Ends when the other side ends the stream."""
+        ...
+
+    def log(self, workflow: str, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
+        """Lines of the log of a pod's main container: all or the last `tail`, and with `follow` until it ends."""
+        ...
+
+    def link(self, name: str) -> str:
+        """Where a person sees the run: a URL, or a command."""
+        ...

@@ -1,0 +1,53 @@
+"""A submitted run in front of a person: watched to its end, or left to itself."""
+
+import sys
+from typing import Any
+
+from runtime.submission import tree
+from runtime.submission.follow import Followed, Logs, View
+from runtime.submission.route import ApiError, Route
+from runtime.submission.view import watching
+
+DETACHED = 130
+LOST_SIGHT = 75
+"""The run may go on, but it cannot be seen any more: nobody knows how it ended."""
+
+
+def watch(route: Route, workflow: dict[str, Any], logs: bool) -> int:
+    """Show the run until it ends; returns the exit code of its first failed step, 0 when it succeeded.
+
+    Ctrl-C leaves it running (130). `logs`: every line of its steps on stdout.
+    """
+    name = workflow["metadata"]["name"]
+    every = Logs(route, name, lambda title, line: print(f"{title}: {line}", flush=True)) if logs else None
+    try:
+        with watching(route, name, plain=logs) as show, Followed(route, workflow, tails=not logs) as followed:
+
+            def see(view: View) -> None:
+                show(view)
+                if every:
+                    every.see(view)
+
+            last = followed.to_the_end(see)
+            if every:
+                every.finish()
+    except KeyboardInterrupt:
+        _say(f"left: {name} goes on; see it: {route.link(name)}")
+        return DETACHED
+    except ApiError as error:
+        _say(f"{name}: {error}")
+        return LOST_SIGHT
+    _say_end(last)
+    return tree.exit_code(last)
+
+
+def _say_end(workflow: dict[str, Any]) -> None:
+    status = workflow["status"]
+    if status["phase"] != "Succeeded":
+        _say(f"{status['phase']}  {status.get('message') or ''}".rstrip())
+    for output, value in tree.outputs(workflow).items():
+        _say(f"{output}: {value}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

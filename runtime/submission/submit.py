@@ -1,0 +1,59 @@
+"""Giving the manifest to an Argo once, whatever happens on the way."""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from runtime.submission.manifest import DIGEST
+from runtime.submission.route import ApiError, Route, Trouble
+
+WAITS_S = (1.0, 3.0, 6.0)
+"""Before each further try of a submission whose answer was lost."""
+ENDED = ("Succeeded", "Failed", "Error")
+
+
+class Submitted(NamedTuple):
+    """What became of it."""
+
+    workflow: dict[str, Any]
+    existed: bool
+    """It was there already, and runs."""
+
+
+def submit(route: Route, manifest: dict[str, Any], wait: Callable[[float], object] = time.sleep) -> Submitted:
+    """Create the Workflow; one of that name and content that has not ended is taken for it.
+
+    A lost answer is asked for again: the name makes sure that nothing is made twice. Raises ApiError.
+    """
+    for pause in (*WAITS_S, None):
+        try:
+            return Submitted(route.create(manifest), False)
+        except ApiError as error:
+            if error.trouble is Trouble.EXISTS:
+                return Submitted(_same(route, manifest), True)
+            if pause is None or error.trouble not in (Trouble.LOST, Trouble.BUSY):
+                raise
+            wait(pause)
+    raise AssertionError("the last try returns or raises")
+
+
+def _same(route: Route, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The Workflow that has the name. Raises ApiError when it is another, or has ended."""
+    metadata = manifest["metadata"]
+    name = metadata["name"]
+    there = route.get(name)
+    phase = (there.get("status") or {}).get("phase") or "Pending"
+    known = (there["metadata"].get("annotations") or {}).get(DIGEST)
+    if known != metadata["annotations"][DIGEST]:
+        raise ApiError(
+            Trouble.EXISTS,
+            f"--name {name}: namespace {route.namespace} has another workflow of that name ({phase}); "
+            "choose another --name",
+        )
+    if phase in ENDED:
+        again = "" if phase == "Succeeded" else f", take it up with `argo -n {route.namespace} retry {name}`"
+        raise ApiError(
+            Trouble.EXISTS,
+            f"--name {name}: that workflow is there already and ended {phase}; choose another --name{again}",
+        )
+    return there

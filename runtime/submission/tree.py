@@ -1,0 +1,118 @@
+"""The nodes of a Workflow's status as the tree that `argo get` and `argo watch` show. Pure."""
+
+import base64
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from runtime.workflow.nodes import NodeType, Phase, pod_name
+
+GROUPS = {NodeType.RETRY: "(", NodeType.TASK_GROUP: "(", NodeType.STEP_GROUP: "."}
+"""Nodes below which others of the same boundary stand, and what follows the group's name in theirs."""
+POD_NAMES = "workflows.argoproj.io/pod-name-format"
+
+
+class Row(NamedTuple):
+    """A line of the tree."""
+
+    id: str
+    branch: str
+    """What is drawn before it: `├─`, `│ └─`."""
+    title: str
+    phase: Phase
+    kind: str
+    template: str
+    message: str
+    pod: str
+    """Name of its pod; "" when it has none."""
+    started: float
+    finished: float
+    exit_code: str
+
+    @property
+    def is_step(self) -> bool:
+        """A person calls it a step: something that runs by itself, or is left out."""
+        return self.kind in (NodeType.POD, NodeType.SKIPPED, NodeType.SUSPEND, "HTTP", "Plugin")
+
+
+def nodes_of(workflow: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """`status.nodes`, by id; unpacked where the controller has packed them because they are many."""
+    status = workflow.get("status") or {}
+    if packed := status.get("compressedNodes"):
+        return json.loads(gzip.decompress(base64.b64decode(packed)))
+    return status.get("nodes") or {}
+
+
+def rows(workflow: Mapping[str, Any]) -> list[Row]:
+    """Every node, parents before children, in the order in which they started; the exit handler last."""
+    nodes = nodes_of(workflow)
+    metadata = workflow["metadata"]
+    parents = _parents(nodes)
+    below: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for node in nodes.values():
+        below[parents.get(node["id"], "")].append(node)
+    for some in below.values():
+        some.sort(key=lambda node: (".onExit" in node["name"], node.get("startedAt") or "~", node["name"]))
+    old = (metadata.get("annotations") or {}).get(POD_NAMES) == "v1"
+
+    def under(parent: str, indent: str, top: bool) -> Iterator[Row]:
+        some = below.get(parent, [])
+        for number, node in enumerate(some, 1):
+            last = number == len(some)
+            yield _row(node, metadata["name"], "" if top else indent + ("└─" if last else "├─"), old)
+            yield from under(node["id"], "" if top else indent + ("  " if last else "│ "), False)
+
+    return list(under("", "", True))
+
+
+def _parents(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Of each node, the one that it stands below: its group, else its boundary."""
+    parents = {key: str(node.get("boundaryID") or "") for key, node in nodes.items()}
+    parents = {key: parent if parent in nodes else "" for key, parent in parents.items()}
+    for key, node in nodes.items():
+        mark = GROUPS.get(node["type"])
+        for child in (node.get("children") or ()) if mark else ():
+            if child in nodes and nodes[child]["name"].startswith(f"{node['name']}{mark}"):
+                parents[child] = key
+    return parents
+
+
+def _row(node: Mapping[str, Any], workflow: str, branch: str, old: bool) -> Row:
+    kind = node["type"]
+    template = node.get("templateName") or (node.get("templateRef") or {}).get("template") or ""
+    pod = ""
+    if kind == NodeType.POD:
+        pod = node["id"] if old else pod_name(workflow, node["name"], template)
+    title = node.get("displayName") or node["name"]
+    return Row(
+        node["id"], branch, template if title == f"{workflow}.onExit" else title, Phase(node.get("phase") or "Pending"),
+        kind, template, str(node.get("message") or ""), pod, moment(node.get("startedAt")),
+        moment(node.get("finishedAt")), str((node.get("outputs") or {}).get("exitCode") or ""),
+    )  # fmt: skip
+
+
+def outputs(workflow: Mapping[str, Any]) -> dict[str, str]:
+    """The workflow's output parameters: the global ones, and those of the nodes that nothing waits for."""
+    nodes = nodes_of(workflow)
+    status = workflow.get("status") or {}
+    root = next((node for node in nodes.values() if node["name"] == workflow["metadata"]["name"]), {})
+    last = [nodes[key] for key in root.get("outboundNodes") or () if key in nodes]
+    found = [one.get("outputs") or {} for one in (*last, root, status)]
+    entries = [entry for one in found for entry in one.get("parameters") or ()]
+    return {entry["name"]: str(entry["value"]) for entry in entries if entry.get("value") is not None}
+
+
+def exit_code(workflow: Mapping[str, Any]) -> int:
+    """0 Succeeded, else the exit code of the first step that failed (1 where there is none)."""
+    if (workflow.get("status") or {}).get("phase") == Phase.SUCCEEDED:
+        return 0
+    bad = sorted((row for row in rows(workflow) if row.phase.bad and row.pod), key=lambda row: row.finished)
+    return next((int(row.exit_code) for row in bad if row.exit_code not in ("", "0")), 1)
+
+
+def moment(stamp: Any) -> float:
+    """Unix time of a time as Kubernetes writes it; 0 for none."""
+    return datetime.fromisoformat(str(stamp)).timestamp() if stamp else 0.0

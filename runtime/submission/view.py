@@ -1,0 +1,117 @@
+"""A run elsewhere in the terminal: Argo's tree, alive, on a TTY; plain lines otherwise. Everything goes to stderr."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from runtime.submission.follow import View, last_lines
+from runtime.submission.route import Route
+from runtime.submission.tree import Row
+from runtime.workflow.nodes import Phase
+from runtime.workflow.view import LAST_LINES, MARKS, PLAIN_EVERY_S
+
+
+@contextmanager
+def watching(route: Route, workflow: str, plain: bool = False) -> Iterator[Callable[[View], None]]:
+    """Gives what shows a View. `plain`: lines also on a terminal, so that other lines can stand between them."""
+    console = Console(stderr=True, highlight=False)
+    lines = _Plain(route, workflow)
+    if plain or not console.is_terminal:
+        yield lines.show
+        return
+    newest: list[View] = []
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+
+        def show(view: View) -> None:
+            newest[:] = [view]
+            live.update(table(view, time.time()), refresh=True)
+
+        yield show
+    for view in newest:
+        for row in view.rows:
+            if row.phase.bad:
+                lines.explain(row)
+
+
+def table(view: View, now: float) -> Table:
+    """The tree, a line a node: mark, name, message or newest line, seconds."""
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    grid.add_column(justify="right", no_wrap=True)
+    for row in view.rows:
+        mark, style = MARKS[row.phase]
+        title = f"{row.branch}[{style}]{mark}[/] {escape(row.title)}"
+        grid.add_row(title, escape(words(row, view)), seconds(row, now))
+    status = view.workflow.get("status") or {}
+    said = " ".join(filter(None, (status.get("phase") or "Pending", status.get("progress"), status.get("message"))))
+    grid.add_row("", escape(said) if not view.note else f"[yellow]{escape(view.note)}[/]", "")
+    return grid
+
+
+def words(row: Row, view: View) -> str:
+    """What a node has to say: why it ended so, else its newest line."""
+    if row.phase.fulfilled:
+        return row.message
+    return row.message or view.lines.get(row.pod, "")
+
+
+def seconds(row: Row, now: float) -> str:
+    """How long it has run."""
+    if not row.started or row.phase in (Phase.OMITTED, Phase.SKIPPED, Phase.PENDING):
+        return ""
+    return f"{(row.finished or now) - row.started:.0f} s"
+
+
+class _Plain:
+    """A line when a step starts or ends, and now and then its newest line."""
+
+    def __init__(self, route: Route, workflow: str) -> None:
+        self._route = route
+        self._workflow = workflow
+        self._seen: dict[str, Phase] = {}
+        self._said: dict[str, tuple[float, str]] = {}
+        self._note = ""
+
+    def show(self, view: View) -> None:
+        """Print what is new."""
+        if view.note != self._note:
+            self._note = view.note
+            if view.note:
+                self._print(f" ! {view.note}")
+        for row in view.rows:
+            if row.is_step and row.phase is not Phase.PENDING:
+                self._step(row, view)
+
+    def explain(self, row: Row) -> None:
+        """The last lines of a failed step's log."""
+        if row.pod:
+            for line in last_lines(self._route, self._workflow, row.pod, LAST_LINES):
+                self._print(f"     {line}")
+            self._print(f"   pod: {row.pod}")
+
+    def _step(self, row: Row, view: View) -> None:
+        moment, line = time.monotonic(), words(row, view)
+        if row.phase is not self._seen.get(row.id):
+            self._seen[row.id] = row.phase
+            self._said[row.id] = (moment, line)
+            self._line(row, line if row.phase.fulfilled else "started")
+            if row.phase.bad:
+                self.explain(row)
+        elif row.phase is Phase.RUNNING:
+            before, said = self._said[row.id]
+            if moment - before >= PLAIN_EVERY_S and line and line != said:
+                self._said[row.id] = (moment, line)
+                self._line(row, line)
+
+    def _line(self, row: Row, text: str) -> None:
+        self._print(f" {MARKS[row.phase][0]} {row.title:<11} {text:<60} {seconds(row, time.time()):>8}".rstrip())
+
+    def _print(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)

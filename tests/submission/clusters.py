@@ -1,0 +1,233 @@
+"""Two small servers over one set of workflows: the Kubernetes API for custom objects, and the Argo Server's REST API.
+
+They answer as those projects document: Status objects and watch events one JSON object a line there; `{"code",
+"message"}` errors and `data: {"result": ...}` events here. Nothing is timed: a watch sends a workflow's next state
+when the one before has been sent.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+BREAK = "break"
+"""In a list of states: the stream is cut here, without an end."""
+DELETED = "deleted"
+GRPC = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6, 500: 13, 503: 14}
+"""The code in the body of an Argo Server's error, by HTTP status."""
+
+
+@dataclass
+class Cluster:
+    """What both serve, and what they were asked."""
+
+    namespace: str = "ml"
+    states: list[Any] = field(default_factory=list)
+    """What becomes of a workflow, one after the other: its `status`."""
+    logs: dict[str, list[str]] = field(default_factory=dict)
+    """By pod."""
+    refuse: list[tuple[int, str]] = field(default_factory=list)
+    """The next submissions are answered so: (status, message); 0: made, but the answer is lost."""
+    serves_argo: bool = True
+    token: str = "secret-token"
+    workflows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    submitted: list[dict[str, Any]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, workflow: dict[str, Any]) -> dict[str, Any]:
+        """Take a new one in."""
+        name = workflow["metadata"]["name"]
+        metadata = {**workflow["metadata"], "uid": f"uid-{len(self.workflows)}", "resourceVersion": "1"}
+        self.workflows[name] = {**workflow, "metadata": metadata}
+        return self.workflows[name]
+
+    def events(self, name: str) -> Iterator[dict[str, Any] | str]:
+        """A watch of one workflow: as it is, then what becomes of it."""
+        if name not in self.workflows:
+            return
+        yield {"type": "ADDED", "object": self.workflows[name]}
+        while True:
+            with self.lock:
+                if not self.states:
+                    return
+                state = self.states.pop(0)
+                if state is DELETED:
+                    gone = self.workflows.pop(name)
+                    yield {"type": "DELETED", "object": gone}
+                    return
+                if state is not BREAK:
+                    self.workflows[name] = {**self.workflows[name], "status": state}
+            if state is BREAK:
+                yield BREAK
+                return
+            yield {"type": "MODIFIED", "object": self.workflows[name]}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    cluster: Cluster
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's word
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        """A request without a body."""
+        self._ask({})
+
+    def do_POST(self) -> None:
+        """A request with a JSON body."""
+        self._ask(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _ask(self, body: dict[str, Any]) -> None:
+        url = urlsplit(self.path)
+        asked = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        self.cluster.asked.append((self.command, url.path, asked))
+        if self.headers.get("Authorization") != f"Bearer {self.cluster.token}":
+            self.no(401, "Unauthorized")
+        else:
+            self.answer(url.path.strip("/").split("/"), asked, body)
+
+    def answer(self, path: list[str], asked: dict[str, str], body: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def no(self, status: int, message: str, kind: str = "") -> None:
+        raise NotImplementedError
+
+    def yes(self, value: Any, status: int = 200, content: str = "application/json") -> None:
+        """A whole answer."""
+        text = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", content)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def stream(self, parts: Iterator[bytes | str], content: str) -> None:
+        """A chunked answer; BREAK cuts the connection."""
+        self.send_response(200)
+        self.send_header("Content-Type", content)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for part in parts:
+            if isinstance(part, str):
+                self.close_connection = True
+                self.connection.close()
+                return
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+            self.wfile.flush()
+        self.wfile.write(b"0\r\n\r\n")
+
+    def submit(self, namespace: str, workflow: dict[str, Any], made: int) -> None:
+        """Make a workflow, or refuse to."""
+        cluster = self.cluster
+        cluster.submitted.append(workflow)
+        refused = cluster.refuse.pop(0) if cluster.refuse else None
+        if refused and refused[0]:
+            return self.no(*refused)
+        if namespace != cluster.namespace:
+            return self.no(404, f'namespaces "{namespace}" not found', "namespaces")
+        name = workflow["metadata"]["name"]
+        if name in cluster.workflows:
+            return self.no(409, f'workflows.argoproj.io "{name}" already exists', "workflows")
+        there = cluster.add(workflow)
+        if refused:
+            self.close_connection = True
+            return self.connection.close()
+        return self.yes(there, made)
+
+    def one(self, name: str) -> None:
+        """A workflow as it is."""
+        if name not in self.cluster.workflows:
+            return self.no(404, f'workflows.argoproj.io "{name}" not found', "workflows")
+        return self.yes(self.cluster.workflows[name])
+
+
+class KubeApi(_Handler):
+    """The Kubernetes API, as far as a client of custom objects and pod logs sees it."""
+
+    def no(self, status: int, message: str, kind: str = "") -> None:
+        """A Status object."""
+        details = {"kind": kind, "group": "argoproj.io"} if kind else {}
+        self.yes(
+            {"kind": "Status", "status": "Failure", "message": message, "code": status, "details": details}, status
+        )
+
+    def answer(self, path: list[str], asked: dict[str, str], body: dict[str, Any]) -> None:
+        """One request."""
+        match path:
+            case ["apis", "argoproj.io", *_] if not self.cluster.serves_argo:
+                self.yes("404 page not found\n", 404, "text/plain")
+            case ["apis", "argoproj.io", "v1alpha1"]:
+                self.yes({"kind": "APIResourceList", "groupVersion": "argoproj.io/v1alpha1", "resources": []})
+            case ["apis", "argoproj.io", "v1alpha1", "namespaces", namespace, "workflows"]:
+                if self.command == "POST":
+                    self.submit(namespace, body, 201)
+                else:
+                    name = asked["fieldSelector"].removeprefix("metadata.name=")
+                    events = self.cluster.events(name)
+                    lines = (e if isinstance(e, str) else json.dumps(e).encode() + b"\n" for e in events)
+                    self.stream(lines, "application/json")
+            case ["apis", "argoproj.io", "v1alpha1", "namespaces", _, "workflows", name]:
+                self.one(name)
+            case ["api", "v1", "namespaces", _, "pods", pod, "log"]:
+                if pod not in self.cluster.logs:
+                    self.no(404, f'pods "{pod}" not found', "pods")
+                else:
+                    tail = self.cluster.logs[pod][-int(asked.get("tailLines", 1000)) :]
+                    self.stream((f"{line}\n".encode() for line in tail), "text/plain")
+            case _:
+                self.no(404, "the server could not find the requested resource")
+
+
+class ArgoApi(_Handler):
+    """The Argo Server, as far as submission sees it."""
+
+    def no(self, status: int, message: str, kind: str = "") -> None:
+        """A gateway's error."""
+        self.yes({"code": GRPC.get(status, 2), "message": message}, status)
+
+    def answer(self, path: list[str], asked: dict[str, str], body: dict[str, Any]) -> None:
+        """One request."""
+        match path:
+            case ["api", "v1", "info"]:
+                self.yes({"managedNamespace": self.cluster.namespace, "links": []})
+            case ["api", "v1", "workflows", namespace]:
+                self.submit(namespace, body["workflow"], 200)
+            case ["api", "v1", "workflows", _, name]:
+                self.one(name)
+            case ["api", "v1", "workflow-events", _]:
+                events = self.cluster.events(asked["listOptions.fieldSelector"].removeprefix("metadata.name="))
+                self.stream((e if isinstance(e, str) else _event(e) for e in events), "text/event-stream")
+            case ["api", "v1", "workflows", _, _, "log"]:
+                pod = asked["podName"]
+                lines = self.cluster.logs.get(pod, [])[-int(asked.get("logOptions.tailLines", 1000)) :]
+                self.stream((_event({"content": line, "podName": pod}) for line in lines), "text/event-stream")
+            case _:
+                self.no(404, "Not Found")
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + json.dumps({"result": value}).encode() + b"\n\n"
+
+
+class Served:
+    """A server in this process: `with Served(KubeApi, cluster) as url`."""
+
+    def __init__(self, kind: type[_Handler], cluster: Cluster) -> None:
+        handler = type(kind.__name__, (kind,), {"cluster": cluster})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+
+    def __enter__(self) -> str:
+        self._thread.start()
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,230 @@
+"""A submitted pipeline as a person meets it: the command, its lines, its exit code."""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from runtime.submission import choose, submit
+from runtime.submission.follow import UNSEEN, updates
+from runtime.submission.route import ApiError
+from runtime.submission.run import watch
+from tests.submission.clusters import BREAK, DELETED, Cluster
+from tests.submission.conftest import Environment
+
+PIPELINE = Path(__file__).parents[2] / "pipelines" / "llama_finetune.py"
+ON_ARGO = ("--store", "s3://bucket/prefix", "--image", "registry.example/everstep:1", "--name", "drill-1")
+DEADLINE_S = 120
+
+
+def states(phase: str, code: str = "0", message: str = "") -> list[Any]:
+    """A run of one step: it starts, then ends so."""
+
+    def state(phase: str, node: str, **more: Any) -> dict[str, Any]:
+        root = {"id": "drill-1", "name": "drill-1", "displayName": "drill-1", "type": "DAG", "phase": phase}
+        step = {
+            "id": "drill-1-7", "name": "drill-1.train", "displayName": "train", "type": "Pod", "templateName": "train",
+            "boundaryID": "drill-1", "phase": node, "startedAt": "2026-01-01T00:00:00Z", **more,
+        }  # fmt: skip
+        nodes = {"drill-1": {**root, "outboundNodes": ["drill-1-7"]}, "drill-1-7": step}
+        return {"phase": phase, "message": message, "progress": "1/1", "nodes": nodes}
+
+    outputs = {"exitCode": code, "parameters": [{"name": "iterations", "value": "200"}]}
+    end = {"finishedAt": "2026-01-01T00:00:07Z", "message": message, "outputs": outputs}
+    return [state("Running", "Running"), state(phase, phase, **end)]
+
+
+def train_pod() -> str:
+    """The step's pod, as Argo names it."""
+    from runtime.workflow.nodes import pod_name
+
+    return pod_name("drill-1", "drill-1.train", "train")
+
+
+class Done(NamedTuple):
+    """How a pipeline's command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """The pipeline as a user calls it, in an empty folder; in this process, for importing takes most of the time."""
+
+    def call(environment: Environment, *arguments: str) -> Done:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", [str(PIPELINE), *arguments])
+        monkeypatch.chdir(tmp_path)
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(PIPELINE), run_name="__main__")
+        said = capfd.readouterr()
+        return Done(int(end.value.code or 0), said.out, said.err)
+
+    return call
+
+
+def test_a_pipeline_is_submitted_watched_and_ends_with_its_outputs(
+    pipeline: Call, environment: Environment, cluster: Cluster
+) -> None:
+    cluster.states = states("Succeeded")
+    done = pipeline(environment, *ON_ARGO)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("drill-1 · target argo (")
+    assert "drill-1" in lines[0].rpartition("·")[2]
+    assert lines[1].split() == ["●", "train", "started"] or lines[1].split()[:3] == ["●", "train", "started"]
+    assert lines[2].split() == ["✔", "train", "7", "s"]
+    assert lines[3] == "iterations: 200"
+    assert cluster.submitted[0]["metadata"]["name"] == "drill-1"
+    assert "secret-token" not in done.stderr + done.stdout
+
+
+def test_a_failed_step_ends_with_its_exit_code_and_the_end_of_its_log(
+    pipeline: Call, environment: Environment, cluster: Cluster
+) -> None:
+    cluster.states = states("Failed", "3", "main: Error (exit code 3)")
+    cluster.logs[train_pod()] = [*(f"line {n}" for n in range(40)), "no healthy quorum"]
+    done = pipeline(environment, *ON_ARGO)
+    assert done.returncode == 3, done.stderr
+    assert "✖ train" in done.stderr
+    assert "     no healthy quorum\n" in done.stderr
+    assert "line 39" in done.stderr
+    assert "line 3\n" not in done.stderr
+
+
+def test_detached_it_only_submits(pipeline: Call, environment: Environment, cluster: Cluster) -> None:
+    done = pipeline(environment, *ON_ARGO, "--detach")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert len(cluster.submitted) == 1
+    assert not any("watch" in asked or "workflow-events" in path for _, path, asked in cluster.asked)
+
+
+def test_logs_go_to_stdout_line_by_line(pipeline: Call, environment: Environment, cluster: Cluster) -> None:
+    cluster.states = states("Succeeded")
+    cluster.logs[train_pod()] = ["iteration 1", "iteration 2"]
+    done = pipeline(environment, *ON_ARGO, "--logs")
+    assert done.stdout == "train: iteration 1\ntrain: iteration 2\n"
+
+
+def test_the_printed_manifest_is_the_submitted_one(pipeline: Call, environment: Environment, cluster: Cluster) -> None:
+    shown = pipeline(environment, *ON_ARGO, "--service-account", "runner", "-o", "yaml")
+    pipeline(environment, *ON_ARGO, "--service-account", "runner", "--detach")
+    assert cluster.submitted == [yaml.safe_load(shown.stdout)]
+
+
+def test_ctrl_c_leaves_the_run_to_itself(environment: Environment, cluster: Cluster, tmp_path: Path) -> None:
+    cluster.states = states("Running")
+    running = subprocess.Popen(
+        [sys.executable, "-c", START, str(PIPELINE), *ON_ARGO],
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stderr
+    said = next(line for line in running.stderr if "train" in line and "target" not in line)
+    assert "started" in said
+    running.send_signal(signal.SIGINT)
+    rest = running.communicate(timeout=DEADLINE_S)[1]
+    assert running.returncode == 130, rest
+    assert "left: drill-1 goes on" in rest
+    assert not any(method == "DELETE" for method, _, _ in cluster.asked)
+
+
+START = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""A shell's background processes ignore SIGINT; a person's do not."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--target", "argo"], "--store s3://"),
+        (["--store", "s3://b/p"], "needs --image"),
+        ([*ON_ARGO, "--watch", "--detach"], "say one of them"),
+        ([*ON_ARGO, "--detach", "--logs"], "--logs"),
+        ([*ON_ARGO[:-1], "Not_A_Name"], "Not_A_Name"),
+        (["--target", "local", "--image", "x", "--detach"], "--detach, --image: only for Argo"),
+    ],
+)
+def test_what_cannot_be_submitted_is_one_line_and_nothing_is_sent(
+    pipeline: Call, by_server: Environment, cluster: Cluster, tmp_path: Path, arguments: list[str], part: str
+) -> None:
+    before = set(tmp_path.iterdir())
+    done = pipeline(by_server, *arguments)
+    assert done.returncode == 2
+    assert part in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert not cluster.submitted
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_what_the_argo_refuses_is_one_line(pipeline: Call, environment: Environment, cluster: Cluster) -> None:
+    cluster.refuse = [(403, "workflows.argoproj.io is forbidden")]
+    done = pipeline(environment, *ON_ARGO)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "is forbidden (403)" in done.stderr
+
+
+@pytest.fixture
+def followed(environment: Environment, manifest: Callable[..., dict[str, Any]]) -> Callable[[], Iterator[Any]]:
+    """Submits a run and follows it without waiting."""
+
+    def start() -> Iterator[Any]:
+        route = choose("argo", environment).route
+        assert route
+        submit(route, manifest())
+        return updates(route, "drill-1", lambda _: None)
+
+    return start
+
+
+def test_a_stream_that_breaks_is_opened_again(cluster: Cluster, followed: Callable[[], Iterator[Any]]) -> None:
+    first, last = states("Succeeded")
+    cluster.states = [first, BREAK, BREAK, last]
+    seen = [news["status"]["phase"] for news in followed() if not isinstance(news, ApiError) and "status" in news]
+    assert seen[-1] == "Succeeded"
+    assert cluster.states == []
+
+
+def test_a_deleted_run_ends_the_watch(
+    route: Any, cluster: Cluster, manifest: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = submit(route, manifest())
+    cluster.states = [states("Succeeded")[0], DELETED]
+    assert watch(route, made.workflow, logs=False) == 75
+    assert "drill-1: workflow drill-1 was deleted" in capsys.readouterr().err
+
+
+def test_nobody_who_takes_a_run_up_is_told(
+    route: Any,
+    cluster: Cluster,
+    manifest: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("runtime.submission.follow.TAKEN_UP_S", -1.0)
+    made = submit(route, manifest())
+    cluster.states = [{}, *states("Succeeded")]
+    assert watch(route, made.workflow, logs=False) == 0
+    assert UNSEEN in capsys.readouterr().err

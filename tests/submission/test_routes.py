@@ -1,0 +1,240 @@
+"""Both ways to an Argo: what is sent, what comes back, and the words for each no."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.submission import ApiError, ClusterOptions, Route, Target, TargetError, choose, for_argo, submit
+from runtime.submission.argo_server import server_url
+from runtime.submission.route import Trouble
+from tests.submission.clusters import Cluster, KubeApi, Served
+from tests.submission.conftest import Environment, kube_config
+
+Manifest = Callable[..., dict[str, Any]]
+
+
+def no_wait(_: float) -> None:
+    """A test waits for nothing."""
+
+
+def test_what_arrives_is_the_manifest_to_the_last_empty_string(
+    route: Route, cluster: Cluster, manifest: Manifest
+) -> None:
+    made = submit(route, manifest())
+    assert cluster.submitted == [manifest()]
+    assert made.workflow["metadata"]["uid"] == "uid-0"
+    assert not made.existed
+
+
+def test_the_newest_state_comes_until_the_stream_ends(route: Route, cluster: Cluster, manifest: Manifest) -> None:
+    submit(route, manifest())
+    cluster.states = [{"phase": "Running"}, {"phase": "Succeeded", "progress": "1/1"}]
+    seen = [workflow.get("status") for workflow in route.changes("drill-1")]
+    assert seen == [None, {"phase": "Running"}, {"phase": "Succeeded", "progress": "1/1"}]
+    assert route.get("drill-1")["status"]["phase"] == "Succeeded"
+
+
+def test_a_deleted_workflow_is_told(route: Route, cluster: Cluster, manifest: Manifest) -> None:
+    submit(route, manifest())
+    cluster.states = ["deleted"]
+    with pytest.raises(ApiError, match="deleted while it was watched") as told:
+        list(route.changes("drill-1"))
+    assert told.value.trouble is Trouble.NOT_FOUND
+
+
+def test_logs_come_whole_or_their_end(route: Route, cluster: Cluster) -> None:
+    cluster.logs["pod-1"] = ["one", "two", "three"]
+    assert list(route.log("drill-1", "pod-1")) == ["one", "two", "three"]
+    assert list(route.log("drill-1", "pod-1", tail=1)) == ["three"]
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "trouble", "part"),
+    [
+        (401, "token not valid", Trouble.UNAUTHORIZED, "401"),
+        (403, 'workflows.argoproj.io is forbidden: User "u" cannot create', Trouble.FORBIDDEN, "--namespace"),
+        (422, "spec.templates[0].name: Required value", Trouble.INVALID, "Required value"),
+        (400, "templates.main: unknown variable", Trouble.INVALID, "unknown variable"),
+        (405, "method not allowed", Trouble.OTHER, "method not allowed"),
+    ],
+)
+def test_a_no_is_one_line_that_says_why(
+    route: Route, cluster: Cluster, manifest: Manifest, status: int, message: str, trouble: Trouble, part: str
+) -> None:
+    cluster.refuse = [(status, message)]
+    with pytest.raises(ApiError) as told:
+        submit(route, manifest(), no_wait)
+    assert told.value.trouble is trouble
+    assert part in str(told.value)
+    assert message in str(told.value)
+    assert "\n" not in str(told.value)
+    assert route.where in str(told.value)
+    assert len(cluster.submitted) == 1
+
+
+def test_an_answer_that_was_lost_makes_nothing_twice(route: Route, cluster: Cluster, manifest: Manifest) -> None:
+    cluster.refuse = [(0, "")]
+    made = submit(route, manifest(), no_wait)
+    assert len(cluster.submitted) == 2
+    assert made.existed
+    assert list(cluster.workflows) == ["drill-1"]
+
+
+def test_a_busy_server_is_asked_again(route: Route, cluster: Cluster, manifest: Manifest) -> None:
+    cluster.refuse = [(503, "apiserver is starting"), (429, "too many requests")]
+    waited: list[float] = []
+    made = submit(route, manifest(), waited.append)
+    assert made.workflow["metadata"]["name"] == "drill-1"
+    assert waited == [1.0, 3.0]
+
+
+def test_a_busy_server_is_not_asked_for_ever(route: Route, cluster: Cluster, manifest: Manifest) -> None:
+    cluster.refuse = [(500, "etcdserver: no leader")] * 9
+    with pytest.raises(ApiError, match="no leader"):
+        submit(route, manifest(), no_wait)
+    assert len(cluster.submitted) == 4
+
+
+def test_the_same_submission_twice_is_the_same_run(route: Route, cluster: Cluster, manifest: Manifest) -> None:
+    submit(route, manifest())
+    assert submit(route, manifest()).existed
+    assert len(cluster.workflows) == 1
+
+
+def test_a_name_that_another_workflow_has_is_refused(route: Route, manifest: Manifest) -> None:
+    submit(route, manifest())
+    with pytest.raises(ApiError, match="another workflow of that name"):
+        submit(route, manifest(said="something else"))
+
+
+@pytest.mark.parametrize(("phase", "part"), [("Succeeded", "choose another --name"), ("Failed", "argo -n ml retry")])
+def test_a_name_whose_run_has_ended_is_refused(
+    route: Route, cluster: Cluster, manifest: Manifest, phase: str, part: str
+) -> None:
+    submit(route, manifest())
+    cluster.workflows["drill-1"]["status"] = {"phase": phase}
+    with pytest.raises(ApiError, match=f"ended {phase}.*{part}"):
+        submit(route, manifest())
+
+
+def test_a_namespace_that_is_not_there_is_told(environment: Environment, manifest: Manifest) -> None:
+    route = choose("argo", environment, "elsewhere").route
+    assert route
+    with pytest.raises(ApiError, match=r"elsewhere.*choose another --namespace"):
+        submit(route, manifest())
+
+
+def test_auto_takes_what_answers(environment: Environment) -> None:
+    chosen = choose("auto", environment)
+    assert chosen.name == "argo"
+    assert chosen.reason in ("ARGO_SERVER", "kube context drill serves argoproj.io")
+
+
+def test_the_namespace_is_the_flag_then_the_variable_then_the_servers_own(environment: Environment) -> None:
+    def namespace(more: Environment, flag: str = "") -> str:
+        route = choose("argo", {**environment, **more}, flag).route
+        assert route
+        return route.namespace
+
+    assert namespace({}) == "ml"
+    assert namespace({"ARGO_NAMESPACE": "two"}) == "two"
+    assert namespace({"ARGO_NAMESPACE": "two"}, "three") == "three"
+
+
+def test_auto_stays_here_where_there_is_no_way_to_an_argo(tmp_path: Path) -> None:
+    assert choose("auto", {"HOME": str(tmp_path)}) == Target(None, "no ARGO_SERVER, no kube config")
+
+
+def test_auto_stays_here_when_the_cluster_has_no_argo(by_kube: Environment, cluster: Cluster) -> None:
+    cluster.serves_argo = False
+    assert choose("auto", by_kube) == Target(None, "no ARGO_SERVER, kube context drill has no Argo")
+
+
+def test_argo_is_refused_where_the_cluster_has_none(by_kube: Environment, cluster: Cluster) -> None:
+    cluster.serves_argo = False
+    with pytest.raises(TargetError, match=r"does not know Workflows.*install Argo Workflows"):
+        choose("argo", by_kube)
+
+
+def unreachable(folder: Path) -> Environment:
+    """The environment of a cluster that is gone."""
+    with Served(KubeApi, Cluster()) as url:
+        return {"HOME": str(folder), "KUBECONFIG": str(kube_config(folder, url, "t"))}
+
+
+def test_auto_stays_here_when_the_cluster_is_gone(tmp_path: Path) -> None:
+    chosen = choose("auto", unreachable(tmp_path))
+    assert chosen == Target(None, "no ARGO_SERVER, no use of the kube config: unreachable")
+
+
+def test_a_cluster_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"kube context drill cannot be reached at http.*refused.*cluster-info"):
+        choose("argo", unreachable(tmp_path))
+
+
+@pytest.mark.parametrize("wanted", ["auto", "argo"])
+def test_a_server_that_is_gone_is_one_line_also_for_auto(tmp_path: Path, wanted: Any) -> None:
+    with Served(KubeApi, Cluster()) as url:
+        environment = {"HOME": str(tmp_path), "ARGO_SERVER": url}
+    with pytest.raises(TargetError, match=r"http.*cannot be reached \(.*refused.*ARGO_SERVER"):
+        choose(wanted, environment)
+
+
+def test_no_kube_config_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"set ARGO_SERVER.*or KUBECONFIG"):
+        choose("argo", {"HOME": str(tmp_path)})
+
+
+def test_a_kube_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    torn = tmp_path / "torn"
+    torn.write_text("apiVersion: v1\nkind: Config\n")
+    with pytest.raises(TargetError, match="torn"):
+        choose("argo", {"HOME": str(tmp_path), "KUBECONFIG": str(torn)})
+
+
+def test_a_wrong_token_is_one_line(environment: Environment, cluster: Cluster) -> None:
+    cluster.token = "another"
+    with pytest.raises(TargetError, match="401"):
+        choose("argo", environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "url"),
+    [
+        ({"ARGO_SERVER": "argo.example:2746"}, "https://argo.example:2746/"),
+        ({"ARGO_SERVER": "localhost:2746", "ARGO_SECURE": "false"}, "http://localhost:2746/"),
+        ({"ARGO_SERVER": "http://argo.example/"}, "http://argo.example/"),
+        ({"ARGO_SERVER": "argo.example:443", "ARGO_BASE_HREF": "/argo"}, "https://argo.example:443/argo/"),
+    ],
+)
+def test_the_server_is_found_by_the_argo_commands_variables(environment: Environment, url: str) -> None:
+    assert server_url(environment) == url
+
+
+def test_the_link_is_the_pages_of_the_ui(by_server: Environment) -> None:
+    route = choose("argo", by_server).route
+    assert route
+    assert route.link("drill-1") == f"{by_server['ARGO_SERVER']}/workflows/ml/drill-1"
+
+
+def test_only_everstep_steps_get_the_image_and_the_stores_secret_and_no_secret_is_in_it() -> None:
+    ours = {"name": "a", "container": {"image": "everstep:0", "command": ["python"]}}
+    theirs = {"name": "b", "container": {"image": "busybox:1", "command": ["true"]}}
+    source = {"metadata": {"generateName": "x-"}, "spec": {"entrypoint": "a", "templates": [ours, theirs]}}
+    options = ClusterOptions("registry/everstep:1", "runner", ("pull",), "store-secret", "two")
+    made = for_argo(source, "x-1", "ml", options, "everstep:0")
+    container = made["spec"]["templates"][0]["container"]
+    variables = {entry["name"]: entry for entry in container["env"]}
+    assert container["image"] == "registry/everstep:1"
+    assert variables["AWS_SECRET_ACCESS_KEY"] == {
+        "name": "AWS_SECRET_ACCESS_KEY",
+        "valueFrom": {"secretKeyRef": {"name": "store-secret", "key": "AWS_SECRET_ACCESS_KEY"}},
+    }
+    assert made["spec"]["templates"][1] == theirs
+    assert made["spec"]["serviceAccountName"] == "runner"
+    assert made["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+    assert made["metadata"]["labels"] == {"workflows.argoproj.io/controller-instanceid": "two"}
+    assert "generateName" not in made["metadata"]
+    assert "env" not in source["spec"]["templates"][0]["container"]

@@ -1,0 +1,106 @@
+"""The tree of a run, from what a real Argo recorded of it, and how it ended."""
+
+import base64
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.submission.tree import exit_code, nodes_of, outputs, rows
+from runtime.workflow.nodes import Phase
+
+GOLDEN = Path(__file__).parents[1] / "workflow" / "golden"
+
+
+def recorded(case: str) -> dict[str, Any]:
+    """A Workflow with the status that Argo gave it; its nodes by id, as the API has them."""
+    status = json.loads((GOLDEN / f"{case}.json").read_text())
+    nodes = {node["id"]: {**node, "name": name} for name, node in status["nodes"].items()}
+    name = next(name for name in status["nodes"] if "." not in name and "[" not in name and "(" not in name)
+    return {"metadata": {"name": name}, "status": {**status, "nodes": nodes}}
+
+
+def drawn(workflow: dict[str, Any]) -> list[str]:
+    """A line a node."""
+    return [f"{row.branch}{row.title} {row.phase}" for row in rows(workflow)]
+
+
+CASES = sorted(
+    str(path.relative_to(GOLDEN).with_suffix(""))
+    for path in GOLDEN.glob("*/*.json")
+    if json.loads(path.read_text()).get("nodes")
+)
+
+
+def test_there_are_recorded_runs() -> None:
+    assert len(CASES) > 300
+
+
+def test_each_recorded_run_shows_every_node_once() -> None:
+    for case in CASES:
+        workflow = recorded(case)
+        shown = [row.id for row in rows(workflow)]
+        assert sorted(shown) == sorted(nodes_of(workflow)), case
+
+
+def test_steps_stand_below_their_groups_and_items_below_their_task() -> None:
+    steps = drawn(recorded("flow/aggregate-parameters"))
+    assert [line for line in steps if "[" in line][:1] == ["├─[0] Succeeded"]
+    assert any(line.startswith("│ ") for line in steps)
+    tree = drawn(recorded("flow/aggregate-only-succeeded"))
+    assert tree[0] == "aggregate-only-succeeded Succeeded"
+    assert "├─t Failed" in tree or "└─t Failed" in tree
+    assert any(line.endswith("─t(1:1) Failed") and line[0] in "│ " for line in tree)
+
+
+def test_packed_nodes_are_unpacked() -> None:
+    workflow = recorded("flow/aggregate-only-succeeded")
+    packed = base64.b64encode(gzip.compress(json.dumps(workflow["status"].pop("nodes")).encode())).decode()
+    workflow["status"]["compressedNodes"] = packed
+    assert drawn(workflow) == drawn(recorded("flow/aggregate-only-succeeded"))
+
+
+def test_a_workflow_that_nobody_took_up_has_no_nodes() -> None:
+    assert rows({"metadata": {"name": "x"}}) == []
+
+
+def run(phase: str, *nodes: dict[str, Any]) -> dict[str, Any]:
+    """A workflow with these nodes below its root."""
+    root = {"id": "x", "name": "x", "type": "DAG", "phase": phase, "outboundNodes": [node["id"] for node in nodes]}
+    return {"metadata": {"name": "x"}, "status": {"phase": phase, "nodes": {n["id"]: n for n in (root, *nodes)}}}
+
+
+def pod(name: str, code: str, phase: Phase, finished: str, **outputs: str) -> dict[str, Any]:
+    """A pod's node."""
+    parameters = [{"name": key, "value": value} for key, value in outputs.items()]
+    return {
+        "id": f"x-{name}", "name": f"x.{name}", "displayName": name, "type": "Pod", "templateName": "t",
+        "boundaryID": "x", "phase": phase.value, "finishedAt": finished,
+        "outputs": {"exitCode": code, "parameters": parameters},
+    }  # fmt: skip
+
+
+def test_the_exit_code_is_the_first_failed_steps() -> None:
+    late = pod("late", "2", Phase.FAILED, "2026-01-01T00:00:09Z")
+    first = pod("first", "75", Phase.FAILED, "2026-01-01T00:00:05Z")
+    assert exit_code(run("Failed", late, first)) == 75
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Error"])
+def test_a_run_that_failed_without_a_code_is_1(phase: str) -> None:
+    assert exit_code(run(phase)) == 1
+
+
+def test_the_outputs_are_those_of_the_steps_that_nothing_waits_for() -> None:
+    done = run("Succeeded", pod("last", "0", Phase.SUCCEEDED, "2026-01-01T00:00:05Z", perplexity="31.2"))
+    assert exit_code(done) == 0
+    assert outputs(done) == {"perplexity": "31.2"}
+
+
+def test_a_pods_name_follows_the_workflows_own_format() -> None:
+    workflow = run("Running", pod("a", "", Phase.RUNNING, ""))
+    assert rows(workflow)[1].pod.startswith("x-t-")
+    workflow["metadata"]["annotations"] = {"workflows.argoproj.io/pod-name-format": "v1"}
+    assert rows(workflow)[1].pod == "x-a"
