@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import BadInput
@@ -33,13 +34,18 @@ def made_for(manifest: dict[str, Any], name: str, namespace: str, how: "Submissi
         raise BadInput(str(error)) from None
 
 
-def run_there(manifest: dict[str, Any], route: "Route", reason: str, how: "Submission") -> int:
-    """Submit, say where it is, and watch it unless --detach. Raises BadInput for what the Argo refuses."""
+def run_there(
+    manifest: dict[str, Any], route: "Route", reason: str, how: "Submission", another: Callable[[], str] | None
+) -> int:
+    """Submit, say where it is, and watch it unless --detach. Raises BadInput for what the Argo refuses.
+
+    `another` makes up a name in place of one that is taken; None: the name was given.
+    """
     from runtime.submission.route import ApiError
     from runtime.submission.submit import submit
 
     try:
-        made = submit(route, manifest)
+        made = submit(route, manifest, another)
     except ApiError as error:
         raise BadInput(str(error)) from None
     name = made.workflow["metadata"]["name"]

@@ -35,6 +35,8 @@ def parameter(name: str) -> str:
     return f"{{{{workflow.parameters.{name.replace('_', '-')}}}}}"
 
 
+ANNOTATION = "workflows.argoproj.io"
+"""Of what Argo's UI shows: a title and a description."""
 SWITCH = tyro.constructors.PrimitiveConstructorSpec(
     nargs=0,
     metavar="",
@@ -109,6 +111,9 @@ def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
     except BadInput as error:
         print(f"{prog}: {error}", file=sys.stderr)
         code = 2
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted before it was known whether it runs", file=sys.stderr)
+        code = 130
     sys.exit(code)
 
 
@@ -127,17 +132,21 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
     manifest = manifest_of(build(config), store)
     if not how.output:
         _lint(manifest)
-    name = how.name or manifest["metadata"].get("name") or f"{manifest['metadata']['generateName']}{_few()}"
+    metadata = manifest["metadata"]
+    given = how.name or metadata.get("name")
+
+    def another() -> str:
+        return f"{metadata['generateName']}{secrets.token_hex(2)}"
+
+    name = given or another()
     if target.route is None:
         return _print(manifest) if how.output else _run_here(manifest, name, how, target.reason)
     from everstep.cluster import made_for, run_there
 
     made = made_for(manifest, name, target.route.namespace, how)
-    return _print(made) if how.output else run_there(made, target.route, target.reason, how)
-
-
-def _few() -> str:
-    return secrets.token_hex(2)
+    if how.output:
+        return _print(made)
+    return run_there(made, target.route, target.reason, how, None if given else another)
 
 
 def _print(manifest: dict[str, Any]) -> int:
@@ -158,9 +167,23 @@ def _lint(manifest: dict[str, Any]) -> None:
         raise BadInput("\n  ".join(one.said for one in wrong))
 
 
+def _first_line() -> str:
+    """What the pipeline's file says of itself."""
+    return (inspect.getdoc(sys.modules["__main__"]) or "").partition("\n")[0]
+
+
 def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
-    """The manifest as a dict, its parameter `store` set to that absolute path or URI."""
+    """The manifest as a dict, its parameter `store` set to that absolute path or URI.
+
+    Argo's UI shows the pipeline's name and the first line of its file, unless the workflow says otherwise.
+    """
     manifest: dict[str, Any] = workflow.to_dict()
+    metadata = manifest["metadata"]
+    title = (
+        (metadata.get("name") or metadata.get("generateName") or "pipeline").strip("-").replace("-", " ").capitalize()
+    )
+    told = {f"{ANNOTATION}/title": title, f"{ANNOTATION}/description": _first_line()}
+    metadata["annotations"] = {**{key: text for key, text in told.items() if text}, **metadata.get("annotations", {})}
     for entry in manifest["spec"]["arguments"]["parameters"]:
         if entry["name"] == "store":
             entry["value"] = store

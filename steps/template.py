@@ -33,6 +33,15 @@ RETRY = RetryStrategy(
 )
 """Again after whatever is not the user's: a lost pod, a kill, exit 75. Codes 1, 2 and 3 would come again."""
 
+POD_SECURITY = argo.PodSecurityContext(
+    run_as_non_root=True,
+    run_as_user=1000,
+    fs_group=1000,
+    seccomp_profile=argo.SeccompProfile(type="RuntimeDefault"),
+)
+SECURITY = argo.SecurityContext(allow_privilege_escalation=False, capabilities=argo.Capabilities(drop=["ALL"]))
+"""Together what Kubernetes calls the restricted pod security standard."""
+
 
 class StepTask(Task):
     """A Hera task; `task.uri` is `{{tasks.NAME.outputs.parameters.uri}}` for each output of its template."""
@@ -91,7 +100,8 @@ def step_template(
         retry_strategy=RETRY,
         active_deadline_seconds=deadline_s,
         volumes=_shared_memory(shared_memory) if shared_memory else None,
-        pod_security_context=argo.PodSecurityContext(run_as_non_root=True, run_as_user=1000, fs_group=1000),
+        pod_security_context=POD_SECURITY,
+        security_context=SECURITY,
     )
 
 

@@ -11,11 +11,14 @@ from typing import Any
 
 import requests
 from hera.workflows import WorkflowsService, models
+from pydantic import ValidationError
 
 from runtime.submission.route import ANSWER_S, CONNECT_S, SILENCE_S, ApiError, Trouble, trouble_of
 
 FALSE = ("", "0", "false", "no", "off")
 LIST_OF_ONE = "listOptions.fieldSelector"
+END_OF_WATCH = 429
+"""An error in a stream with this code says that the server's own watch has ended, as each does after a while."""
 
 
 def server_url(environment: Mapping[str, str]) -> str:
@@ -47,7 +50,10 @@ class ArgoServer:
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """See Route."""
         request = models.WorkflowCreateRequest(workflow=models.Workflow.model_validate(manifest))
-        made = self._service.create_workflow(request, namespace=self.namespace)
+        try:
+            made = self._service.create_workflow(request, namespace=self.namespace)
+        except ValidationError:  # It was made; a newer server says more of it than Hera's models know.
+            return self.get(manifest["metadata"]["name"])
         return json.loads(made.model_dump_json(by_alias=True, exclude_none=True))
 
     def get(self, name: str) -> dict[str, Any]:
@@ -102,6 +108,8 @@ class ArgoServer:
                     told = json.loads(line.removeprefix(b"data:"))
                     if isinstance(said := told.get("error"), dict):
                         status = int(said.get("http_code") or 500)
+                        if status == END_OF_WATCH:
+                            return
                         raise ApiError(trouble_of(status), f"{self.where}: {said.get('message') or status}")
                     yield told.get("result") or {}
             except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError, requests.Timeout):

@@ -12,7 +12,7 @@ from typing import Any
 
 from runtime.submission.route import ApiError, Route, Trouble
 from runtime.submission.submit import ENDED
-from runtime.submission.tree import Row, rows
+from runtime.submission.tree import Row, offloaded, rows
 
 LONGEST_WAIT_S = 30.0
 REDRAW_S = 0.5
@@ -22,6 +22,7 @@ TAILS = 8
 TAKEN_UP_S = 30.0
 """A controller that looks takes a new workflow up in far less."""
 UNSEEN = "no controller has taken it up yet: does Argo's workflow-controller run, and does it watch this namespace?"
+OFFLOADED = "its controller keeps the steps in a database: only an Argo Server shows them, see ARGO_SERVER"
 
 
 @dataclass
@@ -103,7 +104,7 @@ class Followed:
                     raise news
                 self._view.note = f"the run goes on, but it cannot be seen: {news}"
             elif news:
-                self._view = View(news, self._view.lines, "", rows(news))
+                self._view = View(news, self._view.lines, OFFLOADED if offloaded(news) else "", rows(news))
             if not (self._view.workflow.get("status") or {}).get("phase") and time.monotonic() - begun > TAKEN_UP_S:
                 self._view.note = self._view.note or UNSEEN
             show(self._view)

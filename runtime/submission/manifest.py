@@ -13,11 +13,12 @@ from typing import Any
 DIGEST = "everstep/manifest"
 """Annotation: the digest of what was submitted, so that the same submission is known again."""
 INSTANCE = "workflows.argoproj.io/controller-instanceid"
-RUN_FOLDER = "/tmp/everstep"
+WORKING_FOLDER = "/tmp"
+"""Where a step may write without being root."""
 POD_GC = {"strategy": "OnWorkflowSuccess", "deleteDelayDuration": "300s"}
 """Pods of a failed run stay for whoever looks into it; those of a good one for as long as their logs are fetched."""
 NEEDED_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-OTHER_KEYS = ("AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL", "MINIO_ENDPOINT")
+OTHER_KEYS = ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_SESSION_TOKEN")
 """Keys of the store's Secret, named as the variables they become."""
 
 
@@ -55,7 +56,9 @@ def for_argo(
         )
     for container in own:
         container["image"] = options.image
-        container["env"] = [*container.get("env", ()), *_environment(options.store_secret)]
+        container.setdefault("workingDir", WORKING_FOLDER)
+        if options.store_secret:
+            container["env"] = [*container.get("env", ()), *_credentials(options.store_secret)]
     if options.service_account:
         spec["serviceAccountName"] = options.service_account
     if options.pull_secrets:
@@ -74,15 +77,10 @@ def digest(spec: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _environment(secret: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [{"name": "EVERSTEP_RUN_DIR", "value": RUN_FOLDER}]
-    if secret:
-        for key in (*NEEDED_KEYS, *OTHER_KEYS):
-            place: dict[str, Any] = {"name": secret, "key": key}
-            if key in OTHER_KEYS:
-                place["optional"] = True
-            found.append({"name": key, "valueFrom": {"secretKeyRef": place}})
-    return found
+def _credentials(secret: str) -> list[dict[str, Any]]:
+    needed = [{"name": secret, "key": key} for key in NEEDED_KEYS]
+    places = [*needed, *({"name": secret, "key": key, "optional": True} for key in OTHER_KEYS)]
+    return [{"name": place["key"], "valueFrom": {"secretKeyRef": place}} for place in places]
 
 
 def _containers(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

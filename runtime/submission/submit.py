@@ -20,21 +20,31 @@ class Submitted(NamedTuple):
     """It was there already, and runs."""
 
 
-def submit(route: Route, manifest: dict[str, Any], wait: Callable[[float], object] = time.sleep) -> Submitted:
+def submit(
+    route: Route,
+    manifest: dict[str, Any],
+    another: Callable[[], str] | None = None,
+    wait: Callable[[float], object] = time.sleep,
+) -> Submitted:
     """Create the Workflow; one of that name and content that has not ended is taken for it.
 
-    A lost answer is asked for again: the name makes sure that nothing is made twice. Raises ApiError.
+    A lost answer is asked for again: the name makes sure that nothing is made twice. `another` makes up a name in place
+    of one that is taken; None: nobody made it up. Raises ApiError.
     """
-    for pause in (*WAITS_S, None):
+    pauses, asked = list(WAITS_S), False
+    while True:
         try:
             return Submitted(route.create(manifest), False)
         except ApiError as error:
             if error.trouble is Trouble.EXISTS:
-                return Submitted(_same(route, manifest), True)
-            if pause is None or error.trouble not in (Trouble.LOST, Trouble.BUSY):
+                if another is None or asked:
+                    return Submitted(_same(route, manifest), True)
+                manifest = {**manifest, "metadata": {**manifest["metadata"], "name": another()}}
+                continue
+            if not pauses or error.trouble not in (Trouble.LOST, Trouble.BUSY):
                 raise
-            wait(pause)
-    raise AssertionError("the last try returns or raises")
+            asked = True
+            wait(pauses.pop(0))
 
 
 def _same(route: Route, manifest: dict[str, Any]) -> dict[str, Any]:

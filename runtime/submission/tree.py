@@ -12,6 +12,8 @@ from runtime.workflow.nodes import NodeType, Phase, pod_name
 
 GROUPS = {NodeType.RETRY: "(", NodeType.TASK_GROUP: "(", NodeType.STEP_GROUP: "."}
 """Nodes below which others of the same boundary stand, and what follows the group's name in theirs."""
+REFUSED = "invalid spec"
+"""So begins the message of a workflow that nobody but the controller checked."""
 POD_NAMES = "workflows.argoproj.io/pod-name-format"
 
 
@@ -44,6 +46,11 @@ def nodes_of(workflow: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if packed := status.get("compressedNodes"):
         return json.loads(gzip.decompress(base64.b64decode(packed)))
     return status.get("nodes") or {}
+
+
+def offloaded(workflow: Mapping[str, Any]) -> bool:
+    """Whether the nodes, because they are many, are not in the Workflow but in the controller's database."""
+    return bool((workflow.get("status") or {}).get("offloadNodeStatusVersion")) and not nodes_of(workflow)
 
 
 def rows(workflow: Mapping[str, Any]) -> list[Row]:
@@ -106,9 +113,12 @@ def outputs(workflow: Mapping[str, Any]) -> dict[str, str]:
 
 
 def exit_code(workflow: Mapping[str, Any]) -> int:
-    """0 Succeeded, else the exit code of the first step that failed (1 where there is none)."""
-    if (workflow.get("status") or {}).get("phase") == Phase.SUCCEEDED:
+    """0 Succeeded, 2 refused by the controller, else the code of the first step that failed (1 where there is none)."""
+    status = workflow.get("status") or {}
+    if status.get("phase") == Phase.SUCCEEDED:
         return 0
+    if str(status.get("message") or "").startswith(REFUSED):
+        return 2
     bad = sorted((row for row in rows(workflow) if row.phase.bad and row.pod), key=lambda row: row.finished)
     return next((int(row.exit_code) for row in bad if row.exit_code not in ("", "0")), 1)
 

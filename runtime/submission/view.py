@@ -86,7 +86,7 @@ class _Plain:
             if view.note:
                 self._print(f" ! {view.note}")
         for row in view.rows:
-            if row.is_step and row.phase is not Phase.PENDING:
+            if row.is_step:
                 self._step(row, view)
 
     def explain(self, row: Row) -> None:
@@ -98,17 +98,17 @@ class _Plain:
 
     def _step(self, row: Row, view: View) -> None:
         moment, line = time.monotonic(), words(row, view)
-        if row.phase is not self._seen.get(row.id):
-            self._seen[row.id] = row.phase
+        if row.phase is not self._seen.get(row.id, Phase.PENDING):
             self._said[row.id] = (moment, line)
             self._line(row, line if row.phase.fulfilled else "started")
             if row.phase.bad:
                 self.explain(row)
-        elif row.phase is Phase.RUNNING:
-            before, said = self._said[row.id]
+        elif not row.phase.fulfilled:
+            before, said = self._said.get(row.id, (0.0, ""))
             if moment - before >= PLAIN_EVERY_S and line and line != said:
                 self._said[row.id] = (moment, line)
                 self._line(row, line)
+        self._seen[row.id] = row.phase
 
     def _line(self, row: Row, text: str) -> None:
         self._print(f" {MARKS[row.phase][0]} {row.title:<11} {text:<60} {seconds(row, time.time()):>8}".rstrip())

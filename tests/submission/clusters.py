@@ -15,6 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 
 BREAK = "break"
 """In a list of states: the stream is cut here, without an end."""
+END = "end"
+"""The other side ends the stream, in its own way, as each does after a while."""
 DELETED = "deleted"
 GRPC = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6, 500: 13, 503: 14}
 """The code in the body of an Argo Server's error, by HTTP status."""
@@ -59,10 +61,10 @@ class Cluster:
                     gone = self.workflows.pop(name)
                     yield {"type": "DELETED", "object": gone}
                     return
-                if state is not BREAK:
+                if state not in (BREAK, END):
                     self.workflows[name] = {**self.workflows[name], "status": state}
-            if state is BREAK:
-                yield BREAK
+            if state in (BREAK, END):
+                yield state
                 return
             yield {"type": "MODIFIED", "object": self.workflows[name]}
 
@@ -169,7 +171,7 @@ class KubeApi(_Handler):
                 else:
                     name = asked["fieldSelector"].removeprefix("metadata.name=")
                     events = self.cluster.events(name)
-                    lines = (e if isinstance(e, str) else json.dumps(e).encode() + b"\n" for e in events)
+                    lines = (e if e == BREAK else json.dumps(e).encode() + b"\n" for e in events if e != END)
                     self.stream(lines, "application/json")
             case ["apis", "argoproj.io", "v1alpha1", "namespaces", _, "workflows", name]:
                 self.one(name)
@@ -201,13 +203,17 @@ class ArgoApi(_Handler):
                 self.one(name)
             case ["api", "v1", "workflow-events", _]:
                 events = self.cluster.events(asked["listOptions.fieldSelector"].removeprefix("metadata.name="))
-                self.stream((e if isinstance(e, str) else _event(e) for e in events), "text/event-stream")
+                parts = (e if e == BREAK else WATCH_ENDED if e == END else _event(e) for e in events)
+                self.stream(parts, "text/event-stream")
             case ["api", "v1", "workflows", _, _, "log"]:
                 pod = asked["podName"]
                 lines = self.cluster.logs.get(pod, [])[-int(asked.get("logOptions.tailLines", 1000)) :]
                 self.stream((_event({"content": line, "podName": pod}) for line in lines), "text/event-stream")
             case _:
                 self.no(404, "Not Found")
+
+
+WATCH_ENDED = b'data: {"error": {"grpc_code": 8, "http_code": 429, "message": "EOF"}}\n\n'
 
 
 def _event(value: Any) -> bytes:

@@ -16,7 +16,7 @@ from runtime.submission import choose, submit
 from runtime.submission.follow import UNSEEN, updates
 from runtime.submission.route import ApiError
 from runtime.submission.run import watch
-from tests.submission.clusters import BREAK, DELETED, Cluster
+from tests.submission.clusters import BREAK, DELETED, END, Cluster
 from tests.submission.conftest import Environment
 
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "llama_finetune.py"
@@ -205,6 +205,16 @@ def test_a_stream_that_breaks_is_opened_again(cluster: Cluster, followed: Callab
     seen = [news["status"]["phase"] for news in followed() if not isinstance(news, ApiError) and "status" in news]
     assert seen[-1] == "Succeeded"
     assert cluster.states == []
+
+
+def test_a_stream_that_the_other_side_ends_is_no_trouble(
+    cluster: Cluster, followed: Callable[[], Iterator[Any]]
+) -> None:
+    first, last = states("Succeeded")
+    cluster.states = [first, END, END, last]
+    seen = list(followed())
+    assert not [news for news in seen if isinstance(news, ApiError)]
+    assert seen[-1]["status"]["phase"] == "Succeeded"
 
 
 def test_a_deleted_run_ends_the_watch(

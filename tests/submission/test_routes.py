@@ -65,7 +65,7 @@ def test_a_no_is_one_line_that_says_why(
 ) -> None:
     cluster.refuse = [(status, message)]
     with pytest.raises(ApiError) as told:
-        submit(route, manifest(), no_wait)
+        submit(route, manifest(), wait=no_wait)
     assert told.value.trouble is trouble
     assert part in str(told.value)
     assert message in str(told.value)
@@ -76,7 +76,7 @@ def test_a_no_is_one_line_that_says_why(
 
 def test_an_answer_that_was_lost_makes_nothing_twice(route: Route, cluster: Cluster, manifest: Manifest) -> None:
     cluster.refuse = [(0, "")]
-    made = submit(route, manifest(), no_wait)
+    made = submit(route, manifest(), wait=no_wait)
     assert len(cluster.submitted) == 2
     assert made.existed
     assert list(cluster.workflows) == ["drill-1"]
@@ -85,7 +85,7 @@ def test_an_answer_that_was_lost_makes_nothing_twice(route: Route, cluster: Clus
 def test_a_busy_server_is_asked_again(route: Route, cluster: Cluster, manifest: Manifest) -> None:
     cluster.refuse = [(503, "apiserver is starting"), (429, "too many requests")]
     waited: list[float] = []
-    made = submit(route, manifest(), waited.append)
+    made = submit(route, manifest(), wait=waited.append)
     assert made.workflow["metadata"]["name"] == "drill-1"
     assert waited == [1.0, 3.0]
 
@@ -93,7 +93,7 @@ def test_a_busy_server_is_asked_again(route: Route, cluster: Cluster, manifest: 
 def test_a_busy_server_is_not_asked_for_ever(route: Route, cluster: Cluster, manifest: Manifest) -> None:
     cluster.refuse = [(500, "etcdserver: no leader")] * 9
     with pytest.raises(ApiError, match="no leader"):
-        submit(route, manifest(), no_wait)
+        submit(route, manifest(), wait=no_wait)
     assert len(cluster.submitted) == 4
 
 
@@ -117,6 +117,19 @@ def test_a_name_whose_run_has_ended_is_refused(
     cluster.workflows["drill-1"]["status"] = {"phase": phase}
     with pytest.raises(ApiError, match=f"ended {phase}.*{part}"):
         submit(route, manifest())
+
+
+def test_a_made_up_name_that_is_taken_is_made_up_again(route: Route, cluster: Cluster, manifest: Manifest) -> None:
+    submit(route, manifest())
+    made = submit(route, manifest(), lambda: "drill-2")
+    assert not made.existed
+    assert sorted(cluster.workflows) == ["drill-1", "drill-2"]
+
+
+def test_a_made_up_name_whose_answer_was_lost_is_kept(route: Route, cluster: Cluster, manifest: Manifest) -> None:
+    cluster.refuse = [(0, "")]
+    assert submit(route, manifest(), lambda: "drill-2", no_wait).existed
+    assert list(cluster.workflows) == ["drill-1"]
 
 
 def test_a_namespace_that_is_not_there_is_told(environment: Environment, manifest: Manifest) -> None:

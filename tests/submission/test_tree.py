@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.submission.tree import exit_code, nodes_of, outputs, rows
+from runtime.submission.tree import exit_code, nodes_of, offloaded, outputs, rows
 from runtime.workflow.nodes import Phase
 
 GOLDEN = Path(__file__).parents[1] / "workflow" / "golden"
@@ -62,6 +62,13 @@ def test_packed_nodes_are_unpacked() -> None:
     assert drawn(workflow) == drawn(recorded("flow/aggregate-only-succeeded"))
 
 
+def test_nodes_that_are_kept_elsewhere_are_known_to_be_missing() -> None:
+    away = {"metadata": {"name": "x"}, "status": {"phase": "Running", "offloadNodeStatusVersion": "fnv:1"}}
+    assert offloaded(away)
+    assert not offloaded(run("Running"))
+    assert not offloaded({"metadata": {"name": "x"}})
+
+
 def test_a_workflow_that_nobody_took_up_has_no_nodes() -> None:
     assert rows({"metadata": {"name": "x"}}) == []
 
@@ -91,6 +98,11 @@ def test_the_exit_code_is_the_first_failed_steps() -> None:
 @pytest.mark.parametrize("phase", ["Failed", "Error"])
 def test_a_run_that_failed_without_a_code_is_1(phase: str) -> None:
     assert exit_code(run(phase)) == 1
+
+
+def test_what_only_the_controller_refused_was_bad_input() -> None:
+    refused = {"phase": "Error", "message": "invalid spec: templates.main.tasks.a template name 'b' undefined"}
+    assert exit_code({"metadata": {"name": "x"}, "status": refused}) == 2
 
 
 def test_the_outputs_are_those_of_the_steps_that_nothing_waits_for() -> None:
