@@ -30,27 +30,36 @@ def watching(route: Route, workflow: str, plain: bool = False) -> Iterator[Calla
 
         def show(view: View) -> None:
             newest[:] = [view]
-            live.update(table(view, time.time()), refresh=True)
+            live.update(table(view, time.time(), console.height - 1), refresh=True)
 
         yield show
+        for view in newest:
+            live.update(table(view, time.time()), refresh=False)
     for view in newest:
         for row in view.rows:
             if row.phase.bad:
                 lines.explain(row)
 
 
-def table(view: View, now: float) -> Table:
-    """The tree, a line a node: mark, name, message or newest line, seconds."""
+def table(view: View, now: float, height: int | None = None) -> Table:
+    """The tree, a line a node: mark, name, message or newest line, seconds.
+
+    `height`: of the terminal; nodes that ended well are left out when not all fit.
+    """
+    crowded = height is not None and len(view.rows) >= height
+    shown = [row for row in view.rows if not (crowded and row.phase.fulfilled and not row.phase.bad)]
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     grid.add_column(justify="right", no_wrap=True)
-    for row in view.rows:
+    for row in shown:
         mark, style = MARKS[row.phase]
         title = f"{row.branch}[{style}]{mark}[/] {escape(row.title)}"
         grid.add_row(title, escape(words(row, view)), seconds(row, now))
     status = view.workflow.get("status") or {}
-    said = " ".join(filter(None, (status.get("phase") or "Pending", status.get("progress"), status.get("message"))))
+    left_out = f"({len(view.rows) - len(shown)} that ended well are not shown)" if crowded else ""
+    parts = (status.get("phase") or "Pending", status.get("progress"), status.get("message"), left_out)
+    said = " ".join(filter(None, parts))
     grid.add_row("", escape(said) if not view.note else f"[yellow]{escape(view.note)}[/]", "")
     return grid
 

@@ -171,7 +171,7 @@ class KubeApi(_Handler):
                 else:
                     name = asked["fieldSelector"].removeprefix("metadata.name=")
                     events = self.cluster.events(name)
-                    lines = (e if e == BREAK else json.dumps(e).encode() + b"\n" for e in events if e != END)
+                    lines = (e if isinstance(e, str) else json.dumps(e).encode() + b"\n" for e in events if e != END)
                     self.stream(lines, "application/json")
             case ["apis", "argoproj.io", "v1alpha1", "namespaces", _, "workflows", name]:
                 self.one(name)
@@ -203,7 +203,7 @@ class ArgoApi(_Handler):
                 self.one(name)
             case ["api", "v1", "workflow-events", _]:
                 events = self.cluster.events(asked["listOptions.fieldSelector"].removeprefix("metadata.name="))
-                parts = (e if e == BREAK else WATCH_ENDED if e == END else _event(e) for e in events)
+                parts = (_event(e) if isinstance(e, dict) else WATCH_ENDED if e == END else e for e in events)
                 self.stream(parts, "text/event-stream")
             case ["api", "v1", "workflows", _, _, "log"]:
                 pod = asked["podName"]

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from runtime.submission.follow import View
 from runtime.submission.tree import exit_code, nodes_of, offloaded, outputs, rows
+from runtime.submission.view import table
 from runtime.workflow.nodes import Phase
 
 GOLDEN = Path(__file__).parents[1] / "workflow" / "golden"
@@ -87,6 +89,16 @@ def pod(name: str, code: str, phase: Phase, finished: str, **outputs: str) -> di
         "boundaryID": "x", "phase": phase.value, "finishedAt": finished,
         "outputs": {"exitCode": code, "parameters": parameters},
     }  # fmt: skip
+
+
+def test_what_runs_is_seen_in_a_terminal_that_is_too_small_for_all() -> None:
+    done = [pod(f"done{n}", "0", Phase.SUCCEEDED, "2026-01-01T00:00:05Z") for n in range(9)]
+    workflow = run("Running", *done, pod("late", "", Phase.RUNNING, ""))
+    view = View(workflow, rows=rows(workflow))
+    assert len(table(view, 0.0, 24).rows) == 12
+    small = table(view, 0.0, 8)
+    assert len(small.rows) == 3
+    assert "(9 that ended well are not shown)" in str(list(small.columns[1].cells)[-1])
 
 
 def test_the_exit_code_is_the_first_failed_steps() -> None:
