@@ -1,4 +1,4 @@
-"""Where nodes come from, behind one Protocol: processes of this machine (`process`); pods come later.
+"""Where nodes come from, behind one Protocol: processes of this machine (`process`), or pods (`kubernetes`).
 
 May import `runtime.job` and the standard library. The story begins in `process`; `registry` is what outlives a master,
 `debris` what a dead node leaves. The master compares what it wants with `observe()` and calls
@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+
+from runtime.job.spec import Resources
 
 
 class NodeRequest(msgspec.Struct, frozen=True):
@@ -22,6 +24,11 @@ class NodeRequest(msgspec.Struct, frozen=True):
     """EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER...; never written into a command line."""
     arguments: Sequence[str]
     """For `python -m runtime.agent`."""
+    resources: Resources = Resources()
+    """Nodes of this machine share all of it."""
+    avoid_hosts: Sequence[str] = ()
+    extra: bool = False
+    """Beyond the minimum: the first that may be taken away."""
 
 
 class Node(msgspec.Struct, frozen=True):
