@@ -88,7 +88,7 @@ async def run(
             **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": token,
             "EVERSTEP_MASTER": f"http://{address}", "EVERSTEP_STORE": store.uri,
         }  # fmt: skip
-        reconciler = Reconciler(desk, platform, _requests(spec, environment, agent_arguments))
+        reconciler = Reconciler(desk, platform, _requests(desk, environment, agent_arguments))
         telemetry = Telemetry(store, spec.job, state.epoch)
         reporter = Reporter(on_progress, state)
         desk.on_state.append(reporter.state)
@@ -147,16 +147,18 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _requests(
-    spec: JobSpec, environment: Mapping[str, str], agent_arguments: Sequence[str]
+    desk: Desk, environment: Mapping[str, str], agent_arguments: Sequence[str]
 ) -> Callable[[Wanted], NodeRequest]:
     """What to ask the platform for, for each wanted node."""
 
     def request(node: Wanted) -> NodeRequest:
-        slots = str(spec.roles[node.role].slots)
+        slots = str(desk.spec.roles[node.role].slots)
         own = ["--node", node.name, "--role", node.role, "--host", node.host, "--slots", slots]
         told = {**environment, "EVERSTEP_NODE": node.name}
+        avoided = sorted({*desk.spec.avoid_hosts, *desk.state.avoided})
+        arguments = [*own, *agent_arguments]
         return NodeRequest(
-            node.name, node.role, node.host, told, [*own, *agent_arguments], node.resources, node.priority, node.extra
+            node.name, node.role, node.host, told, arguments, node.resources, node.priority, node.extra, avoided
         )
 
     return request

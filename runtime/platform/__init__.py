@@ -1,4 +1,4 @@
-"""Where nodes come from, behind one Protocol: processes of this machine (`process`); pods come later.
+"""Where nodes come from, behind one Protocol: processes of this machine (`process`), or pods (`kubernetes`).
 
 May import `runtime.job` and the standard library. The story begins in `process`; `registry` is what outlives a master,
 `limits` what a node may use, `debris` what a dead one leaves. The master compares what it wants with `observe()` and
@@ -30,6 +30,8 @@ class NodeRequest(msgspec.Struct, frozen=True):
     """Of two nodes that cannot both be had, the one with the higher."""
     extra: bool = False
     """Beyond the minimum of its role: the first to go when the machines have not enough for all."""
+    avoid_hosts: Sequence[str] = ()
+    """Names of machines that it must not run on."""
 
 
 class Node(msgspec.Struct, frozen=True):

@@ -1,0 +1,200 @@
+"""The Kubernetes API as far as a job's pods need it: make, read, list, watch and delete, in one namespace."""
+
+import asyncio
+import json
+import random
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import aiohttp
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where a pod finds its service account."""
+ANSWER_S = 30.0
+STREAM_S = 240
+"""How long the server may keep a watch open; a stream that outlives it by 30 s is taken for dead."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+T = TypeVar("T")
+Kind = Literal["pods", "secrets"]
+Wait = Callable[[float], Awaitable[object]]
+
+
+class KubeError(OSError):
+    """The API said no, or nothing. One line: what, where, why."""
+
+    def __init__(self, text: str, status: int = 0, after_s: float = 0.0) -> None:
+        super().__init__(" ".join(text.split()))
+        self.status = status
+        """Of the answer; 0: there was none."""
+        self.after_s = after_s
+        """The server's wish for the next try (Retry-After)."""
+
+    @property
+    def passing(self) -> bool:
+        """The same again, later, may do."""
+        return self.status in (0, 429) or self.status >= 500
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where the API is, and who asks it."""
+
+    url: str
+    namespace: str
+    token_file: Path | None = None
+    """Read before each request: tokens of service accounts change while a pod lives."""
+    ca_file: Path | None = None
+
+    @classmethod
+    def of_this_pod(cls, environment: Mapping[str, str], account: Path = ACCOUNT) -> "Access":
+        """By the pod's own service account. Raises KubeError where there is none."""
+        host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+        token, authority = account / "token", account / "ca.crt"
+        if not host or not token.is_file():
+            raise KubeError(
+                f"no service account here (KUBERNETES_SERVICE_HOST, {token}); pods get one unless their spec says "
+                "automountServiceAccountToken: false"
+            )
+        shown = f"[{host}]" if ":" in host else host
+        return cls(f"https://{shown}:{port}", (account / "namespace").read_text().strip(), token, authority)
+
+
+class KubeApi:
+    """Requests to one namespace. `async with`; used from one event loop."""
+
+    def __init__(self, access: Access, wait: Wait = asyncio.sleep) -> None:
+        """`wait(seconds)` between two tries."""
+        self.namespace = access.namespace
+        self._access = access
+        self._wait = wait
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "KubeApi":
+        verified = ssl.create_default_context(cafile=self._access.ca_file) if self._access.ca_file else True
+        limits = aiohttp.ClientTimeout(total=ANSWER_S, connect=10)
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=verified, limit=32), timeout=limits)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session:
+            await self._session.close()
+
+    async def create(self, kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """The object as it was made. Raises KubeError (409: there is one of that name)."""
+        return await self._ask("POST", kind, body=manifest)
+
+    async def get(self, kind: Kind, name: str) -> dict[str, Any]:
+        """The object as it is. Raises KubeError (404: there is none)."""
+        return await self._ask("GET", kind, name)
+
+    async def list(self, kind: Kind, selector: str) -> tuple[list[dict[str, Any]], str]:
+        """All with these labels as they are now, and the version to watch from. Raises KubeError."""
+        told = await self._ask("GET", kind, asked={"labelSelector": selector})
+        return told.get("items") or [], told["metadata"]["resourceVersion"]
+
+    async def delete(self, kind: Kind, name: str, uid: str, grace_s: int) -> None:
+        """Delete that incarnation only. Raises KubeError (404: it is gone; 409: another one has the name)."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        await self._ask("DELETE", kind, name, body={**body, "gracePeriodSeconds": grace_s})
+
+    async def watch(self, kind: Kind, selector: str, version: str) -> AsyncIterator[dict[str, Any]]:
+        """What changes from that version on: `{"type": ..., "object": ...}`, bookmarks too, until the stream ends.
+
+        Raises KubeError; 410: the version is no longer kept, list again.
+        """
+        asked = {
+            "watch": "true", "labelSelector": selector, "resourceVersion": version, "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(STREAM_S),
+        }  # fmt: skip
+        limits = aiohttp.ClientTimeout(total=STREAM_S + 30, connect=10)
+        try:
+            async with self._open("GET", kind, asked=asked, limits=limits) as answer:
+                await _refused(answer, self._access.url)
+                async for line in _lines(answer):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        told = event["object"]
+                        raise KubeError(f"watch of {kind}: {told.get('message')}", int(told.get("code") or 500))
+                    yield event
+        except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError) as error:
+            raise KubeError(f"{self._access.url}: {error or 'no answer'}") from None
+
+    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask until there is an answer: 429, 5xx and no connection are waited out. Raises KubeError for another no."""
+        pauses = Pauses()
+        while True:
+            try:
+                return await ask()
+            except KubeError as error:
+                if not error.passing:
+                    raise
+                await self.pause(pauses, error.after_s)
+
+    async def pause(self, pauses: "Pauses", at_least_s: float = 0.0) -> None:
+        """Before the next try."""
+        await self._wait(max(pauses.next(), at_least_s))
+
+    async def _ask(
+        self, method: str, kind: Kind, name: str = "", body: Any = None, asked: Mapping[str, str] = {}
+    ) -> dict[str, Any]:
+        try:
+            async with self._open(method, kind, name, body, asked) as answer:
+                await _refused(answer, self._access.url)
+                return await answer.json()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise KubeError(f"{self._access.url}: {error or 'no answer'}") from None
+
+    def _open(
+        self,
+        method: str,
+        kind: Kind,
+        name: str = "",
+        body: Any = None,
+        asked: Mapping[str, str] = {},
+        limits: aiohttp.ClientTimeout | None = None,
+    ) -> Any:
+        assert self._session, "used outside of `async with`"
+        where = f"{self._access.url}/api/v1/namespaces/{self.namespace}/{kind}{f'/{name}' if name else ''}"
+        token = self._access.token_file.read_text().strip() if self._access.token_file else ""
+        headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        more: dict[str, Any] = {"timeout": limits} if limits else {}
+        return self._session.request(method, where, params=asked, json=body, headers=headers, **more)
+
+
+class Pauses:
+    """Seconds to wait before each further try: longer and longer, and never the same for everybody."""
+
+    def __init__(self) -> None:
+        self._pause_s = FIRST_PAUSE_S
+
+    def next(self) -> float:
+        """The next one."""
+        pause, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return pause * random.uniform(0.5, 1.0)
+
+
+async def _refused(answer: aiohttp.ClientResponse, where: str) -> None:
+    """Raises KubeError for an answer from 400 on."""
+    if answer.status < 400:
+        return
+    text = await answer.text()
+    try:
+        said = str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        said = text[:200] or answer.reason or "no reason given"
+    wish = answer.headers.get("Retry-After", "")
+    raise KubeError(f"{where}: {said} ({answer.status})", answer.status, float(wish) if wish.isdigit() else 0.0)
+
+
+async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Whole lines, however long; what a broken stream leaves of one is dropped."""
+    rest = bytearray()
+    async for part in answer.content.iter_any():
+        rest += part
+        *whole, last = bytes(rest).split(b"\n")
+        rest = bytearray(last)
+        for line in filter(None, whole):
+            yield line

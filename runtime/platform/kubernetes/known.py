@@ -1,0 +1,75 @@
+"""What the API has told of a job's pods, kept by UID. Pure: lists, events and answers go in, nodes and ends come out.
+
+No resource versions are compared: a watch tells of each pod in order, and a list overrules what was known before it
+was asked for.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from runtime.platform import Gone, Node
+from runtime.platform.kubernetes.pods import ended, gone_of, node_of
+
+Pod = dict[str, Any]
+
+
+class Known:
+    """The job's pods."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, Pod] = {}
+        self._since: dict[str, int] = {}
+        """By UID: after which list the pod became known."""
+        self._told: set[str] = set()
+        self._asked = 0
+
+    def nodes(self) -> list[Node]:
+        """Those that have not ended."""
+        return [node_of(pod) for pod in self._pods.values() if not ended(pod)]
+
+    def pod(self, uid: str) -> Pod | None:
+        """The newest that is known of it, unless it is gone."""
+        return self._pods.get(uid)
+
+    def asking(self) -> int:
+        """A list is asked for now; the ticket goes to `listed` with the answer."""
+        self._asked += 1
+        return self._asked
+
+    def listed(self, ticket: int, pods: Iterable[Pod]) -> list[Gone]:
+        """All there are. Those that were known when it was asked for, and are not there any more, are gone."""
+        there = {pod["metadata"]["uid"]: pod for pod in pods}
+        missing = [uid for uid, since in self._since.items() if since < ticket and uid not in there]
+        lost = [one for uid in missing for one in self.deleted(self._pods[uid])]
+        return [*lost, *(one for pod in there.values() for one in self.seen(pod))]
+
+    def made(self, pod: Pod) -> Node:
+        """The answer to a create, or to a get: older than what a watch told of the same pod."""
+        uid = pod["metadata"]["uid"]
+        if uid not in self._told and uid not in self._pods:
+            self._keep(uid, pod)
+        return node_of(self._pods.get(uid, pod))
+
+    def seen(self, pod: Pod) -> list[Gone]:
+        """As it is now; the news that it has ended, the first time."""
+        uid = pod["metadata"]["uid"]
+        self._keep(uid, pod)
+        return self._tell(pod, "") if ended(pod) else []
+
+    def deleted(self, pod: Pod) -> list[Gone]:
+        """It is no more."""
+        uid = pod["metadata"]["uid"]
+        self._pods.pop(uid, None)
+        self._since.pop(uid, None)
+        return self._tell(pod, "its pod was deleted")
+
+    def _keep(self, uid: str, pod: Pod) -> None:
+        self._pods[uid] = pod
+        self._since.setdefault(uid, self._asked)
+
+    def _tell(self, pod: Pod, otherwise: str) -> list[Gone]:
+        uid = pod["metadata"]["uid"]
+        if uid in self._told:
+            return []
+        self._told.add(uid)
+        return [gone_of(pod, otherwise)]

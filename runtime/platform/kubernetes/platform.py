@@ -1,0 +1,174 @@
+"""The Platform of a job whose nodes are pods.
+
+What exists is learned by one list and a watch that goes on from it (a list again when the version is no longer kept);
+`observe` answers from that. So the API may be away for a while: nodes that were there are taken to be there, and what
+has to be made or deleted waits. Made pods have names that follow from the job: a second create finds the first's.
+"""
+
+import asyncio
+import base64
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from runtime.platform import Gone, Node, NodeRequest
+from runtime.platform.kubernetes.api import KubeApi, KubeError, Pauses
+from runtime.platform.kubernetes.known import Known
+from runtime.platform.kubernetes.pods import (
+    GRACE_S,
+    TOKEN_KEY,
+    Owner,
+    ended,
+    node_of,
+    pod_name,
+    pod_of,
+    secret_name,
+    secret_of,
+    selector,
+)
+
+FORCE_AFTER_S = 2.0 * GRACE_S
+"""A pod that was told to end so long ago and is still there is on a host that nobody hears of: it is forgotten."""
+EXISTS, NOT_FOUND, GONE = 409, 404, 410
+
+
+async def shared_token(api: KubeApi, job: str, owner: Owner) -> str:
+    """The job's token, from a Secret that the Workflow owns; made by whoever needs it first. Raises KubeError."""
+    token = secrets.token_urlsafe(32)
+    try:
+        await api.patiently(lambda: api.create("secrets", secret_of(job, owner, token)))
+    except KubeError as error:
+        if error.status != EXISTS:
+            raise
+    there = await api.patiently(lambda: api.get("secrets", secret_name(job)))
+    return base64.b64decode(there["data"][TOKEN_KEY]).decode()
+
+
+class KubernetesPlatform:
+    """The nodes of one job, in one namespace. `async with`; used from one event loop."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        job: str,
+        owner: Owner,
+        template: Mapping[str, Any],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`template`: the spec of a pod; its first container becomes the agent, see `template_of`."""
+        self._api = api
+        self._job = job
+        self._owner = owner
+        self._template = template
+        self._clock = clock
+        self._known = Known()
+        self._listed = asyncio.Event()
+        self._news: asyncio.Queue[Gone] = asyncio.Queue()
+        self._ending: dict[str, float] = {}
+        """By UID: when it was told to end."""
+        self._watching: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "KubernetesPlatform":
+        self._watching = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._watching:
+            self._watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError, KubeError):
+                await self._watching
+
+    async def observe(self) -> list[Node]:
+        """The job's pods that have not ended, as the API told last; waits for its first answer.
+
+        Raises KubeError where it refuses to tell.
+        """
+        first = asyncio.create_task(self._listed.wait())
+        assert self._watching, "used outside of `async with`"
+        await asyncio.wait({first, self._watching}, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+        if self._watching.done():
+            self._watching.result()
+        return self._known.nodes()
+
+    async def create(self, request: NodeRequest) -> Node:
+        """Make the pod, or find the one an earlier try made; waits while the API is away.
+
+        Raises OSError where it refuses, and for a pod of that name that has ended: names are not used twice.
+        """
+        try:
+            manifest = pod_of(request, self._job, self._owner, self._template)
+        except ValueError as error:
+            raise OSError(str(error)) from None
+        try:
+            pod = await self._api.patiently(lambda: self._api.create("pods", manifest))
+        except KubeError as error:
+            if error.status != EXISTS:
+                raise
+            name = manifest["metadata"]["name"]
+            pod = await self._api.patiently(lambda: self._api.get("pods", name))
+            if ended(pod) or node_of(pod).name != request.name:
+                raise OSError(f"pod {name} is there already and {'has ended' if ended(pod) else 'not ours'}") from None
+        return self._known.made(pod)
+
+    async def delete(self, name: str, uid: str) -> None:
+        """Tell that pod to end; forget it when it was told so long ago that its host must be lost. Idempotent."""
+        pod = self._known.pod(uid)
+        if pod is None or ended(pod):
+            return
+        told = self._ending.setdefault(uid, now := self._clock())
+        force = now >= told + FORCE_AFTER_S
+        if pod["metadata"].get("deletionTimestamp") and not force:
+            return
+        grace_s = 0 if force else GRACE_S
+        where = pod_name(self._job, self._owner, name)
+        try:
+            await self._api.patiently(lambda: self._api.delete("pods", where, uid, grace_s))
+        except KubeError as error:
+            if error.status not in (NOT_FOUND, EXISTS):
+                raise
+            self._tell(self._known.deleted(pod))
+
+    async def gone(self) -> AsyncIterator[Gone]:
+        """Each node's end, with its exit code where the pod tells it; also of those that ended before this master."""
+        while True:
+            yield await self._news.get()
+
+    def _tell(self, news: list[Gone]) -> None:
+        for one in news:
+            self._ending.pop(one.uid, None)
+            self._news.put_nowait(one)
+
+    async def _watch(self) -> None:
+        """List, watch, list again. Ends only with a refusal that waiting does not mend (KubeError)."""
+        pauses, version = Pauses(), ""
+        while True:
+            try:
+                version = version or await self._list()
+                async for event in self._api.watch("pods", selector(self._job), version):
+                    pauses, version = Pauses(), self._take(event)
+                await self._api.pause(pauses)  # The server ends each stream after a while.
+            except KubeError as error:
+                if error.status == GONE:
+                    version = ""
+                elif not error.passing:
+                    raise
+                await self._api.pause(pauses, error.after_s)
+
+    async def _list(self) -> str:
+        ticket = self._known.asking()
+        pods, version = await self._api.list("pods", selector(self._job))
+        self._tell(self._known.listed(ticket, pods))
+        self._listed.set()
+        return version
+
+    def _take(self, event: dict[str, Any]) -> str:
+        """One event; returns the version that it brings."""
+        pod = event["object"]
+        if event["type"] == "DELETED":
+            self._tell(self._known.deleted(pod))
+        elif event["type"] != "BOOKMARK":
+            self._tell(self._known.seen(pod))
+        return pod["metadata"]["resourceVersion"]

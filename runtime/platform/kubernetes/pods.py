@@ -1,0 +1,207 @@
+"""A node as a pod: what is asked for, and what a pod that ended tells. Pure.
+
+After the Pod API of Kubernetes (fields `spec`, `status`) and its labels and annotations (`kubernetes.io/hostname`,
+`controller.kubernetes.io/pod-deletion-cost`).
+"""
+
+import copy
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.platform import Gone, Node, NodeRequest
+
+JOB, NODE, ROLE, NAME = "everstep/job", "everstep/node", "everstep/role", "everstep/job-name"
+"""Labels (the job by its digest: names of jobs may be too long for one), and the annotation with the job's name."""
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+TOKEN = "EVERSTEP_JOB_TOKEN"
+HOST = "EVERSTEP_HOST"
+"""Variable: where the scheduler has put the pod."""
+TOKEN_KEY = "token"
+OOM_KILLED = 247
+"""The exit code that means out of memory in the table of faults; a container killed for it ends with 137 or 0."""
+COMMAND = ("python", "-m", "runtime.agent")
+OF_ARGO = ("/argo", "/var/run/argo", "/mainctrfs")
+"""Folders that only Argo's own containers need."""
+KEPT = (
+    "imagePullSecrets", "securityContext", "nodeSelector", "tolerations", "schedulerName", "runtimeClassName",
+    "serviceAccountName", "priorityClassName", "dnsPolicy", "dnsConfig", "hostAliases", "affinity",
+)  # fmt: skip
+KEPT_OF_CONTAINER = ("image", "imagePullPolicy", "envFrom", "resources", "securityContext", "workingDir")
+GRACE_S = 10
+Pod = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The Workflow: when it is deleted, so is all that it owns."""
+
+    name: str
+    uid: str
+
+    def reference(self) -> dict[str, Any]:
+        """As it stands in `metadata.ownerReferences`. Nobody's deletion waits for ours."""
+        return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": self.name, "uid": self.uid}
+
+
+def digest(job: str) -> str:
+    """The job in a label, or in a name."""
+    return hashlib.sha256(job.encode()).hexdigest()[:12]
+
+
+def selector(job: str) -> str:
+    """The label selector of the job's pods."""
+    return f"{JOB}={digest(job)}"
+
+
+def pod_name(job: str, owner: Owner, node: str) -> str:
+    """Always the same for a node of a job, and at most 63 characters: a pod's name is its host name, too.
+
+    Raises ValueError for a node's name that no pod can have.
+    """
+    tail = f"-{digest(job)[:8]}-{node}"
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?", node):
+        raise ValueError(f"{node!r} cannot be a pod's name: at most 42 characters of a-z, 0-9 and -")
+    return owner.name.replace(".", "-")[: 63 - len(tail)].rstrip("-") + tail
+
+
+def secret_name(job: str) -> str:
+    """The Secret that holds the job's token."""
+    return f"everstep-{digest(job)}"
+
+
+def secret_of(job: str, owner: Owner, token: str) -> dict[str, Any]:
+    """The Secret with the job's token."""
+    metadata = {
+        "name": secret_name(job), "labels": {JOB: digest(job)}, "annotations": {NAME: job},
+        "ownerReferences": [owner.reference()],
+    }  # fmt: skip
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {TOKEN_KEY: token}}
+
+
+def template_of(step: Pod) -> dict[str, Any]:
+    """A pod spec for nodes from the train step's own pod: its image, store credentials, memory, place.
+
+    What Argo put there for itself is left out, and so is the service account's token: a node asks no API.
+    """
+    spec = step["spec"]
+    main = next((one for one in spec["containers"] if one["name"] == "main"), spec["containers"][0])
+    mounts = [
+        one
+        for one in main.get("volumeMounts") or ()
+        if not one["mountPath"].startswith((*OF_ARGO, "/var/run/secrets/kubernetes.io"))
+    ]
+    named = {one["name"] for one in mounts}
+    container = {
+        "name": "agent",
+        **{key: main[key] for key in KEPT_OF_CONTAINER if key in main},
+        "env": [one for one in main.get("env") or () if not one["name"].startswith("ARGO_")],
+        "volumeMounts": mounts,
+    }
+    volumes = [one for one in spec.get("volumes") or () if one["name"] in named]
+    return copy.deepcopy(
+        {**{key: spec[key] for key in KEPT if key in spec}, "containers": [container], "volumes": volumes}
+    )
+
+
+def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, Any]) -> Pod:
+    """The pod that is that node. The job's token stands in it by reference only. Raises ValueError, see `pod_name`."""
+    spec = copy.deepcopy(dict(template))
+    first, *others = spec["containers"]
+    reference = {"secretKeyRef": {"name": secret_name(job), "key": TOKEN_KEY}}
+    told = {key: {"name": key, "value": _literal(value)} for key, value in request.environment.items()}
+    told |= {TOKEN: {"name": TOKEN, "valueFrom": reference}}
+    told |= {HOST: {"name": HOST, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}}
+    given = [one for one in first.get("env") or () if one["name"] not in told]
+    first |= {"command": list(COMMAND), "args": _arguments(request), "env": [*given, *told.values()]}
+    first["resources"] = _resources(request, first.get("resources") or {})
+    spec |= {
+        "containers": [first, *others], "restartPolicy": "Never", "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": GRACE_S,
+    }  # fmt: skip
+    if terms := _places(request):
+        spec["affinity"] = _with_terms(spec.get("affinity") or {}, terms)
+    metadata = {
+        "name": pod_name(job, owner, request.name),
+        "labels": {JOB: digest(job), NODE: request.name, ROLE: request.role},
+        "annotations": {NAME: job, DELETION_COST: "-100" if request.extra else "100"},
+        "ownerReferences": [owner.reference()],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _arguments(request: NodeRequest) -> list[str]:
+    """The agent's; its `--host`, where none was asked for, is the one that it gets."""
+    given = [_literal(one) for one in request.arguments]
+    if not request.host and "--host" in given:
+        given[given.index("--host") + 1] = f"$({HOST})"
+    return given
+
+
+def _literal(text: str) -> str:
+    """The text such that Kubernetes leaves it alone: it reads `$(NAME)` and `$$` in arguments and variables."""
+    return text.replace("$", "$$")
+
+
+def _resources(request: NodeRequest, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The template's, and over them what the job's spec says of this node."""
+    asked, limits = dict(given.get("requests") or {}), dict(given.get("limits") or {})
+    want = request.resources
+    if want.cpu:
+        asked["cpu"] = f"{want.cpu:g}"
+        limits.pop("cpu", None)
+    if want.memory_bytes:
+        asked["memory"] = limits["memory"] = str(want.memory_bytes)
+    for name, count in want.others.items():
+        asked[name] = limits[name] = f"{count:g}"
+    return {"requests": asked, "limits": limits}
+
+
+def _places(request: NodeRequest) -> list[dict[str, Any]]:
+    """What is demanded of the host: that it is the one that was asked for, and none of those to avoid."""
+    host = "kubernetes.io/hostname"
+    wanted = [{"key": host, "operator": "In", "values": [request.host]}] if request.host else []
+    avoided = sorted(set(request.avoid_hosts) - {request.host})
+    return [*wanted, *([{"key": host, "operator": "NotIn", "values": avoided}] if avoided else [])]
+
+
+def _with_terms(affinity: Mapping[str, Any], terms: list[dict[str, Any]]) -> dict[str, Any]:
+    """The affinity, and these demands in each of its alternatives."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    node = dict(affinity.get("nodeAffinity") or {})
+    before = (node.get(required) or {}).get("nodeSelectorTerms") or [{}]
+    both = [{**one, "matchExpressions": [*(one.get("matchExpressions") or ()), *terms]} for one in before]
+    return {**affinity, "nodeAffinity": {**node, required: {"nodeSelectorTerms": both}}}
+
+
+def node_of(pod: Pod) -> Node:
+    """The node that the pod is."""
+    labels = pod["metadata"].get("labels") or {}
+    return Node(labels.get(NODE, ""), pod["metadata"]["uid"], labels.get(ROLE, ""), pod["spec"].get("nodeName") or "")
+
+
+def ended(pod: Pod) -> bool:
+    """Whether its containers run no more, and never will."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def gone_of(pod: Pod, otherwise: str) -> Gone:
+    """How it ended, as far as the pod tells; `otherwise` for one that had not ended when last seen."""
+    status = pod.get("status") or {}
+    node = node_of(pod)
+    dead = [
+        one["state"]["terminated"]
+        for one in status.get("containerStatuses") or ()
+        if "terminated" in (one.get("state") or {})
+    ]
+    code = int(dead[0].get("exitCode", 0)) if dead else None
+    if any(one.get("reason") == "OOMKilled" for one in dead):
+        return Gone(node.name, node.uid, OOM_KILLED, "its container ran out of memory (OOMKilled)")
+    if reason := status.get("reason"):
+        said = f"{reason}: {status.get('message') or ''}".rstrip(": ").partition("\n")[0]
+        return Gone(node.name, node.uid, None, f"its pod ended, {said}")
+    if code is not None and ended(pod):
+        return Gone(node.name, node.uid, code, f"its agent ended with exit code {code}")
+    return Gone(node.name, node.uid, code, otherwise or "its pod ended")

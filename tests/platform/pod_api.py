@@ -1,0 +1,188 @@
+"""A small server that speaks the Kubernetes API as far as pods and Secrets of one namespace need it.
+
+After Kubernetes' API concepts: Status objects for every no, resource versions, watches that go on from a version,
+answer 410 when it is no longer kept and end after a while, deletion with a grace period and a UID precondition.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from aiohttp import web
+
+Object = dict[str, Any]
+
+
+class PodApi:
+    """What is there, what becomes of it, and what was asked. `async with` gives its URL."""
+
+    def __init__(self, namespace: str = "ml", token: str = "") -> None:
+        self.namespace = namespace
+        self.token = token
+        self.pods: dict[str, Object] = {}
+        self.secrets: dict[str, Object] = {}
+        self.asked: list[tuple[str, str]] = []
+        """(method, path below the namespace), watches as WATCH."""
+        self.refuse: list[tuple[int, str]] = []
+        """The next requests that are no watch are answered so: (status, message); 0: done, but the answer is lost."""
+        self.kubelet = True
+        """Whether pods that are told to end do."""
+        self.bodies: list[Object] = []
+        self._away = False
+        self._version = 10
+        self._oldest = 0
+        self._history: list[tuple[int, Object]] = []
+        self._streams: list[asyncio.Queue[bytes | None]] = []
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> str:
+        app = web.Application()
+        app.router.add_route("*", "/api/v1/namespaces/{namespace}/{kind}", self._all)
+        app.router.add_route("*", "/api/v1/namespaces/{namespace}/{kind}/{name}", self._one)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self.end_streams()
+        await self._runner.cleanup()
+
+    def become(self, name: str, **status: Any) -> None:
+        """A pod's new status."""
+        self._tell("MODIFIED", {**self.pods[name], "status": status})
+
+    def remove(self, name: str) -> None:
+        """A pod is deleted at once, by whomever."""
+        self._tell("DELETED", self.pods[name])
+
+    def end_streams(self) -> None:
+        """As the server does after a while."""
+        for stream in self._streams:
+            stream.put_nowait(None)
+
+    def forget(self) -> None:
+        """Versions before now are no longer kept."""
+        self._oldest, self._history = self._version + 1, []
+        self._version += 1
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Nobody answers, and nobody hears of what happens meanwhile until it is over."""
+        self.end_streams()
+        self._away = True
+        yield
+        self._away = False
+
+    async def until(self, true: Any, deadline_s: float = 60) -> None:
+        """Until it is, looked at after each request; fails at the deadline."""
+        async with asyncio.timeout(deadline_s):
+            while not true():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _tell(self, kind: str, pod: Object) -> None:
+        self._version += 1
+        pod = {**pod, "metadata": {**pod["metadata"], "resourceVersion": str(self._version)}}
+        name = pod["metadata"]["name"]
+        if kind == "DELETED":
+            self.pods.pop(name, None)
+        else:
+            self.pods[name] = pod
+        event = {"type": kind, "object": pod}
+        self._history.append((self._version, event))
+        for stream in self._streams:
+            stream.put_nowait(_line(event))
+
+    def _refused(self, request: web.Request) -> web.Response | None:
+        below = request.path.partition(f"/namespaces/{self.namespace}/")[2]
+        watch = request.query.get("watch") == "true"
+        self.asked.append(("WATCH" if watch else request.method, below))
+        self._changed.set()
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return _no(401, "Unauthorized")
+        if not below:
+            return _no(403, "forbidden: no rights in that namespace")
+        if self._away:
+            return _no(503, "the API server is starting")
+        if self.refuse and self.refuse[0][0] and not watch:
+            return _no(*self.refuse.pop(0))
+        return None
+
+    async def _all(self, request: web.Request) -> web.StreamResponse:
+        if refused := self._refused(request):
+            return refused
+        there = self.pods if request.match_info["kind"] == "pods" else self.secrets
+        if request.method == "POST":
+            return self._create(request, there, await request.json())
+        key, _, value = request.query["labelSelector"].partition("=")
+        if request.query.get("watch") == "true":
+            return await self._watch(request, int(request.query["resourceVersion"]), (key, value))
+        found = [one for one in there.values() if one["metadata"]["labels"].get(key) == value]
+        return web.json_response({"items": found, "metadata": {"resourceVersion": str(self._version)}})
+
+    def _create(self, request: web.Request, there: dict[str, Object], body: Object) -> web.Response:
+        self.bodies.append(body)
+        name = body["metadata"]["name"]
+        if name in there:
+            return _no(409, f'{request.match_info["kind"]} "{name}" already exists')
+        made = {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}-{self._version}"}}
+        if there is self.pods:
+            self._tell("ADDED", {**made, "status": {"phase": "Pending"}})
+        else:
+            text = made.pop("stringData")
+            there[name] = {**made, "data": {key: base64.b64encode(text[key].encode()).decode() for key in text}}
+        if self.refuse and not self.refuse[0][0]:
+            self.refuse.pop(0)
+            assert request.transport
+            request.transport.abort()
+        return web.json_response(there[name], status=201)
+
+    async def _one(self, request: web.Request) -> web.StreamResponse:
+        if refused := self._refused(request):
+            return refused
+        name = request.match_info["name"]
+        there = self.pods if request.match_info["kind"] == "pods" else self.secrets
+        if name not in there:
+            return _no(404, f'"{name}" not found')
+        if request.method == "GET":
+            return web.json_response(there[name])
+        body = await request.json()
+        self.bodies.append(body)
+        pod = there[name]
+        if body["preconditions"]["uid"] != pod["metadata"]["uid"]:
+            return _no(409, "the UID in the precondition does not match")
+        self._tell("MODIFIED", {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}})
+        if self.kubelet or body["gracePeriodSeconds"] == 0:
+            self.remove(name)
+        return web.json_response(pod)
+
+    async def _watch(self, request: web.Request, version: int, label: tuple[str, str]) -> web.StreamResponse:
+        if version < self._oldest:
+            return _no(410, "too old resource version")
+        response = web.StreamResponse()
+        stream: asyncio.Queue[bytes | None] = asyncio.Queue()
+        for when, event in self._history:
+            if when > version:
+                stream.put_nowait(_line(event))
+        self._streams.append(stream)
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while (line := await stream.get()) is not None:
+                if json.loads(line)["object"]["metadata"]["labels"].get(label[0]) == label[1]:
+                    await response.write(line)
+        self._streams.remove(stream)
+        return response
+
+
+def _line(event: Object) -> bytes:
+    return json.dumps(event).encode() + b"\n"
+
+
+def _no(status: int, message: str) -> web.Response:
+    body = {"kind": "Status", "status": "Failure", "message": message, "code": status}
+    return web.json_response(body, status=status)

@@ -1,0 +1,285 @@
+"""Nodes as pods: made once, found again, their ends heard of whatever becomes of the API meanwhile."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.platform import Gone, NodeRequest
+from runtime.platform.kubernetes import Access, KubeApi, KubeError, KubernetesPlatform, Owner
+from runtime.platform.kubernetes.platform import FORCE_AFTER_S, shared_token
+from runtime.platform.kubernetes.pods import pod_name, pod_of
+from tests.platform.pod_api import PodApi
+
+JOB = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10-train"
+OWNER = Owner("llama-finetune-x7k2", "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10")
+TEMPLATE = {"containers": [{"name": "agent", "image": "everstep:1", "env": [{"name": "AWS_REGION", "value": "x"}]}]}
+NODE = "worker-0-0"
+POD = pod_name(JOB, OWNER, NODE)
+DEADLINE_S = 60
+
+
+def request(name: str = NODE, **more: Any) -> NodeRequest:
+    """A node that may be anywhere."""
+    told = {"EVERSTEP_JOB": JOB, "EVERSTEP_JOB_TOKEN": "hush", "EVERSTEP_MASTER": "http://10.0.0.1:1"}
+    return NodeRequest(name, "worker", "", told, ["--node", name, "--host", "", "--", "a.py", "$(x)"], **more)
+
+
+async def no_wait(_: float) -> None:
+    """A test waits for nothing, but lets others run."""
+    await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def platform(
+    server: PodApi, url: str, clock: Callable[[], float] = lambda: 0.0
+) -> AsyncIterator[KubernetesPlatform]:
+    """A master's way to its pods."""
+    async with (
+        KubeApi(Access(url, server.namespace), no_wait) as api,
+        KubernetesPlatform(api, JOB, OWNER, TEMPLATE, clock) as made,
+    ):
+        yield made
+
+
+def tell(story: Callable[[PodApi, str], Coroutine[Any, Any, None]]) -> None:
+    """Run it against a fresh server, with a deadline."""
+
+    async def all_of_it() -> None:
+        server = PodApi()
+        async with asyncio.timeout(DEADLINE_S), server as url:
+            await story(server, url)
+
+    asyncio.run(all_of_it())
+
+
+async def next_gone(made: KubernetesPlatform) -> Gone:
+    """The next one."""
+    return await anext(made.gone())
+
+
+def test_create_twice_makes_one_pod_also_by_a_second_master() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with platform(server, url) as first, platform(server, url) as second:
+            node = await first.create(request())
+            assert await first.create(request()) == node
+            assert await second.create(request()) == node
+            assert list(server.pods) == [POD]
+            assert await second.observe() == [node]
+
+    tell(story)
+
+
+def test_a_node_that_was_made_is_there_at_once() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with platform(server, url) as made:
+            assert await made.observe() == []
+            node = await made.create(request())
+            assert await made.observe() == [node]
+
+    tell(story)
+
+
+def test_a_create_whose_answer_was_lost_is_found_again() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with platform(server, url) as made:
+            await made.observe()
+            server.refuse = [(0, "")]
+            assert (await made.create(request())).name == NODE
+            assert [method for method, _ in server.asked].count("POST") == 2
+            assert list(server.pods) == [POD]
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "part"),
+    [
+        ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": 14}}}]}, 14, "exit code 14"),
+        ({"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {"exitCode": 0}}}]}, 0, "exit code 0"),
+        (
+            {
+                "phase": "Failed",
+                "containerStatuses": [{"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}],
+            },
+            247,
+            "OOMKilled",
+        ),
+        ({"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}, None, "Evicted"),
+        ({"phase": "Failed"}, None, "its pod ended"),
+    ],
+)
+def test_how_a_pod_ended_is_told(status: dict[str, Any], code: int | None, part: str) -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with platform(server, url) as made:
+            node = await made.create(request())
+            server.become(POD, **status)
+            gone = await next_gone(made)
+            assert (gone.name, gone.uid, gone.exit_code) == (NODE, node.uid, code)
+            assert part in gone.reason
+            assert await made.observe() == []
+
+    tell(story)
+
+
+def test_a_pod_that_somebody_deletes_is_gone_once() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with platform(server, url) as made:
+            await made.create(request())
+            await made.create(request("worker-1-0"))
+            server.become(POD, phase="Failed")
+            server.remove(POD)
+            server.remove(pod_name(JOB, OWNER, "worker-1-0"))
+            assert (await next_gone(made)).name == NODE
+            gone = await next_gone(made)
+            assert (gone.name, gone.reason) == ("worker-1-0", "its pod was deleted")
+
+    tell(story)
+
+
+def test_a_new_master_hears_how_nodes_ended_before_it_came() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with platform(server, url) as first:
+            await first.create(request())
+        server.become(POD, phase="Failed", containerStatuses=[{"state": {"terminated": {"exitCode": 201}}}])
+        async with platform(server, url) as second:
+            assert await second.observe() == []
+            assert (await next_gone(second)).exit_code == 201
+
+    tell(story)
+
+
+def test_a_watch_goes_on_where_it_ended_and_lists_again_when_that_is_forgotten() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with platform(server, url) as made:
+            await made.create(request())
+            await server.until(lambda: ("WATCH", "pods") in server.asked)
+            lists = server.asked.count(("GET", "pods"))
+            server.end_streams()
+            server.become(POD, phase="Running")
+            await server.until(lambda: server.asked.count(("WATCH", "pods")) >= 2)
+            assert server.asked.count(("GET", "pods")) == lists
+            server.end_streams()
+            server.remove(POD)
+            server.forget()
+            assert (await next_gone(made)).name == NODE
+            assert server.asked.count(("GET", "pods")) == lists + 1
+
+    tell(story)
+
+
+def test_while_the_api_is_away_nodes_are_taken_to_be_there_and_creates_wait() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with platform(server, url) as made:
+            node = await made.create(request())
+            with server.away():
+                before = len(server.asked)
+                waiting = asyncio.create_task(made.create(request("worker-1-0")))
+                await server.until(lambda: len(server.asked) > before + 5)
+                assert await made.observe() == [node]
+                assert not waiting.done()
+            assert (await waiting).name == "worker-1-0"
+
+    tell(story)
+
+
+def test_delete_ends_that_incarnation_only_and_may_be_repeated() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with platform(server, url) as made:
+            node = await made.create(request())
+            await made.delete(NODE, "another")
+            assert list(server.pods) == [POD]
+            await made.delete(NODE, node.uid)
+            assert (await next_gone(made)).uid == node.uid
+            await made.delete(NODE, node.uid)
+            assert [method for method, _ in server.asked].count("DELETE") == 1
+            assert server.bodies[-1]["preconditions"] == {"uid": node.uid}
+
+    tell(story)
+
+
+def test_a_pod_on_a_lost_host_is_told_to_end_once_and_then_forgotten() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        server.kubelet = False
+        now = [0.0]
+        async with platform(server, url, lambda: now[0]) as made:
+            node = await made.create(request())
+            await made.delete(NODE, node.uid)
+            assert list(server.pods) == [POD]
+            now[0] = FORCE_AFTER_S + 1
+            await made.delete(NODE, node.uid)
+            assert (await next_gone(made)).name == NODE
+            assert [body["gracePeriodSeconds"] for body in server.bodies if "preconditions" in body][-1] == 0
+            assert not server.pods
+
+    tell(story)
+
+
+def test_what_the_api_refuses_for_good_is_one_line() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with platform(server, url) as made:
+            await made.observe()
+            server.refuse = [(403, 'pods is forbidden: exceeded quota: gpus\nused: "8"')]
+            with pytest.raises(OSError, match=r"exceeded quota: gpus used.*\(403\)"):
+                await made.create(request())
+            with pytest.raises(OSError, match="cannot be a pod's name"):
+                await made.create(request("Worker_0"))
+
+    tell(story)
+
+
+def test_who_may_not_see_pods_is_told_instead_of_waiting_for_ever() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        server.refuse = [(403, "pods is forbidden: cannot list")]
+        async with platform(server, url) as made:
+            with pytest.raises(KubeError, match="cannot list"):
+                await made.observe()
+
+    tell(story)
+
+
+def test_every_master_of_a_job_has_the_same_token_and_no_pod_shows_it() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with KubeApi(Access(url, server.namespace), no_wait) as api:
+            token = await shared_token(api, JOB, OWNER)
+            assert await shared_token(api, JOB, OWNER) == token
+        (secret,) = server.secrets.values()
+        made = pod_of(request(), JOB, OWNER, TEMPLATE)
+        variables = {one["name"]: one for one in made["spec"]["containers"][0]["env"]}
+        reference = {"name": secret["metadata"]["name"], "key": "token"}
+        assert variables["EVERSTEP_JOB_TOKEN"] == {
+            "name": "EVERSTEP_JOB_TOKEN",
+            "valueFrom": {"secretKeyRef": reference},
+        }
+        assert "hush" not in str(made)
+        assert secret["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
+
+    tell(story)
+
+
+def test_the_token_file_is_read_again_for_each_request(tmp_path: Path) -> None:
+    async def story() -> None:
+        server = PodApi(token="first")
+        file = tmp_path / "token"
+        file.write_text("first\n")
+        async with server as url, KubeApi(Access(url, "ml", file), no_wait) as api:
+            assert await api.list("pods", "a=b") == ([], "10")
+            server.token = "second"
+            with pytest.raises(KubeError, match="401"):
+                await api.list("pods", "a=b")
+            file.write_text("second\n")
+            assert await api.list("pods", "a=b") == ([], "10")
+
+    asyncio.run(story())
+
+
+def test_outside_of_a_pod_there_is_no_access(tmp_path: Path) -> None:
+    with pytest.raises(KubeError, match="no service account here"):
+        Access.of_this_pod({}, tmp_path)
+    for name, text in (("token", "t"), ("namespace", "ml\n"), ("ca.crt", "")):
+        (tmp_path / name).write_text(text)
+    found = Access.of_this_pod({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}, tmp_path)
+    assert (found.url, found.namespace) == ("https://[fd00::1]:6443", "ml")
