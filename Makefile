@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test lint bench accept-main-job soak clean
+.PHONY: help finetune test lint bench accept-main-job accept-preprocess soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -36,9 +36,13 @@ bench: $(READY)  ## every figure beside its budget or peer, one table each (abou
 	$(BIN)/python -m benchmarks.node_check
 	$(BIN)/python -m benchmarks.brain
 	$(BIN)/python -m benchmarks.master
+	$(BIN)/python -m benchmarks.preprocess
 
 accept-main-job: $(READY)  ## every line the main job promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_main_job
+
+accept-preprocess: $(READY)  ## every line the tokenization promises: wanted, measured, holds or not
+	$(BIN)/python -m benchmarks.accept_preprocess
 
 ROUNDS ?= 50
 soak: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)
