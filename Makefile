@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test lint bench accept-main-job accept-elastic accept-executor soak clean
+.PHONY: help finetune test lint bench accept-main-job accept-elastic accept-executor accept-preprocess soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -36,6 +36,7 @@ bench: $(READY)  ## every figure beside its budget or peer, one table each (abou
 	$(BIN)/python -m benchmarks.node_check
 	$(BIN)/python -m benchmarks.brain
 	$(BIN)/python -m benchmarks.master
+	$(BIN)/python -m benchmarks.preprocess
 
 accept-main-job: $(READY)  ## every line the main job promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_main_job
@@ -45,6 +46,9 @@ accept-elastic: $(READY)  ## every line the elastic runtime promises: wanted, me
 
 accept-executor: $(READY)  ## every line the executor of Argo manifests promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_executor
+
+accept-preprocess: $(READY)  ## every line the tokenization promises: wanted, measured, holds or not
+	$(BIN)/python -m benchmarks.accept_preprocess
 
 ROUNDS ?= 50
 soak: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)

@@ -24,6 +24,8 @@ from runtime.text.files import Kind
 
 _BUFFER = 1 << 20
 _ROWS = 256
+_WINDOW = 1 << 31
+"""Of Zstandard, as --long=31 writes it."""
 Texts = tuple[str | None, ...]
 """The texts of one document, one for each key; None for a key that it does not have."""
 
@@ -243,7 +245,7 @@ def _opened(
     if part.kind is Kind.LINES_ZST:
         import zstandard
 
-        reader: Any = zstandard.ZstdDecompressor().stream_reader(window, read_across_frames=True)
+        reader: Any = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(window, read_across_frames=True)
         return io.BufferedReader(reader, _BUFFER)
     return window
 

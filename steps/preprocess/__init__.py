@@ -1,9 +1,10 @@
-"""Text to tokens, on Spark: a corpus to a Megatron indexed dataset.
+"""Text to tokens, on Spark: a corpus to a dataset in the store, or files to Megatron's indexed datasets.
 
-`config` lists the parameters; `run` is the flow; `plan` cuts the corpus into byte ranges (pure); `shard` is what one
-Spark task does; `encoding` turns text into tokens; `vocabulary` finds or trains the tokenizer; `session` starts and
-ends Spark; `assemble` puts the shards together. Imported without its heavy
-parts, so that pipelines can declare it and the step itself starts without hera.
+`config` lists the parameters, `arguments` reads them as Megatron's command line does; `run` is the flow for a corpus,
+`prefix` for files (`inputs`) and --output-prefix (`place`). `plan` cuts the input into byte ranges (pure); `job` is the
+Spark job, `shard` what one of its tasks does in a `workspace`, `assemble` puts the shards together. `encoding` turns
+text into tokens; `vocabulary` finds or trains the tokenizer; `session` starts and ends Spark. Imported without its
+heavy parts, so that pipelines can declare it and the step itself starts without hera.
 """
 
 from typing import TYPE_CHECKING, Any

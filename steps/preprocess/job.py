@@ -72,10 +72,11 @@ def tokenize(config: Config, given: Input, job: Job) -> tuple[list[Written], flo
             tasks = context.parallelize(planned, len(planned))
             results = tasks.mapPartitions(partial(write_shards, job)).collect()
         seconds = time.monotonic() - started
-    return _whole(config, results), seconds
+    return whole(config, results), seconds
 
 
-def _whole(config: Config, results: list[Written | Refused]) -> list[Written]:
+def whole(config: Config, results: list[Written | Refused]) -> list[Written]:
+    """What was written, if all was. Raises StepError for refused text and for a key that no document has."""
     written = [result for result in results if isinstance(result, Written)]
     for result in results:
         if isinstance(result, Refused):

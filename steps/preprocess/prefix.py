@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def _found(
 def _make(
     config: Config, given: inputs.Input, place: Place, name: str, outputs: dict[str, str], wanted: dict[str, Any]
 ) -> tuple[dict[str, Any], float]:
-    """What to tell of the output, and the seconds that Spark's job took."""
+    """What to tell of the output, and the seconds from the first byte read to the last written."""
     digest = hashlib.sha256(json.dumps([place.uri, wanted]).encode()).hexdigest()[:16]
     with workspace(place.workspace(f"{name}-{digest}")) as folder:
         words = _vocabulary(config, given)
@@ -92,10 +93,12 @@ def _make(
         made = recipe(config, given, words, tokenizer_json)
         job = Job(str(folder), config.keys, made, words.eod, dtype.str, config.ftfy, config.on_error == "skip")
         written, seconds = tokenize(config, given, job)
+        started = time.monotonic()
         told = _assemble(config, folder, outputs, dtype, written)
         for suffix in ("bin", "idx"):  # without its .idx nobody reads a .bin
             for output in outputs.values():
                 place.publish(folder / f"{output}.{suffix}")
+        seconds += time.monotonic() - started
         if words.json and not vocabulary.tokenizer_files(config):
             place.write(f"{name}_tokenizer.json", words.json)
     facts = {"dtype": dtype.name, "vocab_size": words.size, "eod": words.eod, "encoded_by": made.how.value}

@@ -17,6 +17,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
+from runtime import faults
 from runtime.text import Reader, TextError
 from steps.preprocess.encoding import Recipe, encoder
 from steps.preprocess.plan import Shard
@@ -24,6 +25,7 @@ from steps.preprocess.plan import Shard
 COUNTS = struct.Struct("<QQQQ")
 """Documents, tokens, bytes of text and stored bytes read so far: what a task's `.progress` file holds."""
 _TELL_S = 0.25
+_REFUSED = "refused"
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,19 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 def write_shards(job: Job, planned: Iterable[Shard]) -> Iterator[Written | Refused]:
-    """Tokenize what this task was given."""
+    """Tokenize what this task was given. When one task has refused its text, those that come later do nothing."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     attempt = context.taskAttemptId() if context else 0
+    refused = Path(job.folder) / _REFUSED
     for shard in planned:
+        if refused.exists():
+            return
         try:
             yield write_shard(job, shard, attempt)
         except TextError as error:
+            refused.touch()
             yield Refused(str(error))
 
 
@@ -93,6 +99,7 @@ def write_shard(job: Job, shard: Shard, attempt: int) -> Written:
     reader = Reader(job.keys, required=False, skip_bad=job.skip_bad)
     outputs = [_Output(base.with_name(f"{base.name}.{number}"), job) for number in range(len(job.keys))]
     fix = _fixer() if job.ftfy else None
+    faults.point("preprocess.begun", shard=shard.name)
     read, tell = 0, time.monotonic() + _TELL_S
     with base.with_name(base.name + ".progress").open("wb", buffering=0) as progress:
         for piece in shard.pieces:
@@ -106,7 +113,10 @@ def write_shard(job: Job, shard: Shard, attempt: int) -> Written:
                     _tell(progress, read, outputs, reader)
         _tell(progress, read, outputs, reader)
     written = Written(shard.name, tuple(output.close() for output in outputs), read, reader.skipped)
-    return _commit(done, base, written)
+    faults.point("preprocess.before_commit", shard=shard.name)
+    written = _commit(done, base, written)
+    faults.point("preprocess.after_commit", shard=shard.name)
+    return written
 
 
 def _finished(done: Path, job: Job) -> Written | None:

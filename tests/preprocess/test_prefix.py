@@ -12,6 +12,7 @@ import pyspark
 import pytest
 from tokenizers import Tokenizer
 
+from runtime import faults
 from runtime.data import IndexedDataset
 from runtime.store import open_store
 from steps.preprocess.vocabulary import train
@@ -135,6 +136,22 @@ def test_a_torn_line_ends_the_command_with_its_place_and_leaves_nothing(given: P
     assert told.splitlines()[-1].startswith(f"preprocess: {tmp_path}/a.jsonl:400:")
     assert "Traceback" not in told
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_workers_that_are_killed_in_the_middle_change_no_byte(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an executor that is lost: Spark gives the shard to another worker, under another attempt's name."""
+    points = {"preprocess.begun": 1, "preprocess.before_commit": 3, "preprocess.after_commit": 5}
+    rules = [f"{point},shard=document-{number:05d}=kill" for point, number in points.items()]
+    (tmp_path / "faults").mkdir()
+    monkeypatch.setenv(faults.FAULT_VARIABLE, ";".join(rules))
+    monkeypatch.setenv(faults.FAULT_DIR_VARIABLE, str(tmp_path / "faults"))
+    code, told = ended(*command(given, tmp_path, "--tasks", "8"))
+    assert sorted(path.name for path in (tmp_path / "faults").iterdir()) == sorted(points)
+    assert code == 0, told
+    assert_right(given, tmp_path)
+    assert names(tmp_path) == FILES
 
 
 def test_a_killed_command_is_taken_up_where_its_tasks_were(given: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from runtime.text import extents
 from steps.preprocess.assemble import assemble
 from steps.preprocess.encoding import How, Recipe
 from steps.preprocess.plan import shards
-from steps.preprocess.shard import Job, Written, shard_key, write_shard
+from steps.preprocess.shard import Job, Refused, Written, shard_key, write_shard, write_shards
 
 DOCUMENTS = ["ab", "", "\u00e9", "xyz"]
 """An empty one is left out."""
@@ -110,6 +110,16 @@ def test_broken_unicode_is_mended_when_asked(tmp_path: Path) -> None:
     broken = "na\u00c3\u00afve"
     _, (written,) = tokenize(tmp_path, [broken], ftfy=True, eod=None)
     assert np.fromfile(written.parts[0].tokens_file, "<u2").tolist() == list("na\u00efve".encode())
+
+
+def test_after_a_refused_text_no_further_shard_is_begun(tmp_path: Path) -> None:
+    job, _ = tokenize(tmp_path, [])
+    (tmp_path / "a.jsonl").write_text("no json\n" + '{"text": "x"}\n' * 100)
+    first, *others = shards("document", extents(str(tmp_path / "a.jsonl")), 3)
+    (refused,) = write_shards(job, [first])
+    assert isinstance(refused, Refused)
+    assert refused.told.startswith(f"{tmp_path}/a.jsonl:1:1: not JSON")
+    assert list(write_shards(job, others)) == []
 
 
 def test_a_finished_shard_is_taken_and_a_lost_one_is_made_again(tmp_path: Path) -> None:

@@ -1,0 +1,192 @@
+"""Tokenization beside the dedicated tools and its own limit, on the same text in one run.
+
+The limit: as many processes as there are cores read, parse and encode the same input with the same tokenizer and write
+nothing, without Spark. megatron-core's builder is fed as Megatron-LM's tools/preprocess_data.py does it: a pool of
+processes encodes with tokenizers, the parent builds. datatrove tokenizes with its own pipeline. Peers that are not
+installed are left out, which is told (pip install megatron-core 'datatrove[processing]' orjson). On a busy machine look
+at the CPU seconds: they do not count what others took.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from benchmarks.corpus import write
+from benchmarks.main_job import Memory, table, tree
+from tests.harness import ROOT
+
+VOCABULARY = 32_000
+
+
+@dataclass(frozen=True)
+class Input:
+    """What everybody tokenizes."""
+
+    text: Path
+    """.jsonl"""
+    bytes: int
+    """Of text, UTF-8."""
+    tokenizer: Path
+    """tokenizer.json"""
+    cores: int
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What one of them took."""
+
+    seconds: float
+    """The whole command."""
+    job_seconds: float
+    """Of ours: from the first byte read to the last written. Of others: the same as `seconds`."""
+    cpu_seconds: float
+    """User and system, all its processes."""
+    tokens: int
+    peak_bytes: int
+    """PSS of all its processes."""
+
+
+@contextmanager
+def memory_of(pid: int, every_s: float = 0.2) -> Iterator[Memory]:
+    """Peak PSS of a process and its children while the block runs."""
+    seen, over = Memory(), threading.Event()
+
+    def sample() -> None:
+        while not over.wait(every_s):
+            total = 0
+            for process in tree(pid):
+                with suppress(psutil.Error):
+                    total += process.memory_full_info().pss
+            seen.peak, seen.samples = max(seen.peak, total), seen.samples + 1
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+def ours(given: Input, folder: Path) -> Figure:
+    """`python -m steps.preprocess`, the whole command."""
+    command = [
+        *(sys.executable, "-m", "steps.preprocess", "--input", str(given.text), "--append-eod", "--force"),
+        *("--output-prefix", str(folder / "ours"), "--tokenizer-type", "HFTokenizer", "--vocab", str(given.tokenizer)),
+        *("--spark-master", f"local[{given.cores}]", "--log-interval", "10000000"),
+        *("--store", str(folder / "store"), "--outputs", str(folder / "outputs")),
+    ]
+    took = _timed(command)
+    facts = json.loads((folder / "store/runs/by-hand/steps/preprocess.json").read_text())["facts"]
+    return replace(took, job_seconds=facts["seconds"], tokens=facts["tokens"])
+
+
+def peer(name: str, given: Input, folder: Path) -> Figure:
+    """A module of benchmarks/peers as a process; it prints the number of tokens."""
+    command = [sys.executable, "-m", f"benchmarks.peers.{name}", str(given.text), str(given.tokenizer)]
+    command += [str(folder / name), str(given.cores)]
+    told = folder / f"{name}.tokens"
+    return replace(_timed(command, told), tokens=int(told.read_text().split()[-1]))
+
+
+def _timed(command: list[str], output: Path | None = None) -> Figure:
+    """What it took, but for the tokens. Raises RuntimeError when it fails."""
+    started = time.monotonic()
+    with (output or Path(os.devnull)).open("w") as out, tempfile.TemporaryFile("w+") as told:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=told)
+        with memory_of(process.pid) as memory:
+            _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        told.seek(0)
+        if process.returncode:
+            raise RuntimeError(f"{command[2]} ended with {process.returncode}: {told.read()[-2000:]}")
+    seconds = time.monotonic() - started
+    return Figure(seconds, seconds, used.ru_utime + used.ru_stime, 0, memory.peak)
+
+
+def prepared(folder: Path, megabytes: int, cores: int) -> Input:
+    """Text and a tokenizer that was trained on some of it."""
+    from steps.preprocess.vocabulary import train
+
+    file = folder / f"{megabytes}.jsonl"
+    documents, rounds = write(file, megabytes * 1_000_000)
+    with file.open() as lines:
+        texts = [json.loads(line)["text"] for line in lines]
+    size, every = sum(len(text.encode()) for text in texts), max(1, megabytes // 8)
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_bytes(train(iter(texts[::every]), VOCABULARY, "", True).json)
+    print(f"{size / 1e6:.0f} MB, {documents} documents (what is installed, {rounds:.0f} times)", file=sys.stderr)
+    return Input(file, size, tokenizer, cores)
+
+
+def same_bytes(folder: Path) -> bool:
+    """Are our files those of megatron-core's builder?"""
+    ours_, theirs = folder / "ours_text_document", folder / "megatron"
+    return all(
+        subprocess.run(["cmp", "-s", f"{ours_}.{suffix}", f"{theirs}.{suffix}"], check=False).returncode == 0
+        for suffix in ("bin", "idx")
+    )
+
+
+def measured(given: Input, folder: Path, rounds: int) -> dict[str, Figure]:
+    """The best of `rounds` of each, taking turns."""
+    peers = {"limit": "tiktoken", "megatron": "megatron.core", "datatrove": "datatrove"}
+    best: dict[str, Figure] = {}
+    for _ in range(rounds):
+        for name in ("ours", "limit", "megatron", "datatrove"):
+            if name != "ours" and importlib.util.find_spec(peers[name]) is None:
+                print(f"{name}: not installed, left out", file=sys.stderr)
+                continue
+            figure = ours(given, folder) if name == "ours" else peer(name, given, folder)
+            print(f"{name}: {figure.seconds:.1f} s, {given.bytes / 1e6 / figure.seconds:.1f} MB/s", file=sys.stderr)
+            if name not in best or figure.seconds < best[name].seconds:
+                best[name] = figure
+    return best
+
+
+def rows_of(given: Input, best: dict[str, Figure]) -> list[tuple[str, str, str]]:
+    """The figures as rows; budgets where the design has one."""
+    rows = []
+    for name, figure in best.items():
+        told = f"{given.bytes / 1e6 / figure.seconds:.1f} MB/s, {figure.tokens / 1e6 / figure.seconds:.2f} M tokens/s"
+        told += f", {figure.cpu_seconds:.1f} s of CPU, {figure.peak_bytes / 1e6:.0f} MB"
+        rows.append((f"{name}, the whole command", told, ""))
+    mine, megabytes = best["ours"], given.bytes / 1e6
+    rows.append(("ours, Spark's job alone", f"{megabytes / mine.job_seconds:.1f} MB/s", ""))
+    share = best["limit"].seconds / mine.job_seconds
+    rows.append(("Spark's job / the limit", f"{share:.2f}", ">= 0.9"))
+    if "megatron" in best:
+        rows.append(("whole command / megatron-core's", f"{best['megatron'].seconds / mine.seconds:.1f}", ">= 3"))
+    rows.append(("peak memory, all processes", f"{mine.peak_bytes / 1e6:.0f} MB", "<= 1500 MB"))
+    return rows
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mb", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 1))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
+        given = prepared(Path(name), options.mb, options.cores)
+        best = measured(given, Path(name), options.rounds)
+        print(table(rows_of(given, best)))
+        if "megatron" in best:
+            print(f"\nbytes equal to megatron-core's: {'yes' if same_bytes(Path(name)) else 'NO'}")
+
+
+if __name__ == "__main__":
+    main()

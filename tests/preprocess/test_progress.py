@@ -1,0 +1,56 @@
+"""What is told while tasks run, and at their end."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from steps.entry import StepError
+from steps.preprocess import Config
+from steps.preprocess.job import whole
+from steps.preprocess.progress import ARGO_FILE, Done, Total, done, line, told
+from steps.preprocess.shard import COUNTS, Part, Refused, Written
+from tests.harness import wait_until
+
+
+def test_a_line_has_rate_and_time_left_by_documents_or_else_by_bytes() -> None:
+    now = Done(documents=30, tokens=2_500_000, bytes=8_000_000, stored=100)
+    assert line(now, Total(120, 1000), 4.0) == "30 of 120 documents  2.5 M tokens  2.0 MB/s  25 %  12 s left"
+    assert line(now, Total(0, 1000), 4.0) == "30 documents  2.5 M tokens  2.0 MB/s  10 %  36 s left"
+    assert line(Done(0, 0, 0, 0), Total(0, 0), 1.0) == "0 documents  0.0 M tokens  0.0 MB/s"
+
+
+def test_tasks_are_summed_and_a_file_that_is_just_being_made_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.0.progress").write_bytes(COUNTS.pack(1, 2, 3, 4))
+    (tmp_path / "b.0.progress").write_bytes(COUNTS.pack(10, 20, 30, 40))
+    (tmp_path / "c.0.progress").write_bytes(b"")
+    assert done(tmp_path) == Done(11, 22, 33, 44)
+
+
+def test_argos_progress_file_says_how_many_kilobytes_of_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "a.0.progress").write_bytes(COUNTS.pack(5, 50, 500, 64 << 10))
+    monkeypatch.setitem(os.environ, ARGO_FILE, str(tmp_path / "argo"))
+    with told(tmp_path, Total(0, 256 << 10), every=1):
+        wait_until(lambda: (tmp_path / "argo").exists(), "Argo's progress file")
+    assert (tmp_path / "argo").read_text() == "64/256"
+    assert "5 documents" in capfd.readouterr().err
+
+
+def written(*having: int, skipped: int = 0) -> Written:
+    return Written("document-00000", tuple(Part("", "", count, count, count, count) for count in having), 9, skipped)
+
+
+def test_a_key_that_no_document_has_is_told() -> None:
+    config = Config(input="a.jsonl", jsonl_keys="text,title")
+    assert len(whole(config, [written(3, 0), written(0, 1)])) == 2
+    with pytest.raises(StepError, match=r"--jsonl-keys title: no document of --input a\.jsonl has this key"):
+        whole(config, [written(3, 0), written(2, 0)])
+
+
+def test_the_first_refused_text_is_told_and_skipped_documents_are_counted(capfd: pytest.CaptureFixture) -> None:
+    with pytest.raises(StepError, match=r"^a\.jsonl:3:1: not JSON$"):
+        whole(Config(), [written(1), Refused("a.jsonl:3:1: not JSON"), Refused("a.jsonl:9:1: not JSON")])
+    whole(Config(), [written(1, skipped=2), written(1, skipped=1)])
+    assert "3 documents could not be read and were skipped" in capfd.readouterr().err
