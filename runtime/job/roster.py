@@ -1,7 +1,8 @@
 """The nodes of a job by name: an immutable mapping that costs little to change, also with 10,000 nodes.
 
 A change copies one chunk of nodes and the list of chunks, never all of them; nodes are counted by role, phase and
-whether they leave, per chunk and together, so that "how many" and "which few" need not look at every node. Names
+whether they leave, and for each such kind one bit a chunk says whether there is any of it: so "how many" and "which
+few" need not look at every node. Names
 are numbered in a dictionary that versions share: it only ever grows, and a version that branches off copies it.
 """
 
@@ -23,15 +24,17 @@ class _Chunk(NamedTuple):
 class Roster(Mapping[str, NodeState]):
     """Nodes by name, in the order in which they became known."""
 
-    __slots__ = ("_chunks", "_counts", "_index", "_size")
+    __slots__ = ("_chunks", "_counts", "_index", "_size", "_where")
 
     def __init__(self, nodes: Iterable[NodeState] = ()) -> None:
         self._index: dict[str, int] = {}
         self._chunks: tuple[_Chunk, ...] = ()
         self._counts: dict[_Kind, int] = {}
+        self._where: dict[_Kind, int] = {}
         self._size = 0
         fresh = self.put(nodes)
-        self._index, self._chunks, self._counts, self._size = fresh._index, fresh._chunks, fresh._counts, fresh._size
+        for name in self.__slots__:
+            setattr(self, name, getattr(fresh, name))
 
     def __getitem__(self, name: str) -> NodeState:
         at = self._index[name]
@@ -54,7 +57,7 @@ class Roster(Mapping[str, NodeState]):
         """These nodes new or changed, all others as they are."""
         fresh = object.__new__(Roster)
         index, size = self._index, self._size
-        counts = dict(self._counts)
+        counts, where = dict(self._counts), dict(self._where)
         touched: dict[int, tuple[list[NodeState], dict[_Kind, int]]] = {}
         for node in nodes:
             at = index.get(node.name, size)
@@ -76,15 +79,19 @@ class Roster(Mapping[str, NodeState]):
                     continue
                 tally[before] -= 1
                 counts[before] -= 1
+                if not tally[before]:
+                    where[before] ^= 1 << number
             else:
                 inside.append(node)
             tally[kind] = tally.get(kind, 0) + 1
+            where[kind] = where.get(kind, 0) | 1 << number
             counts[kind] = counts.get(kind, 0) + 1
         chunks = list(self._chunks)
         for number in sorted(touched):
             inside, tally = touched[number]
             chunks[number : number + 1] = [_Chunk(tuple(inside), tally)]
-        fresh._index, fresh._chunks, fresh._counts, fresh._size = index, tuple(chunks), counts, size
+        fresh._index, fresh._chunks, fresh._size = index, tuple(chunks), size
+        fresh._counts, fresh._where = counts, where
         return fresh
 
     def count(self, role: str, phases: Collection[NodePhase], leaving: bool = False) -> int:
@@ -109,16 +116,15 @@ class Roster(Mapping[str, NodeState]):
 
     def select(self, role: str, phases: Collection[NodePhase], leaving: bool = False) -> Iterator[NodeState]:
         """Those nodes, in the order in which they became known."""
-        kinds = [(role, phase, leaving) for phase in phases]
-        left = sum(self._counts.get(kind, 0) for kind in kinds)
-        for chunk in self._chunks:
-            if not left:
-                return
-            if any(chunk.counts.get(kind) for kind in kinds):
-                for node in chunk.nodes:
-                    if node.role == role and node.phase in phases and node.leaving is leaving:
-                        left -= 1
-                        yield node
+        bits = 0
+        for phase in phases:
+            bits |= self._where.get((role, phase, leaving), 0)
+        while bits:
+            lowest = bits & -bits
+            bits ^= lowest
+            for node in self._chunks[lowest.bit_length() - 1].nodes:
+                if node.phase in phases and node.role == role and node.leaving is leaving:
+                    yield node
 
     def changed(self, before: "Roster") -> list[str]:
         """Names of the nodes that are new here or other than in an earlier version."""

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from runtime.job import reports
 from runtime.job.case import Case
-from runtime.job.events import StacksDumped
+from runtime.job.events import StacksDumped, StopAsked
 from runtime.job.messages import (
     JOB_HEADER,
     Ack,
     Action,
+    Directive,
     Dumped,
     Finished,
     Heartbeat,
@@ -108,6 +109,21 @@ def test_a_node_that_the_job_does_not_know_is_misplaced(verb: str) -> None:
     async def story(shell: Shell) -> None:
         stranger = msgspec.structs.replace(RIGHT[verb], node="worker-7-3")
         assert (await _unchanged(shell, shell.ask(verb, stranger))).status == 409
+
+    played(story)
+
+
+def test_a_node_of_an_earlier_life_of_the_job_has_no_place_in_the_new_one() -> None:
+    async def story(shell: Shell) -> None:
+        shell.desk.feed(StopAsked("told to stop"))
+        await shell.desk.durable()
+        await shell.close()
+        await shell.open()
+        assert shell.desk.state.ended is None
+        reply = await _unchanged(shell, shell.ask("join", RIGHT["join"]))
+        assert (reply.status, b"has no place in job j: lost" in reply.body) == (409, True)
+        told = await shell.ask("heartbeat", Heartbeat(NODE, 1))
+        assert msgspec.json.decode(told.body, type=Directive).action is Action.LEAVE
 
     played(story)
 
