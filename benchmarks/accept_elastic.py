@@ -132,12 +132,12 @@ def restarts(folder: Path, count: int) -> Iterator[Line]:
     )
     dataset = recovery.make_dataset(folder)
     ours = recovery.kills(folder, dataset, count)
-    theirs = recovery.torchrun_kills(folder, dataset, count)
+    theirs, hung = recovery.torchrun_kills(folder, dataset, count)
     killed = [one for one, _ in ours]
-    told = f"{recovery.told(killed)}; torchrun: {recovery.told(theirs)}"
+    told = f"{recovery.told(killed)}; torchrun: {recovery.told(theirs)}, not within {recovery.HUNG_S:g} s {hung} more"
     holds = max(one.seconds for one in killed) <= recovery.BUDGET_S
     yield Line(f"kill -9 of a worker -> next iteration, {count} kills", f"<= {recovery.BUDGET_S:g} s", told, holds)
-    lost, peer = max(one.lost for one in killed), max(one.lost for one in theirs)
+    lost, peer = max(one.lost for one in killed), max((one.lost for one in theirs), default=0)
     holds = lost <= recovery.BUDGET_LOST
     yield Line("iterations lost at a kill", f"<= {recovery.BUDGET_LOST}", f"{lost}; torchrun: {peer}", holds)
     parts = [

@@ -188,6 +188,8 @@ def _newest(place: Path) -> int:
 def told(killed: Sequence[Kill]) -> str:
     """Median and maximum."""
     seconds = [one.seconds for one in killed]
+    if not seconds:
+        return "never"
     return f"median {statistics.median(seconds):.2f} s, maximum {max(seconds):.2f} s"
 
 
@@ -206,11 +208,11 @@ def main() -> None:
     killed = [one for one, _ in ours]
     rows = [(f"everstep (budget: <= {BUDGET_S:g} s, <= {BUDGET_LOST})", killed)]
     peer = f"torchrun, torch.save every {SAVE_EVERY} ({hung} more kills: hung for {HUNG_S:g} s, started anew)"
-    rows += [(peer, theirs)] if theirs else []
+    rows += [] if options.no_peer else [(peer, theirs)]
     print(f"{os.cpu_count()} cores, {options.kills} kills\n")
     print("| what | kill -> next iteration | iterations lost, at most |\n|---|---|---|")
     for what, one in rows:
-        print(f"| {what} | {told(one)} | {max(kill.lost for kill in one)} |")
+        print(f"| {what} | {told(one)} | {max((kill.lost for kill in one), default='')} |")
     print("\n| where the time goes | median | maximum |\n|---|---|---|")
     for field in fields(Parts):
         each = [getattr(parts, field.name) for _, parts in ours]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,8 @@ def test_smollm2_is_converted_once_to_a_llama_that_knows_paris(tmp_path: Path) -
 
     tokenizer = AutoTokenizer.from_pretrained(uri)
     tokens = tokenizer("The capital of France is", return_tensors="pt")["input_ids"]
-    written = build_model(uri, 49152, 0).generate(tokens, max_new_tokens=1, do_sample=False)
+    model: Any = build_model(uri, 49152, 0)
+    written = model.generate(tokens, max_new_tokens=1, do_sample=False)
     assert tokenizer.decode(written[0]) == "The capital of France is Paris"
 
     again = [sys.executable, "-X", "importtime", *command[1:]]
