@@ -13,6 +13,7 @@ VERBS = {
     "workflow": "run, lint, get, logs, resume or stop an Argo manifest on this machine",
     "scale": "change the number of nodes of a running job",
     "status": "conditions, restarts, nodes and checkpoint of a job",
+    "checkpoint": "list, verify or export what a store keeps of a training",
 }
 EXAMPLES = """examples:
   everstep launch --standalone --nproc-per-node 2 train.py --epochs 3
@@ -22,6 +23,7 @@ EXAMPLES = """examples:
   everstep check --nodes 4                             four nodes of this machine: matrix products, all-reduces
   everstep scale llama-finetune-x7k2 --nodes 1         shrink its training to one node
   everstep status llama-finetune-x7k2                  how its training is doing
+  everstep checkpoint ls runs/store                    which checkpoints there are
 """
 
 

@@ -27,6 +27,7 @@ PATH = "/v1/copies"
 """Where an agent is asked to fetch a copy: POST of the Holding, answered when it is there."""
 ANSWER_TIMEOUT_S = 600.0
 """A peer that has not fetched a shard by then is given up."""
+_UNDONE = "another round began from an earlier state"
 _log = logging.getLogger("everstep.checkpoint")
 
 
@@ -102,6 +103,8 @@ def receive(source: Holding, around: Around) -> None:
     with changed:
         if segments.find(identity):
             return
+        if segments.undone(identity):
+            raise KeeperError(_UNDONE)
         try:
             held = segments.ensure(copies_of(source.shard), source.size)
         except SegmentError as error:
@@ -119,6 +122,10 @@ def receive(source: Holding, around: Around) -> None:
             changed.notify_all()
         raise KeeperError(str(error)) from None
     with changed:
+        if segments.undone(identity):  # The round ended meanwhile.
+            held.table.abandon(slot)
+            changed.notify_all()
+            raise KeeperError(_UNDONE)
         held.table.stage(slot, source.size)
         whole = held.table.find(identity)  # Another slot when it was asked for twice at a time.
         assert whole is not None

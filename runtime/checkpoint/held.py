@@ -54,6 +54,8 @@ class Segments:
     _held: dict[int, list[Held]] = field(default_factory=dict)
     _made: int = 0
     _closed: bool = False
+    _round: int = 0
+    _start: tuple[int, int] = (0, 0)
 
     def reclaim(self) -> None:
         """Remove what an earlier incarnation of this node left."""
@@ -127,13 +129,29 @@ class Segments:
                 held.file.unlink()
         self._held[local_rank] = [*kept, current]
 
+    def begin(self, round: int, start: tuple[int, int]) -> None:  # noqa: A002
+        """A round begins from that (round, iteration): copies of what was staged after it are let go.
+
+        Else they would stay as the newest ones, and this round's would take the place of what it began from.
+        """
+        self._round, self._start = round, start
+        for held in self.all():
+            for slot in held.table.whole() if held.local_rank < 0 else ():
+                identity = held.table[slot].identity
+                if identity and self.undone(identity) and not held.table[slot].pins:
+                    held.table.drop(slot)
+
+    def undone(self, identity: Identity) -> bool:
+        """Was it staged after what the running round began from, and before the round?"""
+        return self._start < identity[:2] and identity.round < self._round
+
     def forget_copies(self, round: int) -> None:  # noqa: A002
         """Let go of copies of rounds before that one: newer ones lie somewhere else now."""
         for held in self.all():
             newest = held.table.newest()
             identity = held.table[newest].identity if newest is not None else None
             busy = held.table.writing() or any(held.table[slot].pins for slot in range(len(held.table)))
-            if held.local_rank < 0 and identity and identity.round < round and not busy:
+            if held.local_rank < 0 and (identity is None or identity.round < round) and not busy:
                 held.file.unlink()
                 self._held[held.local_rank].remove(held)
 

@@ -85,6 +85,8 @@ class Keeper:
             if self._beginning is not None:
                 self._beginning.end()
             self._sender.begin(seat.peer)
+            restore = seat.restore
+            self._segments.begin(seat.round, (restore.round, restore.iteration) if restore else (0, 0))
             self._beginning = Beginning(seat, self._around)
             self._changed.notify_all()
 

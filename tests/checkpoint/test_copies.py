@@ -138,6 +138,19 @@ def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
     assert restored(fresh[0]).why == ""
 
 
+def test_copies_of_what_a_round_rolls_back_are_let_go(nodes: list[Node]) -> None:
+    begin(nodes, 1)
+    for node in nodes:
+        stage(node, 1)
+    stage(nodes[1], 2)
+    wait_until(lambda: held(nodes[0], 1) == {(1, 1), (1, 2)})
+    restore = choose(nodes[0].keeper.holdings(nodes[0].address))
+    begin(nodes, 2, restore)
+    assert restore is not None
+    assert restore.iteration == 1
+    assert held(nodes[0], 1) == {(1, 1)}
+
+
 def test_copies_of_an_earlier_round_go_when_all_have_staged_and_copied_in_this_one(
     nodes: list[Node], make_node: Callable[..., Node]
 ) -> None:
@@ -146,7 +159,7 @@ def test_copies_of_an_earlier_round_go_when_all_have_staged_and_copied_in_this_o
         stage(node, 1)
     wait_until(lambda: (1, 1) in held(nodes[0], 1))
     three = [*nodes, make_node("worker-2-0")]
-    begin(three, 2)
+    begin(three, 2, choose(nodes[0].keeper.holdings(nodes[0].address)))
     for iteration in (1, 2, 3):
         assert any("copy1" in name for name in os.listdir(nodes[0].shm))
         for node in three:

@@ -1,0 +1,155 @@
+"""`everstep checkpoint ls|verify|export URI`: what a store keeps of a training, whether it is whole, and out of it."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from everstep.errors import BadInput
+
+if TYPE_CHECKING:
+    from runtime.checkpoint.examine import Stored
+    from runtime.store import Store
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs and their flags."""
+    below = parser.add_subparsers(dest="what", metavar="ls|verify|export", required=True)
+    ls = below.add_parser("ls", help="list the checkpoints below a URI, the newest last")
+    ls.add_argument("uri", metavar="URI", help="a store, or STORE/jobs/JOB")
+    ls.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
+    verify = below.add_parser("verify", help="read every byte and check it; exit code 1 when something is damaged")
+    verify.add_argument("uri", metavar="URI", help="one checkpoint, a job (STORE/jobs/JOB) or a store: all of them")
+    export = below.add_parser("export", help="write a Hugging Face directory, or one safetensors file")
+    export.add_argument("uri", metavar="URI", help="one checkpoint, or a job: its newest one")
+    export.add_argument("target", metavar="TARGET", help="a new directory, or a file that ends with .safetensors")
+    parser.epilog = "example: everstep checkpoint export runs/store/jobs/JOB model.safetensors"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do it; returns the exit code."""
+    from runtime.checkpoint.errors import RestoreError
+    from runtime.store import StoreError
+
+    try:
+        if arguments.what == "ls":
+            return _ls(arguments.uri, arguments.output)
+        if arguments.what == "verify":
+            return _verify(arguments.uri)
+        return _export(arguments.uri, arguments.target)
+    except (BadInput, StoreError) as error:
+        print(f"everstep checkpoint {arguments.what}: {error}", file=sys.stderr)
+        return 2
+    except RestoreError as error:
+        print(f"everstep checkpoint {arguments.what}: {arguments.uri}: {error}", file=sys.stderr)
+        return 1
+
+
+def _ls(uri: str, output: str) -> int:
+    _, found = _below(uri)
+    if output == "json":
+        told = [
+            {
+                "checkpoint": entry.folder, "round": entry.round, "iteration": entry.iteration, "shards": entry.shards,
+                "bytes": entry.size, "committed": entry.manifest is not None,
+            }
+            for entry in found
+        ]  # fmt: skip
+        print(json.dumps(told, indent=1))
+        return 0
+    rows = [["CHECKPOINT", "ROUND", "ITERATION", "SHARDS", "MB", "COMMITTED"]]
+    for entry in found:
+        place = [entry.folder, str(entry.round), str(entry.iteration), str(entry.shards), f"{entry.size / 1e6:.1f}"]
+        rows.append([*place, "yes" if entry.manifest else "no"])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _verify(uri: str) -> int:
+    from runtime.checkpoint.examine import problems
+
+    store, found = _below(uri)
+    damaged = 0
+    for entry in found:
+        if entry.manifest is None:
+            print(f"{entry.folder}: not committed")
+            continue
+        wrong = list(problems(store, entry.folder, entry.manifest))
+        damaged += bool(wrong)
+        print(f"{entry.folder}: {'DAMAGED' if wrong else 'whole'}, {entry.shards} shards, {entry.size} bytes")
+        for line in wrong:
+            print(f"  {line}")
+    return 1 if damaged else 0
+
+
+def _export(uri: str, target: str) -> int:
+    store, found = _below(uri)
+    committed = [entry for entry in found if entry.manifest]
+    if not committed:
+        raise BadInput(f"{uri}: no committed checkpoint there; `everstep checkpoint ls` shows what is")
+    if len({entry.folder.rpartition("/")[0] for entry in committed}) > 1:
+        raise BadInput(f"{uri}: checkpoints of several jobs; give STORE/jobs/JOB or one checkpoint")
+    path = Path(target)
+    if path.exists():
+        raise BadInput(f"{target}: there is something already; give a new name")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write = _safetensors if path.suffix == ".safetensors" else _hugging_face
+    write(store, committed[-1], path)
+    print(f"{target}: iteration {committed[-1].iteration} of {committed[-1].folder}", file=sys.stderr)
+    return 0
+
+
+def _safetensors(store: "Store", entry: "Stored", path: Path) -> None:
+    """The tensors of the state's `model`, under its own names; of a state without one, all by their key paths."""
+    from safetensors.torch import save_file
+
+    from runtime.checkpoint.committed import read_committed
+    from runtime.checkpoint.tree import flatten
+
+    assert entry.manifest is not None
+    state, _ = read_committed(store, entry.folder, entry.manifest)
+    tree = flatten(state.get("model", state))
+    # One name a tensor is enough for the file, but readers look for all of them.
+    tensors = {
+        name: tree.tensors[own].clone() if name != own else tree.tensors[own] for name, own in tree.places.items()
+    }
+    _aside(path, lambda file: save_file(tensors, file, {"format": "pt", "iteration": str(entry.iteration)}))
+
+
+def _hugging_face(store: "Store", entry: "Stored", path: Path) -> None:
+    from steps.entry import StepError
+    from steps.evaluate.checkpoint import read
+
+    try:
+        model = read(f"{store.uri}/{entry.folder}").build()
+    except StepError as error:
+        raise BadInput(f"{error} (one file with the tensors of any state: TARGET.safetensors)") from None
+    _aside(path, lambda folder: model.save_pretrained(folder))
+
+
+def _aside(path: Path, write: Callable[[Path], Any]) -> None:
+    """Written whole beside it, then renamed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    write(temporary)
+    temporary.rename(path)
+
+
+def _below(uri: str) -> "tuple[Store, list[Stored]]":
+    """The store, and what it has below the URI. Raises BadInput when that is no checkpoint at all."""
+    from runtime.checkpoint.examine import stored
+    from runtime.store import open_store
+
+    uri = uri.rstrip("/")
+    above, jobs, rest = uri.rpartition("/jobs/")
+    folder, _, name = uri.rpartition("/")
+    places = [(uri, "jobs/"), *([(above, f"jobs/{rest}/")] if jobs else []), (folder or ".", f"{name}/")]
+    for place, prefix in places:  # The last: a checkpoint that somebody copied out of a store.
+        store = open_store(place, read_only=True)
+        if found := stored(store, prefix):
+            return store, found
+    raise BadInput(f"{uri}: no checkpoint there; give STORE, STORE/jobs/JOB or STORE/jobs/JOB/checkpoints/NAME")

@@ -1,0 +1,94 @@
+"""`everstep checkpoint`: what a store keeps, read whole, and out of it for other tools."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from everstep.cli import main
+from runtime.checkpoint.alone import Alone
+from runtime.checkpoint.tree import flatten
+from runtime.store import open_store
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job with two committed checkpoints and one that never was."""
+    store = open_store(str(tmp_path / "store"))
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(300, 400), torch.nn.Linear(400, 300)
+    second.weight = torch.nn.Parameter(first.weight.detach().T.clone())
+    model = torch.nn.Sequential(first, second)
+    for iteration in (3, 5):
+        alone = Alone(store, "j")
+        alone.save(iteration, flatten({"model": model, "iteration": iteration}), persist=True)
+    store.put("jobs/j/checkpoints/000009-000000007/rank-00001.safetensors", b"half of it")
+    return tmp_path / "store/jobs/j"
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+    assert main(["checkpoint", *words]) == code
+    return capsys.readouterr()
+
+
+def test_ls_tells_what_is_there_and_whether_it_is_committed(job: Path, capsys: Any) -> None:
+    for place in (job, job.parents[1]):
+        lines = shown(capsys, "ls", str(place))[0].splitlines()
+        assert [line.split()[1:4] + line.split()[5:] for line in lines[1:]] == [
+            ["1", "3", "1", "yes"], ["2", "5", "1", "yes"], ["9", "7", "1", "no"],
+        ]  # fmt: skip
+    told = json.loads(shown(capsys, "ls", str(job), "-o", "json")[0])
+    assert told[1]["checkpoint"] == "jobs/j/checkpoints/000002-000000005"
+    assert told[1]["bytes"] > 4 * 300 * 400
+
+
+def test_verify_reads_every_byte_and_names_what_is_damaged(job: Path, capsys: Any) -> None:
+    assert (
+        shown(capsys, "verify", str(job))[0]
+        .splitlines()[1]
+        .startswith("jobs/j/checkpoints/000002-000000005: whole, 1 shards, ")
+    )
+    shard = job / "checkpoints/000002-000000005/rank-00000.safetensors"
+    whole = shard.read_bytes()
+    for place in (20, 5000, len(whole) - 1):
+        shard.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        text = shown(capsys, "verify", str(shard.parent), code=1)[0]
+        assert "000002-000000005: DAMAGED" in text
+        assert "rank-00000.safetensors: " in text
+    shard.write_bytes(whole[:-1])
+    assert "DAMAGED" in shown(capsys, "verify", str(job), code=1)[0]
+    shard.unlink()
+    assert "no such object" in shown(capsys, "verify", str(shard.parent), code=1)[0]
+
+
+def test_export_writes_the_newest_committed_model_as_one_file(job: Path, tmp_path: Path, capsys: Any) -> None:
+    target = tmp_path / "out/model.safetensors"
+    assert "iteration 5" in shown(capsys, "export", str(job), str(target))[1]
+    tensors = load_file(target)
+    assert sorted(tensors) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    assert torch.equal(tensors["0.weight"], tensors["1.weight"].T)
+    assert "something already" in shown(capsys, "export", str(job), str(target), code=2)[1]
+    assert [path.name for path in target.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_a_copied_checkpoint_can_be_read_too(job: Path, tmp_path: Path, capsys: Any) -> None:
+    copied = tmp_path / "000002-000000005"
+    (job / "checkpoints/000002-000000005").rename(copied)
+    assert "000002-000000005: whole" in shown(capsys, "verify", str(copied))[0]
+
+
+@pytest.mark.parametrize("words", [("ls", "no/such"), ("verify", "no/such"), ("export", "no/such", "x")])
+def test_what_is_not_there_is_one_line_and_exit_code_2(words: tuple[str, ...], capsys: Any) -> None:
+    error = shown(capsys, *words, code=2)[1]
+    assert error.startswith(f"everstep checkpoint {words[0]}: no/such: no checkpoint there")
+    assert error.count("\n") == 1
+
+
+def test_a_state_that_is_no_llama_is_refused_as_a_directory(job: Path, tmp_path: Path, capsys: Any) -> None:
+    error = shown(capsys, "export", str(job), str(tmp_path / "directory"), code=2)[1]
+    assert "TARGET.safetensors" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "directory").exists()
