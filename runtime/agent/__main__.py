@@ -31,6 +31,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
             store=store,
             token=settings.token,
             persist_interval=persist_interval,
+            overhead=settings.checkpoint_overhead,
             on_persisted=on_persisted,
             workers=settings.slots,
             persists=settings.persists,

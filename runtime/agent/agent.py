@@ -77,8 +77,7 @@ class Agent:
         self._events: asyncio.Queue[WorkerEnd | _Broken] = asyncio.Queue()
         self.departure = Departure(settings, around.say)
         self.client = MasterClient(settings.master, around.find_master, chance, around.say)
-        self._round = 0
-        self._seen = 0
+        self._round = self._seen = 0
         self._known = False
         self._seated = 0.0
         self._reported: dict[int, int] = {}
@@ -364,6 +363,7 @@ class Agent:
         if self._link.seat is not None:
             self._reported[local_rank] = report.iteration
             self._outbox.iteration(self._link.seat, local_rank, report)
+            self._outbox.interval(self._link.seat, report.iteration, *self._keeper.interval())
 
     def _restored(self, local_rank: int, told: msgspec.Struct) -> None:
         if self._link.seat is not None and isinstance(told, Fetched) and told.iteration:

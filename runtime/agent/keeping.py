@@ -34,6 +34,10 @@ class Keeper(Protocol):
         """The commit of a stage. Never blocks."""
         ...
 
+    def interval(self) -> tuple[int, str]:
+        """Iterations between two states that go to the store, and why so many; 0 for never. Does not block."""
+        ...
+
     def worker_died(self, local_rank: int) -> None:
         """What it was writing is free again."""
         ...

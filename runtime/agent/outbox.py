@@ -46,6 +46,7 @@ class Outbox:
         self._say = say
         self._on_directive = on_directive
         self._place = place
+        self._interval = (0, "")
         self._kept: deque[_Kept] = deque(maxlen=_MOST_LINES)
         self._number = int(time.time() * 1000)  # Rises over the lives of a node's agents too.
         self._some = asyncio.Event()
@@ -75,6 +76,15 @@ class Outbox:
         """What a worker tells of an iteration."""
         place = {"round": seat.round, "iteration": report.iteration, "rank": seat.first_rank + local_rank}
         self.add({**report.values, **place})
+
+    def interval(self, seat: Seat, iteration: int, every: int, reason: str) -> None:
+        """How often the newest state goes to the store, by the node that persists; told when it changes."""
+        if seat.persists and every and (every, reason) != self._interval:
+            self._interval = every, reason
+            self._say(f"to the store {reason}")
+            self.add(
+                {"kind": "interval", "round": seat.round, "iteration": iteration, "every": every, "reason": reason}
+            )
 
     def restored(self, seat: Seat, local_rank: int, told: Fetched, seconds: float) -> None:
         """A worker has what its round starts from, so many seconds after the seat was given."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.agent.script import Kind, split_command
+from runtime.checkpoint.cadence import share_of
 
 _EXAMPLE = """\
 environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL), EVERSTEP_STORE (URI) are needed;
@@ -69,6 +70,8 @@ class Settings:
     meet: tuple[str, int] | None = None
     """MASTER_ADDR and MASTER_PORT where the user fixed them."""
     virtual_local_rank: bool = False
+    checkpoint_overhead: float = 0.0
+    """Share of the time that copies to the store may take; 0: the persist interval says how often."""
     persist_bytes_per_s: float = 0.0
     """What this node may write to the store; 0: no limit."""
     persists: bool = True
@@ -94,6 +97,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--host", default="", help="the machine's name for the master's placement")
     flags.add_argument("--slots", type=int, default=1, help="workers on this node (default 1)")
     flags.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store")
+    flags.add_argument(
+        "--checkpoint-overhead", default="", metavar="1%", help="instead: as often as takes this share of the time"
+    )
     flags.add_argument(
         "--persist-bytes-per-s", type=float, default=0.0, help="what it may write to the store (0: no limit)"
     )
@@ -141,6 +147,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         max_restarts=told.max_restarts,
         dead_man_s=dead_man_s,
         connect_s=dead_man_s,
+        checkpoint_overhead=share_of(told.checkpoint_overhead),
         persist_bytes_per_s=told.persist_bytes_per_s,
         notice_s=told.notice,
         grace_s=told.grace,

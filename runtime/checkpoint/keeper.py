@@ -15,6 +15,7 @@ from pathlib import Path
 
 from runtime.agent.link import Fetched, Segment, Slot, Staged
 from runtime.checkpoint.beginning import Around, Beginning
+from runtime.checkpoint.cadence import Cadence
 from runtime.checkpoint.copies import Sender, receive
 from runtime.checkpoint.digests import seal
 from runtime.checkpoint.errors import KeeperError
@@ -42,6 +43,7 @@ class Keeper:
         token: str,
         persist_interval: int,
         on_persisted: Callable[[Holding], None],
+        overhead: float = 0.0,
         workers: int = 1,
         persists: bool = True,
         directory: Path = _SHM,
@@ -49,11 +51,10 @@ class Keeper:
     ) -> None:
         """`on_persisted` is called in a thread when a shard lies whole in the store: the agent tells the master.
 
-        `workers` are the local ranks of this node; without `persists` the store is not there for other nodes to read.
+        With an `overhead` (a share of the time) the interval is measured (see `cadence`). `workers` are the local ranks
+        of this node; without `persists` the store is not there for other nodes to read.
         """
-        if persist_interval < 1:
-            raise ValueError(f"a persist interval of {persist_interval} iterations; at least 1 is needed")
-        self._node, self._interval, self._persists = node, persist_interval, persists
+        self._node, self._cadence, self._persists = node, Cadence(persist_interval, overhead), persists
         self._segments = Segments(directory, segment_prefix(job, node), slots)
         self._segments.reclaim()
         self._changed = threading.Condition()
@@ -69,13 +70,19 @@ class Keeper:
         self._around = Around(
             self._changed, self._segments, store, token, node, workers, self._digest, self._sender.send
         )
-        self._persister = Persister(self._changed, self._segments, store, job, on_persisted, self._digest)
+        self._persister = Persister(
+            self._changed, self._segments, store, job, on_persisted, self._digest, self._cadence
+        )
         threading.Thread(target=self._digest_newest, name="everstep-digest", daemon=True).start()
 
     @property
     def skipped(self) -> int:
         """Persists that the interval asked for and that a newer state took the place of."""
         return self._persister.skipped
+
+    def interval(self) -> tuple[int, str]:
+        """Iterations between two states that go to the store, and why so many; (0, "") where none does."""
+        return self._cadence.interval if self._persists else (0, "")
 
     def new_round(self, seat: Seat) -> None:
         """A round begins, its workers are not started yet: fetch `seat.restore` into own memory, in a thread."""
@@ -88,6 +95,7 @@ class Keeper:
             restore = seat.restore
             self._segments.begin(seat.round, (restore.round, restore.iteration) if restore else (0, 0))
             self._beginning = Beginning(seat, self._around)
+            self._cadence.round(seat.restart_count, time.monotonic())
             self._changed.notify_all()
 
     def announce(self, local_rank: int, capacity: int, sharded: bool = False) -> Segment:
@@ -135,7 +143,8 @@ class Keeper:
                 self._sender.send(local_rank, held, whole)
             if stages == _ALL_COPIED:
                 self._segments.forget_copies(identity.round)
-            due = message.iteration % self._interval == 0
+            self._cadence.staged(message.iteration, time.monotonic())
+            due = self._cadence.due(message.iteration)
             if self._to_store(held) and (message.persist or (due and held.sharded)):
                 self._persister.ask(local_rank, identity)  # All ranks put the same iterations, however slow a store is.
             elif self._to_store(held) and due:

@@ -6,11 +6,13 @@ which is counted and told. What somebody waits for (flush, persist=True) is put 
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime import faults
+from runtime.checkpoint.cadence import Cadence
 from runtime.checkpoint.errors import KeeperError
 from runtime.checkpoint.fetch import shard_key
 from runtime.checkpoint.held import Held, Segments
@@ -47,10 +49,11 @@ class Persister:
         job: str,
         on_persisted: Callable[[Holding], None],
         digest: Callable[[Held, int], str],
+        cadence: Cadence,
     ) -> None:
-        """`digest` of a pinned slot: called without the lock."""
+        """`digest` of a pinned slot: called without the lock. `cadence` is told how long each copy takes."""
         self._changed, self._segments, self._store, self._job = changed, segments, store, job
-        self._on_persisted, self._digest = on_persisted, digest
+        self._on_persisted, self._digest, self._cadence = on_persisted, digest, cadence
         self._asked: deque[_Job] = deque()
         self._wanted: dict[int, Identity] = {}
         self._under_way: set[Identity] = set()
@@ -116,8 +119,10 @@ class Persister:
                     if self._closed:
                         return
                     job = self._next()
+                self._cadence.persisting(time.monotonic())
             error = self._put(job)
             with self._changed:
+                self._cadence.persisted(time.monotonic())
                 job.held.table.unpin(job.slot)
                 if error:
                     self._under_way.discard(job.identity)

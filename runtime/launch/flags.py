@@ -81,6 +81,9 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store (50)")
     group.add_argument(
+        "--checkpoint-overhead", default="", metavar="1%", help="instead: as often as takes this share of the time"
+    )
+    group.add_argument(
         "--persist-bytes-per-s", type=float, default=0.0, help="what this node may write to the store (0: no limit)"
     )
     group.add_argument(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.agent.logs import LogPlan, streams_of
+from runtime.checkpoint.cadence import share_of
 from runtime.diagnosis.switchbox import Box, parse_box
 from runtime.job.spec import Hang, HangPolicy, JobSpec
 from runtime.launch.job import ROLE, read_spec
@@ -87,6 +88,7 @@ class Launch:
     """Pairs of this node's devices whose links are measured; None: they are not."""
     store: str
     persist_interval: int
+    checkpoint_overhead: float
     persist_bytes_per_s: float
     cooldown_s: float
     hang: Hang
@@ -144,6 +146,7 @@ def options(
         box=parse_box(told.box_pairs, told.min_bandwidth, told.min_channels) if told.switchbox_check else None,
         store=told.store,
         persist_interval=told.persist_interval,
+        checkpoint_overhead=share_of(told.checkpoint_overhead),
         persist_bytes_per_s=told.persist_bytes_per_s,
         cooldown_s=told.cooldown,
         hang=spec.hang if spec is not None else Hang(_hang_policy(told), told.hang_timeout),

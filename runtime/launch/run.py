@@ -294,6 +294,7 @@ class _Node:
             store=place.store,
             token=place.token,
             persist_interval=self._told.persist_interval,
+            overhead=self._told.checkpoint_overhead,
             on_persisted=on_persisted,
             workers=self._told.slots,
             persists=self._persists,

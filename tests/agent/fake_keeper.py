@@ -53,6 +53,9 @@ class FakeKeeper:
         if message.persist:
             self.on_persisted(Holding(self.seat.round, message.iteration, key="k"))
 
+    def interval(self) -> tuple[int, str]:
+        return 50, "every 50 iterations"
+
     def worker_died(self, local_rank: int) -> None:
         self.died.append(local_rank)
 

@@ -188,6 +188,19 @@ def test_the_newest_state_of_a_dead_worker_is_persisted_unasked(node: Any, make_
     assert [held.iteration for held in node.persisted] == [3]
 
 
+def test_with_an_overhead_the_interval_follows_from_the_first_copy_on(make_node: Any, make_state: Any) -> None:
+    node = make_node(interval=50, overhead=0.01)
+    node.begin(1)
+    assert node.keeper.interval() == (16, "every 16 iterations, until one was measured")
+    state = make_state(1)
+    checkpointer = trained(node, state, 1)
+    for iteration in range(2, 17):
+        checkpointer.save(iteration, state)
+    wait_until(lambda: node.persisted and "a failure comes every" in node.keeper.interval()[1])
+    assert node.persisted[0].iteration == 16
+    assert node.keeper.interval()[0].bit_count() == 1
+
+
 class GatedStore(DirectoryStore):
     """Takes an object when it is told to."""
 

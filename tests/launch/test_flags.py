@@ -16,8 +16,8 @@ torchrun = pytest.importorskip("torch.distributed.run")
 
 OURS = {
     "network_check", "exclude_straggler", "switchbox_check", "box_pairs", "min_bandwidth", "min_channels",
-    "store", "job_spec", "persist_interval", "persist_bytes_per_s", "cooldown", "hang_timeout", "on_hang",
-    "preload", "no_fork_server",
+    "store", "job_spec", "persist_interval", "checkpoint_overhead", "persist_bytes_per_s", "cooldown",
+    "hang_timeout", "on_hang", "preload", "no_fork_server",
 }  # fmt: skip
 
 

@@ -201,6 +201,7 @@ DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
         (["--log-dir=train.py"], {}, "a file"),
         (["--no-python", "-m"], {}, "contradict each other"),
         (["--persist-interval=0"], {}, "--persist-interval 0"),
+        (["--checkpoint-overhead=much"], {}, "--checkpoint-overhead much: give a share"),
         (["--persist-bytes-per-s=-1"], {}, "--persist-bytes-per-s -1"),
         (["--cooldown=-1"], {}, "--cooldown -1"),
         (["--hang-timeout=0"], {}, "--hang-timeout 0"),

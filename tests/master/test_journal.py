@@ -1,7 +1,9 @@
 """The journal: one sequence, one master."""
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from runtime.job.records import DesiredChanged
 from runtime.job.state import fold
 from runtime.master.desk import Clock
 from runtime.master.journal import Fenced, Journal, JournalError, Replayed, claim, find_master, read_journal
-from runtime.store import DirectoryStore
+from runtime.store import DirectoryStore, Entry
 
 
 def test_the_newest_claim_tells_where_the_master_is(tmp_path: Path) -> None:
@@ -51,6 +53,34 @@ def test_of_eight_that_claim_at_once_the_epochs_are_all_different(tmp_path: Path
         except Fenced:
             continue
     assert still == 1, "only the newest may write"
+
+
+@pytest.mark.parametrize("stale", [1, 2, 5])
+@pytest.mark.parametrize("records", [0, 3])
+def test_a_list_that_lags_behind_neither_forks_the_journal_nor_hides_a_record(
+    tmp_path: Path, stale: int, records: int
+) -> None:
+    class Lagging(DirectoryStore):
+        left = stale
+
+        def list(self, prefix: str) -> Iterator[Entry]:
+            found = [*super().list(prefix)]
+            self.left -= 1
+            return iter(found if self.left < 0 else found[:-1])
+
+    real, lagging = DirectoryStore(tmp_path), Lagging(tmp_path)
+    first, _ = claim(real, "j", "a:1", 1.0)
+    for nodes in range(records):
+        first.write(first.draft([DesiredChanged(time=2.0, role="worker", nodes=nodes)]))
+    claimed = None
+    while claimed is None:
+        with suppress(Fenced):  # It took the segment that it did not see for a rival's: the step's retry tries again.
+            claimed, state = claim(lagging, "j", "b:2", 3.0)
+    assert claimed.epoch == 2
+    assert state == fold(read_journal(real, "j"))
+    assert lagging.left < stale, "the fault must have fired"
+    with pytest.raises(Fenced):
+        first.write(first.draft([DesiredChanged(time=4.0, role="worker", nodes=9)]))
 
 
 def test_an_ambiguous_success_is_known_by_its_nonce(tmp_path: Path) -> None:

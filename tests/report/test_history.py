@@ -80,3 +80,13 @@ def test_other_lines_are_passed_over(line: dict[str, object]) -> None:
 def test_a_reopened_job_has_not_ended() -> None:
     failed = job.JobEnded(time=4, result=job.JobResult.FAILED, reason="error")
     assert history([formed(1, 1), failed, job.JobReopened(time=5)], []).end is None
+
+
+def test_how_often_the_state_goes_to_the_store_is_told_when_it_changes() -> None:
+    def line(time: float, iteration: int, reason: str) -> dict[str, object]:
+        return {"v": 1, "time": time, "kind": "interval", "round": 1, "iteration": iteration, "reason": reason}
+
+    lines = [line(9, 70, "every 8"), line(5, 1, "every 16"), line(6, 30, "every 16"), at(7, 1, 50)]
+    told = history([formed(1, 1)], lines)
+    assert told.intervals == ((1, "every 16"), (70, "every 8"))
+    assert [point.iteration for point in told.points] == [50]

@@ -1,7 +1,9 @@
 """Finished data of an S3 store as a folder of this machine."""
 
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -134,3 +136,9 @@ def test_a_size_that_is_no_number_and_a_folder_that_cannot_be_are_told(data: Dat
         Cache({"EVERSTEP_CACHE": str(tmp_path / "file")}).fetched(
             tmp_path / "file/x/y", lambda: open_store(data("a", 1)), "m"
         )
+
+
+def test_who_has_no_folder_of_his_own_uses_the_temporary_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert Cache({"XDG_CACHE_HOME": str(tmp_path / "not/made/yet")}).root == tmp_path / "not/made/yet/everstep"
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert Cache({"XDG_CACHE_HOME": "/"}).root == Path(tempfile.gettempdir()) / f"everstep-{os.getuid()}"

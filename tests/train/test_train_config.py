@@ -46,6 +46,8 @@ def test_the_defaults_can_be_run() -> None:
         ({"workers_per_node": 0}, "--workers-per-node 0"),
         ({"iterations": 0}, "--iterations 0"),
         ({"persist_interval": 0}, "--persist-interval 0"),
+        ({"checkpoint_overhead": "100%"}, "--checkpoint-overhead 100%: give a share of the time, such as 1%"),
+        ({"checkpoint_overhead": "1%", "persist_interval": 20}, "give one of them"),
         ({"persist_bytes_per_s": -1.0}, "--persist-bytes-per-s -1"),
         ({"global_batch": 1}, "fewer samples than the 2 ranks"),
         ({"learning_rate": -1.0}, "--learning-rate -1"),
