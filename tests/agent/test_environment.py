@@ -47,13 +47,20 @@ def test_the_thread_count_stays_unset_where_nobody_set_it() -> None:
     assert "OMP_NUM_THREADS" not in told(0, threads="")
 
 
+NEEDED: dict[str, str] = dict.fromkeys(("EVERSTEP_JOB", "EVERSTEP_JOB_TOKEN", "EVERSTEP_MASTER", "EVERSTEP_STORE"), "x")
+
+
 def test_the_nodes_share_of_the_cores_is_each_workers_thread_count_unless_the_user_set_one() -> None:
-    needed: dict[str, str] = dict.fromkeys(
-        ("EVERSTEP_JOB", "EVERSTEP_JOB_TOKEN", "EVERSTEP_MASTER", "EVERSTEP_STORE"), "x"
-    )
     arguments = ["--node", "n", "--slots", "10000", "--", "-m", "json"]
-    assert settings_of(arguments, needed)[0].threads == "1"
-    assert settings_of(arguments, {**needed, "OMP_NUM_THREADS": "7"})[0].threads == "7"
+    assert settings_of(arguments, NEEDED)[0].threads == "1"
+    assert settings_of(arguments, {**NEEDED, "OMP_NUM_THREADS": "7"})[0].threads == "7"
+
+
+def test_an_agent_listens_on_this_machine_alone_unless_it_is_told_its_address() -> None:
+    arguments = ["--node", "n", "--", "-m", "json"]
+    assert settings_of(arguments, NEEDED)[0].address == "127.0.0.1"
+    cluster = settings_of(arguments, {**NEEDED, "EVERSTEP_IP": "10.1.2.3"})[0]
+    assert (cluster.address, cluster.ip) == ("10.1.2.3", "10.1.2.3")
 
 
 def test_a_virtual_local_rank_is_0_and_sees_its_own_device_alone() -> None:

@@ -79,7 +79,7 @@ class PodApi:
         self._away = False
 
     async def until(self, true: Any, deadline_s: float = 60) -> None:
-        """Until it is, looked at after each request; fails at the deadline."""
+        """Until it is, looked at after each request and change; fails at the deadline."""
         async with asyncio.timeout(deadline_s):
             while not true():
                 self._changed.clear()
@@ -97,6 +97,7 @@ class PodApi:
         self._history.append((self._version, event))
         for stream in self._streams:
             stream.put_nowait(_line(event))
+        self._changed.set()
 
     def _refused(self, request: web.Request) -> web.Response | None:
         below = request.path.partition(f"/namespaces/{self.namespace}/")[2]

@@ -1,0 +1,147 @@
+"""A real master whose nodes are pods: agents that only speak, an API server that only remembers."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from runtime.job.messages import Ack, Action, Finished
+from runtime.job.spec import GIB, JobSpec, Patience, Resources, RoleSpec
+from runtime.master import Outcome, run
+from runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform, Owner
+from runtime.platform.kubernetes.platform import shared_token
+from runtime.platform.kubernetes.pods import NODE, pod_name
+from runtime.store import DirectoryStore
+from tests.master.test_master_run import TOKEN, Agent
+from tests.platform.pod_api import PodApi
+
+UID = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10"
+JOB, OWNER = f"{UID}-train", Owner("llama-finetune-x7k2", UID)
+TEMPLATE = {"containers": [{"name": "agent", "image": "everstep:1"}]}
+MEMORY = RoleSpec(2, 1, resources=Resources(memory_bytes=4 * GIB))
+SPEC = JobSpec(JOB, {"worker": MEMORY}, Patience(leave_s=0.2), hosts="")
+DEADLINE_S = 90
+
+
+class Job:
+    """One job in one namespace; masters come and go."""
+
+    def __init__(self, folder: Path, server: PodApi, api: KubeApi, session: aiohttp.ClientSession) -> None:
+        self.server = server
+        self._api = api
+        self._store = DirectoryStore(folder)
+        self._session = session
+
+    async def master(self, stop: asyncio.Event, remove: bool = True) -> Outcome:
+        """One master's life."""
+        async with KubernetesPlatform(self._api, JOB, OWNER, TEMPLATE) as platform:
+            return await run(
+                SPEC, self._store, platform, token=TOKEN, agent_arguments=["--", "x.py"], agent_environment={},
+                stop=stop, remove_nodes=lambda: remove,
+            )  # fmt: skip
+
+    async def agent(self, node: str) -> Agent:
+        """The agent in the node's pod, as soon as there is one."""
+        name = pod_name(JOB, OWNER, node)
+        await self.server.until(lambda: name in self.server.pods)
+        variables = {one["name"]: one.get("value") for one in self.container(node)["env"]}
+        self.server.become(name, phase="Running")
+        return Agent(self._session, str(variables["EVERSTEP_MASTER"]).removeprefix("http://"), node)
+
+    def container(self, node: str) -> dict[str, Any]:
+        """Of the node's pod."""
+        return self.server.pods[pod_name(JOB, OWNER, node)]["spec"]["containers"][0]
+
+    def nodes(self) -> list[str]:
+        """Whose pods exist."""
+        return sorted(pod["metadata"]["labels"][NODE] for pod in self.server.pods.values())
+
+    async def finish(self, round_: int, *agents: Agent) -> None:
+        """The agents train to the end, and leave."""
+        for agent in agents:
+            await agent.ask("finished", Finished(agent.name, round_), Ack)
+        for agent in agents:
+            await agent.told(Action.LEAVE, round_)
+            done = [{"state": {"terminated": {"exitCode": 0}}}]
+            self.server.become(pod_name(JOB, OWNER, agent.name), phase="Succeeded", containerStatuses=done)
+
+
+def played(folder: Path, story: Callable[[Job], Any]) -> None:
+    """Run the story with a deadline."""
+
+    async def play() -> None:
+        server = PodApi()
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            server as url,
+            aiohttp.ClientSession() as session,
+            KubeApi(Access(url, server.namespace)) as api,
+        ):
+            await shared_token(api, JOB, OWNER)
+            await story(Job(folder, server, api, session))
+
+    asyncio.run(play())
+
+
+def test_a_job_trains_on_pods_and_a_killed_one_is_replaced_with_more_memory(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        master = asyncio.create_task(job.master(asyncio.Event()))
+        first, second = await job.agent("worker-0-0"), await job.agent("worker-1-0")
+        await asyncio.gather(first.join(), second.join())
+        dead = [{"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]
+        job.server.become(pod_name(JOB, OWNER, "worker-1-0"), phase="Failed", containerStatuses=dead)
+        await first.told(Action.REJOIN, 1)
+        fresh = await job.agent("worker-1-1")
+        assert job.container("worker-1-0")["resources"]["limits"]["memory"] == str(4 * GIB)
+        assert job.container("worker-1-1")["resources"]["limits"]["memory"] == str(8 * GIB)
+        one, two = await asyncio.gather(first.join(1), fresh.join())
+        assert (one.round, two.round, two.world_size) == (2, 2, 2)
+        await job.finish(2, first, fresh)
+        assert (await master).state == "succeeded"
+
+    played(tmp_path, story)
+
+
+def test_a_retried_master_adopts_the_pods_of_the_one_before(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        stop = asyncio.Event()
+        master = asyncio.create_task(job.master(stop, remove=False))
+        first, second = await job.agent("worker-0-0"), await job.agent("worker-1-0")
+        await asyncio.gather(first.join(), second.join())
+        stop.set()
+        assert (await master).state == "stopped"
+        made = {name: pod["metadata"]["uid"] for name, pod in job.server.pods.items()}
+        again = asyncio.Event()
+        master = asyncio.create_task(job.master(again))
+        await job.server.until(lambda: [method for method, _ in job.server.asked].count("WATCH") >= 2)
+        assert {name: pod["metadata"]["uid"] for name, pod in job.server.pods.items()} == made
+        again.set()
+        assert (await master).exit_code == 143
+        assert job.nodes() == []
+
+    played(tmp_path, story)
+
+
+def test_a_pod_that_is_deleted_while_the_api_is_away_is_replaced_when_it_is_back(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        stop = asyncio.Event()
+        master = asyncio.create_task(job.master(stop))
+        first, second = await job.agent("worker-0-0"), await job.agent("worker-1-0")
+        await asyncio.gather(first.join(), second.join())
+        with job.server.away():
+            before = len(job.server.asked)
+            job.server.remove(pod_name(JOB, OWNER, "worker-1-0"))
+            job.server.forget()
+            await job.server.until(lambda: len(job.server.asked) > before)
+            assert first.name in job.nodes()
+        await first.told(Action.REJOIN, 1)
+        fresh = await job.agent("worker-1-1")
+        one, _ = await asyncio.gather(first.join(1), fresh.join())
+        assert one.round == 2
+        stop.set()
+        assert (await master).exit_code == 143
+        assert job.nodes() == []
+
+    played(tmp_path, story)
