@@ -77,6 +77,7 @@ def proofs() -> Iterator[Line]:
     yield proven("output independent of the number of tasks", f"{TESTS}/test_preprocess.py", "-k", "number_of_tasks")
     yield proven("S3 input and output on a real MinIO", prefix, "tests/text/test_source.py", "-k", "store or object")
     yield proven("workers killed in the middle: no byte changed", prefix, "-k", "workers_that")
+    yield proven("a standalone cluster, an executor of it killed", prefix, "-k", "executor_of")
     yield proven("a killed driver's rerun reuses finished shards", prefix, "-k", "taken_up")
     yield proven("two attempts of a shard: one counts", shard, "-k", "attempts")
     yield proven("tokenizers: equal to their own library", f"{TESTS}/test_encoding.py")

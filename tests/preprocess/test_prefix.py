@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pyspark
+import psutil
 import pytest
 from tokenizers import Tokenizer
 
@@ -16,9 +18,11 @@ from runtime import faults
 from runtime.data import IndexedDataset
 from runtime.store import open_store
 from steps.preprocess.vocabulary import train
+from tests.harness import wait_until
 from tests.minio import MinIO
+from tests.preprocess.standalone import SPARK, spark_environment, standalone
 
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 DOCUMENTS = [
     {"text": f"def function_{number}(a):\n    return a + {number * 7919}\n" * 20, "title": f"caf\u00e9 {number}"}
     for number in range(400)
@@ -44,7 +48,11 @@ def command(given: Path, out: Path, *more: str) -> list[str]:
     ]
 
 
-def ended(*arguments: str, program: tuple[str, ...] = (sys.executable, "-m", "steps.preprocess")) -> tuple[int, str]:
+def ended(
+    *arguments: str,
+    program: tuple[str, ...] = (sys.executable, "-m", "steps.preprocess"),
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[int, str]:
     """Exit code and what was told."""
     done = subprocess.run(
         [*program, *arguments],
@@ -52,7 +60,7 @@ def ended(*arguments: str, program: tuple[str, ...] = (sys.executable, "-m", "st
         stderr=subprocess.STDOUT,
         text=True,
         timeout=DEADLINE_S,
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable},
+        env=environment,
     )
     return done.returncode, done.stdout
 
@@ -102,11 +110,37 @@ def test_megatrons_command_makes_a_dataset_of_each_key_and_is_not_repeated_or_mi
     assert before == {name: (tmp_path / name).stat().st_mtime_ns for name in FILES}
 
 
+SUBMIT = str(SPARK / "bin/spark-submit")
+SCRIPT = str(Path(__file__).parents[2] / "steps/preprocess/__main__.py")
+
+
 def test_spark_submit_takes_the_same_command(given: Path, tmp_path: Path) -> None:
-    submit = str(Path(pyspark.__file__).parent / "bin/spark-submit")
-    script = str(Path(__file__).parents[2] / "steps/preprocess/__main__.py")
-    program = (submit, "--master", "local[2]", "--executor-cores=2", "--num-executors=2", script)
-    code, told = ended(*command(given, tmp_path, "--tasks", "5"), program=program)
+    program = (SUBMIT, "--master", "local[2]", "--executor-cores=2", "--num-executors=2", SCRIPT)
+    code, told = ended(
+        *command(given, tmp_path, "--tasks", "5"), program=program, environment=spark_environment(tmp_path)
+    )
+    assert code == 0, told
+    assert_right(given, tmp_path)
+    assert names(tmp_path) == FILES
+
+
+def test_an_executor_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(given: Path, tmp_path: Path) -> None:
+    """A Python worker stops in the middle of a shard; then its executor is killed."""
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "spark").mkdir()
+    environment = spark_environment(tmp_path / "spark") | {
+        faults.FAULT_VARIABLE: "preprocess.before_commit,shard=document-00004=stop",
+        faults.FAULT_DIR_VARIABLE: str(tmp_path / "faults"),
+    }
+    with standalone(tmp_path / "spark", environment) as cluster, ThreadPoolExecutor(1) as pool:
+        program = (SUBMIT, "--master", cluster.master, "--executor-memory", "512m", SCRIPT)
+        arguments = command(given, tmp_path, "--tasks", "8")
+        running = pool.submit(lambda: ended(*arguments, program=program, environment=environment))
+        wait_until(lambda: running.done() or list((tmp_path / "faults").iterdir()), "the fault", DEADLINE_S)
+        stopped = [one for one in cluster.processes() if one.status() == psutil.STATUS_STOPPED]
+        (lost,) = [one for one in cluster.executors() if set(stopped) & set(one.children(recursive=True))]
+        lost.kill()
+        code, told = running.result()
     assert code == 0, told
     assert_right(given, tmp_path)
     assert names(tmp_path) == FILES

@@ -1,0 +1,89 @@
+"""A real standalone Spark cluster on this machine: a master and two workers of one core each."""
+
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from steps.preprocess.java import find_java, make_home
+from tests.harness import wait_until
+
+SPARK = Path(pyspark.__file__).parent
+_MARK = "EVERSTEP_TEST_CLUSTER"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Its address for --master, and what its processes carry in their environment."""
+
+    master: str
+    mark: str
+
+    def processes(self) -> list[psutil.Process]:
+        """Master, workers, executors and the Python workers of these."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(_MARK) == self.mark:
+                    found.append(process)
+        return found
+
+    def executors(self) -> list[psutil.Process]:
+        """The Java processes in which tasks run."""
+        return [one for one in self.processes() if _runs(one, "CoarseGrainedExecutorBackend")]
+
+
+def spark_environment(folder: Path) -> dict[str, str]:
+    """For Spark's own programs: a Java, this Python, the loopback address."""
+    home = make_home(folder / "java", find_java(os.environ))
+    return {**os.environ, "JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+@contextmanager
+def standalone(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
+    """The cluster, until the block ends; then nothing of it is left."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    cluster = Cluster(f"spark://127.0.0.1:{port}", uuid.uuid4().hex)
+    marked = {**environment, _MARK: cluster.mark}
+    daemon = [str(SPARK / "bin/spark-class"), "org.apache.spark.deploy"]
+    place = ["--host", "127.0.0.1", "--webui-port", "0"]
+    commands = [[daemon[0], f"{daemon[1]}.master.Master", *place, "--port", str(port)]]
+    for number in range(2):
+        limits = ["--cores", "1", "--memory", "600m", "--work-dir", str(folder / f"work{number}")]
+        commands.append([daemon[0], f"{daemon[1]}.worker.Worker", *place, *limits, cluster.master])
+    started = []
+    try:
+        for number, command in enumerate(commands):
+            with (folder / f"spark{number}.log").open("wb") as log:
+                started.append(subprocess.Popen(command, env=marked, stdout=log, stderr=log))
+            if not number:
+                wait_until(lambda: _answers(port), "Spark's master")
+        yield cluster
+    finally:
+        for process in cluster.processes():
+            with suppress(psutil.Error):
+                process.kill()
+        for one in started:
+            one.wait()
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+        return True
+    return False
+
+
+def _runs(process: psutil.Process, name: str) -> bool:
+    with suppress(psutil.Error):
+        return any(name in word for word in process.cmdline())
+    return False
