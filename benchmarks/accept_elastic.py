@@ -72,6 +72,7 @@ def faults() -> Iterator[Line]:
     yield proven("docs/faults.md is the table of the code", f"{JOB}/test_fault_table.py", "-k", "rendered")
     yield proven("a worker crashes at each named point: equal weights", training, "-k", "worker_killed")
     yield proven("a node is lost", training, f"{LAUNCH}/test_nodes.py", "-k", "node_lost or killed_node")
+    yield proven("a node that cannot start, faulty hardware: replaced on another host", training, "-k", "faulty_node")
     yield proven("a slow node is left out", f"{LAUNCH}/test_checked.py", "-k", "straggler")
     yield proven(
         "a faulty node at the start, and one that comes later", f"{LAUNCH}/test_checked.py", "-k", "faulty or later"

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from runtime import faults
 from runtime.agent.agent import Agent
 from runtime.agent.output import NodeLog
 from runtime.agent.settings import Settings, settings_of
@@ -54,6 +55,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, agent.leave, signum)
+    faults.point("agent.start")
     return (await agent.run()).code
 
 

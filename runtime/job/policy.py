@@ -227,8 +227,16 @@ def render() -> str:
         "| restart policy of a role | is followed by a restart |",
         "|---|---|",
     ]
-    for policy in RestartPolicy:
-        lines.append(f"| {policy.value} | {_covered(policy)} |")
+    lines += [f"| {policy.value} | {_covered(policy)} |" for policy in RestartPolicy]
+    lines += [
+        "",
+        "A fault rule (`faultTolerantPolicy`) stands before the restart policy for its exit codes, or its events:",
+        "",
+        "| event of a fault rule | means |",
+        "|---|---|",
+    ]
+    for event, reasons in EVENTS.items():
+        lines.append(f"| {event.value} | {', '.join(row.reason.value for row in TABLE if row.reason in reasons)} |")
     return "\n".join(lines) + "\n"
 
 

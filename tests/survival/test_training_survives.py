@@ -1,5 +1,6 @@
 """kill -9 of a worker, a node, the step: at named points and at random moments. Each test asserts that it was fired."""
 
+import json
 import random
 
 import pytest
@@ -65,6 +66,30 @@ def test_a_node_lost_at_a_point_changes_no_weight(
     assert training.finish() == 0, training.last_words()
     assert training.fired() == [point] * ROUNDS
     assert [record["node"] for record in training.records() if record["kind"] == "NodeLost"][:ROUNDS] == nodes
+    assert_whole(training, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("agent.start,node=worker-1-0=exit:1", "start failed"),
+        (f"train.iteration,iteration={FIRST},node=worker-1-0=exit:201", "hardware"),
+    ],
+)
+def test_a_faulty_node_is_replaced_on_another_host_and_changes_no_weight(
+    fault: str, reason: str, training: TrainStep, undisturbed: dict[str, bytes]
+) -> None:
+    spec = {"replicaSpecs": {"worker": {"replicas": 2}}, "patience": {"silence": 20}}
+    training.flags = {**training.flags, "job-spec": json.dumps(spec)}
+    training.arm(fault)
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    assert training.fired() == [fault.partition(",")[0]]
+    records = training.records()
+    assert [record["reason"] for record in records if record["kind"] == "FaultJudged"] == [reason]
+    (replacement,) = [record for record in records if record["kind"] == "NodeRequested" and record["replaces"]]
+    assert replacement["replaces"] in fault
+    assert replacement["host"] == "local-2"
     assert_whole(training, undisturbed)
 
 
