@@ -15,6 +15,8 @@ DIGEST = "everstep/manifest"
 INSTANCE = "workflows.argoproj.io/controller-instanceid"
 WORKING_FOLDER = "/tmp"
 """Where a step may write without being root."""
+OWN_POD = {"name": "EVERSTEP_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+"""Variable: by it a train step knows that its nodes are to be pods like its own."""
 POD_GC = {"strategy": "OnWorkflowSuccess", "deleteDelayDuration": "300s"}
 """Pods of a failed run stay for whoever looks into it; those of a good one for as long as their logs are fetched."""
 NEEDED_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -57,8 +59,8 @@ def for_argo(
     for container in own:
         container["image"] = options.image
         container.setdefault("workingDir", WORKING_FOLDER)
-        if options.store_secret:
-            container["env"] = [*container.get("env", ()), *_credentials(options.store_secret)]
+        credentials = _credentials(options.store_secret) if options.store_secret else ()
+        container["env"] = [*container.get("env", ()), dict(OWN_POD), *credentials]
     if options.service_account:
         spec["serviceAccountName"] = options.service_account
     if options.pull_secrets:

@@ -1,7 +1,7 @@
-"""The step's process: the job's master lives here; its nodes are agents on this machine that outlive it.
+"""The step's process: the job's master lives here; its nodes (see `nodes`) are agents that outlive it.
 
-Told to end (SIGTERM), it removes its nodes only when the run was stopped for good (`spec.shutdown` in the run's
-workflow.json); otherwise they train on, and a retry of the step takes them over.
+Told to end (SIGTERM), it removes its nodes only when the run was stopped for good (`spec.shutdown` of the workflow,
+among others); otherwise they train on, and a retry of the step takes them over.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from runtime.token import shared_token
 from steps.entry import TRY_AGAIN, Result, StepError, Terminated, of_the_disk
 from steps.model.directory import TINY
 from steps.train.config import Config
 from steps.train.job import job_of
+from steps.train.nodes import heard, place_of
 
 if TYPE_CHECKING:
     from runtime.job.spec import JobSpec
@@ -30,13 +30,12 @@ if TYPE_CHECKING:
 RUN_DIR_VARIABLE = "EVERSTEP_RUN_DIR"
 LINES_EVERY_S = 0.5
 """A line of progress at most this often."""
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""For the agents, before anything imports numpy or torch: nodes share this machine, and sums keep their order."""
 
 
 def run(config: Config) -> Result:
     """Train to the end. Raises StepError: 1 the script's own error, 3 too few nodes, 75 the next try may do better."""
     from runtime.master import CannotListen, JournalError
+    from runtime.platform.kubernetes import KubeError
     from runtime.store import StoreError, open_store
 
     if not config.dataset:
@@ -52,6 +51,8 @@ def run(config: Config) -> Result:
         raise StepError(f"--store {config.store}: {error}", TRY_AGAIN) from None
     except CannotListen as error:
         raise StepError(str(error)) from None
+    except KubeError as error:
+        raise StepError(str(error), TRY_AGAIN if error.passing else 2) from None
     except Exception as error:
         if isinstance(error, OSError) and of_the_disk(error, config.store):
             raise
@@ -80,12 +81,11 @@ async def _train(
     config: Config, spec: "JobSpec", store: "Store", folder: Path, show: "Callable[[Progress], None]"
 ) -> "Outcome":
     from runtime.master import run as run_master
-    from runtime.platform.process import ProcessPlatform
 
-    stop = asyncio.Event()
+    asked, stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGINT, stop.set)
+    loop.add_signal_handler(signal.SIGTERM, asked.set)
+    loop.add_signal_handler(signal.SIGINT, asked.set)
     script = [
         "--preload=everstep.training",
         f"--persist-interval={config.persist_interval}",
@@ -96,26 +96,23 @@ async def _train(
         str(config.script_path()),
         *config.script_flags(),
     ]
-    return await run_master(
-        spec,
-        store,
-        ProcessPlatform(folder, spec.job),
-        token=shared_token(folder / "jobs" / f"{spec.job}.token"),
-        agent_arguments=script,
-        agent_environment=ONE_THREAD,
-        stop=stop,
-        remove_nodes=functools.partial(stopped_for_good, folder),
-        on_progress=show,
-    )
-
-
-def stopped_for_good(folder: Path) -> bool:
-    """Is the run of this folder told to stop or terminate? A step by hand, of no run, is."""
-    try:
-        workflow = json.loads((folder / "workflow.json").read_bytes())
-    except FileNotFoundError:
-        return True
-    return bool(workflow.get("spec", {}).get("shutdown"))
+    async with place_of(spec, folder, os.environ) as place:
+        hearing = asyncio.create_task(heard(asked, stop, place))
+        try:
+            return await run_master(
+                place.spec,
+                store,
+                place.platform,
+                token=place.token,
+                agent_arguments=script,
+                agent_environment=place.environment,
+                stop=stop,
+                remove_nodes=hearing.result,
+                on_progress=show,
+                host=place.address,
+            )
+        finally:
+            hearing.cancel()
 
 
 class ProgressLines:

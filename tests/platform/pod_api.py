@@ -24,6 +24,7 @@ class PodApi:
         self.token = token
         self.pods: dict[str, Object] = {}
         self.secrets: dict[str, Object] = {}
+        self.workflows: dict[str, Object] = {}
         self.asked: list[tuple[str, str]] = []
         """(method, path below the namespace), watches as WATCH."""
         self.refuse: list[tuple[int, str]] = []
@@ -42,6 +43,7 @@ class PodApi:
         app = web.Application()
         app.router.add_route("*", "/api/v1/namespaces/{namespace}/{kind}", self._all)
         app.router.add_route("*", "/api/v1/namespaces/{namespace}/{kind}/{name}", self._one)
+        app.router.add_get("/apis/argoproj.io/v1alpha1/namespaces/{namespace}/{kind}/{name}", self._one)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -147,7 +149,8 @@ class PodApi:
         if refused := self._refused(request):
             return refused
         name = request.match_info["name"]
-        there = self.pods if request.match_info["kind"] == "pods" else self.secrets
+        kind = request.match_info["kind"]
+        there = {"pods": self.pods, "secrets": self.secrets, "workflows": self.workflows}[kind]
         if name not in there:
             return _no(404, f'"{name}" not found')
         if request.method == "GET":

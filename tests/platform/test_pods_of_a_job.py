@@ -65,7 +65,9 @@ class Job:
         for agent in agents:
             await agent.told(Action.LEAVE, round_)
             done = [{"state": {"terminated": {"exitCode": 0}}}]
-            self.server.become(pod_name(JOB, OWNER, agent.name), phase="Succeeded", containerStatuses=done)
+            name = pod_name(JOB, OWNER, agent.name)
+            if name in self.server.pods:  # A master whose patience is over may have deleted it first.
+                self.server.become(name, phase="Succeeded", containerStatuses=done)
 
 
 def played(folder: Path, story: Callable[[Job], Any]) -> None:

@@ -13,7 +13,8 @@ from runtime.store import open_store
 from runtime.token import shared_token
 from steps.entry import StepError
 from steps.train import Config
-from steps.train.run import ProgressLines, parameters, run, stopped_for_good
+from steps.train.nodes import stopped_for_good
+from steps.train.run import ProgressLines, parameters, run
 
 
 def test_a_retry_finds_the_token_of_the_first_try(tmp_path: Path) -> None:

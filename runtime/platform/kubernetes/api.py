@@ -18,7 +18,8 @@ STREAM_S = 240
 """How long the server may keep a watch open; a stream that outlives it by 30 s is taken for dead."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 T = TypeVar("T")
-Kind = Literal["pods", "secrets"]
+Kind = Literal["pods", "secrets", "workflows"]
+GROUPS: Mapping[Kind, str] = {"pods": "api/v1", "secrets": "api/v1", "workflows": "apis/argoproj.io/v1alpha1"}
 Wait = Callable[[float], Awaitable[object]]
 
 
@@ -157,7 +158,7 @@ class KubeApi:
         limits: aiohttp.ClientTimeout | None = None,
     ) -> Any:
         assert self._session, "used outside of `async with`"
-        where = f"{self._access.url}/api/v1/namespaces/{self.namespace}/{kind}{f'/{name}' if name else ''}"
+        where = f"{self._access.url}/{GROUPS[kind]}/namespaces/{self.namespace}/{kind}{f'/{name}' if name else ''}"
         token = self._access.token_file.read_text().strip() if self._access.token_file else ""
         headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         more: dict[str, Any] = {"timeout": limits} if limits else {}

@@ -1,0 +1,94 @@
+"""Where a training's nodes come from, and whether they outlive the step's process.
+
+On one machine they are processes, registered in the run's folder. In a pod that Argo made (EVERSTEP_POD is its name)
+they are pods beside it, owned by the Workflow.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from runtime.token import shared_token
+
+if TYPE_CHECKING:
+    from runtime.job.spec import JobSpec
+    from runtime.platform import Platform
+    from runtime.platform.kubernetes import Access
+
+POD_VARIABLE = "EVERSTEP_POD"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""For the agents, before anything imports numpy or torch: nodes share this machine, and sums keep their order."""
+
+
+class Place(NamedTuple):
+    """What a master needs to know of where its nodes run."""
+
+    platform: "Platform"
+    token: str
+    address: str
+    """Where it listens to them."""
+    spec: "JobSpec"
+    """The job's, as it is there: hosts of a cluster are chosen by its scheduler."""
+    environment: Mapping[str, str]
+    """For the agents."""
+    stopped_for_good: Callable[[], Awaitable[bool]]
+    """Asked when the step's process is told to end: whether nobody will take the nodes over."""
+
+
+@asynccontextmanager
+async def place_of(spec: "JobSpec", folder: Path, environment: Mapping[str, str]) -> AsyncIterator[Place]:
+    """This machine, or the cluster. Raises KubeError where the cluster refuses to tell or to make what is needed."""
+    if pod := environment.get(POD_VARIABLE):
+        from runtime.platform.kubernetes import Access
+
+        async with pods_beside(pod, spec, Access.of_this_pod(environment)) as place:
+            yield place
+        return
+    from runtime.platform.process import ProcessPlatform
+
+    async def stopped() -> bool:
+        return stopped_for_good(folder)
+
+    token = shared_token(folder / "jobs" / f"{spec.job}.token")
+    yield Place(ProcessPlatform(folder, spec.job), token, "127.0.0.1", spec, ONE_THREAD, stopped)
+
+
+@asynccontextmanager
+async def pods_beside(pod: str, spec: "JobSpec", access: "Access") -> AsyncIterator[Place]:
+    """Pods like that one, which is the step's own. Raises KubeError."""
+    from runtime.platform.kubernetes import KubeApi, KubernetesPlatform, owner_of, template_of, will_not_return
+    from runtime.platform.kubernetes.platform import shared_token as token_of
+
+    async with KubeApi(access) as api:
+        own = await api.patiently(lambda: api.get("pods", pod))
+        owner = owner_of(own)
+        token = await token_of(api, spec.job, owner)
+
+        async def stopped() -> bool:
+            return await will_not_return(api, owner, time.time())
+
+        async with KubernetesPlatform(api, spec.job, owner, template_of(own)) as platform:
+            yield Place(platform, token, own["status"]["podIP"], replace(spec, hosts=""), {}, stopped)
+
+
+async def heard(asked: asyncio.Event, stop: asyncio.Event, place: Place) -> bool:
+    """When the process is told to end: find out whether for good, then stop the master."""
+    await asked.wait()
+    for_good = await place.stopped_for_good()
+    stop.set()
+    return for_good
+
+
+def stopped_for_good(folder: Path) -> bool:
+    """Is the run of this folder told to stop or terminate? A step by hand, of no run, is."""
+    try:
+        workflow = json.loads((folder / "workflow.json").read_bytes())
+    except FileNotFoundError:
+        return True
+    return bool(workflow.get("spec", {}).get("shutdown"))

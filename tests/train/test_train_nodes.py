@@ -1,0 +1,120 @@
+"""Where the nodes of a training come from, on a cluster: pods beside the step's own, as long as its Workflow lives."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.job.spec import JobSpec, RoleSpec
+from runtime.platform.kubernetes import Access, KubeError
+from runtime.platform.kubernetes.workflow import is_over
+from steps.train.nodes import heard, place_of, pods_beside
+from tests.platform.pod_api import PodApi
+
+UID = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10"
+SPEC = JobSpec(f"{UID}-train", {"worker": RoleSpec(2, 1)})
+STEP = {
+    "metadata": {
+        "name": "step", "uid": "p", "labels": {}, "ownerReferences": [{"kind": "Workflow", "name": "w", "uid": UID}],
+    },
+    "spec": {"containers": [{"name": "main", "image": "everstep:1"}]},
+    "status": {"phase": "Running", "podIP": "10.1.2.3"},
+}  # fmt: skip
+WORKFLOW: dict[str, Any] = {
+    "metadata": {"name": "w", "uid": UID},
+    "spec": {},
+    "status": {"phase": "Running", "startedAt": "2026-01-01T00:00:00Z"},
+}
+BEGAN = 1767225600.0
+
+
+def workflow(**spec: Any) -> dict[str, Any]:
+    """The step's Workflow, which runs."""
+    return {**WORKFLOW, "spec": spec}
+
+
+def test_in_a_pod_of_argos_the_nodes_are_pods_like_it_and_the_master_listens_on_its_address() -> None:
+    async def story() -> None:
+        server = PodApi()
+        server.pods["step"] = STEP
+        async with server as url, pods_beside("step", SPEC, Access(url, "ml")) as place:
+            assert (place.address, place.spec.hosts) == ("10.1.2.3", "")
+            assert await place.platform.observe() == []
+            (secret,) = server.secrets.values()
+            assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("there", "for_good"),
+    [
+        (workflow(), False),
+        (workflow(shutdown="Stop"), True),
+        (workflow(shutdown="Terminate"), True),
+        ({**WORKFLOW, "metadata": {"name": "w", "uid": "another"}}, True),
+        (None, True),
+    ],
+)
+def test_when_the_step_is_told_to_end_the_workflow_says_whether_for_good(
+    there: dict[str, Any] | None, for_good: bool
+) -> None:
+    async def story() -> None:
+        server = PodApi()
+        server.pods["step"] = STEP
+        server.workflows = {"w": there} if there else {}
+        asked, stop = asyncio.Event(), asyncio.Event()
+        async with server as url, pods_beside("step", SPEC, Access(url, "ml")) as place:
+            hearing = asyncio.create_task(heard(asked, stop, place))
+            asked.set()
+            await stop.wait()
+            assert hearing.result() is for_good
+
+    asyncio.run(story())
+
+
+def test_nodes_train_on_where_nobody_knows_whether_the_step_comes_again() -> None:
+    async def story() -> None:
+        server = PodApi()
+        server.pods["step"] = STEP
+        async with server as url, pods_beside("step", SPEC, Access(url, "ml")) as place:
+            with server.away():
+                assert not await place.stopped_for_good()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("now", "over"), [(BEGAN + 59, False), (BEGAN + 60, True)])
+def test_a_workflow_past_its_deadline_is_over(now: float, over: bool) -> None:
+    assert is_over(workflow(activeDeadlineSeconds=60), now) is over
+
+
+def test_a_pod_that_no_workflow_owns_is_refused() -> None:
+    async def story() -> None:
+        server = PodApi()
+        server.pods["step"] = {**STEP, "metadata": {"name": "step", "uid": "p", "labels": {}}}
+        async with server as url:
+            with pytest.raises(KubeError, match="no Workflow owns it"):
+                async with pods_beside("step", SPEC, Access(url, "ml")):
+                    pass
+
+    asyncio.run(story())
+
+
+def test_without_a_pod_the_nodes_are_processes_of_this_machine(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with place_of(SPEC, tmp_path, {}) as place:
+            assert (place.address, place.spec) == ("127.0.0.1", SPEC)
+            assert await place.stopped_for_good()
+
+    asyncio.run(story())
+
+
+def test_a_pod_without_a_service_account_is_told(tmp_path: Path) -> None:
+    async def story() -> None:
+        with pytest.raises(KubeError, match="no service account here"):
+            async with place_of(SPEC, tmp_path, {"EVERSTEP_POD": "step"}):
+                pass
+
+    asyncio.run(story())
