@@ -77,6 +77,10 @@ def behaviour() -> Iterator[Line]:
     )
     yield proven("two pods write one absolute path and do not meet; stop ends what was made a daemon",
                  f"{WORKFLOW}/test_isolation.py")  # fmt: skip
+    yield proven(
+        "http templates, daemons with a probe, artifacts in a bucket, artifactRepositoryRef",
+        f"{WORKFLOW}/test_services.py",
+    )
     yield proven("locks and remembered outputs, also between runs", f"{WORKFLOW}/test_shared.py")
     yield proven(
         "random DAGs and retries against a slow model; a crash after any event", f"{WORKFLOW}/test_properties.py"

@@ -25,14 +25,14 @@ class ArtifactError(Exception):
     """It cannot be saved or loaded; in Argo's words."""
 
 
-def key_of(entry: Mapping[str, Any], workflow: str, pod: str) -> str:
-    """Where an output artifact is kept."""
+def key_of(entry: Mapping[str, Any], prefix: str) -> str:
+    """Where an output artifact is kept; `prefix` is WORKFLOW/POD, unless the repository has a format of its own."""
     if key := (entry.get("s3") or {}).get("key"):
         return str(key)
     archive = entry.get("archive") or {}
     if archive.get("none") is not None:
-        return f"{workflow}/{pod}/{os.path.basename(str(entry['path']).rstrip('/'))}"
-    return f"{workflow}/{pod}/{entry['name']}{'.zip' if archive.get('zip') is not None else '.tgz'}"
+        return f"{prefix}/{os.path.basename(str(entry['path']).rstrip('/'))}"
+    return f"{prefix}/{entry['name']}{'.zip' if archive.get('zip') is not None else '.tgz'}"
 
 
 def save(place: Path, entry: Mapping[str, Any], to: Path, below_volume: bool) -> None:

@@ -41,6 +41,19 @@ def of_pod(template: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def probe_of(template: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The probe that a daemon has to pass before others go on; None where it is ready at once."""
+    container = template.get("container") or template.get("script") or {}
+    probe = container.get("readinessProbe") or {}
+    place = probe.get("httpGet") or probe.get("tcpSocket")
+    if not template.get("daemon") or not place:
+        return None
+    named = {str(one.get("name")): one.get("containerPort") for one in listed(container, "ports")}
+    port = int(named.get(str(place.get("port")), place.get("port")))
+    kind = "httpGet" if probe.get("httpGet") else "tcpSocket"
+    return {**probe, kind: {**place, "port": port}}
+
+
 def verdict(template: Mapping[str, Any], ended: list[Ended]) -> tuple[str, str]:
     """(phase, message) of the pod by its containers; the phase is empty when they say nothing against it."""
     init = {str(one.get("name")) for one in listed(template, "initContainers")}

@@ -82,7 +82,7 @@ def shut_down(engine: "Engine", now: float) -> None:
 def _stop(engine: "Engine", node: Node, now: float) -> None:
     pod = f"workflow shutdown with strategy:  {engine.shutdown}"
     here = f"Stopped with strategy '{engine.shutdown}'"
-    if node.type is NodeType.POD and node.phase is Phase.RUNNING:
+    if node.type in (NodeType.POD, NodeType.HTTP) and node.phase is Phase.RUNNING:
         engine.kill(node, pod if engine.shutdown else TOO_LATE, at_once=engine.shutdown == "Terminate")
     else:
         named = here if node.type is NodeType.SUSPEND else pod
@@ -179,6 +179,9 @@ def pod_ended(engine: "Engine", event: PodEnded) -> None:
     if kill is not None and not kill.keeps_code:
         engine.become(node, Phase.FAILED, event.time, kill.message)
         return
+    if node.type is NodeType.HTTP:
+        _answered(engine, node, event)
+        return
     phase, message = verdict(node.spec, [Ended(*one) for one in event.containers])
     end_containers(engine, node, event)
     if phase and not any(name == "main" for name, _, _ in event.containers) and not node.spec.get("containerSet"):
@@ -203,13 +206,20 @@ def pod_ended(engine: "Engine", event: PodEnded) -> None:
         engine.become(node, Phase.SUCCEEDED, event.time)
 
 
+def _answered(engine: "Engine", node: Node, event: PodEnded) -> None:
+    """The request of an http template has come to something: `said` where the answer is not the wanted one."""
+    node.outputs = Outputs(result=event.result)
+    phase = Phase.ERROR if event.error else Phase.FAILED if event.said else Phase.SUCCEEDED
+    engine.become(node, phase, event.time, event.error or event.said)
+
+
 def _outputs(node: Node, event: PodEnded) -> Outputs:
     parameters: list[dict[str, Any]] = []
     for entry in listed(node.spec, "outputs", "parameters"):
         known = entry["name"] in event.parameters
         parameters.append({**entry, "value": event.parameters[entry["name"]]} if known else dict(entry))
     artifacts = [
-        {**entry, "s3": {"key": event.artifacts[entry["name"]]}}
+        {**entry, "s3": {**(entry.get("s3") or {}), "key": event.artifacts[entry["name"]]}}
         for entry in listed(node.spec, "outputs", "artifacts")
         if entry["name"] in event.artifacts
     ]
@@ -221,7 +231,7 @@ def worth_keeping(engine: "Engine") -> dict[str, Node]:
     """Leaves that need not run again when a run is taken up: they succeeded, or a later attempt of theirs did."""
     found = {}
     for node in engine.nodes.values():
-        if node.type in (NodeType.POD, NodeType.SUSPEND) and not engine.in_exit(node):
+        if node.type in (NodeType.POD, NodeType.HTTP, NodeType.SUSPEND) and not engine.in_exit(node):
             kept, above = node.phase is Phase.SUCCEEDED, engine.nodes.get(node.owner)
             while above is not None and not kept:
                 kept = above.type is NodeType.RETRY and above.phase is Phase.SUCCEEDED

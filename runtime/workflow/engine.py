@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from runtime.workflow import ends, variables
 from runtime.workflow.calls import Call
+from runtime.workflow.containers import probe_of
 from runtime.workflow.dag import DagRun
 from runtime.workflow.events import (
     Event,
@@ -18,6 +19,7 @@ from runtime.workflow.events import (
     NodeSet,
     NodesResumed,
     PodEnded,
+    PodReady,
     PodStarted,
     RunCreated,
     RunResumed,
@@ -107,11 +109,15 @@ class Engine:
             case PodStarted():
                 node = self.nodes[event.node]
                 node.pid, node.start_time = event.pid, event.start_time
-                node.daemoned = bool(node.spec.get("daemon"))
-                if node.daemoned:
-                    self.daemons.setdefault(node.boundary, []).append(node)
+                if node.spec.get("daemon") and probe_of(node.spec) is None:
+                    self._ready(node)
                 self.become(node, Phase.RUNNING, event.time)
                 ends.set_deadline(self, node, event.time)
+            case PodReady():
+                node = self.nodes[event.node]
+                if not node.phase.fulfilled and not node.daemoned:
+                    self._ready(node)
+                    self.tell(node.name)
             case PodEnded():
                 if not self.nodes[event.node].phase.fulfilled:
                     ends.pod_ended(self, event)
@@ -131,6 +137,11 @@ class Engine:
                 self.lives += 1
                 self._begin(event.time)
         self.advance(event.time)
+
+    def _ready(self, node: Node) -> None:
+        """A daemon counts as done, and goes on until what is around it has ended."""
+        node.daemoned = True
+        self.daemons.setdefault(node.boundary, []).append(node)
 
     def advance(self, now: float) -> None:
         """Do what is due at `now`, until nothing is."""

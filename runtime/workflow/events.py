@@ -26,6 +26,13 @@ class PodStarted(msgspec.Struct, frozen=True, tag=True):
     """Of the process, as /proc has it: tells it from a later one with its pid."""
 
 
+class PodReady(msgspec.Struct, frozen=True, tag=True):
+    """A daemon has passed its readiness probe: others go on."""
+
+    time: float
+    node: str
+
+
 class PodEnded(msgspec.Struct, frozen=True, tag=True):
     """A node's process is over. `exit_code` is None when it vanished without one."""
 
@@ -86,7 +93,7 @@ class NodeSet(msgspec.Struct, frozen=True, tag=True):
     parameters: dict[str, str] = {}
 
 
-Event = RunCreated | PodStarted | PodEnded | ShutdownAsked | RunResumed | NodesResumed | NodeSet | GateOpened
+Event = RunCreated | PodStarted | PodReady | PodEnded | ShutdownAsked | RunResumed | NodesResumed | NodeSet | GateOpened
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Event).decode
 

@@ -8,20 +8,22 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime import atomic, faults
-from runtime.workflow import artifacts, asks, leftovers, status
+from runtime.workflow import artifacts, asks, leftovers, readiness, status
+from runtime.workflow.containers import probe_of
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import (
     Event,
     EventLog,
     GateOpened,
     PodEnded,
+    PodReady,
     PodStarted,
     RunCreated,
     RunResumed,
@@ -336,11 +338,22 @@ class _Executor:
 
     async def _watch_pod(self, node: Node) -> None:
         """Wait for the pod's process, then read its exit code and outputs."""
-        await gone(node.pid, node.start_time)
+        probe = None if node.daemoned else probe_of(node.spec)
+        asking = asyncio.create_task(self._ask_ready(node, probe)) if probe else None
+        try:
+            await gone(node.pid, node.start_time)
+        finally:
+            if asking:
+                asking.cancel()
         ended = await self._launch.ended(node)
         faults.point("executor.after_exit", node=node.name)
         self._record(ended)
         del self._watched[node.name]
+
+    async def _ask_ready(self, node: Node, probe: Mapping[str, Any]) -> None:
+        await readiness.passed(probe)
+        self._record(PodReady(time.time(), node.name))
+        self._changed.set()
 
     def _asked_to_stop(self) -> None:
         strategy = "Terminate" if self.engine.shutdown else "Stop"

@@ -61,17 +61,21 @@ class Plan(NamedTuple):
 
 
 def plan(
-    root: Path, files: Iterable[str], mounts: Mapping[str, tuple[str, bool]], words: Iterable[str], keep: Iterable[str]
-) -> Plan:
+    root: Path, files: Iterable[str], mounts: Mapping[str, tuple[str, bool]], words: Iterable[str], keep: Iterable[str],
+    isolated: bool = True,
+) -> Plan:  # fmt: skip
     """For a pod that is told these `words` and declares these `files` and `mounts`.
 
-    `keep`: paths of the machine that stay what they are, such as the working directory.
+    `keep`: paths of the machine that stay what they are, such as the working directory. Not `isolated`: folders of
+    files are made, too, so that they can stand in for those of the machine; else the pod makes them, as on Argo.
     """
     declared = [os.path.normpath(path) for path in files if path.startswith("/")]
     words = list(words)
     named = [path for path, pattern in NAMED.items() if any(map(pattern.search, words))]
     own = {_real(path) for path in [*OWN, *named]}
-    private = own | {_real(os.path.dirname(path)) for path in [*declared, *map(os.path.normpath, mounts)]}
+    folders = [os.path.dirname(path) for path in declared]
+    folders = [_there(folder, own) for folder in folders] if isolated else folders
+    private = own | {_real(folder) for folder in [*folders, *(os.path.dirname(os.path.normpath(at)) for at in mounts)]}
     kept = {os.path.normpath(path) for path in keep} | _named(words, declared)
     maker = _Maker(own, kept, _below(private))
     maker.make("/", empty=False)
@@ -116,6 +120,16 @@ class _Maker:
 def _real(path: str) -> str:
     """The path with the links around its last part followed."""
     return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) if path != "/" else path
+
+
+def _there(folder: str, own: set[str]) -> str:
+    """The nearest folder above a file that the pod has without making it."""
+    above = [one for one in own if folder == one or folder.startswith(f"{one}/")]
+    if above:
+        return max(above, key=len)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def _below(private: Iterable[str]) -> dict[str, set[str]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.workflow import artifacts, containers, status, volumes
+from runtime.workflow import artifacts, containers, repository, requests, status, volumes
 from runtime.workflow.calls import LOCATIONS
 from runtime.workflow.durations import seconds
 from runtime.workflow.engine import Engine
@@ -26,10 +26,13 @@ class Launch:
 
     def __init__(self, engine: Engine, folder: Path, path: Sequence[Path] = ()) -> None:
         self._path = os.pathsep.join([*map(str, path), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        self._brought = path
         self._engine = engine
         self._folder = folder
         self._cwd = Path.cwd()
-        self._repository = folder.parent / "artifacts"
+        manifest = engine.manifest
+        s3 = {} if engine.finished else manifest.library.artifact_repository(manifest.spec)
+        self._repository = repository.Repository(folder.parent / "artifacts", manifest.library, s3)
 
     def pod(self, node: Node) -> Pod:
         """Its place. A node of a later life of the run has another."""
@@ -42,11 +45,14 @@ class Launch:
         pod = self.pod(node)
         for entry in node.inputs["artifacts"]:
             if entry.get("path") and any(entry.get(place) for place in LOCATIONS):
-                await asyncio.to_thread(artifacts.load, entry, self._repository, pod.artifact(entry))
+                await asyncio.to_thread(self._repository.load, entry, pod.artifact(entry))
 
     def request(self, node: Node) -> dict[str, Any]:
         """What the spawner is asked for. Raises PodError, NotThereError."""
         pod = self.pod(node)
+        if node.spec.get("http"):
+            found = requests.told(node.spec["http"], self._engine.manifest.library, pod.folder, pod.report)
+            return pod.request(node.spec, found, self._cwd)
         several = containers.several(node.spec)
         found = self._several(node, pod) if several else self._told(node, self._main(node))
         if not several and node.spec.get("script"):
@@ -94,7 +100,7 @@ class Launch:
             scope["workflow.serviceAccountName"], engine.uid, metadata.get("labels") or {},
             metadata.get("annotations") or {},
         )  # fmt: skip
-        found = told(container, engine.manifest.library, facts)
+        found = self._own(told(container, engine.manifest.library, facts))
         return found._replace(environment={
             **os.environ,
             "PATH": self._path,
@@ -110,6 +116,15 @@ class Launch:
             **found.environment,
         })  # fmt: skip
 
+    def _own(self, found: Told) -> Told:
+        """A program that only an image has at that absolute path is looked for among those that were brought."""
+        program = Path(found.command[0])
+        if program.is_absolute() and not program.exists():
+            places = [folder / program.name for folder in self._brought]
+            own = next((place for place in places if place.exists()), program)
+            return found._replace(command=[str(own), *found.command[1:]])
+        return found
+
     def _mounts(self, node: Node, pod: Pod) -> dict[str, volumes.Mount]:
         """The volumes that a pod mounts, all its containers together."""
         spec = self._engine.manifest.spec
@@ -121,10 +136,15 @@ class Launch:
     async def ended(self, node: Node) -> PodEnded:
         """What a pod left behind whose process is gone."""
         pod = self.pod(node)
+        if node.spec.get("http"):
+            came = requests.answer(node.spec["http"], pod.report)
+            return PodEnded(time.time(), node.name, None, error=came.error, said=came.failed, result=came.result)
         outputs = node.spec.get("outputs") or {}
         code = pod.exit_code()
         name = pod_name(self._engine.name, node.name, node.template)
-        keys = {str(e["name"]): artifacts.key_of(e, self._engine.name, name) for e in listed(outputs, "artifacts")}
+        scope = {**self._engine.variables.globals(node.started), "pod.name": name}
+        prefix = substitute(str(self._repository.s3.get("keyFormat") or repository.KEY_FORMAT), scope)
+        keys = {str(e["name"]): artifacts.key_of(e, prefix) for e in listed(outputs, "artifacts")}
         if keys:
             left = await asyncio.to_thread(pod.collect, outputs, keys, self._repository)
         else:

@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import yaml
+
 from runtime.workflow.fields import KINDS as KINDS_OF_TEMPLATES
 from runtime.workflow.fields import kind_of
 from runtime.workflow.schema import nearest
 
 WORKFLOW_TEMPLATES = ("WorkflowTemplate", "ClusterWorkflowTemplate")
 TYPE_LABEL = "workflows.argoproj.io/configmap-type"
+REPOSITORIES = "artifact-repositories"
+DEFAULT_REPOSITORY = "workflows.argoproj.io/default-artifact-repository"
 KINDS = ("Workflow", *WORKFLOW_TEMPLATES, "ConfigMap", "Secret")
 
 
@@ -47,6 +51,14 @@ class Library:
         if found is None:
             raise NotThereError(f"there is no {kind} {reference.get('name')!r} in these files")
         return found.get("spec") or {}
+
+    def templates(self, reference: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+        """Those of the WorkflowTemplate of a templateRef, by name; none where it is not there."""
+        try:
+            spec = self.workflow_template(reference)
+        except NotThereError:
+            return {}
+        return {str(one.get("name")): one for one in spec.get("templates") or []}
 
     def template(self, reference: Mapping[str, Any]) -> Mapping[str, Any]:
         """A template of a WorkflowTemplate. Raises NotThereError."""
@@ -114,6 +126,26 @@ class Library:
         if key not in (found.get("data") or {}):
             raise NotThereError(f"ConfigMap '{name}' does not have the key '{key}'")
         return str(found["data"][key])
+
+    def artifact_repository(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """The s3 of a spec's artifactRepositoryRef; empty where it has none. Raises NotThereError in Argo's words."""
+        if spec.get("artifactRepositoryRef") is None:
+            return {}
+        name = str(spec["artifactRepositoryRef"].get("configMap") or REPOSITORIES)
+        found = self.objects.get(("ConfigMap", name)) or {}
+        annotations = (found.get("metadata") or {}).get("annotations") or {}
+        key = spec["artifactRepositoryRef"].get("key") or annotations.get(DEFAULT_REPOSITORY) or ""
+        text = (found.get("data") or {}).get(key)
+        if text is None:
+            raise NotThereError(
+                "failed to resolve artifact repository: failed to find any artifact repository for artifact "
+                f'repository ref "{name}#{key}"'
+            )
+        try:
+            return dict(yaml.safe_load(text)["s3"])
+        except (yaml.YAMLError, TypeError, KeyError, ValueError):
+            why = f"{name}#{key} has no s3, the one kind that is known here"
+            raise NotThereError(f"failed to resolve artifact repository: {why}") from None
 
     def merged(self, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The spec with that of its workflowTemplateRef below it; None when that is not there."""

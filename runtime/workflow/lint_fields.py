@@ -44,6 +44,10 @@ def findings(source: Mapping[str, Any], spec: Mapping[str, Any], library: Librar
     yield from _unused(spec)
     yield from _keys(spec)
     try:
+        library.artifact_repository(spec)
+    except NotThereError as error:
+        yield "artifact", True, Problem(("spec", "artifactRepositoryRef"), str(error))
+    try:
         gates.locks(spec, "default", library)
     except ExpressionError as error:
         yield "lock", True, Problem(("spec", "synchronization"), str(error))

@@ -24,7 +24,7 @@ TOO_DEEP = (
     "Maximum recursion depth exceeded. See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/"
     "#maximum-recursion-depth"
 )
-TYPES = {"dag": NodeType.DAG, "steps": NodeType.STEPS, "suspend": NodeType.SUSPEND}
+TYPES = {"dag": NodeType.DAG, "steps": NodeType.STEPS, "suspend": NodeType.SUSPEND, "http": NodeType.HTTP}
 
 
 class Gate(NamedTuple):
@@ -116,13 +116,13 @@ class Maker:
     def _make(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
         engine = self._engine
         kept = engine.kept.get(call.name)
-        if kept is not None and kind in (*PODS, "suspend"):
+        if kept is not None and kind in (*PODS, "suspend", "http"):
             self._engine.nodes[call.name] = kept
             self._engine.tell(call.name)
             return
-        node = self._node(
-            call, TYPES.get(kind, NodeType.POD), Phase.RUNNING if kind in TYPES else Phase.PENDING, spec, now
-        )
+        process = kind in (*PODS, "http")
+        phase = Phase.PENDING if process else Phase.RUNNING
+        node = self._node(call, TYPES.get(kind, NodeType.POD), phase, spec, now)
         if kind in ("dag", "steps"):
             self._engine.manage(
                 node, DagRun(self._engine, node) if kind == "dag" else StepsRun(self._engine, node), now

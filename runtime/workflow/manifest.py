@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.workflow import environment, pod_rules, schema, validate, volumes
+from runtime.workflow import environment, pod_rules, requests, schema, validate, volumes
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.fields import listed
-from runtime.workflow.library import Library, NotThereError, with_defaults
+from runtime.workflow.library import Library, with_defaults
 from runtime.workflow.reading import ReadError, read_text
 from runtime.workflow.schema import Problem
 
@@ -85,11 +85,7 @@ class Manifest:
         if not home:
             return self.templates
         cluster, _, name = home.rpartition("/")
-        try:
-            spec = self.library.workflow_template({"name": name, "clusterScope": bool(cluster)})
-        except NotThereError:
-            return {}
-        return {str(one.get("name")): one for one in listed(spec, "templates")}
+        return self.library.templates({"name": name, "clusterScope": bool(cluster)})
 
     def title(self, task: Mapping[str, Any]) -> str:
         """The name of the template that a task calls; empty where it has none."""
@@ -170,6 +166,8 @@ def _pod_problems(
         image = str(container.get("image") or "")
         if not container.get("command") and not own and not library.entry_point(image) and "{{" not in image:
             yield Problem((*place, "command"), f"is required; or say what its image runs: --image {image}=COMMAND")
+    if template.get("http"):
+        yield from requests.problems(template["http"], library, (*where, "http"))
     if template.get("memoize") and not (template["memoize"].get("cache") or {}).get("configMap"):
         yield Problem((*where, "memoize"), "needs a cache with a configMap")
     yield from _unnamed(template, where)

@@ -40,6 +40,7 @@ class NodeType(StrEnum):
     RETRY = "Retry"
     SKIPPED = "Skipped"
     SUSPEND = "Suspend"
+    HTTP = "HTTP"
 
 
 # What a node may become. An unlisted pair raises.

@@ -24,6 +24,7 @@ from runtime.workflow import artifacts, isolation
 from runtime.workflow.environment import Told
 from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import listed
+from runtime.workflow.repository import Repository
 
 MARK = "EVERSTEP_POD"
 SCRIPT = "/argo/staging/script"
@@ -122,9 +123,9 @@ class Pod:
         isolated = namespaces()
         if template.get("script"):
             self._write(root, SCRIPT, str(template["script"].get("source") or ""))
-        for path in _declared(template):
-            root.place(path).parent.mkdir(parents=True, exist_ok=True)
         if not isolated:
+            for path in _declared(template):
+                root.place(path).parent.mkdir(parents=True, exist_ok=True)
             moved = {folder: root.root + folder for folder in root.folders if folder != "/"}
             moved |= {path: source for path, (source, _) in root.mounts.items()}
             command = [isolation.rewritten(word, moved) for word in command]
@@ -171,6 +172,7 @@ class Pod:
             {**mounts, **inputs},
             [*words, *_sources(template)],
             [str(cwd), str(self._run)],
+            namespaces(),
         )
         Path(made.root).mkdir(parents=True, exist_ok=True)
         atomic.replace(self.folder / "plan.json", json.dumps({"plan": made._asdict(), "cwd": _working(template, cwd)}))
@@ -226,7 +228,7 @@ class Pod:
             return ""
         return text.removesuffix("\n")
 
-    def collect(self, outputs: Mapping[str, Any], keys: Mapping[str, str], repository: Path) -> Collected:
+    def collect(self, outputs: Mapping[str, Any], keys: Mapping[str, str], repository: Repository) -> Collected:
         """Output parameters up to the first that is not there; the artifacts that are, saved under those keys."""
         found = Collected({}, {})
         if not outputs:
@@ -265,7 +267,7 @@ class Pod:
         plan: isolation.Plan,
         found: Collected,
         keys: Mapping[str, str],
-        repository: Path,
+        repository: Repository,
     ) -> str:
         """Keep one output artifact; says why it cannot be."""
         path, name = str(entry["path"]), str(entry["name"])
@@ -276,7 +278,7 @@ class Pod:
             missing = f"stat /mainctrfs{path}" if below else f"open {OUTPUTS}/artifacts{path}.tgz"
             return f"{missing}: no such file or directory; "
         try:
-            artifacts.save(place, entry, repository / keys[name], below)
+            repository.save(place, entry, keys[name], below)
         except artifacts.ArtifactError as error:
             return f"{error}; "
         found.artifacts[name] = keys[name]

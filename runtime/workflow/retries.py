@@ -68,7 +68,12 @@ class RetryRun:
         return {**last, "retries": str(number), "lastRetry.exitCode": self._attempts[-1].outputs.exit_code or "-1"}
 
     def done(self, child: Node, now: float) -> None:
-        """An attempt has ended: decide."""
+        """An attempt has ended: decide. One that is a daemon and ready makes its Retry one, too."""
+        if child.daemoned and not child.phase.fulfilled:
+            if not self._node.daemoned:
+                self._node.daemoned = True
+                self._engine.tell(self._node.name)
+            return
         self._engine.raised.pop(child.name, "")
         if child.name != self._node.children[-1] or self._node.phase.fulfilled:
             return

@@ -7,6 +7,7 @@ from runtime.workflow import gates
 from runtime.workflow.calls import Call
 from runtime.workflow.expressions import ExpressionError, holds
 from runtime.workflow.fields import kind_of
+from runtime.workflow.library import NotThereError
 from runtime.workflow.making import Gate
 from runtime.workflow.nodes import Node, Phase
 from runtime.workflow.scope import Scope
@@ -38,6 +39,11 @@ class Root:
         entry = engine.manifest.templates.get(engine.manifest.entrypoint) or {}
         if kind_of(entry) == "steps" and not entry["steps"]:
             self.finish(Phase.FAILED, f"invalid spec: template '{engine.manifest.entrypoint}' type is unknown", now)
+            return
+        try:
+            engine.manifest.library.artifact_repository(spec)
+        except NotThereError as error:
+            self.finish(Phase.ERROR, str(error), now)
             return
         if engine.variables.wrong:
             self.finish(Phase.FAILED, engine.variables.wrong, now)

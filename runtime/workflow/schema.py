@@ -18,9 +18,10 @@ Metadata: name=str+ generateName=str+ namespace=str~ labels={str}+ annotations={
   creationTimestamp=any~ generation=int~ managedFields=any~ finalizers=[str]~ ownerReferences=any~ selfLink=str~
   deletionTimestamp=any~ deletionGracePeriodSeconds=int~
 PodMetadata: labels={str}~ annotations={str}~
-WorkflowMetadata: labels={str}~ annotations={str}~ labelsFrom={any}
+WorkflowMetadata: labels={str}~ annotations={str}~ labelsFrom={LabelFrom}+
+LabelFrom: expression=str+
 Spec: activeDeadlineSeconds=int+ affinity=any~ archiveLogs=bool~ arguments=Arguments+ artifactGC=any~
-  artifactRepositoryRef=RepositoryRef automountServiceAccountToken=bool~ dnsConfig=any~ dnsPolicy=str~ entrypoint=str+
+  artifactRepositoryRef=RepositoryRef+ automountServiceAccountToken=bool~ dnsConfig=any~ dnsPolicy=str~ entrypoint=str+
   executor=any~ hooks={Hook}+ hostAliases=any~ hostNetwork=bool~ imagePullSecrets=any~ metrics=Metrics~
   nodeSelector={str}~ onExit=str+ parallelism=int+ podDisruptionBudget=any~ podGC=PodGC~ podMetadata=PodMetadata~
   podPriorityClassName=str~ podSpecPatch=str+ priority=int~ retryStrategy=Retry+ schedulerName=str~ securityContext=any~
@@ -33,11 +34,12 @@ RepositoryRef: configMap=str+ key=str+
 WorkflowTemplateRef: name=str+ clusterScope=bool+
 Template: activeDeadlineSeconds=intstr+ affinity=any~ annotations={str}~ archiveLocation=any~
   automountServiceAccountToken=bool~ container=Container+ containerSet=ContainerSet+ daemon=bool+ dag=Dag+ data=any
-  executor=any~ failFast=bool+ hostAliases=any~ http=any initContainers=[Container]+ inputs=Inputs+ memoize=Memoize+
-  metadata=PodMetadata~ metrics=Metrics~ name=str+ nodeSelector={str}~ outputs=Outputs+ parallelism=int+ plugin=any
-  podSpecPatch=str+ priorityClassName=str~ priority=int~ resource=Resource retryStrategy=Retry+ schedulerName=str~
-  script=Script+ securityContext=any~ serviceAccountName=str~ sidecars=[Container]+ steps=[[Step]]+ suspend=Suspend+
-  synchronization=Synchronization+ timeout=str+ tolerations=any~ volumes=[Volume]+ templateRef=any template=str
+  executor=any~ failFast=bool+ hostAliases=any~ http=HttpTemplate+ initContainers=[Container]+ inputs=Inputs+
+  memoize=Memoize+ metadata=PodMetadata~ metrics=Metrics~ name=str+ nodeSelector={str}~ outputs=Outputs+
+  parallelism=int+ plugin=any podSpecPatch=str+ priorityClassName=str~ priority=int~ resource=Resource
+  retryStrategy=Retry+ schedulerName=str~ script=Script+ securityContext=any~ serviceAccountName=str~
+  sidecars=[Container]+ steps=[[Step]]+ suspend=Suspend+ synchronization=Synchronization+ timeout=str+
+  tolerations=any~ volumes=[Volume]+ templateRef=any template=str
 Dag: failFast=bool+ target=str+ tasks=[Task]+
 Task: name=str+ template=str+ arguments=Arguments+ depends=str+ dependencies=[str]+ when=str+
   continueOn=ContinueOn+ hooks={Hook}+ inline=Template+ onExit=str+ templateRef=TemplateRef+ withItems=[any]+
@@ -61,10 +63,15 @@ Artifact: name=str+ path=str+ archive=Archive+ from=str+ fromExpression=str+ opt
 Archive: none=any+ tar=Tar+ zip=any+
 Tar: compressionLevel=int+
 Raw: data=str+
-S3: key=str+ bucket=str endpoint=str insecure=bool~ region=str~ accessKeySecret=KeyRef~ secretKeySecret=KeyRef~
+S3: key=str+ bucket=str+ endpoint=str+ insecure=bool+ region=str+ accessKeySecret=KeyRef+ secretKeySecret=KeyRef+
   sessionTokenSecret=KeyRef~ roleARN=str~ useSDKCreds=bool~ createBucketIfNotPresent=any~ encryptionOptions=any~
   caSecret=KeyRef~ addressingStyle=str~
-Http: url=str+ headers=[any] auth=any
+Http: url=str+ headers=[Header]+ auth=any
+HttpTemplate: method=str+ url=str+ headers=[Header]+ timeoutSeconds=int+ successCondition=str+ body=str+ bodyFrom=Body+
+  insecureSkipVerify=bool+
+Header: name=str+ value=str+ valueFrom=HeaderSource+
+HeaderSource: secretKeyRef=KeyRef+
+Body: bytes=str+
 Retry: limit=intstr+ retryPolicy=str+ expression=str+ backoff=Backoff+ affinity=any~
 Backoff: duration=str+ factor=intstr+ cap=str+ maxDuration=str+
 Container: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom=[EnvFrom]+ workingDir=str+

@@ -22,7 +22,7 @@ def read_of(prefix: str, node: Node, workflow: str, declared: Mapping[str, Any] 
         f"{prefix}.startedAt": moment(node.started),
         f"{prefix}.hostNodeName": "localhost",
     }
-    if node.pid:
+    if node.pid or node.daemoned:
         found[f"{prefix}.ip"] = "127.0.0.1"
     if node.finished:
         found[f"{prefix}.finishedAt"] = moment(node.finished)

@@ -43,6 +43,10 @@ class Writer:
         engine = self._engine
         raw = engine.manifest.raw
         metadata = {key: value for key, value in (raw.get("metadata") or {}).items() if key != "generateName"}
+        more = engine.manifest.spec.get("workflowMetadata") or {}
+        for kind, last in (("labels", engine.variables.labels), ("annotations", {})):
+            if own := {**(metadata.get(kind) or {}), **(more.get(kind) or {}), **last}:
+                metadata[kind] = own
         spec = dict(raw["spec"])
         if engine.shutdown:
             spec["shutdown"] = engine.shutdown

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from itertools import count
 from typing import Any, NamedTuple
 
-from runtime.workflow import fields
-from runtime.workflow.depends import OF_LOOPS, STATES, Ancestry, depends_of, needs
+from runtime.workflow import dag_rules, fields
+from runtime.workflow.depends import Ancestry, depends_of, needs
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import kind_of, listed
@@ -35,6 +35,8 @@ class Call(NamedTuple):
     """Names of the arguments: `parameters.x`, `artifacts.y`."""
     values: Mapping[str, str]
     """Values that are known before a run: the workflow's arguments, for the entrypoint."""
+    home: Mapping[str, Mapping[str, Any]]
+    """Where the template's own calls find templates: those of its WorkflowTemplate, or of the workflow."""
     inline: bool = False
 
 
@@ -77,7 +79,7 @@ class _Walk:
         self._library = library
         self._numbers = count(1)
         self._seen: set[tuple[int, frozenset[str]]] = set()
-        self._templates = {str(one.get("name")): one for one in listed(spec, "templates")}
+        self._templates = self._home = {str(one.get("name")): one for one in listed(spec, "templates")}
         self._places = {id(one): ("spec", "templates", i) for i, one in enumerate(listed(spec, "templates"))}
         self._globals = self._known(workflow)
 
@@ -124,7 +126,7 @@ class _Walk:
                 self._say(("spec", field), f"there is no template {name!r}{nearest(name, self._templates)}")
                 continue
             template = self._templates[name]
-            self._call(Call(template, self._place(template), names, values))
+            self._call(Call(template, self._place(template), names, values, self._templates))
         for template in self._templates.values():
             if not any(seen == id(template) for seen, _ in self._seen):
                 every = frozenset(
@@ -132,7 +134,7 @@ class _Walk:
                     for kind in ("parameters", "artifacts")
                     for entry in listed(template, "inputs", kind)
                 )
-                self._call(Call(template, self._place(template), every, {}))
+                self._call(Call(template, self._place(template), every, {}, self._templates))
 
     def _place(self, template: Mapping[str, Any]) -> Where:
         return self._places.get(id(template), ())
@@ -150,12 +152,14 @@ class _Walk:
         if not kind:
             return
         scope = self._inputs(call)
+        outer, self._home = self._home, call.home
         if kind == "steps":
             self._steps(template, where, scope)
         elif kind == "dag":
             self._dag(template, where, scope)
         else:
             self._leaf(template, where, scope, call.inline)
+        self._home = outer
 
     def _inputs(self, call: Call) -> dict[str, str]:
         """The scope of a template's inputs; says what was not supplied."""
@@ -226,9 +230,9 @@ class _Walk:
             return inline
         if not name:
             self._say(where, "says not what to run: give it a template")
-        elif name not in self._templates:
-            self._say((*where, "template"), f"there is no template {name!r}{nearest(str(name), self._templates)}")
-        return self._templates.get(str(name))
+        elif name not in self._home:
+            self._say((*where, "template"), f"there is no template {name!r}{nearest(str(name), self._home)}")
+        return self._home.get(str(name))
 
     def _enter(self, entry: Mapping[str, Any], template: Mapping[str, Any] | None, where: Where) -> None:
         """Go on into what a task or step calls, with stand-ins for its arguments."""
@@ -241,7 +245,8 @@ class _Walk:
         inline = template is entry.get("inline")
         place = (*where, "inline") if inline else self._place(template) or where
         self._missing(template, names, where)
-        self._call(Call(template, place, names | self._required(template), {}, inline))
+        home = self._library.templates(entry["templateRef"]) if entry.get("templateRef") else self._home
+        self._call(Call(template, place, names | self._required(template), {}, home, inline))
 
     def _required(self, template: Mapping[str, Any]) -> frozenset[str]:
         """Inputs without which it cannot be called: their lack is told at the caller's place."""
@@ -326,12 +331,11 @@ class _Walk:
             self._say(here, "is empty")
             return
         self.problems += fields.task_names(tasks, here)
-        self._styles(tasks, here)
+        self.problems += dag_rules.styles(tasks, here)
         called = self._tasks(tasks, here)
         by_name = {str(task.get("name")): task for task in tasks}
         waits = {str(t.get("name")): {name for name, _ in needs(depends_of(t, by_name))} for t in tasks}
-        for index, task in enumerate(tasks):
-            self._needs(task, by_name, (*here, index))
+        self.problems += dag_rules.named(tasks, by_name, here)
         if left := fields.in_circles({name: needed & by_name.keys() for name, needed in waits.items()}):
             self._say(here, f"{', '.join(sorted(left))} wait for each other")
             return
@@ -346,31 +350,6 @@ class _Walk:
                 self._say((*where, "dag", "target"), f"there is no task {target}{nearest(target, by_name)}")
         every = base | {key: "" for task in by_name for key in always(f"tasks.{task}")}
         self._own_outputs(template, where, every, inputs)
-
-    def _styles(self, tasks: list[Mapping[str, Any]], here: Where) -> None:
-        """Either `depends` or `dependencies` in one DAG, and what goes with them."""
-        depends = any(task.get("depends") for task in tasks)
-        if depends and any(task.get("dependencies") for task in tasks):
-            self._say(here, "have both depends and dependencies; use depends in all of them")
-        used = depends or any(task.get("dependencies") for task in tasks)
-        for index, task in enumerate(tasks):
-            if depends and task.get("continueOn"):
-                name = task.get("name")
-                self._say(
-                    (*here, index, "continueOn"), f"has no meaning with depends; say {name}.Failed or {name}.Errored"
-                )
-            if used and str(task.get("name") or "")[:1].isdigit():
-                self._say((*here, index, "name"), f"{task['name']!r} begins with a digit, which depends cannot name")
-
-    def _needs(self, task: Mapping[str, Any], tasks: Mapping[str, Mapping[str, Any]], where: Where) -> None:
-        field = (*where, "depends" if task.get("depends") else "dependencies")
-        for name, state in needs(depends_of(task, tasks)):
-            if name not in tasks:
-                self._say(field, f"there is no task {name}{nearest(name, tasks)}")
-            elif state and state not in STATES:
-                self._say(field, f"{state} is none of {', '.join(STATES)}{nearest(state, dict.fromkeys(STATES))}")
-            elif state in OF_LOOPS and not looped(tasks[name]):
-                self._say(field, f"{name}.{state} needs items, and {name} has none")
 
     def _task(self, task: Mapping[str, Any], called: Mapping[str, Any], where: Where, base: dict[str, str],
               ancestors: Ancestry, inputs: dict[str, str]) -> None:  # fmt: skip

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from runtime.workflow.calls import Call, from_config_map, parameters_json
-from runtime.workflow.expressions import ExpressionError
+from runtime.workflow.expressions import ExpressionError, evaluate
 from runtime.workflow.expressions.values import go_json, parameter_text
 from runtime.workflow.fields import listed
 from runtime.workflow.nodes import Node, NodeType, pod_name
 from runtime.workflow.scope import Scope, moment
+from runtime.workflow.tags import FUNCTIONS
 
 if TYPE_CHECKING:
     from runtime.workflow.engine import Engine
@@ -31,6 +32,8 @@ class Variables:
         self.artifacts: dict[str, dict[str, Any]] = {}
         """Global output artifacts by dotted name."""
         self._exported: Scope = {}
+        self.labels: dict[str, str] = {}
+        """Those that expressions of workflowMetadata give."""
         self._fixed = self._fix()
         self._read: dict[str, set[str]] = {}
         """Of each DAG or Steps node: the tasks whose result something in it reads."""
@@ -55,7 +58,24 @@ class Variables:
             values = {**(metadata.get(kind) or {}), **(more.get(kind) or {})}
             found[f"workflow.{kind}"] = found[f"workflow.{kind}.json"] = go_json(values)
             found |= {f"workflow.{kind}.{name}": str(value) for name, value in values.items()}
-        return {**found, **self._parameters(listed(spec, "arguments", "parameters"), found)}
+        found |= self._parameters(listed(spec, "arguments", "parameters"), found)
+        return found | self._labels(more.get("labelsFrom") or {}, found)
+
+    def _labels(self, wanted: Mapping[str, Any], known: Scope) -> Scope:
+        """Labels of the workflow that expressions give."""
+        found: Scope = {}
+        for name, source in wanted.items():
+            text = str(source.get("expression"))
+            try:
+                value = evaluate(text, known, FUNCTIONS)
+            except ExpressionError as error:
+                self.wrong = f'failed to evaluate label "{name}" expression "{text}": {error}'
+                continue
+            if not isinstance(value, str):
+                self.wrong = f'failed to evaluate label "{name}" expression "{text}": must be a string'
+            else:
+                self.labels[name] = found[f"workflow.labels.{name}"] = value
+        return found
 
     def _parameters(self, entries: list[Mapping[str, Any]], known: Scope) -> Scope:
         filled, found = [], Scope()
@@ -134,6 +154,5 @@ class Variables:
         if read is None:
             text = go_json(boundary.spec)
             read = self._read[boundary.name] = {one or two for one, two in _RESULT.findall(text)}
-        name = node.name.removeprefix(f"{boundary.name}.")
-        name = re.sub(r"^.*?\[\d+\]\.", "", name) if boundary.type is NodeType.STEPS else name
+        name = re.sub(r"^(?:\[\d+\])?\.", "", node.name.removeprefix(boundary.name))
         return _SUFFIX.sub("", _SUFFIX.sub("", name)) in read

@@ -18,7 +18,7 @@ MARKS = {
     Phase.PENDING: ("○", "dim"), Phase.RUNNING: ("●", "yellow"), Phase.SUCCEEDED: ("✔", "green"),
     Phase.SKIPPED: ("-", "dim"), Phase.OMITTED: ("-", "dim"), Phase.FAILED: ("✖", "red"), Phase.ERROR: ("✖", "red"),
 }  # fmt: skip
-SHOWN = (NodeType.POD, NodeType.RETRY, NodeType.SKIPPED, NodeType.SUSPEND)
+SHOWN = (NodeType.POD, NodeType.RETRY, NodeType.SKIPPED, NodeType.SUSPEND, NodeType.HTTP)
 PLAIN_EVERY_S = 5.0
 LAST_LINES = 15
 

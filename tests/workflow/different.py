@@ -4,7 +4,6 @@
 an Error that says so. Else the first kind of difference, as `golden_cases` names it.
 """
 
-_NOT_BUILT = "not built; refused by name"
 _CLUSTER = "only a cluster's API server knows that; here it is told before anything runs"
 _ENDLESS = "on Argo nothing ever ends it; here it is told"
 
@@ -44,7 +43,6 @@ DIFFERENT: dict[str, tuple[str, str]] = {
         "refused",
         "on Argo the pod waits for the ConfigMap until a deadline; here it is told",
     ),
-    "mistakes/artifact-repository-ref-missing": ("refused", _NOT_BUILT),
 }
 OF_CLUSTER = [
     "mistakes/init-container-named-init",

@@ -188,7 +188,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"welcome\\n")
     do_POST = do_GET
-Server(("127.0.0.1", PORT), Handler).serve_forever()
+Server(("127.0.0.1", @PORT), Handler).serve_forever()
 """
 PROGRAMS = {
     "argosay": SAY,
@@ -197,8 +197,8 @@ PROGRAMS = {
     "sleep": '#!/bin/bash\ncase $1 in *[smhd]) exec /bin/sleep "$@";; esac\n'
     'exec /bin/sleep "$(awk "BEGIN {print $1 / 20}")"\n',
     "apk": "#!/bin/sh\nexit 0\n",
-    "nginx": SERVE.replace("PORT", "80"),
-    "influxd": SERVE.replace("PORT", "8086"),
+    "nginx": SERVE.replace("@PORT", "80"),
+    "influxd": SERVE.replace("@PORT", "8086"),
     "gnuplot": "#!/bin/sh\necho drawn > /out/assets/global-temp.png\n",
 }
 """Stand-ins for what images bring. The images' own sh is busybox's: it knows `[[`, `>&` and RANDOM, as bash does."""

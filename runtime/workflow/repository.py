@@ -1,0 +1,107 @@
+"""Where artifacts are kept: a folder beside the runs, or the bucket that an artifact or artifactRepositoryRef names.
+
+After Argo's documentation ("Configuring Your Artifact Repository", "Artifact Repository Ref", "Key-Only Artifacts").
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runtime.store import NoSuchKey, Store, StoreError, open_store
+from runtime.workflow import artifacts
+from runtime.workflow.artifacts import ArtifactError
+from runtime.workflow.library import Library, NotThereError
+
+KEY_FORMAT = "{{workflow.name}}/{{pod.name}}"
+CHUNK = 16 << 20
+
+
+@dataclass(frozen=True)
+class Repository:
+    """Of one run."""
+
+    folder: Path
+    library: Library
+    s3: Mapping[str, Any] = field(default_factory=dict)
+    """What an artifact that names only a key takes over: bucket, endpoint, credentials, keyFormat."""
+
+    def location(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole s3 of an artifact. Without a bucket it is in the folder."""
+        own = entry.get("s3") or {}
+        return dict(own) if own.get("bucket") else {**self.s3, **own}
+
+    def save(self, place: Path, entry: Mapping[str, Any], key: str, below_volume: bool) -> None:
+        """Keep what lies at `place`. Raises ArtifactError."""
+        at = self.location(entry)
+        if not at.get("bucket"):
+            artifacts.save(place, entry, self.folder / key, below_volume)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            packed = Path(folder, "packed")
+            artifacts.save(place, entry, packed, below_volume)
+            try:
+                _upload(self._store(at), key, packed)
+            except (StoreError, NotThereError, ValueError) as error:
+                raise ArtifactError(f"artifact {entry['name']} failed to save: {error}") from None
+
+    def load(self, entry: Mapping[str, Any], into: Path) -> None:
+        """Put an input artifact at `into`. Raises ArtifactError."""
+        at = self.location(entry)
+        if not entry.get("s3") or not at.get("bucket"):
+            artifacts.load(entry, self.folder, into)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                _download(self._store(at), str(at["key"]), Path(folder, "got"))
+            except (StoreError, NotThereError, ValueError) as error:
+                raise ArtifactError(f"artifact {entry['name']} failed to load: {error}") from None
+            artifacts.load({**entry, "s3": {"key": "got"}}, Path(folder), into)
+
+    def _store(self, at: Mapping[str, Any]) -> Store:
+        """Raises StoreError, NotThereError."""
+        scheme = "http" if at.get("insecure") else "https"
+        environment = dict(os.environ)
+        if at.get("endpoint"):
+            environment["MINIO_ENDPOINT"] = f"{scheme}://{at['endpoint']}"
+        if at.get("region"):
+            environment["AWS_REGION"] = str(at["region"])
+        for variable, name in (("AWS_ACCESS_KEY_ID", "accessKeySecret"), ("AWS_SECRET_ACCESS_KEY", "secretKeySecret")):
+            if at.get(name):
+                environment[variable] = self.library.value("Secret", at[name]) or ""
+        return open_store(f"s3://{at['bucket']}", read_only=True, environment=environment)
+
+
+def _upload(store: Store, key: str, packed: Path) -> None:
+    if not packed.is_dir():
+        store.put(key, packed)
+        return
+    for folder, _, names in os.walk(packed):
+        for name in names:
+            file = Path(folder, name)
+            store.put(f"{key.rstrip('/')}/{file.relative_to(packed)}", file)
+
+
+def _download(store: Store, key: str, to: Path) -> None:
+    """One object, or all below the key as a folder; nothing where there is neither."""
+    try:
+        if not key.endswith("/"):
+            _copy(store, key, to)
+            return
+    except NoSuchKey:
+        to.unlink()
+    prefix = key.rstrip("/") + "/"
+    for entry in store.list(prefix):
+        place = to / entry.key.removeprefix(prefix)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _copy(store, entry.key, place)
+
+
+def _copy(store: Store, key: str, to: Path) -> None:
+    with to.open("wb") as file:
+        while piece := store.get(key, file.tell(), CHUNK):
+            file.write(piece)
+            if len(piece) < CHUNK:
+                break
