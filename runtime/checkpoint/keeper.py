@@ -17,8 +17,8 @@ from runtime.agent.link import Fetched, Segment, Slot, Staged
 from runtime.checkpoint.beginning import Around, Beginning
 from runtime.checkpoint.cadence import Cadence
 from runtime.checkpoint.copies import Sender, receive
-from runtime.checkpoint.digests import seal
-from runtime.checkpoint.errors import KeeperError
+from runtime.checkpoint.digests import Digests, seal
+from runtime.checkpoint.errors import KeeperError, RestoreError
 from runtime.checkpoint.held import Held, Segments, segment_prefix
 from runtime.checkpoint.persist import Persister
 from runtime.checkpoint.segment import Beacon
@@ -132,6 +132,10 @@ class Keeper:
             held, slot = self._writing.get(local_rank, (None, -1))
             if held is None or slot != message.slot or message.size > held.file.capacity:
                 raise KeeperError(f"slot {message.slot} is not what worker {local_rank} was given to write")
+            try:
+                Digests(held.file.slot(slot)[: message.size])
+            except RestoreError as error:
+                raise KeeperError(f"iteration {message.iteration} of worker {local_rank}: {error}") from None
             del self._writing[local_rank]
             identity = self._identity(held, message.iteration)
             held.table.stage(slot, message.size)

@@ -17,33 +17,24 @@ SCRIPT = """
 import os, signal, sys
 import torch
 import torch.distributed as dist
-from runtime.agent.link import *
+from runtime.agent.link import Link, Report
+from runtime.checkpoint.checkpointer import Checkpointer
 
 link = Link.from_environment()
-fetched = link.ask(Fetch(), Fetched)
-segment = link.ask(Announce(4096), Segment)
 dist.init_process_group("gloo")
-rank, first = dist.get_rank(), fetched.iteration if fetched.path else 0
-total = None
-if first:
-    with open(fetched.path, "rb") as file:
-        file.seek(fetched.offset)
-        total = int(file.read(fetched.size))
-for iteration in range(first + 1, 9):
+rank, state = dist.get_rank(), {"total": torch.zeros(1)}
+checkpointer = Checkpointer(state, link=link, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]))
+for iteration in range(checkpointer.load(state) + 1, 9):
     one = torch.ones(1)
     dist.all_reduce(one)
-    total = (total or 0) + int(one)
-    slot = link.ask(Acquire(iteration), Slot)
-    with open(segment.path, "r+b") as file:
-        file.seek(slot.offset)
-        size = file.write(b"%d" % total)
-    link.ask(Staged(slot.slot, iteration, size, False), Done)
+    state["total"] += one
+    checkpointer.save(iteration, state)
     link.tell(Report(iteration, {"loss": 1.0}))
     if iteration == 4 and os.environ["EVERSTEP_ROUND"] == "1" and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-link.ask(Flush(8), Done)
+checkpointer.finish(state)
 dist.barrier()
-open(sys.argv[1] + f"/total-{rank}", "w").write(str(total))
+open(sys.argv[1] + f"/total-{rank}", "w").write(str(int(state["total"])))
 """
 
 

@@ -157,6 +157,15 @@ def test_a_stage_of_a_dead_worker_cannot_be_committed(node: Any, make_state: Any
     assert checkpointer.stall_s > 0
 
 
+def test_what_is_no_shard_is_refused_when_it_is_staged(node: Any, make_state: Any) -> None:
+    node.begin(1)
+    trained(node, make_state(1), 1)
+    slot = node.keeper.acquire(0, 2)
+    with pytest.raises(KeeperError, match="iteration 2 of worker 0: not a shard of Everstep"):
+        node.keeper.staged(0, Staged(slot.slot, 2, 10, False))
+    assert [holding.iteration for holding in node.keeper.holdings("")] == [1]
+
+
 def test_the_interval_decides_what_is_persisted(make_node: Any, make_state: Any, store: DirectoryStore) -> None:
     node = make_node(interval=2)
     node.begin(1)
