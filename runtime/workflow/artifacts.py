@@ -130,8 +130,10 @@ def _download(entry: Mapping[str, Any], to: Path) -> bool:
     url = str(entry["http"].get("url") or "")
     if not url.startswith(("http://", "https://")):
         raise ArtifactError(f"artifact {entry['name']} failed to load: {url!r} is no http address")
+    headers = {str(one["name"]): str(one.get("value") or "") for one in entry["http"].get("headers") or ()}
+    request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(url, timeout=HTTP_S) as source, to.open("wb") as file:
+        with urllib.request.urlopen(request, timeout=HTTP_S) as source, to.open("wb") as file:
             shutil.copyfileobj(source, file)
     except (urllib.error.URLError, OSError) as error:
         raise ArtifactError(

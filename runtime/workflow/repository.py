@@ -3,6 +3,7 @@
 After Argo's documentation ("Configuring Your Artifact Repository", "Artifact Repository Ref", "Key-Only Artifacts").
 """
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runtime import atomic
 from runtime.store import NoSuchKey, Store, StoreError, open_store
 from runtime.workflow import artifacts
 from runtime.workflow.artifacts import ArtifactError
@@ -17,6 +19,12 @@ from runtime.workflow.library import Library, NotThereError
 
 KEY_FORMAT = "{{workflow.name}}/{{pod.name}}"
 CHUNK = 16 << 20
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "accessKeySecret",
+    "AWS_SECRET_ACCESS_KEY": "secretKeySecret",
+    "AWS_SESSION_TOKEN": "sessionTokenSecret",
+}
+"""What a variable is taken from."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +70,25 @@ class Repository:
 
     def _store(self, at: Mapping[str, Any]) -> Store:
         """Raises StoreError, NotThereError."""
-        scheme = "http" if at.get("insecure") else "https"
-        environment = dict(os.environ)
+        return open_store(f"s3://{at['bucket']}", read_only=True, environment=self.environment(at))
+
+    def environment(self, at: Mapping[str, Any]) -> dict[str, str]:
+        """The store's variables for that s3; what it does not say is as for whoever runs this. Raises NotThereError."""
+        told = dict(os.environ)
         if at.get("endpoint"):
-            environment["MINIO_ENDPOINT"] = f"{scheme}://{at['endpoint']}"
+            told["MINIO_ENDPOINT"] = f"{'http' if at.get('insecure') else 'https'}://{at['endpoint']}"
         if at.get("region"):
-            environment["AWS_REGION"] = str(at["region"])
-        for variable, name in (("AWS_ACCESS_KEY_ID", "accessKeySecret"), ("AWS_SECRET_ACCESS_KEY", "secretKeySecret")):
+            told["AWS_REGION"] = str(at["region"])
+        for variable, name in SECRETS.items():
             if at.get(name):
-                environment[variable] = self.library.value("Secret", at[name]) or ""
-        return open_store(f"s3://{at['bucket']}", read_only=True, environment=environment)
+                told[variable] = self.library.value("Secret", at[name]) or ""
+        if at.get("caSecret"):
+            certificates = self.library.value("Secret", at["caSecret"]) or ""
+            self.folder.mkdir(parents=True, exist_ok=True)
+            place = self.folder / f".ca-{hashlib.sha256(certificates.encode()).hexdigest()[:16]}.pem"
+            atomic.replace(place, certificates)
+            told["AWS_CA_BUNDLE"] = str(place)
+        return told
 
 
 def _upload(store: Store, key: str, packed: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from runtime.workflow import RunOptions, execute
 from runtime.workflow.library import Library
+from runtime.workflow.repository import Repository
 from tests.minio import BUCKET, MinIO
 
 
@@ -184,3 +185,25 @@ def test_labels_come_from_expressions(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     assert (tmp_path / "runs/w/logs/w.log").read_text() == "ab\n"
     assert json.loads((tmp_path / "runs/w/workflow.json").read_text())["metadata"]["labels"] == {"kind": "ab"}
+
+
+def test_an_http_artifact_is_asked_for_with_its_headers(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = {"url": f"{address}/200", "headers": [{"name": "token", "value": "sesame"}]}
+    templates = [
+        {"name": "main", "inputs": {"artifacts": [{"name": "d", "path": "/tmp/in", "http": at}]},
+         "container": {"image": "i", "command": ["cat", "/tmp/in"]}},
+    ]  # fmt: skip
+    status = ran(tmp_path, monkeypatch, Library(), templates)
+    assert status["phase"] == "Succeeded", status
+    assert (tmp_path / "runs/w/logs/w.log").read_text() == "GET sesame "
+
+
+def test_a_bucket_is_reached_with_what_its_secrets_say(tmp_path: Path) -> None:
+    secret = {"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"token": "t", "ca": "-----BEGIN"}}
+    at = {"endpoint": "minio:9000", "bucket": "b", "sessionTokenSecret": {"name": "s", "key": "token"},
+          "caSecret": {"name": "s", "key": "ca"}}  # fmt: skip
+    told = Repository(tmp_path / "artifacts", Library.of([secret])).environment(at)
+    assert (told["MINIO_ENDPOINT"], told["AWS_SESSION_TOKEN"]) == ("https://minio:9000", "t")
+    assert Path(told["AWS_CA_BUNDLE"]).read_text() == "-----BEGIN"
