@@ -26,7 +26,7 @@ from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import listed
 from runtime.workflow.repository import Repository
 
-MARK = "EVERSTEP_POD"
+MARK = "EVERSTEP_POD_MARK"
 SCRIPT = "/argo/staging/script"
 """Where a script template finds its source, as on Argo."""
 NOT_STARTED = 64

@@ -117,7 +117,7 @@ def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], part: 
 @pytest.mark.parametrize(
     ("field", "value", "part"),
     [
-        ("inline", {"http": {"url": "x"}, "name": "h"}, r"tasks\[0\].inline.http: not supported"),
+        ("inline", {"data": {}, "name": "h"}, r"tasks\[0\].inline.data: not supported"),
         ("depends", "nobody", "there is no task nobody"),
         ("depends", "b", "wait for each other"),
         ("template", "nobody", "there is no template 'nobody'"),
