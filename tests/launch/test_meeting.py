@@ -86,7 +86,7 @@ def test_a_free_port_is_nobodys_and_a_strange_listener_is_something_else() -> No
         ),
         (["--nnodes=2", "--master-addr=192.0.2.1", "--node-rank=1", "train.py"], {}, "EVERSTEP_JOB_TOKEN is not set"),
         (["--rdzv-backend=etcd", "train.py"], {}, "etcd is not supported"),
-        (["--standalone", "--store=http://x", "train.py"], {}, "only directories are supported"),
+        (["--standalone", "--store=http://x", "train.py"], {}, "give a directory or s3://bucket/prefix"),
         (["--standalone", "train.py"], {"PET_STANDALONE": "x"}, "PET_STANDALONE=x"),
     ],
     ids=["script", "master", "token", "etcd", "store", "environment"],
