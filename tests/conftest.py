@@ -12,7 +12,7 @@ from tests.minio import MinIO, NoGoError, binary, running
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test talks to a cluster that whoever runs it happens to be logged in to.
-for name in [name for name in os.environ if name.startswith(("ARGO_", "KUBE"))]:
+for name in [name for name in os.environ if name.startswith(("ARGO_", "KUBE")) and name != "ARGO_EXAMPLES"]:
     del os.environ[name]
 os.environ["KUBECONFIG"] = os.devnull
 
