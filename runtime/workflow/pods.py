@@ -360,6 +360,6 @@ async def gone(pid: int, began: int) -> None:
         if start_time(pid) == began:
             loop.add_reader(descriptor, ready.set)
             await ready.wait()
-            loop.remove_reader(descriptor)
     finally:
+        loop.remove_reader(descriptor)  # Else the loop takes the next descriptor of this number for one it watches.
         os.close(descriptor)
