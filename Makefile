@@ -26,8 +26,9 @@ lint: $(READY)  ## style, types, import contracts
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-test: lint  ## lint, then all tests; says what this machine could not run and why
-	$(BIN)/python -m pytest -rs
+JOBS ?= 2
+test: lint  ## lint, then all tests, JOBS at a time; says what this machine could not run and why
+	$(BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal
 
 bench: $(READY)  ## every figure beside its budget or peer, one table each (about 25 minutes on an idle machine)
 	$(BIN)/python -m benchmarks.main_job

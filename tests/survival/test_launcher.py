@@ -77,7 +77,7 @@ def test_a_run_of_which_everything_was_killed_goes_on_at_the_unfinished_step(pip
 
 def taken_up_again(run: Pipeline) -> subprocess.Popen[bytes]:
     """The step's retries are used up: the run fails, and the same command gives it as many again."""
-    assert run.finish() == 1, run.log.read_text()
+    assert run.finish() > 0, run.log.read_text()
     assert "No more retries left" in run.log.read_text()
     return run.start()
 
