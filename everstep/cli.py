@@ -14,6 +14,7 @@ VERBS = {
     "scale": "change the number of nodes of a running job",
     "status": "conditions, restarts, nodes and checkpoint of a job",
     "checkpoint": "list, verify or export what a store keeps of a training",
+    "templates": "print the steps as WorkflowTemplates for workflows of your own",
 }
 EXAMPLES = """examples:
   everstep launch --standalone --nproc-per-node 2 train.py --epochs 3
@@ -24,6 +25,7 @@ EXAMPLES = """examples:
   everstep scale llama-finetune-x7k2 --nodes 1         shrink its training to one node
   everstep status llama-finetune-x7k2                  how its training is doing
   everstep checkpoint ls runs/store                    which checkpoints there are
+  everstep templates --image I | kubectl apply -f -    the steps, for any workflow's templateRef
 """
 
 

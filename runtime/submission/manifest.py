@@ -51,16 +51,10 @@ def for_argo(
     """
     made = copy.deepcopy(dict(manifest))
     spec = made["spec"]
-    own = [container for container in _containers(spec) if container.get("image") == own_image]
-    if own and not options.image:
+    if equip(spec, options, own_image) and not options.image:
         raise NotForAClusterError(
             f"target argo needs --image: the image of the steps, as the cluster pulls it (they name {own_image!r} only)"
         )
-    for container in own:
-        container["image"] = options.image
-        container.setdefault("workingDir", WORKING_FOLDER)
-        credentials = _credentials(options.store_secret) if options.store_secret else ()
-        container["env"] = [*container.get("env", ()), dict(OWN_POD), *credentials]
     if options.service_account:
         spec["serviceAccountName"] = options.service_account
     if options.pull_secrets:
@@ -72,6 +66,17 @@ def for_argo(
         metadata["labels"] = {**metadata.get("labels", {}), INSTANCE: options.instance}
     metadata["annotations"] = {**metadata.get("annotations", {}), DIGEST: digest(spec)}
     return {**made, "metadata": {**metadata, "name": name, "namespace": namespace}}
+
+
+def equip(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> int:
+    """Give the containers with the image `own_image` what they need on a cluster, in place; how many there are."""
+    own = [container for container in _containers(spec) if container.get("image") == own_image]
+    for container in own:
+        container["image"] = options.image or own_image
+        container.setdefault("workingDir", WORKING_FOLDER)
+        credentials = _credentials(options.store_secret) if options.store_secret else ()
+        container["env"] = [*container.get("env", ()), dict(OWN_POD), *credentials]
+    return len(own)
 
 
 def digest(spec: Mapping[str, Any]) -> str:

@@ -4,19 +4,13 @@
 parts, so that pipelines can declare it and the step itself starts without hera.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steps.corpus.config import Config
+from steps.lazy import lazily
 
 if TYPE_CHECKING:
-    from steps.corpus.template import task, template
+    from steps.corpus.template import task
 
-__all__ = ["Config", "task", "template"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in ("task", "template"):
-        raise AttributeError(f"module {__name__} has no {name}")
-    from importlib import import_module
-
-    return getattr(import_module("steps.corpus.template"), name)
+__all__ = ["Config", "task"]
+__getattr__ = lazily("steps.corpus.template", "task")

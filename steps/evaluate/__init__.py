@@ -1,6 +1,12 @@
 """What the training was worth: perplexity beside the untrained model's, a sample of text, the Hugging Face export."""
 
+from typing import TYPE_CHECKING
+
 from steps.evaluate.config import Config
-from steps.evaluate.template import task
+from steps.lazy import lazily
+
+if TYPE_CHECKING:
+    from steps.evaluate.template import task
 
 __all__ = ["Config", "task"]
+__getattr__ = lazily("steps.evaluate.template", "task")

@@ -4,19 +4,13 @@
 carries, `run` puts it into the store, once. No hub is asked for anything.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from steps.lazy import lazily
 from steps.model.config import Config
 
 if TYPE_CHECKING:
-    from steps.model.template import task, template
+    from steps.model.template import task
 
-__all__ = ["Config", "task", "template"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in ("task", "template"):
-        raise AttributeError(f"module {__name__} has no {name}")
-    from importlib import import_module
-
-    return getattr(import_module("steps.model.template"), name)
+__all__ = ["Config", "task"]
+__getattr__ = lazily("steps.model.template", "task")

@@ -7,19 +7,13 @@ text into tokens; `vocabulary` finds or trains the tokenizer; `session` starts a
 heavy parts, so that pipelines can declare it and the step itself starts without hera.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from steps.lazy import lazily
 from steps.preprocess.config import Config
 
 if TYPE_CHECKING:
-    from steps.preprocess.template import task, template
+    from steps.preprocess.template import task
 
-__all__ = ["Config", "task", "template"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in ("task", "template"):
-        raise AttributeError(f"module {__name__} has no {name}")
-    from importlib import import_module
-
-    return getattr(import_module("steps.preprocess.template"), name)
+__all__ = ["Config", "task"]
+__getattr__ = lazily("steps.preprocess.template", "task")

@@ -1,6 +1,12 @@
 """The elastic training: a master here, an agent on each node, and the training script in its workers."""
 
+from typing import TYPE_CHECKING
+
+from steps.lazy import lazily
 from steps.train.config import Config
-from steps.train.template import task
+
+if TYPE_CHECKING:
+    from steps.train.template import task
 
 __all__ = ["Config", "task"]
+__getattr__ = lazily("steps.train.template", "task")

@@ -25,6 +25,7 @@ class PodApi:
         self.pods: dict[str, Object] = {}
         self.secrets: dict[str, Object] = {}
         self.workflows: dict[str, Object] = {}
+        self.configmaps: dict[str, Object] = {}
         self.asked: list[tuple[str, str]] = []
         """(method, path below the namespace), watches as WATCH."""
         self.refuse: list[tuple[int, str]] = []
@@ -150,7 +151,10 @@ class PodApi:
             return refused
         name = request.match_info["name"]
         kind = request.match_info["kind"]
-        there = {"pods": self.pods, "secrets": self.secrets, "workflows": self.workflows}[kind]
+        kinds = {
+            "pods": self.pods, "secrets": self.secrets, "workflows": self.workflows, "configmaps": self.configmaps,
+        }  # fmt: skip
+        there = kinds[kind]
         if name not in there:
             return _no(404, f'"{name}" not found')
         if request.method == "GET":

@@ -17,8 +17,8 @@ JOB, NODE, ROLE, NAME = "everstep/job", "everstep/node", "everstep/role", "evers
 """Labels (the job by its digest: names of jobs may be too long for one), and the annotation with the job's name."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 TOKEN = "EVERSTEP_JOB_TOKEN"
-HOST, IP = "EVERSTEP_HOST", "EVERSTEP_IP"
-"""Variables: where the scheduler has put the pod, and the pod's address."""
+HOST, HOST_IP, IP = "EVERSTEP_HOST", "EVERSTEP_HOST_IP", "EVERSTEP_IP"
+"""Variables: where the scheduler has put the pod, that machine's address, and the pod's."""
 TOKEN_KEY = "token"
 OOM_KILLED = 247
 """The exit code that means out of memory in the table of faults; a container killed for it ends with 137 or 0."""
@@ -113,7 +113,7 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     reference = {"secretKeyRef": {"name": secret_name(job), "key": TOKEN_KEY}}
     told = {key: {"name": key, "value": _literal(value)} for key, value in request.environment.items()}
     told |= {TOKEN: {"name": TOKEN, "valueFrom": reference}}
-    for name, field in ((HOST, "spec.nodeName"), (IP, "status.podIP")):
+    for name, field in ((HOST, "spec.nodeName"), (HOST_IP, "status.hostIP"), (IP, "status.podIP")):
         told[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
     given = [one for one in first.get("env") or () if one["name"] not in told]
     first |= {"command": list(COMMAND), "args": _arguments(request), "env": [*given, *told.values()]}

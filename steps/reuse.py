@@ -1,0 +1,55 @@
+"""Each step as an Argo WorkflowTemplate: anybody's workflow calls it by `templateRef`, or a person submits it alone."""
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hera.workflows import Container, Parameter, WorkflowTemplate
+
+from steps.check.template import template as check
+from steps.corpus.template import template as corpus
+from steps.evaluate.template import template as evaluate
+from steps.model.template import template as model
+from steps.preprocess.template import template as preprocess
+from steps.report.template import template as report
+from steps.train.template import template as train
+
+STEPS = (model, corpus, preprocess, check, train, evaluate, report)
+OF_THE_CALLER = re.compile(r"\{\{workflow\.(?:parameters\.)?(store|status|failures|duration)\}\}")
+"""Variables that another workflow has not, or only in its exit handler: here they are inputs."""
+SAID = {
+    "store": "URI of the store that the steps share: s3://bucket/prefix",
+    "status": "The caller's workflow.status, which only an exit handler knows",
+    "failures": "The caller's workflow.failures",
+    "duration": "The caller's workflow.duration",
+}
+
+
+def workflow_templates() -> list[dict[str, Any]]:
+    """`everstep-<step>` for each step, as manifests without namespace. Their images are the step templates' own."""
+    return [_alone(template()) for template in STEPS]
+
+
+def _alone(template: Container) -> dict[str, Any]:
+    """One WorkflowTemplate. Its arguments are the template's inputs, so that it can also be submitted by itself."""
+    own: Any = template.inputs or []
+    wanted = sorted({name for argument in template.args or [] for name in OF_THE_CALLER.findall(str(argument))})
+    inputs = [*(Parameter(name=name, description=SAID[name]) for name in reversed(wanted)), *own]
+    title: Mapping[str, str] = template.annotations or {}
+    made = WorkflowTemplate(
+        name=f"everstep-{template.name}",
+        annotations=dict(title),
+        entrypoint=template.name,
+        arguments=inputs,
+        templates=[_with_inputs(template, inputs)],
+    )
+    manifest: dict[str, Any] = made.to_dict()
+    return manifest
+
+
+def _with_inputs(template: Container, inputs: list[Parameter]) -> Container:
+    arguments = [OF_THE_CALLER.sub(r"{{inputs.parameters.\1}}", str(one)) for one in template.args or []]
+    made = copy.copy(template)
+    made.args, made.inputs = arguments, inputs
+    return made
