@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.agent.output import LAST_WORDS, Output, Pipe, write_all
+from runtime.agent.output import LAST_WORDS, Output, Pipe, write_all, write_lines
 
 _ONE = re.compile(r"[0123]")
 _BY_RANK = re.compile(r"(\d:[0123],)*\d:[0123]")
@@ -184,10 +184,10 @@ class _Teed:
 
     def _lines(self, lines: list[bytes]) -> None:
         if self._console is not None:
-            write_all(self._console, b"".join(self._prefix + line + b"\n" for line in lines))
+            write_lines(self._console, (self._prefix + line + b"\n" for line in lines))
         if self._filtered is not None:
             chosen = [line for line in lines if any(needle in line for needle in self._needles)]
-            write_all(self._filtered, b"".join(self._prefix + line + b"\n" for line in chosen))
+            write_lines(self._filtered, (self._prefix + line + b"\n" for line in chosen))
 
 
 class _Launched:

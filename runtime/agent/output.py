@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+import select
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -108,6 +109,17 @@ def write_all(file: int, data: bytes) -> None:
             data = data[os.write(file, data) :]
 
 
+def write_lines(file: int, lines: Iterable[bytes]) -> None:
+    """Write lines, or lose them, so that other writers of the same pipe cannot come between: in one write what fits."""
+    batch = bytearray()
+    for line in lines:
+        if batch and len(batch) + len(line) > select.PIPE_BUF:
+            write_all(file, bytes(batch))
+            batch.clear()
+        batch += line
+    write_all(file, bytes(batch))
+
+
 class NodeLog:
     """Both streams of every worker into the node's log, each line after `[rank] `; error files in a private folder."""
 
@@ -143,4 +155,4 @@ class _Prefixed:
         return self._pipe.last_words()
 
     def _write(self, lines: list[bytes]) -> None:
-        write_all(self._log, b"".join(self._prefix + line + b"\n" for line in lines))
+        write_lines(self._log, (self._prefix + line + b"\n" for line in lines))

@@ -62,7 +62,7 @@ def launch(told: Launch, environment: Mapping[str, str]) -> int:
 def say(text: str) -> None:
     """For whoever started this node."""
     for line in text.splitlines():
-        print(f"everstep: {line}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"everstep: {line}\n")  # One write, also unbuffered: workers write there too.
 
 
 def note(text: str) -> None:

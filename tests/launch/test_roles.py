@@ -10,12 +10,13 @@ from tests.launch.launchers import EVERSTEP, Launcher
 pytest.importorskip("torch")
 
 SCRIPT = """
-import os
+import os, sys
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
 dist.barrier()
-print(*(os.environ[name] for name in ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE")))
+told = [os.environ[name] for name in ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE")]
+sys.stdout.write(" ".join(told) + "\\n")  # One write: several workers share the pipe.
 dist.destroy_process_group()
 """
 

@@ -1,0 +1,48 @@
+"""Workers that write to one console at once: every line stays whole."""
+
+import asyncio
+import os
+import select
+from pathlib import Path
+
+from runtime.agent.logs import LaunchLogs, LogPlan, Streams
+from runtime.agent.output import write_lines
+
+
+async def teed(folder: Path, pieces: list[tuple[int, bytes]]) -> bytes:
+    """What a console shows of two workers that write these (local rank, piece) to stdout."""
+    reader, writer = os.pipe()
+    plan = LogPlan(folder=str(folder / "logs"), tee=Streams(3))
+    logs = LaunchLogs(plan, "default", folder, console=(writer, writer))
+    logs.begin(0)
+    outputs = [logs.open(rank, rank) for rank in (0, 1)]
+    for rank, piece in pieces:
+        os.write(outputs[rank].stdout, piece)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # One turn of the loop looks for what can be read, the next one reads it.
+    for output in outputs:
+        output.handed_over()
+        output.close()
+    os.close(writer)
+    with open(reader, "rb") as console:
+        return console.read()
+
+
+def test_a_line_that_comes_in_pieces_is_shown_whole(tmp_path: Path) -> None:
+    pieces = [(0, b"apple"), (1, b"pear"), (0, b"\n"), (1, b"\nplum"), (0, b"cherry"), (1, b"\n"), (0, b"\n")]
+    shown = asyncio.run(teed(tmp_path, pieces))
+    assert sorted(shown.splitlines()) == [
+        b"[default0]:apple", b"[default0]:cherry", b"[default1]:pear", b"[default1]:plum",
+    ]  # fmt: skip
+
+
+def test_no_write_of_many_lines_is_longer_than_a_pipe_keeps_together() -> None:
+    reader, writer = os.pipe2(os.O_DIRECT)  # Each read gives one write.
+    lines = [b"%04d %s\n" % (number, b"x" * 300) for number in range(40)]
+    write_lines(writer, lines)
+    os.close(writer)
+    writes = list(iter(lambda: os.read(reader, 1 << 16), b""))
+    os.close(reader)
+    assert b"".join(writes) == b"".join(lines)
+    assert 1 < len(writes) < len(lines)
+    assert all(len(each) <= select.PIPE_BUF and each.endswith(b"\n") for each in writes)
