@@ -13,6 +13,7 @@ VERBS = {
     "workflow": "run, lint, get, logs, resume or stop an Argo manifest on this machine",
     "scale": "change the number of nodes of a running job",
     "status": "conditions, restarts, nodes and checkpoint of a job",
+    "templates": "print the steps as WorkflowTemplates for a cluster",
     "checkpoint": "list, verify or export what a store keeps of a training",
 }
 EXAMPLES = """examples:

@@ -51,6 +51,20 @@ def for_argo(
     """
     made = copy.deepcopy(dict(manifest))
     spec = made["spec"]
+    fit(spec, options, own_image)
+    spec.setdefault("podGC", dict(POD_GC))
+    metadata = {key: value for key, value in made.get("metadata", {}).items() if key != "generateName"}
+    if options.instance:
+        metadata["labels"] = {**metadata.get("labels", {}), INSTANCE: options.instance}
+    metadata["annotations"] = {**metadata.get("annotations", {}), DIGEST: digest(spec)}
+    return {**made, "metadata": {**metadata, "name": name, "namespace": namespace}}
+
+
+def fit(spec: dict[str, Any], options: ClusterOptions, own_image: str) -> None:
+    """Give every pod of a Workflow's or WorkflowTemplate's spec what the cluster's options say.
+
+    Raises NotForAClusterError when a pod could not start.
+    """
     own = [container for container in _containers(spec) if container.get("image") == own_image]
     if own and not options.image:
         raise NotForAClusterError(
@@ -66,12 +80,6 @@ def for_argo(
     if options.pull_secrets:
         known = {entry["name"]: entry for entry in spec.get("imagePullSecrets", ())}
         spec["imagePullSecrets"] = list({**known, **{one: {"name": one} for one in options.pull_secrets}}.values())
-    spec.setdefault("podGC", dict(POD_GC))
-    metadata = {key: value for key, value in made.get("metadata", {}).items() if key != "generateName"}
-    if options.instance:
-        metadata["labels"] = {**metadata.get("labels", {}), INSTANCE: options.instance}
-    metadata["annotations"] = {**metadata.get("annotations", {}), DIGEST: digest(spec)}
-    return {**made, "metadata": {**metadata, "name": name, "namespace": namespace}}
 
 
 def digest(spec: Mapping[str, Any]) -> str:
