@@ -2,48 +2,39 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from everstep.version import IMAGE
 
-EXAMPLES = """examples:
-  everstep templates --image registry.example/everstep:0.1.0 | kubectl apply -n ml -f -
-  everstep templates -o manifests      one file a step
+HEAD = """\
+# Every step, for workflows that call it: templateRef: {name: everstep-train, template: train}
+# Made by `everstep templates`, which knows of another image, service account and Secret.
 """
+EXAMPLE = "example: everstep templates --image registry.example/everstep:0.1.0 | kubectl apply -n ml -f -"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.epilog = EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLE
     parser.add_argument("--image", default=IMAGE, help=f"image of the steps, as the cluster pulls it ({IMAGE})")
+    parser.add_argument("--service-account", default="everstep", metavar="NAME", help="of the pods (everstep)")
     parser.add_argument("--store-secret", default="everstep-store", metavar="NAME",
                         help="Secret with the store's AWS_* variables (everstep-store); empty: the pods have them "
                         "by other means")  # fmt: skip
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write one file a step there; else to stdout")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print or write them; returns the exit code (0 done, 2 bad input)."""
+    """Print them; returns the exit code."""
     import yaml
 
-    from runtime import atomic
-    from runtime.submission.manifest import ClusterOptions, equip
+    from runtime.submission.manifest import ClusterOptions, fit
     from steps.reuse import workflow_templates
 
-    options = ClusterOptions(image=arguments.image, store_secret=arguments.store_secret)
-    texts = {}
-    for manifest in workflow_templates():
-        equip(manifest["spec"], options, IMAGE)
-        texts[manifest["metadata"]["name"]] = yaml.safe_dump(manifest, sort_keys=False, width=120)
-    if arguments.output is None:
-        sys.stdout.write("---\n".join(texts.values()))
-        return 0
-    try:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            atomic.replace(arguments.output / f"{name}.yaml", text)
-    except OSError as error:
-        print(f"everstep templates: -o {arguments.output}: {error.strerror}", file=sys.stderr)
-        return 2
+    options = ClusterOptions(arguments.image, store_secret=arguments.store_secret)
+    made = workflow_templates()
+    for one in made:
+        fit(one["spec"], options, IMAGE)
+        for template in one["spec"]["templates"]:
+            template["serviceAccountName"] = arguments.service_account
+    sys.stdout.write(HEAD)
+    yaml.safe_dump_all(made, sys.stdout, sort_keys=False, width=120)
     return 0

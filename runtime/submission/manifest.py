@@ -51,10 +51,7 @@ def for_argo(
     """
     made = copy.deepcopy(dict(manifest))
     spec = made["spec"]
-    if equip(spec, options, own_image) and not options.image:
-        raise NotForAClusterError(
-            f"target argo needs --image: the image of the steps, as the cluster pulls it (they name {own_image!r} only)"
-        )
+    fit(spec, options, own_image)
     if options.service_account:
         spec["serviceAccountName"] = options.service_account
     if options.pull_secrets:
@@ -68,15 +65,21 @@ def for_argo(
     return {**made, "metadata": {**metadata, "name": name, "namespace": namespace}}
 
 
-def equip(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> int:
-    """Give the containers with the image `own_image` what they need on a cluster, in place; how many there are."""
+def fit(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> None:
+    """Give the containers with the image `own_image` what they need on a cluster, in place.
+
+    Raises NotForAClusterError when they could not start.
+    """
     own = [container for container in _containers(spec) if container.get("image") == own_image]
+    if own and not options.image:
+        raise NotForAClusterError(
+            f"target argo needs --image: the image of the steps, as the cluster pulls it (they name {own_image!r} only)"
+        )
     for container in own:
-        container["image"] = options.image or own_image
+        container["image"] = options.image
         container.setdefault("workingDir", WORKING_FOLDER)
         credentials = _credentials(options.store_secret) if options.store_secret else ()
         container["env"] = [*container.get("env", ()), dict(OWN_POD), *credentials]
-    return len(own)
 
 
 def digest(spec: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,39 +11,67 @@ import pytest
 import yaml
 
 from everstep.cli import main
+from runtime.submission.manifest import NEEDED_KEYS
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "templates" / "chart" / "files"
 STEPS = {"model", "corpus", "preprocess", "check", "train", "evaluate", "report"}
 
 
-def test_what_is_committed_is_what_it_writes(tmp_path: Path) -> None:
-    """To mend: everstep templates -o templates/chart/files."""
-    assert main(["templates", "-o", str(tmp_path)]) == 0
-    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert set(written) == {f"everstep-{step}.yaml" for step in STEPS}
-    assert written == {path.name: path.read_text() for path in FILES.glob("everstep-*.yaml")}
+def rendered(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """What the command prints."""
+    assert main(["templates", *flags]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_chart_has_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """To mend: everstep templates > templates/chart/files/steps.yaml."""
+    assert (FILES / "steps.yaml").read_text() == rendered(capsys)
+
+
+def test_image_account_and_secret_are_the_ones_given(capsys: pytest.CaptureFixture[str]) -> None:
+    text = rendered(capsys, "--image", "r.example/e:2", "--service-account", "trainer", "--store-secret", "keys")
+    for manifest in yaml.safe_load_all(text):
+        (template,) = manifest["spec"]["templates"]
+        assert template["container"]["image"] == "r.example/e:2"
+        assert template["serviceAccountName"] == "trainer"
+    assert "everstep:0.1.0" not in text
+    assert "everstep-store" not in text
 
 
 def test_each_needs_of_its_caller_only_what_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     """A variable `workflow.parameters.*` or `workflow.status` would be refused in a workflow that has it not."""
-    assert main(["templates", "--image", "registry.example/e:1", "--store-secret", ""]) == 0
-    for manifest in yaml.safe_load_all(capsys.readouterr().out):
+    for manifest in yaml.safe_load_all(rendered(capsys, "--store-secret", "")):
         text = json.dumps(manifest)
         (template,) = manifest["spec"]["templates"]
         for variable in ("{{workflow.parameters", "{{workflow.status", "{{workflow.failures", "{{workflow.duration"):
             assert variable not in text
-        assert template["container"]["image"] == "registry.example/e:1"
         assert "secretKeyRef" not in text
         assert manifest["spec"]["entrypoint"] == template["name"]
         known = {one["name"] for one in manifest["spec"]["arguments"]["parameters"]}
         assert known == {one["name"] for one in template["inputs"]["parameters"]} >= {"store"}
 
 
-def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").touch()
-    assert main(["templates", "-o", str(tmp_path / "file")]) == 2
-    assert capsys.readouterr().err == f"everstep templates: -o {tmp_path}/file: File exists\n"
+def test_the_lint_lets_anybodys_workflow_call_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks, known = [], set()
+    for manifest in yaml.safe_load_all((FILES / "steps.yaml").read_text()):
+        name = manifest["spec"]["entrypoint"]
+        known.add(name)
+        inputs = manifest["spec"]["templates"][0]["inputs"]["parameters"]
+        parameters = [{"name": one["name"], "value": "x"} for one in inputs if "default" not in one]
+        reference = {"name": manifest["metadata"]["name"], "template": name}
+        tasks.append({"name": name, "templateRef": reference, "arguments": {"parameters": parameters}})
+    assert known == STEPS
+    spec = {"entrypoint": "main", "templates": [{"name": "main", "dag": {"tasks": tasks}}]}
+    workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "theirs"}, "spec": spec}
+    (tmp_path / "theirs.yaml").write_text(json.dumps(workflow))
+    (tmp_path / "with").mkdir()
+    shutil.copy(FILES / "steps.yaml", tmp_path / "with")
+    keys = dict.fromkeys(NEEDED_KEYS, "eA==")
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "everstep-store"}, "data": keys}
+    (tmp_path / "with/secret.yaml").write_text(json.dumps(secret))
+    words = ["workflow", "lint", str(tmp_path / "theirs.yaml"), "--with", str(tmp_path / "with")]
+    assert main(words) == 0, capsys.readouterr()
 
 
 def test_anybodys_workflow_calls_them(tmp_path: Path) -> None:
@@ -57,9 +86,11 @@ def test_anybodys_workflow_calls_them(tmp_path: Path) -> None:
             [*command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
 
-    assert run("templates", "--store-secret=", "-o", "manifests").returncode == 0
+    printed = run("templates", "--store-secret=")
+    (tmp_path / "with").mkdir()
+    (tmp_path / "with" / "steps.yaml").write_text(printed.stdout)
     done = run(
-        "workflow", "run", str(ROOT / "templates" / "reuse.yaml"), "-n", "reuse", "--with", "manifests",
+        "workflow", "run", str(ROOT / "templates" / "reuse.yaml"), "-n", "reuse", "--with", "with",
         "-p", f"store={tmp_path}/store", "-p", f"text={tmp_path}/*.txt",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + "".join(p.read_text() for p in (tmp_path / "runs").rglob("*.log"))
