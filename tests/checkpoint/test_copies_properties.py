@@ -184,5 +184,5 @@ class Ranks(RuleBasedStateMachine):
         self.copy(number, rank.restored)
 
 
-Ranks.TestCase.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+Ranks.TestCase.settings = settings(max_examples=40, stateful_step_count=60)
 test_whatever_one_node_is_lost_or_worker_dies_a_state_of_all_ranks_is_whole_in_memory = Ranks.TestCase

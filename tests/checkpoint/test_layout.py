@@ -48,7 +48,7 @@ SHAPES = st.lists(st.integers(0, 40), max_size=3)
 TYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.text('abc.é"\\', min_size=1, max_size=4), st.tuples(TYPES, SHAPES), max_size=8))
 def test_any_tensors_come_back_bit_for_bit_and_aligned(tmp: dict[str, tuple[torch.dtype, list[int]]]) -> None:
     tensors = {name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in tmp.items()}
@@ -74,7 +74,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(JSON)
 def test_what_is_no_tensor_comes_back_as_it_was(value: Any) -> None:
     back = read_shard(staged({"value": value}))[0]["value"]

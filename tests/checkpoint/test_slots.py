@@ -153,5 +153,5 @@ class Slots(RuleBasedStateMachine):
         assert all(self.content[slot] == identity for slot, identity in self.readers)
 
 
-Slots.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Slots.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 test_no_order_of_stages_deaths_and_readers_tears_or_loses_the_newest_state = Slots.TestCase

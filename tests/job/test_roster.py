@@ -1,6 +1,6 @@
 """The roster against a plain dictionary, also where versions branch."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -20,7 +20,6 @@ NODES = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.lists(NODES, max_size=CHUNK)), max_size=8))
 def test_every_version_stays_what_it_was_whatever_branches_off(steps: list[tuple[int, list[NodeState]]]) -> None:
     versions: list[tuple[Roster, dict[str, NodeState]]] = [(Roster(), {})]
@@ -45,7 +44,6 @@ def test_every_version_stays_what_it_was_whatever_branches_off(steps: list[tuple
         assert roster.any_leaving() == any(node.leaving and node.phase in LIVE for node in known.values())
 
 
-@settings(deadline=None)
 @given(st.lists(NODES, max_size=3 * CHUNK), st.lists(NODES, max_size=5))
 def test_what_changed_is_told_by_name(before: list[NodeState], after: list[NodeState]) -> None:
     first = Roster(before)

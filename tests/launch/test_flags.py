@@ -96,7 +96,7 @@ def test_an_abbreviation_means_what_it_means_to_torchrun(prefix: str) -> None:
         assert parsed(Parser({}), arguments) == parsed(theirs({}), arguments)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.sampled_from(

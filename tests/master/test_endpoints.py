@@ -221,7 +221,7 @@ def _bodies() -> st.SearchStrategy[tuple[str, bytes]]:
     return noise | torn | mutated
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(asked=st.lists(_bodies(), min_size=1, max_size=12))
 def test_no_bytes_make_an_endpoint_raise_and_what_is_refused_changes_nothing(asked: list[tuple[str, bytes]]) -> None:
     async def story(shell: Shell) -> None:
@@ -238,7 +238,7 @@ def test_no_bytes_make_an_endpoint_raise_and_what_is_refused_changes_nothing(ask
 
 
 @given(method=st.text(max_size=8), path=st.text(max_size=40))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_unknown_paths_are_not_found(method: str, path: str) -> None:
     async def story(shell: Shell) -> None:
         reply = await _unchanged(shell, shell.request(method, f"/v1/{path}", b"{}"))

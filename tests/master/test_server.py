@@ -115,7 +115,7 @@ def test_what_is_compressed_is_not_unpacked(caplog: pytest.LogCaptureFixture) ->
     served(story)
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(noise=st.lists(st.binary(max_size=200) | st.binary(max_size=100).map(lambda b: RIGHT[:-9] + b), max_size=8))
 def test_no_bytes_stop_the_server(noise: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
     async def story(port: int, shell: Shell) -> None:

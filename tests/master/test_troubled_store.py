@@ -161,7 +161,7 @@ def test_a_new_master_gives_every_node_its_whole_time_to_be_heard() -> None:
     in_virtual_time(store, story)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_the_store_does_what_was_acknowledged_is_journaled_and_ranks_are_given_once(seed: int) -> None:
     chance = random.Random(seed)

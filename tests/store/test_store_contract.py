@@ -168,7 +168,7 @@ KEYS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=KEYS, prefix=st.sampled_from(["", "a", "a/", "a-", "a/b", "ab/0", "0", "x"]))
 def test_listing_gives_the_keys_of_the_prefix_in_key_order(
     new_uri: Callable[[], str], keys: list[str], prefix: str

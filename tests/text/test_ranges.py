@@ -29,7 +29,7 @@ def every_border(monkeypatch: pytest.MonkeyPatch) -> None:
 
 texts = st.lists(st.text('ab\u00e9\U0001f642 \r\n"\\', max_size=8), max_size=12)
 any_cuts = st.lists(st.integers(0, 400), max_size=6)
-FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def line(text: str, ascii_only: bool = False) -> bytes:

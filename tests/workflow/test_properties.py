@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from runtime.workflow import parse
@@ -80,7 +80,6 @@ def seen(engine: Engine) -> dict[str, Any]:
 
 
 @given(dags())
-@settings(deadline=None)
 def test_every_task_has_the_phase_that_going_through_the_tasks_in_order_gives(dag: Any) -> None:
     depends, ends = dag
     engine = Engine(manifest_of(depends), RunCreated(0.0, "w", "u"))
@@ -89,7 +88,6 @@ def test_every_task_has_the_phase_that_going_through_the_tasks_in_order_gives(da
 
 
 @given(dags(), some.integers(0, 40), some.sampled_from([{}, {"retryStrategy": {"limit": 1, "retryPolicy": "Always"}}]))
-@settings(deadline=None)
 def test_a_launcher_that_dies_after_any_event_is_followed_by_one_that_comes_to_the_same_end(
     dag: Any, died: int, template: dict[str, Any]
 ) -> None:
