@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test lint bench accept-main-job accept-elastic accept-executor accept-preprocess soak clean
+.PHONY: help finetune test lint bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -38,6 +38,7 @@ bench: $(READY)  ## every figure beside its budget or peer, one table each (abou
 	$(BIN)/python -m benchmarks.brain
 	$(BIN)/python -m benchmarks.master
 	$(BIN)/python -m benchmarks.preprocess
+	$(BIN)/python -m benchmarks.checkpoint
 
 accept-main-job: $(READY)  ## every line the main job promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_main_job
@@ -50,6 +51,9 @@ accept-executor: $(READY)  ## every line the executor of Argo manifests promises
 
 accept-preprocess: $(READY)  ## every line the tokenization promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_preprocess
+
+accept-checkpoint: $(READY)  ## every line that checkpoints promise: wanted, measured, holds or not
+	$(BIN)/python -m benchmarks.accept_checkpoint
 
 ROUNDS ?= 50
 soak: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)

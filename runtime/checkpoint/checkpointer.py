@@ -17,7 +17,7 @@ from runtime.checkpoint.reshard import reshard
 from runtime.checkpoint.restore import cut_alike, restore
 from runtime.checkpoint.segment import Beacon, SegmentFile
 from runtime.checkpoint.stage import Stager
-from runtime.checkpoint.tree import Tree, flatten, prepare
+from runtime.checkpoint.tree import Tree, Walker, flatten, prepare
 from runtime.job.messages import Holding
 from runtime.store import open_store
 
@@ -54,8 +54,10 @@ class Checkpointer:
         self._saved = 0
         self._saved_here = False
         """Was it staged in this round (not only restored)?"""
+        self._populated = False
         prepare(state)
-        tree = flatten(state)
+        self._walker = Walker()
+        tree = self._walker.flatten(state)
         self._sharded = tree.sharded()
         if self._sharded and alone is not None:
             raise StateError(
@@ -75,10 +77,12 @@ class Checkpointer:
             return self._saved
         place = self._link.ask(Fetch(), Fetched)
         if not place.path and not place.sources:
+            self._populate()
             return 0
         self._saved = self._restore(place, state)
         if self._saved != place.iteration:
             raise RestoreError(f"iteration {place.iteration} was promised, the checkpoint says {self._saved}")
+        self._populate()
         return self._saved
 
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
@@ -149,14 +153,18 @@ class Checkpointer:
             )
             capacity = self._stager.layout.size
         segment = self._link.ask(Announce(capacity, self._sharded), Segment)
-        self._segment = SegmentFile.open(Path(segment.path))
-        if capacity:
+        self._segment, self._populated = SegmentFile.open(Path(segment.path)), not capacity
+
+    def _populate(self) -> None:
+        """Once, and not while a state is restored: that has to have both, the memory's pages and the cores."""
+        if self._segment is not None and not self._populated:
             self._segment.populate()
+            self._populated = True
 
     def _stage(self, iteration: int, state: dict[str, Any], persist: bool) -> None:
         assert self._link is not None
-        tree = flatten(state)
-        if not self._stager.layout.matches(tree.tensors):
+        tree = self._walker.flatten(state)
+        if not tree.again and not self._stager.layout.matches(tree.tensors):
             print("everstep: the state changed its form; its shared memory is made anew", file=sys.stderr)
             self._announce(tree)
         assert self._segment is not None
@@ -164,6 +172,7 @@ class Checkpointer:
         written = {"iteration": iteration, "state": tree.json}
         self._stager.stage(slot, self._segment.slot(slot), tree.tensors, written, iteration)
         self._link.ask(Staged(slot, iteration, self._stager.layout.size, persist), Done)
+        self._populate()
         faults.point("checkpoint.after_commit", iteration=iteration)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 from runtime.checkpoint.digests import TABLE, table_size
@@ -117,7 +118,12 @@ class Layout:
 
 def json_bytes(value: Any) -> bytes:
     """The JSON part as it is written."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+    return msgspec.json.encode(value, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """What numpy's numbers and other kinds of Python's own are as these."""
+    return next(kind(value) for kind in (int, float, str) if isinstance(value, kind))
 
 
 def state_capacity(value: Any) -> int:

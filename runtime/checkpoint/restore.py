@@ -1,16 +1,22 @@
 """Copy a shard into the live state, in place. What does not fit is listed, and nothing is loaded then."""
 
-from collections.abc import Iterable, Mapping
+import ctypes
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from runtime.checkpoint.digests import BLOCK, checked_head
+import numpy as np
+import torch
+
+from runtime.checkpoint.digests import BLOCK, Digests, checked_head
 from runtime.checkpoint.errors import RestoreError
-from runtime.checkpoint.layout import Layout, read_header, read_json
+from runtime.checkpoint.layout import Layout, Place, read_header, read_json
 from runtime.checkpoint.pieces import whole
-from runtime.checkpoint.stage import copy
+from runtime.checkpoint.stage import Threads, copy
 from runtime.checkpoint.tree import Tree, flatten, places, prepare, put_back
 
 _GROUP = 2 * BLOCK
+_LARGE = 64 << 10
 _LISTED = 10
 
 
@@ -37,34 +43,52 @@ def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
 
 
 def _copy_checked(data: memoryview, layout: Layout, sources: dict[str, str], live: Tree, digest: str) -> None:
-    """Copy every tensor, checking the file on the way if there is a digest."""
+    """Copy every tensor, checking the file on the way if there is a digest: groups of them, by all threads."""
     digests = checked_head(data, digest) if digest else None
-    wanted: dict[str, list[str]] = {}
-    for path in live.tensors:
-        wanted.setdefault(sources[path], []).append(path)
-    checked, group = len(digests.head) if digests else 0, 0
-    targets, origins = [], []
+    wanted: dict[str, list[torch.Tensor]] = {}
+    for path, tensor in live.tensors.items():
+        wanted.setdefault(sources[path], []).append(tensor)
+
+    def group(start: int, end: int, places: list[tuple[str, Place]]) -> None:
+        if digests:
+            digests.check(start, data[start:end])
+        pairs = [(target, place) for name, place in places for target in wanted.get(name, ())]
+        rest = [(target, place) for target, place in pairs if not _moved(target, place, address)]
+        copy([target for target, _ in rest], [place.view(data) for _, place in rest])
+
+    address = np.frombuffer(data, np.uint8).ctypes.data
+    Threads().run(partial(group, *one) for one in _groups(layout, digests))
+
+
+def _moved(target: torch.Tensor, place: Place, address: int) -> bool:
+    """Copy a large one at once, by this thread alone: torch would have all threads of its own at it, for each group."""
+    if place.size < _LARGE or not target.is_cpu or not target.is_contiguous():
+        return False
+    ctypes.memmove(target.data_ptr(), address + place.start, place.size)
+    return True
+
+
+def _groups(layout: Layout, digests: Digests | None) -> Iterator[tuple[int, int, list[tuple[str, Place]]]]:
+    """Tensors that stand together, and the whole blocks (first byte and end) that no earlier group checks."""
+    checked, size = layout.table.start + layout.table.size, 0
+    places: list[tuple[str, Place]] = []
     for name, place in layout.places.items():
-        for path in wanted.get(name, ()):
-            targets.append(live.tensors[path])
-            origins.append(place.view(data))
-        group += place.size
-        if group >= _GROUP:
-            if digests:
-                end = digests.blocks(checked, place.start + place.size, layout.size)[1]
-                digests.check(checked, data[checked:end])
-                checked = end
-            copy(targets, origins)
-            group, targets, origins = 0, [], []
-    if digests:
-        digests.check(checked, data[checked:])
-    copy(targets, origins)
+        places.append((name, place))
+        size += place.size
+        if size >= _GROUP:
+            end = digests.blocks(checked, place.start + place.size, layout.size)[1] if digests else checked
+            yield checked, end, places
+            checked, size, places = end, 0, []
+    yield checked, layout.size if digests else checked, places
 
 
 def cut_alike(layout: Layout, saved: Any, state: dict[str, Any]) -> bool:
     """Is each tensor that both have the same part of the same whole in the shard and in the live state?"""
-    sources, live = places(saved["state"]), flatten(state)
+    live = flatten(state)
     pieces = live.pieces()
+    if not pieces and not layout.pieces:
+        return True
+    sources = places(saved["state"])
     return all(
         layout.piece(sources[path]) == (pieces.get(name) or whole(live.tensors[name].shape))
         for path, name in live.places.items()

@@ -6,7 +6,9 @@ are not all strings, a float that JSON lacks.
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ import torch
 from runtime.checkpoint.errors import StateError
 from runtime.checkpoint.pieces import Piece, is_sharded_kind, local, piece, spread
 from runtime.checkpoint.stateful import Stateful, prepare_optimizer, take_back, unwrapped
+from runtime.checkpoint.walk import MANY, ChangedError, Walk, chosen
 
 SIGN = "$"
 RESERVED = "__everstep_"
@@ -30,7 +33,9 @@ class Tree:
     places: dict[str, str] = field(default_factory=dict)
     """Every key path at which a tensor stands -> its name in `tensors`."""
     json: Any = None
-    """The rest, ready for json.dumps."""
+    """The rest, ready for `json_bytes`."""
+    again: bool = False
+    """The same tensors at the same places as the Walker found before."""
 
     def pieces(self) -> dict[str, Piece]:
         """What the DTensors' parts are parts of, by name in `tensors`."""
@@ -41,44 +46,79 @@ class Tree:
         return any(spread(tensor) for tensor in self.live.values())
 
 
+class Walker:
+    """Flattens one state again and again; where its tensors are the same as before, quickly (see `walk`)."""
+
+    def __init__(self) -> None:
+        self._walk = Walk()
+
+    def flatten(self, state: Any) -> Tree:
+        """As `flatten` does it. Raises StateError."""
+        if not self._walk.fresh:
+            with suppress(ChangedError):
+                return _flattened(state, self._walk)
+        self._walk = Walk()
+        return _flattened(state, self._walk)
+
+
 def flatten(state: Any) -> Tree:
     """Tensors and JSON of `state`: dicts, lists, tuples, tensors, numbers, strings, None and objects with state_dict.
 
     Raises StateError naming the key path of anything else.
     """
-    tree = Tree()
-    known: dict[tuple[Any, ...], str] = {}
-    tree.json = _encode(state, "", tree, known)
+    return Walker().flatten(state)
+
+
+def _flattened(state: Any, walk: Walk) -> Tree:
+    tree = Tree(again=not walk.fresh)
+    tree.json = _encode(state, "", tree, walk)
+    walk.ended(len(tree.places))
     return tree
 
 
-def _encode(value: Any, path: str, tree: Tree, known: dict[tuple[Any, ...], str]) -> Any:
+def _encode(value: Any, path: str, tree: Tree, walk: Walk) -> Any:
     value = unwrapped(value)
     if isinstance(value, torch.Tensor):
-        return {SIGN: "tensor", "name": _add(value, path, tree, known)}
+        return {SIGN: "tensor", "name": _add(value, path, tree, walk)}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {SIGN: "float", "value": repr(value)}
     if isinstance(value, dict):
-        inner = {key: _encode(item, _join(path, key), tree, known) for key, item in value.items()}
-        if all(isinstance(key, str) for key in inner) and SIGN not in inner:
-            return inner
-        if not all(isinstance(key, str | int) and not isinstance(key, bool) for key in inner):
-            raise StateError(f"{path or 'state'}: a dict with keys that are neither strings nor integers")
-        return {SIGN: "dict", "items": [[key, item] for key, item in inner.items()]}
+        return _encode_dict(value, path, tree, walk)
     if isinstance(value, list | tuple):
-        items = [_encode(item, _join(path, place), tree, known) for place, item in enumerate(value)]
+        items = [_encode(item, _join(path, place), tree, walk) for place, item in enumerate(value)]
         return items if isinstance(value, list) else {SIGN: "tuple", "items": items}
     if isinstance(value, Stateful):
-        return _encode(value.state_dict(), path, tree, known)
+        return _encode(value.state_dict(), path, tree, walk)
     raise StateError(
         f"{path or 'state'}: a {type(value).__name__} cannot be checkpointed; give tensors, numbers, strings, "
         "dicts and lists of them, or an object with state_dict and load_state_dict"
     )
 
 
-def _add(live: torch.Tensor, path: str, tree: Tree, known: dict[tuple[Any, ...], str]) -> str:
+def _encode_dict(value: dict[Any, Any], path: str, tree: Tree, walk: Walk) -> Any:
+    if known := walk.again(path, value):
+        group, found = known
+        tensors = chosen(group, found)
+        tree.places.update(group.places)
+        tree.tensors.update(tensors)
+        tree.live.update(tensors)
+        return group.json
+    before = len(tree.places)
+    inner = {key: _encode(item, _join(path, key), tree, walk) for key, item in value.items()}
+    if all(isinstance(key, str) for key in inner) and SIGN not in inner:
+        encoded = inner
+    elif all(isinstance(key, str | int) and not isinstance(key, bool) for key in inner):
+        encoded = {SIGN: "dict", "items": [[key, item] for key, item in inner.items()]}
+    else:
+        raise StateError(f"{path or 'state'}: a dict with keys that are neither strings nor integers")
+    if walk.fresh and len(tree.places) - before >= MANY:
+        walk.remember(path, value, encoded, dict(islice(tree.places.items(), before, None)))
+    return encoded
+
+
+def _add(live: torch.Tensor, path: str, tree: Tree, walk: Walk) -> str:
     tensor = local(live)
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         raise StateError(
@@ -86,8 +126,7 @@ def _add(live: torch.Tensor, path: str, tree: Tree, known: dict[tuple[Any, ...],
         )
     if path in tree.places or path.startswith(RESERVED):
         raise StateError(f"{path}: two tensors of the state have this key path, or it begins with {RESERVED}")
-    same = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
-    name = known.setdefault(same, path) if tensor.numel() else path
+    name = walk.name(path, tensor)
     tree.places[path] = name
     if name == path:
         tree.tensors[name] = tensor.detach()

@@ -1,0 +1,304 @@
+"""The training script of `benchmarks.checkpoint`, under `everstep launch`: times what it does to its own checkpoints.
+
+Its first life saves and persists, then kills itself; the second one, in the next round, restores. Whatever is compared
+is measured in turns, so that a busy machine harms both alike. Rank 0 writes the seconds, the slowest rank's, as JSON.
+"""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from minio import Minio
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import everstep
+from benchmarks.checkpoint import STORE, Seen, Told
+from runtime.agent.link import Fetch, Fetched
+from runtime.checkpoint.committed import shards_of
+from runtime.checkpoint.fetch import fetch
+from runtime.checkpoint.restore import restore
+from runtime.job.messages import Holding
+from runtime.store import Store, in_s3, open_store
+from runtime.store.s3_settings import settings_of
+
+LAYERS = 64
+"""Of the model that FSDP2 shards; each has a weight and two moments."""
+BLOCK = 1 << 30
+"""Bytes of the two buffers of a memcpy; more are copied by copying these again."""
+ITERATION_S = 0.4
+SETTLES = 30
+"""Tenths of a second after which the agent's work is not waited for any more."""
+PART = 64 << 20
+PARALLEL = 4
+"""Of a plain upload."""
+
+
+class Bench:
+    """One rank's measurements."""
+
+    def __init__(self, told: Told, context: everstep.Context) -> None:
+        self.told, self.context = told, context
+        self.state, self.size = self._state()
+        self.seen = Seen(size=self.size)
+        block = min(self.size, BLOCK)
+        self._one, self._other = torch.ones(block, dtype=torch.uint8), torch.zeros(block, dtype=torch.uint8)
+        self._other.copy_(self._one)
+        self._agent = _agent()
+
+    def _state(self) -> tuple[dict[str, Any], int]:
+        if self.told.tensors:
+            each = self.told.size // self.told.tensors // 4
+            tensors = {f"layer{n:05d}.weight": torch.full((each,), float(n)) for n in range(self.told.tensors)}
+            return tensors, each * 4 * len(tensors)
+        width = int((self.told.size / LAYERS / 12) ** 0.5)
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
+        mesh = init_device_mesh("cpu", (self.context.world_size,))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        own = sum(p.to_local().numel() for p in model.parameters())  # pyright: ignore[reportAttributeAccessIssue]
+        return {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}, own * 12
+
+    def timed(self, name: str, work: Callable[[], Any]) -> Any:
+        """Do it on all ranks at once; the slowest one's seconds count."""
+        dist.barrier()
+        began = time.perf_counter()
+        result = work()
+        slowest = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        self.seen.seconds.setdefault(name, []).append(slowest.item())
+        return result
+
+    def memcpy(self, name: str = "memcpy") -> None:
+        """The state's bytes, between two buffers that were touched before."""
+
+        def copy() -> None:
+            for start in range(0, self.size, BLOCK):
+                part = min(BLOCK, self.size - start)
+                self._other[:part].copy_(self._one[:part])
+
+        self.settle()
+        self.timed(name, copy)
+
+    def settle(self) -> None:
+        """Wait until the agent has nothing to do, if it ever has."""
+        before = self._agent.cpu_times()
+        for _ in range(SETTLES):
+            time.sleep(0.1)
+            now = self._agent.cpu_times()
+            if now.user + now.system - before.user - before.system <= 0.02:
+                break
+            before = now
+        dist.barrier()
+
+    def train(self) -> None:
+        """What an iteration would compute."""
+        a = torch.randn(512, 512)
+        end = time.perf_counter() + ITERATION_S
+        while time.perf_counter() < end:
+            a = torch.tanh(a @ a)
+
+
+def first_life(bench: Bench) -> None:
+    """Save and persist."""
+    told, state = bench.told, bench.state
+    checkpointer = bench.timed("announce", lambda: everstep.Checkpointer(state))
+    assert checkpointer.load(state) == 0
+    for thread in threading.enumerate():
+        if thread.name == "everstep-populate":  # Runs beside the first iteration's computing.
+            bench.timed("populate", thread.join)
+    bench.memcpy()
+    names = iter(["first", "second"])
+    iteration = 0
+
+    def save(name: str) -> None:
+        nonlocal iteration
+        iteration += 1
+        bench.timed(name, lambda: checkpointer.save(iteration, state))
+
+    for _ in range(told.rounds + 2 if told.saves else 1):
+        bench.memcpy()
+        bench.settle()
+        save(next(names, "steady"))
+        if told.saves:
+            bench.train()
+            save("training")
+    for _ in range(max(2, told.rounds // 2)):
+        iteration += 1
+        bench.settle()
+        checkpointer.save(iteration, state, persist=True)
+        bench.timed("persist", partial(checkpointer.flush, iteration))
+        with plain_upload(os.environ[STORE], bench) as upload:
+            assert bench.timed("upload", upload)
+    if told.others:
+        others(bench)
+    write(bench, "saved.json")
+    bench.settle()
+    if bench.context.rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def second_life(bench: Bench) -> None:
+    """Restore, from where a restarted worker would."""
+    told, state = bench.told, bench.state
+    checkpointer = everstep.Checkpointer(state)
+    bench.memcpy()  # Meanwhile the agent has looked at what it holds.
+    bench.timed("restore, first", lambda: checkpointer.load(state))
+    for _ in range(told.rounds if told.saves else 0):
+        bench.memcpy()
+        bench.timed("restore", lambda: checkpointer.load(state))
+    store = open_store(os.environ[STORE], read_only=True)
+    place = bench.context.link.ask(Fetch(), Fetched) if bench.context.link else None
+    assert place is not None
+    buffer = memoryview(bytearray(place.size))
+    rank = bench.context.rank
+    shards = shards_of(*_newest_manifest(store))
+    kept = next(shard for shard in shards if shard.shard == rank or shard.shards == 1)
+    port = next(c.laddr.port for c in bench._agent.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+    held = Holding(
+        place.round,
+        place.iteration,
+        kept.shard,
+        kept.shards,
+        size=place.size,
+        digest=place.digest,
+        node="peer",
+        address=f"127.0.0.1:{port}",
+    )
+
+    def from_(source: Holding) -> Callable[[], None]:
+        def load() -> None:
+            fetch(source, buffer[: source.size], store, place.token)
+            restore(buffer[: source.size], state, source.digest)
+
+        return load
+
+    for _ in range(max(2, told.rounds // 2)):
+        if told.saves:
+            bench.timed("restore, peer", from_(held))
+            with loopback(buffer) as copy:
+                bench.timed("loopback", copy)
+        bench.memcpy()
+        bench.timed("restore, store", from_(kept))
+    write(bench, "restored.json")
+
+
+def others(bench: Bench) -> None:
+    """What one would use without us."""
+    folder, state, plain = Path(bench.told.folder) / "others", bench.state, bench.state
+    if not bench.told.tensors:
+        plain = {name: part.state_dict() for name, part in state.items()}
+    rank = bench.context.rank
+    for _ in range(2):
+        folder.mkdir(exist_ok=True)
+        bench.timed("torch.save", lambda: torch.save(plain, folder / f"plain-{rank}.pt"))
+        bench.timed("dcp.save", lambda: dcp.save(state, checkpoint_id=folder / "dcp"))
+        going = bench.timed("dcp.async_save", lambda: dcp.async_save(state, checkpoint_id=folder / "async"))
+        going.result()
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(folder)
+        dist.barrier()
+
+
+@contextmanager
+def plain_upload(uri: str, bench: Bench) -> Iterator[Callable[[], bool]]:
+    """As many bytes into the same store, by the simplest program: a file or a PUT for each 64 MiB, four at once."""
+    part = memoryview(os.urandom(1 << 20) * (PART >> 20))
+    names = [f"plain-{bench.context.rank}-{number}" for number in range(-(-bench.size // PART))]
+    if not in_s3(uri):
+        folder = Path(uri, "plain")
+        folder.mkdir(exist_ok=True)
+
+        def put(name: str) -> bool:
+            with (folder / name).open("wb", buffering=0) as file:
+                file.write(part)
+                os.fsync(file.fileno())
+            return True
+    else:
+        told = settings_of(uri, os.environ)
+        client = Minio(told.host, told.access_key, told.secret_key, secure=told.secure, region=told.region)
+
+        def put(name: str) -> bool:
+            place = urlsplit(client.presigned_put_object(told.bucket, f"{told.prefix}plain/{name}"))
+            with closing(http.client.HTTPConnection(place.netloc)) as connection:
+                connection.request("PUT", f"{place.path}?{place.query}", part)
+                return connection.getresponse().status == http.client.OK
+
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        yield lambda: all(pool.map(put, names))
+    store = open_store(uri)
+    for name in names:
+        store.delete(f"plain/{name}")
+
+
+@contextmanager
+def loopback(buffer: memoryview) -> Iterator[Callable[[], None]]:
+    """A child writes as many bytes to a TCP socket on this host, we read them into the buffer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        if not (child := os.fork()):
+            with socket.create_connection(server.getsockname()) as out:
+                out.recv(1)
+                out.sendall(buffer)
+            os._exit(0)
+        connection, _ = server.accept()
+
+        def read() -> None:
+            connection.send(b"!")
+            done = 0
+            while done < len(buffer):
+                done += connection.recv_into(buffer[done : done + (4 << 20)])
+
+        with connection:
+            yield read
+        os.waitpid(child, 0)
+
+
+def write(bench: Bench, name: str) -> None:
+    """Rank 0's file."""
+    if bench.context.rank == 0:
+        Path(bench.told.folder, name).write_text(json.dumps(asdict(bench.seen)))
+
+
+def _newest_manifest(store: Store) -> tuple[str, dict[str, Any]]:
+    found = [entry.key for entry in store.list("jobs/") if entry.key.endswith("/manifest.json")]
+    return found[-1].rpartition("/")[0], json.loads(store.get(found[-1]))
+
+
+def _agent() -> psutil.Process:
+    """The launch command: the agent."""
+    return next(p for p in psutil.Process().parents() if "launch" in p.cmdline())
+
+
+def main() -> None:
+    told = Told(**json.loads(sys.argv[1]))
+    bench = Bench(told, everstep.init())
+    if Path(told.folder, "saved.json").exists():
+        second_life(bench)
+    else:
+        first_life(bench)
+
+
+if __name__ == "__main__":
+    main()

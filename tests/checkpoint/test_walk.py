@@ -1,0 +1,107 @@
+"""The second walk through a state finds what the first one finds, and sees each change."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.checkpoint import walk
+from runtime.checkpoint.layout import json_bytes
+from runtime.checkpoint.tree import Tree, Walker, flatten
+
+
+def state() -> dict[str, Any]:
+    """A dict of many tensors of which two are one, an optimizer's dict of dicts, and what is no tensor."""
+    weights = {f"w{n}": torch.full((2, 2), float(n)) for n in range(walk.MANY)}
+    moments = {n: {"step": torch.tensor(1.0), "mean": torch.ones(3)} for n in range(walk.MANY)}
+    return {
+        "model": {**weights, "tied": weights["w0"], "none": torch.empty(0)},
+        "optimizer": {"state": moments, "groups": [{"lr": 0.1, "params": [0, 1]}]},
+        "embedding": weights["w1"],
+        "few": {"a": torch.ones(1), "b": 2},
+    }
+
+
+def same(one: Tree, other: Tree) -> bool:
+    values = (list(one.tensors), one.places, json_bytes(one.json))
+    return values == (list(other.tensors), other.places, json_bytes(other.json)) and all(
+        one.tensors[name].data_ptr() == other.tensors[name].data_ptr()
+        and torch.equal(one.tensors[name], other.tensors[name])
+        for name in one.tensors
+    )
+
+
+def test_a_state_is_found_again_with_the_numbers_of_today() -> None:
+    told, walker = state(), Walker()
+    assert same(walker.flatten(told), flatten(told))
+    told["few"]["b"], told["optimizer"]["groups"][0]["lr"] = 3, 0.01
+    told["model"]["w3"].fill_(9)
+    found = walker.flatten(told)
+    assert found.again
+    assert same(found, flatten(told))
+    assert found.json["few"]["b"] == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["model"].update(w2=torch.ones(2, 2)),
+        lambda s: s["model"].update(w2=s["model"]["w2"].t()),
+        lambda s: s["model"].update(w2=s["model"]["w2"].view(4)),
+        lambda s: s["model"].update(w2=s["model"]["w2"].view(torch.int32)),
+        lambda s: s["model"].update(w2=s["model"]["w3"]),
+        lambda s: s["model"].update(more=torch.ones(1)),
+        lambda s: s["model"].pop("w5"),
+        lambda s: s["model"].update(w5=5),
+        lambda s: s["optimizer"]["state"][0].update(mean=torch.ones(3)),
+        lambda s: s["optimizer"]["state"].pop(0),
+        lambda s: s["optimizer"]["state"].update({0: s["optimizer"]["state"].pop(0)}),
+        lambda s: s["few"].update(a=torch.zeros(1)),
+        lambda s: s["few"].pop("a"),
+        lambda s: s.pop("model"),
+        lambda s: s.update(embedding=s["model"]["w4"]),
+        lambda s: s.update(model=list(s["model"].values())),
+    ],
+)
+def test_whatever_changes_is_seen(change: Callable[[dict[str, Any]], Any]) -> None:
+    told, walker = state(), Walker()
+    walker.flatten(told)
+    change(told)
+    found = walker.flatten(told)
+    assert not found.again
+    assert same(found, flatten(told))
+    assert same(walker.flatten(told), flatten(told))
+
+
+def test_a_walk_keeps_no_tensor_alive() -> None:
+    told, walker = state(), Walker()
+    walker.flatten(told)
+    freed: list[str] = []
+    for tensor in (told["model"]["w7"], told["optimizer"]["state"][0]["mean"], told["few"]["a"]):
+        weakref.finalize(tensor, freed.append, "freed")
+    del tensor
+    told.clear()
+    assert freed == ["freed"] * 3
+
+
+def test_a_large_state_is_looked_at_by_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, walker = state(), Walker()
+    walker.flatten(told)
+    looked: list[str] = []
+    monkeypatch.setattr(walk, "mark", lambda tensor, mark=walk.mark: looked.append("one") or mark(tensor))
+    walker.flatten(told)
+    assert len(looked) == 2, "the embedding and the one of the few"
+
+
+def test_a_module_and_its_optimizer_are_found_again() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(walk.MANY)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    told, walker = {"model": model, "optimizer": optimizer}, Walker()
+    walker.flatten(told)
+    optimizer.step()
+    assert walker.flatten(told).again
+    assert same(walker.flatten(told), flatten(told))
