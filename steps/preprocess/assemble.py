@@ -1,41 +1,85 @@
-"""Shards to one indexed dataset: their tokens one after another, then the index."""
+"""Shards to one indexed dataset: their tokens one after another, without what is left out, then the index."""
 
+import errno
+import io
 import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from runtime import text
 from runtime.data import write_index
-from steps.preprocess.shard import Part
+from steps.preprocess.parts import Part
 
 _CHUNK = 64 << 20
+NONE = np.empty(0, np.uint32)
 WriteIndex = Callable[[Path, np.dtype, np.ndarray], None]
 
 
-def assemble(prefix: Path, dtype: np.dtype, parts: Sequence[Part], write: WriteIndex = write_index) -> None:
-    """Write `prefix.bin` from the parts of one key in their order and `prefix.idx` last."""
+@dataclass(frozen=True)
+class Source:
+    """A part of the dataset and which of its documents are left out (positions, ascending)."""
+
+    part: Part
+    dropped: np.ndarray
+
+
+def assemble(
+    prefix: Path, dtype: np.dtype, shelf: str, sources: Sequence[Source], write: WriteIndex = write_index
+) -> np.ndarray:
+    """Write `prefix.bin` from the parts of one split and key in their order and `prefix.idx` last.
+
+    The tokens of each document, (documents,) int32.
+    """
     lengths = [np.empty(0, "<i4")]
     with prefix.with_name(prefix.name + ".bin").open("wb") as out:
-        for part in parts:
-            with open(part.tokens_file, "rb") as tokens:
-                _append(out, tokens)
-            lengths.append(np.fromfile(part.lengths_file, "<i4"))
+        for source in sources:
+            with text.open_bytes(f"{shelf}/{source.part.lengths_file}") as file:
+                each = np.frombuffer(file.readall() or b"", "<i4")
+            with text.open_bytes(f"{shelf}/{source.part.tokens_file}") as tokens:
+                for start, end in kept_ranges(each, source.dropped):
+                    _append(out, tokens, start * dtype.itemsize, (end - start) * dtype.itemsize)
+            kept = np.delete(each, source.dropped)
+            lengths.append(kept[kept > 0])
         out.flush()
         os.fsync(out.fileno())
-    write(prefix.with_name(prefix.name + ".idx"), dtype, np.concatenate(lengths))
+    told = np.concatenate(lengths)
+    write(prefix.with_name(prefix.name + ".idx"), dtype, told)
+    return told
 
 
-def _append(out: BinaryIO, part: BinaryIO) -> None:
+def kept_ranges(lengths: np.ndarray, dropped: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Ranges of tokens between the documents that are left out: pure."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    start = 0
+    for position in dropped.tolist():
+        end = int(ends[position])
+        if (before := end - int(lengths[position])) > start:
+            yield start, before
+        start = end
+    if len(ends) and start < ends[-1]:
+        yield start, int(ends[-1])
+
+
+def _append(out: BinaryIO, part: io.RawIOBase, start: int, size: int) -> None:
     """Copy within the kernel where the file system can (some share the blocks instead)."""
-    try:
-        while os.copy_file_range(part.fileno(), out.fileno(), _CHUNK):
-            pass
-    except OSError as error:
-        import errno
-
-        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise
-        shutil.copyfileobj(part, out, _CHUNK)
+    part.seek(start)
+    if isinstance(part, io.FileIO):
+        out.flush()
+        try:
+            while size and (count := os.copy_file_range(part.fileno(), out.fileno(), min(size, _CHUNK), start)):
+                start, size = start + count, size - count
+            part.seek(start)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+        out.seek(0, os.SEEK_END)
+    while size:
+        data = part.read(min(size, _CHUNK))
+        if not data:
+            raise OSError(errno.EIO, "ends too early", getattr(part, "name", ""))
+        out.write(data)
+        size -= len(data)

@@ -28,6 +28,10 @@ IMPLEMENTATIONS = ("mmap", "cached", "lazy")
 ON_ERROR = ("fail", "skip")
 
 
+CLEANING = ("ftfy", "min_length", "max_length", "deduplicate", "validation_share")
+"""Parameters that say which documents are kept, and how."""
+
+
 @dataclass(frozen=True)
 class Config:
     """Tokenize text on Spark into Megatron indexed datasets."""
@@ -53,7 +57,16 @@ class Config:
     eod_token: str = ""
     """The end-of-document token; empty: <|endoftext|>, else the eos_token of a Hugging Face folder."""
     ftfy: bool = False
-    """Mend broken Unicode with ftfy before tokenizing."""
+    """Mend broken Unicode with ftfy before anything else."""
+    min_length: int = 0
+    """Leave out documents of fewer characters, in all keys together."""
+    max_length: int = 0
+    """Leave out documents of more characters, in all keys together; 0: no limit."""
+    deduplicate: bool = False
+    """Leave out documents whose texts came before in the input, found by their hash."""
+    validation_share: float = 0.0
+    """Share of the documents, chosen by their hash, for validation: PREFIX_validation_<key>_document, or the split of
+    that name beside what the corpus has held out."""
     output_prefix: str = ""
     """Write PREFIX_<key>_document.bin and .idx, local or s3://; empty: a dataset in the store."""
     dataset_impl: str = "mmap"
@@ -136,9 +149,13 @@ class Config:
             raise StepError(f"--vocab-size {self.vocab_size}: at least {SMALLEST_VOCABULARY}, one for each byte")
 
     def _check_values(self) -> None:
-        for name in ("num_docs", "workers", "log_interval", "tasks"):
+        for name in ("num_docs", "workers", "log_interval", "tasks", "min_length", "max_length"):
             if getattr(self, name) < 0:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: 0 or more")
+        if 0 < self.max_length < self.min_length:
+            raise StepError(f"--max-length {self.max_length}: less than --min-length {self.min_length}")
+        if not 0 <= self.validation_share < 1:
+            raise StepError(f"--validation-share {self.validation_share}: give a share from 0 to below 1")
         if self.dataset_impl not in IMPLEMENTATIONS:
             raise StepError(f"--dataset-impl {self.dataset_impl}: choose one of {', '.join(IMPLEMENTATIONS)}")
         if self.on_error not in ON_ERROR:

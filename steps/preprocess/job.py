@@ -1,35 +1,57 @@
-"""The Spark job: planned shards, one task each; what they wrote, in order."""
+"""The Spark job: planned shards, one task each; what they wrote, in order, and which documents came before."""
 
 import os
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from runtime.text import Reader
 from steps.entry import StepError
 from steps.preprocess import progress
+from steps.preprocess.cleaning import UNREADABLE
 from steps.preprocess.config import Config
 from steps.preprocess.encoding import How, Recipe, make_encoder
 from steps.preprocess.inputs import Input, sample
+from steps.preprocess.parts import Kept
 from steps.preprocess.plan import Shard, shards, task_count
-from steps.preprocess.shard import Job, Refused, Written, write_shards
+from steps.preprocess.shard import REFUSED, VALIDATION, Job, Refused, Written, write_shards
 from steps.preprocess.vocabulary import Vocabulary
+from steps.preprocess.workspace import opened
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 PROOF_BYTES = 1 << 20
 """Text of the input on which the fast encoder must give what the tokenizer gives."""
+TOKENIZER = "tokenizer.json"
 
 
-def recipe(config: Config, given: Input, vocabulary: Vocabulary, tokenizer_json: Path) -> Recipe:
-    """How tasks encode: by the library that is fastest and right. `tokenizer_json` is where they find the tokenizer."""
+@dataclass(frozen=True)
+class Tokenized:
+    """What Spark's job left."""
+
+    written: list[Written]
+    """In the order of the input."""
+    later: dict[int, np.ndarray]
+    """By their number in `splits_of(written)`: positions of documents whose texts came before."""
+    seconds: float
+
+
+def recipe(config: Config, given: Input, vocabulary: Vocabulary, shelf: str) -> Recipe:
+    """How tasks encode: by the library that is fastest and right. They find the tokenizer beside their shards."""
     if vocabulary.encoding:
         return Recipe(How.ENCODING, vocabulary.encoding)
     if not vocabulary.json:
         return Recipe(How.BYTES)
+    opened(shelf).put(TOKENIZER, vocabulary.json)
     split = next(iter(given.splits))
     texts = sample(given, split, Reader(config.keys, required=False, skip_bad=True), PROOF_BYTES)
     proven = make_encoder(vocabulary.json.decode(), texts, vocabulary.special)
-    return Recipe(proven.how, str(tokenizer_json), vocabulary.special)
+    return Recipe(proven.how, f"{shelf}/{TOKENIZER}", vocabulary.special)
 
 
 def master(config: Config) -> str:
@@ -54,25 +76,44 @@ def plan(config: Config, given: Input) -> list[Shard]:
     return planned
 
 
-def tokenize(config: Config, given: Input, job: Job) -> tuple[list[Written], float]:
-    """Run the planned shards on Spark; what they wrote, in order, and the seconds that took. Raises StepError."""
+def tokenize(config: Config, given: Input, job: Job) -> Tokenized:
+    """Run the planned shards on Spark. Raises StepError."""
     from steps.preprocess.session import SUBMITTED, failures, spark
 
     planned = plan(config, given)
     if not planned:
-        return [], 1.0
+        return Tokenized([], {}, 1.0)
     place = "as spark-submit says" if SUBMITTED in os.environ else f"on {master(config)}"
     print(f"starting Spark {place}, tokenizing by {job.recipe.how.value}", file=sys.stderr)
-    if done := len(list(Path(job.folder).glob("*.done"))):
+    store = opened(job.uri)
+    store.delete(REFUSED)
+    if done := sum(entry.key.endswith(".done") for entry in store.list("")):
         print(f"{done} of {len(planned)} tasks were done by an earlier command", file=sys.stderr)
     total = progress.Total(given.documents, sum(map(given.size, given.splits)))
-    with spark(master(config)) as context, failures(job.folder):
+    with spark(master(config)) as context, failures(job.uri):
         started = time.monotonic()
-        with progress.told(Path(job.folder), total, config.log_interval):
+        with progress.told(job.uri, total, config.log_interval):
             tasks = context.parallelize(planned, len(planned))
             results = tasks.mapPartitions(partial(write_shards, job)).collect()
+        written = whole(config, results)
+        later = _later(context, job, splits_of(written)) if job.cleaning.unique else {}
         seconds = time.monotonic() - started
-    return whole(config, results), seconds
+    return Tokenized(written, later, seconds)
+
+
+def splits_of(written: list[Written]) -> list[Kept]:
+    """All splits of all shards, in order."""
+    return [split for one in written for split in one.splits]
+
+
+def _later(context: "SparkContext", job: Job, splits: list[Kept]) -> dict[int, np.ndarray]:
+    from steps.preprocess.duplicates import Hashes, later_ones
+
+    # What is trained on comes first: so nothing of it is left for validation.
+    order = sorted(range(len(splits)), key=lambda number: splits[number].split == VALIDATION)
+    hashed = ((at, splits[number]) for at, number in enumerate(order))
+    found = later_ones(context, [Hashes(at, f"{job.uri}/{one.digests}", one.documents) for at, one in hashed])
+    return {order[at]: positions for at, positions in found.items()}
 
 
 def whole(config: Config, results: list[Written | Refused]) -> list[Written]:
@@ -81,10 +122,10 @@ def whole(config: Config, results: list[Written | Refused]) -> list[Written]:
     for result in results:
         if isinstance(result, Refused):
             raise StepError(result.told)
-    skipped = sum(result.skipped for result in written)
+    skipped = sum(result.dropped[UNREADABLE] for result in written)
     if skipped:
         print(f"{skipped} documents could not be read and were skipped", file=sys.stderr)
     for number, key in enumerate(config.keys):
-        if written and not any(result.parts[number].having for result in written):
+        if written and not any(result.having[number] for result in written):
             raise StepError(f"--jsonl-keys {key}: no document of --input {config.input} has this key")
     return written

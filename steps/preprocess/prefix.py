@@ -4,27 +4,26 @@ import hashlib
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from runtime.data import CACHED_DTYPE, token_dtype, write_cached_index, write_index
 from runtime.text import Reader
 from steps.entry import Result, StepError
 from steps.preprocess import inputs, vocabulary
-from steps.preprocess.assemble import assemble
+from steps.preprocess.build import build
 from steps.preprocess.config import Config
-from steps.preprocess.job import recipe, tokenize
 from steps.preprocess.place import Place, place_of
-from steps.preprocess.shard import Job, Written
+from steps.preprocess.run import PAGE, shown
+from steps.preprocess.shard import VALIDATION
 from steps.preprocess.workspace import workspace
 
 SPLIT = "document"
 """Files are read as one split; it is also the last word of Megatron's file names."""
 _UNTOLD = ("tasks", "workers", "log_interval", "num_docs", "force", "spark_master", "store", "run", "task", "outputs")
 """Parameters that change nothing in the output."""
+Names = Mapping[tuple[str, str], str]
+"""What the two files of each split and key are called."""
 
 
 def run(config: Config) -> Result:
@@ -32,20 +31,39 @@ def run(config: Config) -> Result:
     place, name = place_of(config.output_prefix)
     given = inputs.files(config.input, SPLIT, config.num_docs)
     wanted = _settings(config, given)
-    outputs = {key: f"{name}_{key}_{SPLIT}" for key in config.keys}
+    names = _names(config, name)
     seconds = 0.0
-    told = _found(config, place, f"{name}_preprocess.json", outputs, wanted)
+    told = _found(config, place, name, names, wanted)
     if told is None:
-        told, seconds = _make(config, given, place, name, outputs, wanted)
+        told, seconds = _make(config, given, place, name, names, wanted)
         place.write(f"{name}_preprocess.json", (json.dumps(told, indent=1) + "\n").encode())
-    tokens = sum(key["tokens"] for key in told["keys"].values())
-    size = sum(key["bytes"] for key in told["keys"].values())
+    counts = [count for split in ("keys", VALIDATION) for count in told[split].values()]
+    tokens = sum(count["tokens"] for count in counts)
+    size = sum(count["bytes"] for count in counts)
     speed = f"  {size / 1e6 / seconds:.1f} MB/s" if seconds else ""
+    rate = {"seconds": round(seconds, 3), "tokens_per_s": round(tokens / seconds)} if seconds else {}
     return Result(
         summary=f"{told['documents']} documents  {tokens / 1e6:.1f} M tokens{speed}",
-        outputs={"uri": f"{place.uri}/{name}", "validation": ""},
-        facts={**told, "tokens": tokens, "seconds": round(seconds, 3)},
+        outputs={
+            "uri": f"{place.uri}/{name}",
+            "validation": f"{place.uri}/{name}_{VALIDATION}" * bool(told[VALIDATION]),
+        },
+        facts={**told, "tokens": tokens, **rate},
+        artifacts={PAGE: shown(config, place.read(f"{name}_preprocess.html") or b"")},
     )
+
+
+def _names(config: Config, name: str) -> Names:
+    """Raises StepError for keys whose files would be called alike."""
+    names = {(SPLIT, key): f"{name}_{key}_{SPLIT}" for key in config.keys}
+    if config.validation_share:
+        names |= {(VALIDATION, key): f"{name}_{VALIDATION}_{key}_{SPLIT}" for key in config.keys}
+    if len(set(names.values())) < len(names):
+        raise StepError(
+            f"--jsonl-keys {config.jsonl_keys}: with --validation-share two keys' files would be called alike; "
+            "give them to two commands"
+        )
+    return names
 
 
 def _settings(config: Config, given: inputs.Input) -> dict[str, Any]:
@@ -55,11 +73,10 @@ def _settings(config: Config, given: inputs.Input) -> dict[str, Any]:
     return {**changing, "input_digest": given.digest, "tokenizer_digests": digests}
 
 
-def _found(
-    config: Config, place: Place, record: str, outputs: dict[str, str], wanted: dict[str, Any]
-) -> dict[str, Any] | None:
+def _found(config: Config, place: Place, name: str, names: Names, wanted: dict[str, Any]) -> dict[str, Any] | None:
     """What an earlier command told of the same output. Raises StepError for other files under these names."""
-    files = [f"{output}.{suffix}" for output in outputs.values() for suffix in ("bin", "idx")]
+    record = f"{name}_preprocess.json"
+    files = [f"{output}.{suffix}" for output in names.values() for suffix in ("bin", "idx")]
     there = [name for name in (*files, record) if place.exists(name)]
     if not there:
         return None
@@ -81,28 +98,28 @@ def _found(
 
 
 def _make(
-    config: Config, given: inputs.Input, place: Place, name: str, outputs: dict[str, str], wanted: dict[str, Any]
+    config: Config, given: inputs.Input, place: Place, name: str, names: Names, wanted: dict[str, Any]
 ) -> tuple[dict[str, Any], float]:
     """What to tell of the output, and the seconds from the first byte read to the last written."""
     digest = hashlib.sha256(json.dumps([place.uri, wanted]).encode()).hexdigest()[:16]
     with workspace(place.workspace(f"{name}-{digest}")) as folder:
         words = _vocabulary(config, given)
-        dtype = token_dtype(words.size) if config.dataset_impl == "mmap" else CACHED_DTYPE
-        tokenizer_json = folder / "tokenizer.json"
-        tokenizer_json.write_bytes(words.json)
-        made = recipe(config, given, words, tokenizer_json)
-        job = Job(str(folder), config.keys, made, words.eod, dtype.str, config.ftfy, config.on_error == "skip")
-        written, seconds = tokenize(config, given, job)
+        outputs = {split_and_key: folder / output for split_and_key, output in names.items()}
+        built = build(config, given, words, folder, "", outputs, config.output_prefix)
         started = time.monotonic()
-        told = _assemble(config, folder, outputs, dtype, written)
         for suffix in ("bin", "idx"):  # without its .idx nobody reads a .bin
-            for output in outputs.values():
+            for output in names.values():
                 place.publish(folder / f"{output}.{suffix}")
-        seconds += time.monotonic() - started
+        seconds = built.seconds + time.monotonic() - started
         if words.json and not vocabulary.tokenizer_files(config):
             place.write(f"{name}_tokenizer.json", words.json)
-    facts = {"dtype": dtype.name, "vocab_size": words.size, "eod": words.eod, "encoded_by": made.how.value}
-    return {"version": 1, **told, **facts, "settings": wanted}, seconds
+        place.write(f"{name}_preprocess.html", built.page.encode())
+    counts = {
+        split: {key: count for (one, key), count in built.counts.items() if one == split}
+        for split in (SPLIT, VALIDATION)
+    }
+    told = {"keys": counts[SPLIT], VALIDATION: counts[VALIDATION]}
+    return {"version": 2, **built.facts, **told, "settings": wanted}, seconds
 
 
 def _vocabulary(config: Config, given: inputs.Input) -> vocabulary.Vocabulary:
@@ -111,22 +128,3 @@ def _vocabulary(config: Config, given: inputs.Input) -> vocabulary.Vocabulary:
     reader = Reader(config.keys, required=False, skip_bad=config.on_error == "skip")
     texts = inputs.sample(given, SPLIT, reader, vocabulary.SAMPLE_BYTES)
     return vocabulary.train(texts, config.vocab_size, config.eod_token, config.append_eod)
-
-
-def _assemble(
-    config: Config, folder: Path, outputs: dict[str, str], dtype: np.dtype, written: list[Written]
-) -> dict[str, Any]:
-    """Whole files in the workspace."""
-    write = write_index if config.dataset_impl == "mmap" else write_cached_index
-    keys = {}
-    for number, (key, output) in enumerate(outputs.items()):
-        parts = [result.parts[number] for result in written]
-        assemble(folder / output, dtype, parts, write)
-        keys[key] = {
-            "documents": sum(part.documents for part in parts),
-            "tokens": sum(part.tokens for part in parts),
-            "bytes": sum(part.bytes for part in parts),
-            "empty": sum(part.having - part.documents for part in parts),
-        }
-    read, skipped = sum(result.read for result in written), sum(result.skipped for result in written)
-    return {"documents": read, "skipped": skipped, "keys": keys}

@@ -5,14 +5,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import atomic
-from steps.preprocess.shard import COUNTS
+from runtime.store import NoSuchKey, in_s3
+from steps.preprocess.workspace import COUNTS, opened
 
-_INTERVAL_S = 0.5
+_INTERVAL_S, _STORE_INTERVAL_S = 0.5, 5.0
 ARGO_FILE = "ARGO_PROGRESS_FILE"
 """Argo reads `N/M` from the file of that name and shows it (Argo Workflows, "Progress")."""
 
@@ -37,9 +38,13 @@ class Done:
     stored: int
 
 
-def done(folder: Path) -> Done:
-    """The sum of all tasks."""
-    found = [path.read_bytes() for path in folder.glob("*.progress")]
+def done(shelf: str) -> Done:
+    """The sum of all shards."""
+    store, found = opened(shelf), []
+    for entry in store.list(""):
+        if entry.key.endswith(".progress"):
+            with suppress(NoSuchKey):
+                found.append(store.get(entry.key))
     counts = [COUNTS.unpack(data) for data in found if len(data) == COUNTS.size]
     return Done(*(sum(column) for column in zip(*counts, strict=True))) if counts else Done(0, 0, 0, 0)
 
@@ -55,14 +60,14 @@ def line(now: Done, total: Total, seconds: float) -> str:
 
 
 @contextmanager
-def told(folder: Path, total: Total, every: int) -> Iterator[None]:
+def told(shelf: str, total: Total, every: int) -> Iterator[None]:
     """Tell at most twice a second, and only after another `every` documents."""
     ended, started = threading.Event(), time.monotonic()
 
     def tell() -> None:
         last = 0
-        while not ended.wait(_INTERVAL_S):
-            now = done(folder)
+        while not ended.wait(_STORE_INTERVAL_S if in_s3(shelf) else _INTERVAL_S):
+            now = done(shelf)
             if now.documents >= last + max(1, every):
                 last = now.documents
                 print(line(now, total, time.monotonic() - started), file=sys.stderr, flush=True)

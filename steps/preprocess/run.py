@@ -3,19 +3,20 @@
 import hashlib
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.data import finished
-from runtime.store import place_of
+from runtime.store import open_store, place_of
 from steps.entry import Result, StepError
 from steps.preprocess import inputs
-from steps.preprocess.config import Config
+from steps.preprocess.config import CLEANING, Config
 
 if TYPE_CHECKING:
     from steps.preprocess.vocabulary import Vocabulary
 
-MANIFEST = "dataset.json"
-FORMAT = 2
+MANIFEST, TOKENIZER, PAGE = "dataset.json", "tokenizer.json", "dataset.html"
+FORMAT = 3
 """Raised when the same corpus and settings give another dataset than before."""
 
 
@@ -31,7 +32,7 @@ def run(config: Config) -> Result:
     digest = _digest(config)
     key = f"datasets/{digest}"
     meta = finished.find(config.store, key, MANIFEST)
-    speed = ""
+    speed, seconds = "", 0.0
     if meta is None:
         meta, seconds = _make(config, inputs.corpus(config.corpus, corpus), key)
         speed = f"  {(meta['train']['bytes'] + meta['validation']['bytes']) / 1e6 / seconds:.1f} MB/s"
@@ -39,18 +40,28 @@ def run(config: Config) -> Result:
         print(f"dataset {digest} is in the store already", file=sys.stderr)
     tokens = meta["train"]["tokens"] + meta["validation"]["tokens"]
     uri = finished.uri(config.store, key)
+    rate = {"tokens_per_s": round(tokens / seconds)} if seconds else {}
     return Result(
         summary=f"{tokens / 1e6:.1f} M tokens{speed}",
         outputs={"uri": uri, "validation": f"{uri}#validation"},
-        facts={**meta, "tokens": tokens},
+        facts={**meta, "tokens": tokens, **rate},
+        artifacts={PAGE: shown(config, open_store(config.store).get(f"{key}/{PAGE}"))},
     )
+
+
+def shown(config: Config, page: bytes) -> Path:
+    """The page among the step's outputs."""
+    path = Path(config.outputs, PAGE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(page)
+    return path
 
 
 def _digest(config: Config) -> str:
     """Of everything that changes the tokens, and of nothing else: 16 hexadecimal digits."""
     from steps.preprocess.vocabulary import tokenizer_files
 
-    same = ("eod_token", "append_eod", "ftfy", "on_error", "jsonl_keys", "tokenizer_type")
+    same = ("eod_token", "append_eod", "on_error", "jsonl_keys", "tokenizer_type", *CLEANING)
     wanted: dict[str, Any] = {"format": FORMAT, **{name: getattr(config, name) for name in same}}
     wanted["corpus"] = hashlib.sha256((config.corpus / "corpus.json").read_bytes()).hexdigest()
     files = tokenizer_files(config)
@@ -60,43 +71,22 @@ def _digest(config: Config) -> str:
 
 def _make(config: Config, given: inputs.Input, key: str) -> tuple[dict[str, Any], float]:
     """The dataset and the seconds that Spark's job took."""
-    from runtime.data import token_dtype
-    from steps.preprocess.assemble import assemble
-    from steps.preprocess.job import recipe, tokenize
-    from steps.preprocess.shard import Job
+    from steps.preprocess.build import build
     from steps.preprocess.workspace import workspace
 
     words = _vocabulary(config, given)
-    dtype = token_dtype(words.size)
     place = place_of(finished.uri(config.store, key))
     shards = place.with_name(f"~shards-{place.name}")
+    (text,) = config.keys
     with workspace(shards) as work, finished.draft(config.store, key, MANIFEST) as draft:
-        tokenizer_json = draft.folder / "tokenizer.json"
-        tokenizer_json.write_bytes(words.json)
-        made = recipe(config, given, words, tokenizer_json)
-        job = Job(str(work), config.keys, made, words.eod, dtype.str, config.ftfy, config.on_error == "skip")
-        written, seconds = tokenize(config, given, job)
-        told: dict[str, Any] = {}
-        for split in inputs.SPLITS:
-            parts = [result.parts[0] for result in written if result.shard.startswith(f"{split}-")]
-            assemble(draft.folder / split, dtype, parts)
-            told[split] = {
-                "prefix": split,
-                "documents": sum(part.documents for part in parts),
-                "tokens": sum(part.tokens for part in parts),
-                "bytes": sum(part.bytes for part in parts),
-            }
-        meta = {
-            "version": 1,
-            **told,
-            "tokenizer": "tokenizer.json",
-            "vocab_size": words.size,
-            "eod": words.eod,
-            "dtype": dtype.name,
-            "corpus": config.corpus.name,
-        }
+        (draft.folder / TOKENIZER).write_bytes(words.json)
+        outputs = {(split, text): draft.folder / split for split in inputs.SPLITS}
+        built = build(config, given, words, work, "", outputs, f"dataset {place.name}")
+        (draft.folder / PAGE).write_text(built.page)
+        told = {split: {"prefix": split, **built.counts[split, text]} for split in inputs.SPLITS}
+        meta = {"version": 1, **built.facts, **told, "tokenizer": TOKENIZER, "corpus": config.corpus.name}
         draft.commit(meta)
-    return meta, seconds
+    return meta, built.seconds
 
 
 def _vocabulary(config: Config, given: inputs.Input) -> "Vocabulary":

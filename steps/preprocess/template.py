@@ -10,13 +10,14 @@ from steps.template import StepTask, step_task, step_template
 
 @cache
 def template() -> Container:
-    """Outputs: `uri` of the dataset, and `validation`, the URI of its held-out split."""
+    """Outputs: `uri` of the dataset, `validation`, the URI of its held-out split, and the page `dataset`."""
     return step_template(
         "preprocess",
         Config,
         title="Tokenize",
         description="Tokenizes the corpus on Spark into Megatron's indexed format.",
         outputs=("uri", "validation"),
+        artifacts=("dataset.html",),
         cpu=2,
         memory="3Gi",
     )

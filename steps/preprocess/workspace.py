@@ -1,16 +1,27 @@
-"""The folder in which shards grow. It outlives a driver that was killed: the next one finds what is finished.
+"""Where shards grow. It outlives a driver that was killed: the next one finds what is finished.
 
-It is locked while its driver lives; a second driver of the same work gets a folder of its own meanwhile.
+`workspace` is a folder of this machine, locked while its driver lives; a second driver of the same work gets a folder
+of its own meanwhile. `shelf` is where the tasks put their shards: that folder, or, when they run on a cluster and the
+output is in an S3 store, a prefix of that store. `scratch` and `Teller` are what a task uses of it.
 """
 
 import fcntl
 import os
 import shutil
+import struct
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
+from runtime.store import Store, in_s3, open_store
 from steps.entry import TRY_AGAIN, StepError
+
+COUNTS = struct.Struct("<QQQQ")
+"""Documents, tokens, bytes of text and stored bytes read so far: what a task's `.progress` holds."""
+_TELL_S, _TELL_STORE_S = 0.25, 5.0
 
 
 @contextmanager
@@ -30,7 +41,7 @@ def workspace(folder: Path) -> Iterator[Path]:
     try:
         yield folder
     except (OSError, StepError) as error:
-        if not isinstance(error, StepError) or error.code != TRY_AGAIN:
+        if not _only_interrupted(error):
             shutil.rmtree(folder, ignore_errors=True)
         raise
     else:
@@ -39,3 +50,74 @@ def workspace(folder: Path) -> Iterator[Path]:
         if folder.is_dir() and not any(folder.glob("*.done")):
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+@contextmanager
+def shelf(folder: Path, elsewhere: str) -> Iterator[str]:
+    """The URI under which tasks put their shards: `folder`, or `elsewhere` (s3://) when that is not empty.
+
+    There it is emptied at the end, unless the work was only interrupted.
+    """
+    if not elsewhere:
+        yield str(folder)
+        return
+    try:
+        yield elsewhere
+    except (OSError, StepError) as error:
+        if not _only_interrupted(error):
+            _empty(elsewhere)
+        raise
+    else:
+        _empty(elsewhere)
+
+
+def _only_interrupted(error: OSError | StepError) -> bool:
+    return isinstance(error, StepError) and error.code == TRY_AGAIN
+
+
+def _empty(uri: str) -> None:
+    store = opened(uri)
+    for entry in list(store.list("")):
+        store.delete(entry.key)
+
+
+@lru_cache
+def opened(uri: str) -> Store:
+    """The store there; its connections are kept for the next task of this process."""
+    return open_store(uri)
+
+
+@contextmanager
+def scratch(uri: str) -> Iterator[Path]:
+    """A folder of the task's machine for files that are not whole: the place itself, if that is a folder."""
+    if not in_s3(uri):
+        yield Path(uri)
+        return
+    with tempfile.TemporaryDirectory(prefix="everstep-shard-") as name:
+        yield Path(name)
+
+
+class Teller:
+    """Tells how far a task is, now and then. All attempts of a shard tell it in one place."""
+
+    def __init__(self, uri: str, name: str) -> None:
+        self._uri, self._name = uri, name
+        self._every_s = _TELL_STORE_S if in_s3(uri) else _TELL_S
+        self._next = time.monotonic() + self._every_s
+
+    def due(self) -> bool:
+        """Is it time to tell?"""
+        return time.monotonic() >= self._next
+
+    def tell(self, documents: int, tokens: int, size: int, stored: int) -> None:
+        """Documents, tokens, bytes of text, bytes of the input."""
+        self._next = time.monotonic() + self._every_s
+        counts = COUNTS.pack(documents, tokens, size, stored)
+        if in_s3(self._uri):
+            opened(self._uri).put(self._name, counts)
+            return
+        file = os.open(Path(self._uri, self._name), os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(file, counts, 0)
+        finally:
+            os.close(file)

@@ -17,6 +17,9 @@ from tokenizers import Tokenizer
 from runtime import faults
 from runtime.data import IndexedDataset
 from runtime.store import open_store
+from steps.preprocess import Config
+from steps.preprocess.cleaning import digest_of
+from steps.preprocess.run import run
 from steps.preprocess.vocabulary import train
 from tests.harness import wait_until
 from tests.minio import MinIO
@@ -81,6 +84,7 @@ def names(folder: Path) -> list[str]:
 
 
 FILES = [
+    "result_preprocess.html",
     "result_preprocess.json",
     "result_text_document.bin",
     "result_text_document.idx",
@@ -98,7 +102,8 @@ def test_megatrons_command_makes_a_dataset_of_each_key_and_is_not_repeated_or_mi
     assert names(tmp_path) == FILES
     assert not list(tmp_path.glob(".result*"))
     record = json.loads((tmp_path / "result_preprocess.json").read_text())
-    assert record["documents"] == 400
+    assert (record["documents"], record["dropped"]) == (400, {"unreadable": 0, "too short": 0, "too long": 0})
+    assert "caf\u00e9" in (tmp_path / "outputs/dataset.html").read_text()
     assert record["keys"]["text"]["tokens"] == sum(map(len, tokens_of(given, "text")))
     before = {name: (tmp_path / name).stat().st_mtime_ns for name in FILES}
     code, told = ended(*command(given, tmp_path, "--tasks", "3"))
@@ -110,18 +115,50 @@ def test_megatrons_command_makes_a_dataset_of_each_key_and_is_not_repeated_or_mi
     assert before == {name: (tmp_path / name).stat().st_mtime_ns for name in FILES}
 
 
+def test_documents_are_mended_left_out_held_out_and_counted(given: Path, tmp_path: Path) -> None:
+    """What stays of a text that comes often, in several tasks and in both splits, is its first document."""
+    texts = [f"na\u00c3\u00afve {number % 70}" + " more" * (number % 40) for number in range(700)]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    config = Config(
+        input=str(tmp_path / "b.jsonl"),
+        output_prefix=str(tmp_path / "out/result"),
+        tokenizer=str(given / "tokenizer.json"),
+        ftfy=True,
+        min_length=15,
+        max_length=150,
+        deduplicate=True,
+        validation_share=0.25,
+        spark_master="local[2]",
+        tasks=5,
+        store=str(tmp_path / "store"),
+        outputs=str(tmp_path / "outputs"),
+    )
+    config.check()
+    told = run(config)
+    mended = [text.replace("\u00c3\u00af", "\u00ef") for text in texts]
+    fitting = [text for text in mended if 15 <= len(text) <= 150]
+    unique = list(dict.fromkeys(fitting))
+    held = [text for text in unique if digest_of([text])[:8] < (1 << 62).to_bytes(8, "big")]
+    tokenizer = Tokenizer.from_file(str(given / "tokenizer.json"))
+    for name, wanted in (
+        ("result_text", [text for text in unique if text not in held]),
+        ("result_validation_text", held),
+    ):
+        assert wanted
+        read = IndexedDataset(tmp_path / f"out/{name}_document")
+        assert [one.tolist() for one in read] == [tokenizer.encode(text).ids for text in wanted]
+    assert told.facts["dropped"] == {
+        "unreadable": 0,
+        "too short": sum(len(text) < 15 for text in mended),
+        "too long": sum(len(text) > 150 for text in mended),
+        "duplicate": len(fitting) - len(unique),
+    }
+    assert (told.facts["documents"], told.facts["mended"]) == (700, 700)
+    assert told.outputs["validation"] == f"{tmp_path}/out/result_validation"
+
+
 SUBMIT = str(SPARK / "bin/spark-submit")
 SCRIPT = str(Path(__file__).parents[2] / "steps/preprocess/__main__.py")
-
-
-def test_spark_submit_takes_the_same_command(given: Path, tmp_path: Path) -> None:
-    program = (SUBMIT, "--master", "local[2]", "--executor-cores=2", "--num-executors=2", SCRIPT)
-    code, told = ended(
-        *command(given, tmp_path, "--tasks", "5"), program=program, environment=spark_environment(tmp_path)
-    )
-    assert code == 0, told
-    assert_right(given, tmp_path)
-    assert names(tmp_path) == FILES
 
 
 def test_an_executor_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(given: Path, tmp_path: Path) -> None:

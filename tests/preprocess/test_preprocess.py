@@ -74,6 +74,7 @@ def test_both_splits_open_and_fit_their_manifest(made: tuple[Config, Result]) ->
 def test_nothing_but_the_dataset_is_left(made: tuple[Config, Result]) -> None:
     config, result = made
     assert sorted(files_of(result.outputs["uri"])) == [
+        "dataset.html",
         "dataset.json",
         "tokenizer.json",
         "train.bin",

@@ -7,9 +7,11 @@ import pytest
 
 from steps.entry import StepError
 from steps.preprocess import Config
+from steps.preprocess.cleaning import UNREADABLE
 from steps.preprocess.job import whole
 from steps.preprocess.progress import ARGO_FILE, Done, Total, done, line, told
-from steps.preprocess.shard import COUNTS, Part, Refused, Written
+from steps.preprocess.shard import Refused, Written
+from steps.preprocess.workspace import COUNTS
 from tests.harness import wait_until
 
 
@@ -21,25 +23,25 @@ def test_a_line_has_rate_and_time_left_by_documents_or_else_by_bytes() -> None:
 
 
 def test_tasks_are_summed_and_a_file_that_is_just_being_made_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "a.0.progress").write_bytes(COUNTS.pack(1, 2, 3, 4))
-    (tmp_path / "b.0.progress").write_bytes(COUNTS.pack(10, 20, 30, 40))
-    (tmp_path / "c.0.progress").write_bytes(b"")
-    assert done(tmp_path) == Done(11, 22, 33, 44)
+    (tmp_path / "a.progress").write_bytes(COUNTS.pack(1, 2, 3, 4))
+    (tmp_path / "b.progress").write_bytes(COUNTS.pack(10, 20, 30, 40))
+    (tmp_path / "c.progress").write_bytes(b"")
+    assert done(str(tmp_path)) == Done(11, 22, 33, 44)
 
 
 def test_argos_progress_file_says_how_many_kilobytes_of_how_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
-    (tmp_path / "a.0.progress").write_bytes(COUNTS.pack(5, 50, 500, 64 << 10))
+    (tmp_path / "a.progress").write_bytes(COUNTS.pack(5, 50, 500, 64 << 10))
     monkeypatch.setitem(os.environ, ARGO_FILE, str(tmp_path / "argo"))
-    with told(tmp_path, Total(0, 256 << 10), every=1):
+    with told(str(tmp_path), Total(0, 256 << 10), every=1):
         wait_until(lambda: (tmp_path / "argo").exists(), "Argo's progress file")
     assert (tmp_path / "argo").read_text() == "64/256"
     assert "5 documents" in capfd.readouterr().err
 
 
 def written(*having: int, skipped: int = 0) -> Written:
-    return Written("document-00000", tuple(Part("", "", count, count, count, count) for count in having), 9, skipped)
+    return Written("document-00000", (), 9, having, 0, {UNREADABLE: skipped}, ())
 
 
 def test_a_key_that_no_document_has_is_told() -> None:

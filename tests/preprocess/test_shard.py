@@ -9,11 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from runtime.data import write_cached_index, write_index
+from runtime.data import IndexedDataset, write_cached_index, write_index
 from runtime.text import extents
-from steps.preprocess.assemble import assemble
+from steps.preprocess.assemble import NONE, Source, assemble, kept_ranges
+from steps.preprocess.cleaning import Cleaning, digest_of
 from steps.preprocess.encoding import How, Recipe
+from steps.preprocess.parts import SAMPLES, Part, Samples
 from steps.preprocess.plan import shards
 from steps.preprocess.shard import Job, Refused, Written, shard_key, write_shard, write_shards
 
@@ -28,9 +32,19 @@ def tokenize(folder: Path, documents: list, tasks: int = 1, **settings: object) 
     lines = (json.dumps(document if isinstance(document, dict) else {"text": document}) for document in documents)
     file.write_text("".join(line + "\n" for line in lines))
     (folder / "work").mkdir(exist_ok=True)
-    given = {"keys": ("text",), "recipe": Recipe(How.BYTES), "eod": 0, "dtype": "uint16", **settings}
-    job = Job(folder=str(folder / "work"), **given)  # type: ignore[arg-type]
+    told = {"keys": ("text",), "recipe": Recipe(How.BYTES), "eod": 0, "dtype": "uint16", **settings}
+    job = Job(uri=str(folder / "work"), **told)  # type: ignore[arg-type]
     return job, [write_shard(job, shard, 0) for shard in shards("document", extents(str(file)), tasks)]
+
+
+def sources(written: list[Written], split: str = "document", key: int = 0) -> list[Source]:
+    kept = [one for each in written for one in each.splits if one.split == split]
+    return [Source(one.parts[key], NONE) for one in kept]
+
+
+def parts_of(written: Written) -> tuple[Part, ...]:
+    (split,) = written.splits
+    return split.parts
 
 
 def mmap_index(code: int, item: int, lengths: list[int]) -> bytes:
@@ -64,16 +78,15 @@ def cached_index(lengths: list[int]) -> bytes:
 def test_the_bytes_are_those_of_the_format_whatever_the_number_of_tasks(
     tmp_path: Path, tasks: int, eod: int | None, dtype: str, letter: str, code: int
 ) -> None:
-    _, written = tokenize(tmp_path, DOCUMENTS, tasks, eod=eod, dtype=dtype)
+    job, written = tokenize(tmp_path, DOCUMENTS, tasks, eod=eod, dtype=dtype)
     ended = [document + ([] if eod is None else [eod]) for document in BYTES]
     tokens = [token for document in ended for token in document]
-    parts = [part for one in written for part in one.parts]
-    assemble(tmp_path / "new", np.dtype(dtype), parts, write_index)
+    assemble(tmp_path / "new", np.dtype(dtype), job.uri, sources(written), write_index)
     assert (tmp_path / "new.bin").read_bytes() == struct.pack(f"<{len(tokens)}{letter}", *tokens)
     lengths = [len(document) for document in ended]
     assert (tmp_path / "new.idx").read_bytes() == mmap_index(code, np.dtype(dtype).itemsize, lengths)
     if dtype == "int32":
-        assemble(tmp_path / "old", np.dtype(dtype), parts, write_cached_index)
+        assemble(tmp_path / "old", np.dtype(dtype), job.uri, sources(written), write_cached_index)
         assert (tmp_path / "old.bin").read_bytes() == (tmp_path / "new.bin").read_bytes()
         assert (tmp_path / "old.idx").read_bytes() == cached_index(lengths)
 
@@ -84,8 +97,8 @@ def test_megatron_cores_builder_writes_the_same_bytes_and_its_reader_reads_ours(
 ) -> None:
     indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset", exc_type=ImportError)
     torch = pytest.importorskip("torch")
-    _, written = tokenize(tmp_path, documents, 3)
-    assemble(tmp_path / "ours", np.dtype("uint16"), [part for one in written for part in one.parts])
+    job, written = tokenize(tmp_path, documents, 3)
+    assemble(tmp_path / "ours", np.dtype("uint16"), job.uri, sources(written))
     builder = indexed.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=np.uint16)
     tokens = [[*document.encode(), 0] for document in documents if document]
     for document in tokens:
@@ -99,17 +112,78 @@ def test_megatron_cores_builder_writes_the_same_bytes_and_its_reader_reads_ours(
 
 def test_each_key_gets_its_own_texts_and_documents_without_it_are_left_out(tmp_path: Path) -> None:
     documents = [{"a": "x", "b": "yy"}, {"b": "z"}, {"c": "w"}]
-    _, (written,) = tokenize(tmp_path, documents, keys=("b", "a"), eod=None)
-    read = [np.fromfile(part.tokens_file, "<u2").tolist() for part in written.parts]
+    job, (written,) = tokenize(tmp_path, documents, keys=("b", "a"), eod=None)
+    read = [np.fromfile(Path(job.uri, part.tokens_file), "<u2").tolist() for part in parts_of(written)]
     assert read == [list(b"yyz"), list(b"x")]
-    assert [(part.documents, part.having) for part in written.parts] == [(2, 2), (1, 1)]
-    assert written.read == 3
+    assert [(part.documents, part.having) for part in parts_of(written)] == [(2, 2), (1, 1)]
+    assert (written.read, written.having) == (3, (2, 1))
 
 
 def test_broken_unicode_is_mended_when_asked(tmp_path: Path) -> None:
     broken = "na\u00c3\u00afve"
-    _, (written,) = tokenize(tmp_path, [broken], ftfy=True, eod=None)
-    assert np.fromfile(written.parts[0].tokens_file, "<u2").tolist() == list("na\u00efve".encode())
+    job, (written,) = tokenize(tmp_path, [broken, "whole"], cleaning=Cleaning(ftfy=True), eod=None)
+    tokens = np.fromfile(Path(job.uri, parts_of(written)[0].tokens_file), "<u2").tolist()
+    assert tokens == list("na\u00efvewhole".encode())
+    assert written.mended == 1
+
+
+def test_documents_beyond_the_limits_are_left_out_and_counted(tmp_path: Path) -> None:
+    texts = ["a", "bb", "\u00e9\u00e9\u00e9", "dddd", "eeeee"]
+    job, written = tokenize(tmp_path, texts, 2, cleaning=Cleaning(shortest=2, longest=4), eod=None)
+    lengths = assemble(tmp_path / "out", np.dtype("uint16"), job.uri, sources(written))
+    assert lengths.tolist() == [2, 6, 4]
+    assert [sum(one.dropped[reason] for one in written) for reason in ("too short", "too long")] == [1, 1]
+    assert sum(one.read for one in written) == 5
+
+
+@pytest.mark.parametrize("tasks", [1, 5])
+def test_what_is_held_out_depends_on_each_text_alone(tmp_path: Path, tasks: int) -> None:
+    texts = [f"document {number}" for number in range(200)]
+    job, written = tokenize(tmp_path, texts, tasks, cleaning=Cleaning(held_out=0.25), eod=None)
+    read = {}
+    for split in ("document", "validation"):
+        assemble(tmp_path / split, np.dtype("uint16"), job.uri, sources(written, split))
+        read[split] = [bytes(one.tolist()).decode() for one in IndexedDataset(tmp_path / split)]
+    held = [text for text in texts if digest_of([text])[:8] < (1 << 62).to_bytes(8, "big")]
+    assert 20 < len(held) < 80
+    assert read == {"document": [text for text in texts if text not in held], "validation": held}
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans())))
+def test_ranges_between_documents_that_are_left_out_hold_the_others(documents: list[tuple[int, bool]]) -> None:
+    lengths = np.array([length for length, _ in documents], np.int32)
+    dropped = np.array([at for at, (_, out) in enumerate(documents) if out], np.uint32)
+    tokens = [at for at, (length, _) in enumerate(documents) for _ in range(length)]
+    kept = [token for start, end in kept_ranges(lengths, dropped) for token in tokens[start:end]]
+    assert kept == [token for token in tokens if not documents[token][1]]
+
+
+def test_documents_that_are_left_out_leave_no_trace_in_the_dataset(tmp_path: Path) -> None:
+    texts = [f"text {number}" * number for number in range(1, 9)]
+    job, (written,) = tokenize(tmp_path, texts)
+    (source,) = sources([written])
+    out = [0, 3, 4, 7]
+    assemble(tmp_path / "less", np.dtype("uint16"), job.uri, [Source(source.part, np.array(out, np.uint32))])
+    (tmp_path / "again").mkdir()
+    job, again = tokenize(tmp_path / "again", [text for at, text in enumerate(texts) if at not in out])
+    assemble(tmp_path / "right", np.dtype("uint16"), job.uri, sources(again))
+    for suffix in ("bin", "idx"):
+        assert (tmp_path / f"less.{suffix}").read_bytes() == (tmp_path / f"right.{suffix}").read_bytes()
+
+
+def test_the_documents_that_are_shown_do_not_depend_on_the_tasks(tmp_path: Path) -> None:
+    texts = [f"document {number}" for number in range(100)]
+    chosen = []
+    for tasks in (1, 4):
+        _, written = tokenize(tmp_path, texts, tasks)
+        samples = Samples()
+        for one in written:
+            for sample in one.samples:
+                samples.take(sample)
+        chosen.append(samples.chosen())
+    assert chosen[0] == chosen[1]
+    assert [one.texts[0] for one in chosen[0]] == sorted(texts, key=lambda text: digest_of([text]))[:SAMPLES]
 
 
 def test_after_a_refused_text_no_further_shard_is_begun(tmp_path: Path) -> None:
@@ -125,7 +199,7 @@ def test_after_a_refused_text_no_further_shard_is_begun(tmp_path: Path) -> None:
 def test_a_finished_shard_is_taken_and_a_lost_one_is_made_again(tmp_path: Path) -> None:
     job, (first,) = tokenize(tmp_path, DOCUMENTS)
     (shard,) = shards("document", extents(str(tmp_path / "a.jsonl")), 1)
-    written = Path(first.parts[0].tokens_file)
+    written = Path(job.uri, parts_of(first)[0].tokens_file)
     before = written.stat().st_mtime_ns
     assert write_shard(job, shard, 1) == first
     assert written.stat().st_mtime_ns == before
@@ -133,7 +207,7 @@ def test_a_finished_shard_is_taken_and_a_lost_one_is_made_again(tmp_path: Path) 
     written.write_bytes(data[:-1])  # as after a power failure
     again = write_shard(job, shard, 2)
     assert again != first
-    assert Path(again.parts[0].tokens_file).read_bytes() == data
+    assert Path(job.uri, parts_of(again)[0].tokens_file).read_bytes() == data
 
 
 def test_of_two_attempts_of_a_shard_one_counts_and_the_others_files_are_gone(
@@ -145,6 +219,6 @@ def test_of_two_attempts_of_a_shard_one_counts_and_the_others_files_are_gone(
     (planned,) = shards("document", extents(str(tmp_path / "a.jsonl")), 1)
     monkeypatch.setattr(module, "_finished", lambda *_: None)  # the other attempt was not done when this one began
     assert write_shard(job, planned, 1) == first
-    files = sorted(path.name for path in Path(job.folder).iterdir())
-    key = shard_key(planned)
-    assert files == [f"{key}.0.0.bin", f"{key}.0.0.lengths", f"{key}.0.progress", f"{key}.1.progress", f"{key}.done"]
+    files = sorted(path.name for path in Path(job.uri).iterdir())
+    key, (part,) = shard_key(planned), parts_of(first)
+    assert files == [part.tokens_file, part.lengths_file, f"{key}.done", f"{key}.progress"]

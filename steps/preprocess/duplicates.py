@@ -1,0 +1,75 @@
+"""Documents whose texts came before in the input: the one thing here that Spark shuffles.
+
+Each shard has left the hashes of its documents. They go, in large pieces, to the task that has all hashes of their
+kind; it answers which documents of which shards are later ones. So no process ever holds more than one kind.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from runtime import text
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+PER_KIND = 1 << 20
+"""Hashes that one task sorts, about: 16 bytes each, and as much again to sort them."""
+_PAIR = np.dtype([("high", "<u8"), ("low", "<u8")])
+_NONE = np.empty(0, np.uint32)
+
+
+class Hashes(NamedTuple):
+    """Where the hashes of the documents of one part are, in their order. Parts are numbered in the input's order."""
+
+    number: int
+    file: str
+    count: int
+
+
+class Slice(NamedTuple):
+    """Those of one kind: positions in their part (uint32) and the hashes, as bytes."""
+
+    number: int
+    positions: bytes
+    hashes: bytes
+
+
+def later_ones(context: "SparkContext", parts: Sequence[Hashes]) -> dict[int, np.ndarray]:
+    """By the number of each part that has some: positions of documents whose hash came before, ascending, uint32."""
+    kinds = max(1, -(-sum(part.count for part in parts) // PER_KIND))
+    slices = context.parallelize(parts, min(len(parts), max(1, kinds))).flatMap(partial(by_kind, kinds))
+    found: dict[int, list[np.ndarray]] = {}
+    for number, positions in slices.groupByKey(kinds).flatMap(_later_of_group).collect():
+        found.setdefault(number, []).append(np.frombuffer(positions, np.uint32))
+    return {number: np.sort(np.concatenate(each)) for number, each in found.items()}
+
+
+def by_kind(kinds: int, part: Hashes) -> Iterator[tuple[int, Slice]]:
+    """The hashes of a part, sorted by kind."""
+    with text.open_bytes(part.file) as file:
+        hashes = np.frombuffer(file.readall(), _PAIR)
+    kind = hashes["low"] % np.uint64(kinds)
+    for one in range(kinds):
+        (positions,) = np.nonzero(kind == one)
+        if len(positions):
+            yield one, Slice(part.number, positions.astype(np.uint32).tobytes(), hashes[positions].tobytes())
+
+
+def _later_of_group(group: tuple[int, Iterable[Slice]]) -> list[tuple[int, bytes]]:
+    return [(number, positions.tobytes()) for number, positions in later(group[1])]
+
+
+def later(slices: Iterable[Slice]) -> list[tuple[int, np.ndarray]]:
+    """Numbers of parts, and positions in them whose hash stands in an earlier place: pure."""
+    ordered = sorted(slices, key=lambda one: one.number)
+    hashes = np.concatenate([np.frombuffer(one.hashes, _PAIR) for one in ordered])
+    positions = np.concatenate([np.frombuffer(one.positions, np.uint32) for one in ordered])
+    numbers = np.repeat([one.number for one in ordered], [len(one.positions) // 4 for one in ordered])
+    order = np.lexsort((hashes["low"], hashes["high"]))  # equal ones stay in the order of the input
+    repeated = np.zeros(len(order), bool)
+    repeated[1:] = hashes[order][1:] == hashes[order][:-1]
+    dropped = np.sort(order[repeated])
+    return [(int(number), positions[dropped[numbers[dropped] == number]]) for number in np.unique(numbers[dropped])]

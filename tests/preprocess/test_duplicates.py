@@ -1,0 +1,45 @@
+"""Which documents came before: pure, for any cut into parts and kinds."""
+
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steps.preprocess.cleaning import digest_of
+from steps.preprocess.duplicates import Hashes, Slice, by_kind, later
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 8))), st.integers(1, 4), st.randoms())
+def test_the_first_of_equal_documents_stays_in_whatever_order_the_pieces_come(
+    tmp_path_factory, parts: list[list[int]], kinds: int, random
+) -> None:
+    folder: Path = tmp_path_factory.mktemp("hashes")
+    by: dict[int, list[Slice]] = {}
+    for number, texts in enumerate(parts):
+        file = folder / str(number)
+        file.write_bytes(b"".join(digest_of([str(text)]) for text in texts))
+        for kind, piece in by_kind(kinds, Hashes(number, str(file), len(texts))):
+            by.setdefault(kind, []).append(piece)
+    found = set()
+    for pieces in by.values():
+        random.shuffle(pieces)
+        for number, positions in later(pieces):
+            assert (np.diff(positions.astype(int)) > 0).all()
+            found |= {(number, position) for position in positions.tolist()}
+    seen: set[int] = set()
+    wanted = set()
+    for number, texts in enumerate(parts):
+        for position, text in enumerate(texts):
+            if text in seen:
+                wanted.add((number, position))
+            seen.add(text)
+    assert found == wanted
+
+
+def test_texts_under_other_keys_are_another_document() -> None:
+    assert digest_of(["a", None]) != digest_of([None, "a"])
+    assert digest_of(["a", "b"]) != digest_of(["ab", ""])
+    assert digest_of([None, None]) != digest_of(["", ""])
+    assert digest_of(["a", "b"]) == digest_of(("a", "b"))
