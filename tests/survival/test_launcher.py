@@ -101,8 +101,9 @@ def test_a_killed_step_is_tried_again_within_the_run(pipeline: Pipeline) -> None
     tries = ROUNDS % (RETRIES + 1)
     assert [pipeline.phases()[f"train({number})"] for number in range(tries)] == ["Failed"] * tries
     assert pipeline.phases()[f"train({tries})"] == "Succeeded"
-    broken = [record for record in pipeline.records() if record["kind"] == "RoundBroken"]
-    assert len(broken) <= ROUNDS // (RETRIES + 1)  # Only a failed run ends its nodes.
+    broken = [record["reason"] for record in pipeline.records() if record["kind"] == "RoundBroken"]
+    lost = [reason for reason in broken if reason != "grow"]  # On a busy machine one of two nodes may come late.
+    assert len(lost) <= ROUNDS // (RETRIES + 1), broken  # Only a failed run ends its nodes.
     assert_done(pipeline)
 
 
