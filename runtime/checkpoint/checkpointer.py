@@ -12,9 +12,9 @@ from runtime.agent.link import Acquire, Announce, Done, Fetch, Fetched, Flush, L
 from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.errors import RestoreError, StateError
 from runtime.checkpoint.fetch import read
-from runtime.checkpoint.layout import plan, read_header, read_json, state_capacity
+from runtime.checkpoint.layout import plan, state_capacity
 from runtime.checkpoint.reshard import reshard
-from runtime.checkpoint.restore import cut_alike, restore
+from runtime.checkpoint.restore import cut_alike, load, opened
 from runtime.checkpoint.segment import Beacon, SegmentFile
 from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.tree import Tree, Walker, flatten, prepare
@@ -133,9 +133,11 @@ class Checkpointer:
             if segment is None or segment.path != path:  # another local rank's, or one of an earlier size
                 segment = SegmentFile.open(path)
             data = segment.bytes_at(place.offset, place.size)
-            layout = read_header(data)
-            if cut_alike(layout, read_json(layout, data), state):
-                return restore(data, state, place.digest)
+            shard = opened(data, self._stager.layout if self._stages else None)
+            prepare(state)
+            live = self._walker.flatten(state)
+            if cut_alike(shard, live):
+                return load(shard, state, live, place.digest)
             whole = data if not place.sources else None
 
         if whole is not None:
