@@ -63,7 +63,7 @@ def load(shard: Opened, state: dict[str, Any], live: Tree, digest: str) -> int:
         held = {path: told(layout.places[name].shape, layout.places[name].dtype) for path, name in sources.items()}
         require_same(held, own, (state, saved))
     _copy_checked(shard.data, layout, sources, live, digest)
-    put_back(state, saved)
+    put_back(state, saved, live)
     return int(shard.saved["iteration"])
 
 
