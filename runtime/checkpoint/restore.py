@@ -90,7 +90,7 @@ def _moved(target: torch.Tensor, place: Place, address: int) -> bool:
 
     A small one is done before another thread could make use of the interpreter's lock.
     """
-    if not target.is_cpu or not target.is_contiguous():
+    if not target.is_cpu or not target.is_contiguous() or target.is_conj() or target.is_neg():
         return False
     move = ctypes.memmove if place.size >= _LARGE else _move_at_once
     move(target.data_ptr(), address + place.start, place.size)

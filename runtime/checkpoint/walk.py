@@ -95,7 +95,8 @@ class Walk:
 
 def mark(tensor: torch.Tensor) -> tuple[Any, ...]:
     """By what it is known again: two tensors with the same mark are the same memory seen alike."""
-    return tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()
+    seen = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return (*seen, tensor.is_conj(), tensor.is_neg())
 
 
 def marks(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:

@@ -1,6 +1,6 @@
 """Saving to and restoring from a store that fails as it is told; a flipped bit at each place that keeps a state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from runtime.agent.link import LinkError
+from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.checkpointer import Checkpointer
 from runtime.job.messages import Restore
-from runtime.store import DirectoryStore, StoreError
+from runtime.store import DirectoryStore, Entry, StoreError
 
 
 class Trouble(Enum):
@@ -22,6 +23,7 @@ class Trouble(Enum):
     FULL = "half of it is written somewhere, it does not appear, and an error comes back"
     TRUNCATED = "half of it is read, then an error"
     FLIPPED = "it is read with one bit changed"
+    STALE = "a list does not show it yet"
 
 
 class BadStore(DirectoryStore):
@@ -50,6 +52,9 @@ class BadStore(DirectoryStore):
         super().read_into(key, start, buffer)
         if self._meets(Trouble.FLIPPED):
             buffer[len(buffer) // 2] ^= 1
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        return iter(()) if self._meets(Trouble.STALE) else super().list(prefix)
 
 
 @pytest.fixture
@@ -116,6 +121,22 @@ def test_what_a_store_gives_wrong_is_named_and_taken_from_the_next_place(
     assert fresh.keeper.fetched(0).source == "peer worker-0-0"
     assert f"store {stored.key}" in caplog.text
     assert torch.equal(other.model.weight, training.model.weight)
+
+
+def test_a_list_that_lags_delays_a_commit_and_gives_no_round_twice(bad: BadStore) -> None:
+    training, alone = Training(), Alone(bad, "job")
+    checkpointer = Checkpointer(training.state, alone=alone)
+    checkpointer.save(1, training.state, persist=True)
+    checkpointer.flush(1)
+    bad.trouble = Trouble.STALE
+    checkpointer.save(2, training.state, persist=True)
+    assert checkpointer.flush(2).endswith("/000001-000000002/manifest.json")
+    assert bad.suffered is Trouble.STALE
+    bad.trouble = Trouble.STALE
+    other = Training()
+    again = Checkpointer(other.state, alone=Alone(bad, "job"))
+    again.save(2, other.state, persist=True)
+    assert again.flush(2).endswith("/000002-000000002/manifest.json")
 
 
 def _flip(path: Path, whole: bytes) -> None:

@@ -95,6 +95,11 @@ def test_a_large_state_is_looked_at_by_its_groups(monkeypatch: pytest.MonkeyPatc
     assert len(looked) == 2, "the embedding and the one of the few"
 
 
+def test_a_tensor_and_its_conjugate_share_their_memory_and_are_two() -> None:
+    number = torch.tensor([1 + 2j])
+    assert list(flatten({"a": number, "b": number.conj()}).tensors) == ["a", "b"]
+
+
 def test_a_module_and_its_optimizer_are_found_again() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(walk.MANY)))
     optimizer = torch.optim.AdamW(model.parameters())
