@@ -17,6 +17,7 @@ torch.distributed's default group, the worker's session is one a process: `init`
 
 import atexit
 import hashlib
+import math
 import os
 import socket
 import sys
@@ -33,13 +34,22 @@ import torch
 import torch.distributed as dist
 
 from runtime import faults
-from runtime.agent.link import Link, Report
+from runtime.agent.link import Fetch, Fetched, Link, Report
 from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.checkpointer import Checkpointer as _Checkpointer
+from runtime.checkpoint.checkpointer import sources_of
+from runtime.checkpoint.fetch import checkpoints_of
+from runtime.checkpoint.reshard import Sources
 from runtime.data import DatasetError, Sampler, open_dataset, sample_count
-from runtime.store import open_store
+from runtime.store import Store, StoreError, open_store
 
 __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report"]
+
+
+WATCHED = 3
+"""Iterations after a restore in which a loss that is no number means that the restored state may be broken."""
+DIVERGED = 76
+"""Exit code that says so (see `runtime.job.policy`)."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +108,20 @@ class _Session:
         """One iteration's telemetry, from rank 0 for all."""
         if self.context.link is not None and self.context.rank == 0:
             stall = self.checkpointer.stall_s if self.checkpointer else 0.0
-            self.context.link.tell(Report(self.iteration, {**facts, "stall_s": stall, **self.pending}))
+            told = {**facts, "stall_s": stall, **self.pending}
+            self.context.link.tell(Report(self.iteration, told))
+            self._must_be_a_number(told.get("loss", 0.0))
         if self.checkpointer is not None:
             self.checkpointer.stall_s = 0.0  # An iteration that saves nothing stalls for nothing.
         self.pending.clear()
+
+    def _must_be_a_number(self, loss: float | int | str) -> None:
+        """A loss that is none right after a restore: what was restored may be broken. The job goes a step back."""
+        restored = self.checkpointer.restored if self.checkpointer else 0
+        if restored and self.iteration <= restored + WATCHED and isinstance(loss, float) and not math.isfinite(loss):
+            what = f"the loss of iteration {self.iteration} is {loss}, right after iteration {restored} was restored"
+            print(f"everstep: {what}; this worker ends so that the job goes back to an earlier one", file=sys.stderr)
+            raise SystemExit(DIVERGED)
 
 
 _session: _Session | None = None
@@ -115,35 +135,82 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
     Raises LinkError (the agent is gone) and what torch.distributed raises.
     """
     global _session
-    rank, world_size, local_rank = (
-        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-    )
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    link = Link.from_environment()
-    if world_size > 1 or "WORLD_SIZE" in os.environ:
-        if rank and "MASTER_PORT" in os.environ:
+    context = _context()
+    if context.device.type == "cuda":
+        torch.cuda.set_device(context.device)
+    if context.world_size > 1 or "WORLD_SIZE" in os.environ:
+        if context.rank and "MASTER_PORT" in os.environ:
             _wait_for_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout.total_seconds())
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+        dist.init_process_group("nccl" if context.device.type == "cuda" else "gloo", timeout=timeout)
         atexit.register(_leave)
     torch.manual_seed(seed)
-    context = Context(rank, world_size, local_rank, device, int(os.environ.get("EVERSTEP_ROUND", 0)), link)
     _session = _Session(context, pending={"joined_at": time.time()})
     return context
 
 
+def _context() -> Context:
+    """This worker's place as its environment tells it; greets the agent."""
+    rank, world_size, local_rank = (
+        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    round_ = int(os.environ.get("EVERSTEP_ROUND", 0))
+    return Context(rank, world_size, local_rank, device, round_, Link.from_environment())
+
+
 def Checkpointer(state: dict[str, Any]) -> _Checkpointer:  # noqa: N802 (reads as the class that it makes)
     """Checkpoints of `state`: `load(state)`, `save(iteration, state)`, `finish(state)`; see runtime.checkpoint."""
-    session = _current("Checkpointer")
-    context, alone = session.context, None
-    if context.link is None:
-        alone = _alone()
-    local_rank = context.local_rank or context.rank * (alone is not None)
-    made = _Checkpointer(state, link=context.link, rank=context.rank, local_rank=local_rank, alone=alone)
-    session.checkpointer = made
-    session.beacon("start")
-    return made
+    _current("Checkpointer")
+    return Checkpoints().checkpointer(state)
+
+
+class Checkpoints:
+    """Where this worker's checkpoints are kept: by the agent of its node, else by itself in a store."""
+
+    def __init__(self, directory: str = "") -> None:
+        """Without an agent: in the store `directory`, else in EVERSTEP_STORE. A script that makes its process group
+        itself need not call `init`. Raises LinkError, StoreError."""
+        global _session
+        if _session is None:
+            _session = _Session(_context())
+        self._session = _session
+        self._alone = None if _session.context.link else _alone(directory or os.environ.get("EVERSTEP_STORE", ""))
+
+    def checkpointer(self, state: dict[str, Any]) -> _Checkpointer:
+        """Of that state. Raises StateError, LinkError."""
+        context = self._session.context
+        local_rank = context.local_rank or context.rank * (self._alone is not None)
+        place = {"rank": context.rank, "local_rank": local_rank, "alone": self._alone}
+        made = self._session.checkpointer = _Checkpointer(state, link=context.link, **place)
+        self._session.beacon("start")
+        return made
+
+    def sources(self) -> Sources | None:
+        """The shards of what this round starts from; None: it starts from nothing."""
+        link = self._session.context.link
+        if link is None:
+            return self._alone.sources() if self._alone else None
+        place = link.ask(Fetch(), Fetched)
+        return sources_of(link, place) if place.path or place.sources else None
+
+    def beacon(self, iteration: int, phase: str) -> None:
+        """Show what this worker does now, in a loop that is not `batches`."""
+        self._session.iteration = iteration
+        self._session.beacon(phase)
+
+    def report(self, iteration: int, facts: Mapping[str, float | int | str]) -> None:
+        """Telemetry of that iteration, in such a loop."""
+        self._session.iteration = iteration
+        self._session.send(facts)
+
+    def place(self) -> tuple[Store, str]:
+        """The store and what the keys of this job's checkpoints begin with."""
+        if self._alone is not None:
+            return self._alone.store, self._alone.prefix
+        link = self._session.context.link
+        if link is None:
+            raise StoreError("no agent started this script and it has no store: set EVERSTEP_STORE=DIRECTORY")
+        return open_store(link.welcome.store, read_only=True), checkpoints_of(link.welcome.job)
 
 
 def batches(
@@ -239,8 +306,7 @@ def _mixed(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1
 
 
-def _alone() -> Alone | None:
-    uri = os.environ.get("EVERSTEP_STORE")
+def _alone(uri: str) -> Alone | None:
     if not uri:
         print(
             "everstep: no agent started this script, its checkpoints are not kept; "

@@ -49,6 +49,8 @@ class Segment(msgspec.Struct, frozen=True, tag=True):
     path: str
     slots: int
     capacity: int
+    overhead: float = 0.0
+    """Share of the time that staging may take; 0: whatever it takes."""
 
 
 class Acquire(msgspec.Struct, frozen=True, tag=True):
@@ -74,6 +76,8 @@ class Staged(msgspec.Struct, frozen=True, tag=True):
     size: int
     persist: bool
     """Copy it to the store now, whatever the interval says."""
+    thinned: str = ""
+    """Why not every iteration is staged; empty while each is."""
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True):

@@ -1,67 +1,167 @@
-"""Checkpoints of a plain `python script.py`, without agent and master: written by the process itself, then committed.
+"""Checkpoints of a script that no agent started (`python`, `torchrun`): staged and persisted in the process itself.
 
-The same objects and manifest as an elastic job's, so that every reader reads both.
+The same objects and manifest as an elastic job's, so that every reader reads both. `save` copies the state into a
+buffer of this process; a thread puts it into the store. A state that is the same on every rank is written by one of
+them. Of a sharded one each rank puts its own shard, and whoever sees all of them there commits: nothing communicates
+but two numbers, when the checkpointer is made and when it loads.
 """
 
 import json
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
+from runtime import faults
 from runtime.checkpoint.committed import MANIFEST, shards_of
 from runtime.checkpoint.digests import seal
-from runtime.checkpoint.errors import RestoreError
-from runtime.checkpoint.fetch import read, shard_key
-from runtime.checkpoint.layout import plan, state_capacity
-from runtime.checkpoint.reshard import reshard
+from runtime.checkpoint.fetch import checkpoints_of, read, shard_key
+from runtime.checkpoint.layout import Layout, json_bytes, plan, state_capacity
+from runtime.checkpoint.reshard import Sources, head_of
 from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.tree import Tree
-from runtime.store import Store
+from runtime.job.messages import Holding
+from runtime.store import Store, StoreError
+
+Agree = Callable[[int, int], tuple[int, int]]
+"""Rank 0's two numbers, on every rank: a collective."""
+EVERY = 50
+"""Iterations between two checkpoints of a sharded state: a number that all ranks count alike, as no clock is."""
+COMMIT_TIMEOUT_S = 600.0
+_LOOK_EVERY_S = 0.05
 
 
 class Alone:
-    """Keeps the checkpoints of `job` in `store`; writes one when `every_s` seconds have passed, and when asked."""
+    """Keeps the checkpoints of `job` in `store`. Not thread-safe."""
 
     def __init__(self, store: Store, job: str, every_s: float = 60.0) -> None:
-        self._store, self._job, self._every_s = store, job, every_s
-        manifests = self._manifests()
-        self._round = int(manifests[-1].split("/")[-2].partition("-")[0]) + 1 if manifests else 1
-        self._written = time.monotonic()
-        self._iterations: set[int] = set()
+        """A state that is the same on every rank is written when `every_s` seconds have passed, and when asked."""
+        self.store, self.prefix = store, checkpoints_of(job)
+        self._job, self._every_s = job, every_s
+        self._rank, self._world_size = 0, 1
+        self._agree: Agree = _own
+        self._round = 0
+        """Claimed with the first checkpoint; of a sharded state at once, by rank 0."""
+        self._due = time.monotonic() + every_s
+        self._saved: set[int] = set()
+        self._stager: Stager | None = None
+        self._buffer = memoryview(b"")
+        self._thread = ThreadPoolExecutor(1, "everstep-persist")
+        self._writing: Future[None] | None = None
 
-    def load(self, state: dict[str, Any]) -> int:
-        """Restore the newest committed checkpoint, whoever cut it, into `state`; its iteration, 0 when there is none.
+    def join(self, rank: int, world_size: int, agree: Agree) -> None:
+        """The state is sharded over that many ranks, each of which calls this: their checkpoints are one round's, which
+        no other run of the job has, not even one that was given up and still writes."""
+        self._rank, self._world_size, self._agree = rank, world_size, agree
+        self._round = agree(0 if rank else self._claimed(), 0)[0]
 
-        Raises RestoreError when its objects are gone or damaged, or of another model.
-        """
-        manifests = self._manifests()
-        if not manifests:
-            return 0
-        shards = shards_of(manifests[-1].rpartition("/")[0], json.loads(self._store.get(manifests[-1])))
-        try:
-            return reshard(shards, state, 0, partial(read, store=self._store, token=""))
-        except RestoreError as error:
-            raise RestoreError(f"{manifests[-1]}: {error}") from None
+    def sources(self) -> Sources | None:
+        """The shards of the newest committed checkpoint, whoever cut it, the same one on every rank; None: there is
+        none. Raises StoreError."""
+        newest = self._newest()
+        place = self._agree(*newest)
+        if place == (0, 0):
+            return None
+        folder = shard_key(self._job, *place, 0).rpartition("/")[0]
+        manifest = json.loads(self.store.get(f"{folder}/{MANIFEST}"))
+        return Sources(shards_of(folder, manifest), partial(read, store=self.store, token=""))
 
     def save(self, iteration: int, tree: Tree, persist: bool = False) -> None:
-        """Write and commit, if it is time. Blocks while it does. Raises StoreError."""
-        if iteration in self._iterations or (not persist and time.monotonic() < self._written + self._every_s):
+        """Stage, if it is time, and put it into the store in the background. Waits for what is still being put, which
+        raises StoreError when the store did not take it."""
+        if iteration in self._saved or not (persist or self._is_due(iteration)):
             return
-        written: dict[str, Any] = {"iteration": iteration, "state": tree.json}
-        layout = plan(tree.tensors, state_capacity(written), tree.pieces())
-        data = memoryview(bytearray(layout.size))
-        Stager(layout).stage(0, data, tree.tensors, written, iteration)
-        digest = seal(data)
-        key = shard_key(self._job, self._round, iteration, 0)
-        self._store.put(key, data)
-        shard = {"key": key, "shard": 0, "shards": 1, "size": layout.size, "digest": digest}
-        told = {"version": 1, "job": self._job, "round": self._round, "iteration": iteration, "world_size": 1}
-        self._store.create(
-            f"{key.rpartition('/')[0]}/{MANIFEST}", json.dumps({**told, "objects": [shard]}, indent=1).encode()
-        )
-        self._iterations.add(iteration)
-        self._written = time.monotonic()
+        self._wait()
+        self._round = self._round or self._claimed()
+        text = json_bytes({"iteration": iteration, "state": tree.json})
+        stager = self._stager
+        if stager is None or not stager.layout.matches(tree.tensors) or len(text) > stager.layout.state.size:
+            stager = self._stager = Stager(plan(tree.tensors, state_capacity(text), tree.pieces()))
+            self._buffer = memoryview(bytearray(stager.layout.size))
+        stager.stage(0, self._buffer, tree.tensors, text, iteration)
+        self._saved.add(iteration)
+        self._writing = self._thread.submit(self._put, iteration, stager.layout)
 
-    def _manifests(self) -> list[str]:
-        found = self._store.list(f"jobs/{self._job}/checkpoints/")
-        return [entry.key for entry in found if entry.key.endswith(f"/{MANIFEST}")]
+    def flush(self, iteration: int) -> str:
+        """Wait until `iteration`, saved before, is committed; the manifest's key. Raises StoreError."""
+        if iteration not in self._saved:
+            raise StoreError(f"iteration {iteration} was not saved: save it with persist=True before it is flushed")
+        self._wait()
+        deadline = time.monotonic() + COMMIT_TIMEOUT_S
+        while missing := self._commit(iteration):
+            if time.monotonic() > deadline:
+                raise StoreError(f"iteration {iteration} is not committed: {missing[0]} did not come")
+            time.sleep(_LOOK_EVERY_S)
+        return self._manifest(iteration)
+
+    def _is_due(self, iteration: int) -> bool:
+        if self._world_size > 1:
+            return iteration % EVERY == 0
+        return time.monotonic() >= self._due and (self._writing is None or self._writing.done())
+
+    def _wait(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _put(self, iteration: int, layout: Layout) -> None:
+        data = self._buffer[: layout.size]
+        seal(data)
+        faults.point("alone.before_put", iteration=iteration)
+        self.store.put(self._key(iteration, self._rank), data)
+        faults.point("alone.after_put", iteration=iteration)
+        self._commit(iteration)
+        self._due = time.monotonic() + self._every_s
+
+    def _commit(self, iteration: int) -> list[str]:
+        """Make the checkpoint visible when all of it is there; else which objects are missing."""
+        manifest = self._manifest(iteration)
+        sizes = {entry.key: entry.size for entry in self.store.list(manifest.rpartition("/")[0] + "/")}
+        keys = [self._key(iteration, rank) for rank in range(self._world_size)]
+        missing = [key for key in keys if key not in sizes]
+        if missing or manifest in sizes:
+            return missing
+        objects = []
+        for rank, key in enumerate(keys):
+            source = Holding(self._round, iteration, rank, self._world_size, sizes[key], key=key)
+            layout, digests = head_of(source, partial(read, store=self.store, token=""))
+            if layout.size != sizes[key]:
+                raise StoreError(f"{key}: {sizes[key]} bytes are there, its header tells of {layout.size}")
+            shard = {"key": key, "shard": rank, "shards": self._world_size, "size": sizes[key]}
+            objects.append({**shard, "digest": digests.of_head()})
+        told = {"version": 1, "job": self._job, "round": self._round, "iteration": iteration}
+        faults.point("alone.before_manifest", iteration=iteration)
+        whole = {**told, "world_size": self._world_size, "objects": objects}
+        self.store.create(manifest, json.dumps(whole, indent=1).encode())
+        faults.point("alone.after_manifest", iteration=iteration)
+        return []
+
+    def _key(self, iteration: int, rank: int) -> str:
+        return shard_key(self._job, self._round, iteration, rank)
+
+    def _manifest(self, iteration: int) -> str:
+        return f"{self._key(iteration, 0).rpartition('/')[0]}/{MANIFEST}"
+
+    def _claimed(self) -> int:
+        """A round that nobody has begun or will begin: what another run leaves behind is never completed."""
+        round_ = 1 + max((round_ for round_, _, _ in self._objects()), default=0)
+        while not self.store.create(f"jobs/{self._job}/rounds/{round_:06d}", b"claimed"):
+            round_ += 1
+        return round_
+
+    def _newest(self) -> tuple[int, int]:
+        return max((place[:2] for place in self._objects() if place[2] == MANIFEST), default=(0, 0))
+
+    def _objects(self) -> list[tuple[int, int, str]]:
+        """(Round, iteration, name) of each object."""
+        found = []
+        for entry in self.store.list(self.prefix):
+            folder, _, name = entry.key.rpartition("/")
+            round_, _, iteration = folder.rpartition("/")[2].partition("-")
+            if round_.isdecimal() and iteration.isdecimal():
+                found.append((int(round_), int(iteration), name))
+        return found
+
+
+def _own(one: int, other: int) -> tuple[int, int]:
+    return one, other

@@ -7,16 +7,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from runtime import faults
 from runtime.agent.link import Acquire, Announce, Done, Fetch, Fetched, Flush, Link, Segment, Slot, Staged
 from runtime.checkpoint.alone import Alone
-from runtime.checkpoint.errors import RestoreError, StateError
+from runtime.checkpoint.errors import RestoreError
 from runtime.checkpoint.fetch import read
-from runtime.checkpoint.layout import plan, read_header, read_json, state_capacity
-from runtime.checkpoint.reshard import reshard
+from runtime.checkpoint.layout import json_bytes, plan, read_header, read_json, state_capacity
+from runtime.checkpoint.reshard import Sources, reshard
 from runtime.checkpoint.restore import cut_alike, restore
 from runtime.checkpoint.segment import Beacon, SegmentFile
 from runtime.checkpoint.stage import Stager
+from runtime.checkpoint.thinning import Thinning
 from runtime.checkpoint.tree import Tree, Walker, flatten, prepare
 from runtime.job.messages import Holding
 from runtime.store import open_store
@@ -46,6 +50,8 @@ class Checkpointer:
         """
         self.stall_s = 0.0
         """How long the last `save` held training up."""
+        self.restored = 0
+        """The iteration that `load` restored; 0: none."""
         self._link, self._alone, self._clock = link, alone, clock
         self._rank, self._local_rank = rank, local_rank
         self._segment: SegmentFile | None = None
@@ -59,13 +65,14 @@ class Checkpointer:
         self._walker = Walker()
         tree = self._walker.flatten(state)
         self._sharded = tree.sharded()
-        if self._sharded and alone is not None:
-            raise StateError(
-                "state: it is sharded over ranks; its checkpoints need an agent: start with everstep launch"
-            )
         self._stages = self._sharded or local_rank == 0
+        self._thinning = Thinning(0.0)
+        self._persisted = False
+        """Was what was saved last asked into the store?"""
         if link is not None:
-            self._announce(tree)
+            self._announce(tree, _text(0, tree))
+        elif alone is not None and self._sharded:
+            alone.join(rank, dist.get_world_size(), _from_rank_0)
 
     def load(self, state: dict[str, Any]) -> int:
         """Restore the newest checkpoint into `state`, in place; returns its iteration, 0 when there is none.
@@ -73,7 +80,8 @@ class Checkpointer:
         Raises RestoreError when it is of another model or damaged; LinkError when no source can give it.
         """
         if self._link is None:
-            self._saved = self._alone.load(state) if self._alone else 0
+            sources = self._alone.sources() if self._alone else None
+            self._saved = self.restored = reshard(*sources, state, self._rank) if sources else 0
             return self._saved
         place = self._link.ask(Fetch(), Fetched)
         if not place.path and not place.sources:
@@ -82,6 +90,7 @@ class Checkpointer:
         self._saved = self._restore(place, state)
         if self._saved != place.iteration:
             raise RestoreError(f"iteration {place.iteration} was promised, the checkpoint says {self._saved}")
+        self.restored = self._saved
         self._populate()
         return self._saved
 
@@ -91,31 +100,37 @@ class Checkpointer:
         `persist` copies it to the store whatever the interval says. Call it on every rank.
         """
         began = time.perf_counter()
-        if self._stages and (iteration != self._saved or not self._saved_here):
+        staged = persist or self._thinning.due(iteration)
+        self._save(iteration, state, persist, staged)
+        self.stall_s = time.perf_counter() - began
+        if self._thinning.saved(self.stall_s, staged, began) and self._rank == 0:
+            print(f"everstep: {self._thinning.why}", file=sys.stderr)
+
+    def _save(self, iteration: int, state: dict[str, Any], persist: bool, staged: bool) -> None:
+        same = iteration == self._saved and self._saved_here
+        if staged and self._stages and not (same and (self._persisted or not persist)):
             if self._link is not None:
                 self._stage(iteration, state, persist)
             elif self._alone is not None:
                 self._alone.save(iteration, flatten(state), persist)
-        self._saved, self._saved_here = iteration, True
-        self.stall_s = time.perf_counter() - began
+        self._persisted = persist or (same and self._persisted)
+        self._saved, self._saved_here = iteration, staged or same
 
     def flush(self, iteration: int) -> str:
         """Wait until `iteration`, saved before, is committed in the store; the manifest's key ("" on a node that does
-        not persist). Raises LinkError when it cannot be."""
-        if self._link is None or not self._stages:
+        not persist). Raises LinkError or StoreError when it cannot be."""
+        if not self._stages:
             return ""
+        if self._link is None:
+            return self._alone.flush(iteration) if self._alone else ""
         return self._link.ask(Flush(iteration), Done).detail
 
     def finish(self, state: dict[str, Any]) -> str:
         """Training is over: the last state is in the store, committed, when this returns; the manifest's key."""
         if self._saved == 0:
             return ""
-        if self._link is None:
-            if self._alone is not None and self._stages:
-                self._alone.save(self._saved, flatten(state), persist=True)
-            return ""
-        if not self._saved_here:
-            self.save(self._saved, state)
+        if not self._saved_here or self._link is None:
+            self._save(self._saved, state, persist=self._link is None, staged=True)
         return self.flush(self._saved)
 
     def beacon(self, iteration: int, phase: str) -> None:
@@ -127,33 +142,35 @@ class Checkpointer:
     def _restore(self, place: Fetched, state: dict[str, Any]) -> int:
         """From the shard that lies in this node's memory where its cut is ours, else from parts of all shards."""
         assert self._link is not None
-        whole = None
         if place.path:
-            path, segment = Path(place.path), self._segment
-            if segment is None or segment.path != path:  # another local rank's, or one of an earlier size
-                segment = SegmentFile.open(path)
-            data = segment.bytes_at(place.offset, place.size)
+            data = self._own(place)
             layout = read_header(data)
             if cut_alike(layout, read_json(layout, data), state):
                 return restore(data, state, place.digest)
-            whole = data if not place.sources else None
+        return reshard(*sources_of(self._link, place), state, self._rank)
 
-        if whole is not None:
-            one = Holding(place.round, place.iteration, size=place.size, digest=place.digest)
-            return reshard((one,), state, self._rank, partial(_read_here, whole))
-        store = open_store(self._link.welcome.store)
-        return reshard(place.sources, state, self._rank, partial(read, store=store, token=place.token))
+    def _own(self, place: Fetched) -> memoryview:
+        """The shard that lies in this node's memory."""
+        path, segment = Path(place.path), self._segment
+        if segment is None or segment.path != path:  # another local rank's, or one of an earlier size
+            segment = SegmentFile.open(path)
+        return segment.bytes_at(place.offset, place.size)
 
-    def _announce(self, tree: Tree) -> None:
+    def _announce(self, tree: Tree, text: bytes) -> None:
         assert self._link is not None
         capacity = 0
         if self._stages:
-            self._stager = Stager(
-                plan(tree.tensors, state_capacity({"iteration": 0, "state": tree.json}), tree.pieces())
-            )
+            self._stager = Stager(plan(tree.tensors, state_capacity(text), tree.pieces()))
             capacity = self._stager.layout.size
         segment = self._link.ask(Announce(capacity, self._sharded), Segment)
+        if self._stages and segment.overhead != self._thinning.overhead:
+            self._thinning = Thinning(segment.overhead, _largest if self._sharded else float)
         self._segment, self._populated = SegmentFile.open(Path(segment.path)), not capacity
+        if capacity and self._rank == 0:
+            size, slot = segment.slots * segment.capacity, segment.capacity
+            more = f", and up to {2 * slot / 1e6:.1f} MB for copies of a peer's" if self._sharded else ""
+            what = f"{segment.slots} slots of {slot / 1e6:.1f} MB"
+            print(f"everstep: {size / 1e6:.1f} MB of shared memory for this state: {what}{more}", file=sys.stderr)
 
     def _populate(self) -> None:
         """Once, and not while a state is restored: that has to have both, the memory's pages and the cores."""
@@ -164,17 +181,50 @@ class Checkpointer:
     def _stage(self, iteration: int, state: dict[str, Any], persist: bool) -> None:
         assert self._link is not None
         tree = self._walker.flatten(state)
-        if not tree.again and not self._stager.layout.matches(tree.tensors):
+        text = _text(iteration, tree)
+        layout = self._stager.layout
+        if not (tree.again or layout.matches(tree.tensors)) or len(text) > layout.state.size:
             print("everstep: the state changed its form; its shared memory is made anew", file=sys.stderr)
-            self._announce(tree)
+            self._announce(tree, text)
         assert self._segment is not None
         slot = self._link.ask(Acquire(iteration), Slot).slot
-        written = {"iteration": iteration, "state": tree.json}
-        self._stager.stage(slot, self._segment.slot(slot), tree.tensors, written, iteration)
-        self._link.ask(Staged(slot, iteration, self._stager.layout.size, persist), Done)
+        self._stager.stage(slot, self._segment.slot(slot), tree.tensors, text, iteration)
+        told = Staged(slot, iteration, self._stager.layout.size, persist, self._thinning.why)
+        self._link.ask(told, Done)
         self._populate()
         faults.point("checkpoint.after_commit", iteration=iteration)
 
 
+def _text(iteration: int, tree: Tree) -> bytes:
+    """The part that is no tensor, as a shard has it."""
+    return json_bytes({"iteration": iteration, "state": tree.json})
+
+
+def sources_of(link: Link, place: Fetched) -> Sources:
+    """Where all shards of the checkpoint are that `place` is of: the one in own memory, or every one of a sharded
+    state, wherever it is held."""
+    if place.sources:
+        store = open_store(link.welcome.store)
+        return Sources(place.sources, partial(read, store=store, token=place.token))
+    data = SegmentFile.open(Path(place.path)).bytes_at(place.offset, place.size)
+    one = Holding(place.round, place.iteration, size=place.size, digest=place.digest)
+    return Sources((one,), partial(_read_here, data))
+
+
 def _read_here(data: memoryview, _: Holding, start: int, buffer: memoryview) -> None:
     buffer[:] = data[start : start + len(buffer)]
+
+
+def _largest(mine: float) -> float:
+    """Of all ranks' numbers."""
+    both = torch.tensor([mine], dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    return float(both[0])
+
+
+def _from_rank_0(one: int, other: int) -> tuple[int, int]:
+    """Rank 0's two numbers, on every rank."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    both = torch.tensor([one, other], device=device)
+    dist.broadcast(both, 0)
+    return int(both[0]), int(both[1])

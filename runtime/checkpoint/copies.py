@@ -46,6 +46,11 @@ class Sender:
         self._peer, self._told = peer, ""
         self._under_way.clear()
 
+    @property
+    def has_peer(self) -> bool:
+        """Is there another failure domain?"""
+        return bool(self._peer)
+
     def busy(self, local_rank: int) -> bool:
         """Is what that worker staged last still on its way?"""
         return local_rank in self._under_way

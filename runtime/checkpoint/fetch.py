@@ -14,7 +14,12 @@ _CHUNK = 4 << 20
 
 def shard_key(job: str, round_: int, iteration: int, shard: int) -> str:
     """The object of a persisted shard: immutable, the newest checkpoint sorts last."""
-    return f"jobs/{job}/checkpoints/{round_:06d}-{iteration:09d}/rank-{shard:05d}.safetensors"
+    return f"{checkpoints_of(job)}{round_:06d}-{iteration:09d}/rank-{shard:05d}.safetensors"
+
+
+def checkpoints_of(job: str) -> str:
+    """What the keys of a job's checkpoints begin with."""
+    return f"jobs/{job}/checkpoints/"
 
 
 def fetch(source: Holding, buffer: memoryview, store: Store, token: str) -> None:

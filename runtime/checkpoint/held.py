@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.checkpoint.errors import SegmentError
-from runtime.checkpoint.segment import SegmentFile, rounded
+from runtime.checkpoint.segment import SegmentFile, require_room, rounded
 from runtime.checkpoint.slots import KEPT_SHARDED, Identity, SlotTable
 
 COPY_SLOTS = 2
@@ -92,10 +92,11 @@ class Segments:
                 return held, slot
         return None
 
-    def ensure(self, local_rank: int, capacity: int, sharded: bool = False) -> Held:
+    def ensure(self, local_rank: int, capacity: int, sharded: bool = False, copies: bool = False) -> Held:
         """A segment with slots of exactly that capacity (0: a control page only). Raises SegmentError: no room.
 
-        One more slot for a sharded state, of which the two newest are kept.
+        One more slot for a sharded state, of which the two newest are kept; `copies`: there must be room for those of
+        a peer's shard, too, which come later and are about as large.
         """
         held = self.current(local_rank)
         count = COPY_SLOTS if local_rank < 0 else self.slots + sharded
@@ -106,6 +107,8 @@ class Segments:
             held.file.unlink()
         if self._closed:
             raise SegmentError("this node is leaving")
+        if sharded and copies:
+            require_room(self.directory, count, COPY_SLOTS, capacity)
         self._made += 1
         suffix = f".{self._made}" if self._held.get(local_rank) else ""
         name = f"{local_rank}" if local_rank >= 0 else f"copy{copies_of(local_rank)}"

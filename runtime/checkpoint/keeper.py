@@ -55,6 +55,8 @@ class Keeper:
         of this node; without `persists` the store is not there for other nodes to read.
         """
         self._node, self._cadence, self._persists = node, Cadence(persist_interval, overhead), persists
+        self._overhead, self._thinned = overhead, ""
+        """Why workers do not stage every iteration."""
         self._segments = Segments(directory, segment_prefix(job, node), slots)
         self._segments.reclaim()
         self._changed = threading.Condition()
@@ -82,7 +84,10 @@ class Keeper:
 
     def interval(self) -> tuple[int, str]:
         """Iterations between two states that go to the store, and why so many; (0, "") where none does."""
-        return self._cadence.interval if self._persists else (0, "")
+        if not self._persists:
+            return 0, ""
+        iterations, why = self._cadence.interval
+        return iterations, f"{why}; {self._thinned}" if self._thinned else why
 
     def new_round(self, seat: Seat) -> None:
         """A round begins, its workers are not started yet: fetch `seat.restore` into own memory, in a thread."""
@@ -105,9 +110,9 @@ class Keeper:
         """
         with self._changed:
             self._check_open()
-            held = self._segments.ensure(local_rank, capacity, sharded)
+            held = self._segments.ensure(local_rank, capacity, sharded, self._sender.has_peer)
             held.sharded = sharded
-            return Segment(str(held.file.path), held.file.slots, held.file.capacity)
+            return Segment(str(held.file.path), held.file.slots, held.file.capacity, self._overhead)
 
     def acquire(self, local_rank: int, iteration: int) -> Slot:
         """A slot that may be overwritten; blocks until there is one. KeeperError when the worker died meanwhile."""
@@ -147,6 +152,7 @@ class Keeper:
                 self._sender.send(local_rank, held, whole)
             if stages == _ALL_COPIED:
                 self._segments.forget_copies(identity.round)
+            self._thinned = message.thinned
             self._cadence.staged(message.iteration, time.monotonic())
             due = self._cadence.due(message.iteration)
             if self._to_store(held) and (message.persist or (due and held.sharded)):

@@ -102,13 +102,11 @@ class Layout:
             for name, tensor in tensors.items()
         )
 
-    def write_state(self, buffer: memoryview, value: Any) -> None:
-        """Put header, JSON state and an empty table into the shard's bytes. Raises StateError: it outgrew its place."""
-        text = json_bytes(value)
+    def write_state(self, buffer: memoryview, text: bytes) -> None:
+        """Put header, JSON state (`json_bytes`) and an empty table into the shard's bytes. Raises StateError."""
         if len(text) > self.state.size:
             raise StateError(
-                f"state: its part that is no tensor grew to {len(text)} bytes, {self.state.size} were announced; "
-                "keep what grows in tensors of fixed size, or make a new Checkpointer"
+                f"state: its part that is no tensor has {len(text)} bytes, {self.state.size} were set aside"
             )
         buffer[: len(self.header)] = self.header
         start = self.state.start
@@ -126,9 +124,9 @@ def _plain(value: Any) -> Any:
     return next(kind(value) for kind in (int, float, str) if isinstance(value, kind))
 
 
-def state_capacity(value: Any) -> int:
+def state_capacity(text: bytes) -> int:
     """Bytes set aside for the JSON part: room to grow to four times what it is now, at least 64 KiB."""
-    return _up(max(SMALL, 4 * len(json_bytes(value))))
+    return _up(max(SMALL, 4 * len(text)))
 
 
 def plan(tensors: Mapping[str, torch.Tensor], capacity: int, pieces: Mapping[str, Piece] | None = None) -> Layout:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from runtime.checkpoint.errors import StateError
+
 T = TypeVar("T")
 
 
@@ -68,32 +70,60 @@ def whole(shape: Iterable[int]) -> Piece:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor, sharing its memory; any other tensor as it is."""
-    if is_sharded_kind(tensor):
+    """This rank's part of a sharded tensor, sharing its memory; any other tensor as it is."""
+    if _is_dtensor(tensor):
         with torch.no_grad():
             return tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue]
+    if _is_fsdp1(tensor):
+        shard = _shard(tensor)
+        return shard.tensor if shard else torch.empty((0, *tensor.shape[1:]), dtype=tensor.dtype)
     return tensor
 
 
 def piece(tensor: torch.Tensor) -> Piece:
     """Which part of the whole tensor `local(tensor)` is."""
-    if not is_sharded_kind(tensor):
-        return whole(tensor.shape)
+    every = tuple(tensor.shape)
+    if _is_fsdp1(tensor):
+        if shard := _shard(tensor):
+            return Piece(every, Box(tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes)))
+        return Piece(every, Box((0,) * len(every), (0, *every[1:])))
+    if not _is_dtensor(tensor):
+        return whole(every)
     from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 
     (chunk,) = _create_chunk_list(tensor)
-    return Piece(tuple(tensor.shape), Box(tuple(chunk.offsets), tuple(chunk.sizes)))
+    return Piece(every, Box(tuple(chunk.offsets), tuple(chunk.sizes)))
 
 
-def spread(tensor: torch.Tensor) -> bool:
+def spread(tensor: Any) -> bool:
     """Does each of several ranks hold its own part, or its own copy, of this tensor? Alike on all of them."""
-    return is_sharded_kind(tensor) and tensor.device_mesh.size() > 1  # pyright: ignore[reportAttributeAccessIssue]
+    if _is_fsdp1(tensor):
+        return torch.distributed.get_world_size(tensor._process_group) > 1
+    return _is_dtensor(tensor) and tensor.device_mesh.size() > 1
 
 
 def is_sharded_kind(tensor: Any) -> bool:
-    """Is it a DTensor? The class is not imported for that: without the import there is none."""
+    """Is it a DTensor (FSDP2, tensor parallelism) or a ShardedTensor (FSDP1's SHARDED_STATE_DICT)?"""
+    return _is_dtensor(tensor) or _is_fsdp1(tensor)
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    """The class is not imported for that: without the import there is none."""
     kinds = sys.modules.get("torch.distributed.tensor")
     return kinds is not None and isinstance(tensor, kinds.DTensor)
+
+
+def _is_fsdp1(tensor: Any) -> bool:
+    kinds = sys.modules.get("torch.distributed._shard.sharded_tensor")
+    return kinds is not None and isinstance(tensor, kinds.ShardedTensor)
+
+
+def _shard(tensor: Any) -> Any:
+    """FSDP1 gives each rank one part of the first dimension, the last ranks none when it is short."""
+    shards = tensor.local_shards()
+    if len(shards) > 1 or (shards and is_sharded_kind(shards[0].tensor)):
+        raise StateError(f"a ShardedTensor with {len(shards)} parts on a rank, or of sharded parts; use DTensor for it")
+    return shards[0] if shards else None
 
 
 def cover(wanted: Box, held: Iterable[tuple[T, Box]]) -> tuple[list[tuple[T, Box]], list[Box]]:

@@ -25,6 +25,15 @@ from runtime.job.messages import Holding
 
 Read = Callable[[Holding, int, memoryview], None]
 """Fill the buffer with what stands at that source from that byte on; RestoreError when it cannot be had."""
+
+
+class Sources(NamedTuple):
+    """Where the shards of one checkpoint are held, each one's best place first, and how their bytes are read."""
+
+    holdings: tuple[Holding, ...]
+    read: Read
+
+
 _FIRST = 256 << 10
 _AT_ONCE = 8 * BLOCK
 _log = logging.getLogger("everstep.checkpoint")
@@ -67,23 +76,30 @@ class Shard:
         raise RestoreError(f"a shard cannot be read: {'; '.join(why) or 'nobody holds it'}")
 
     def _head(self, source: Holding) -> tuple[Layout, Digests]:
-        head = self._grown(source, b"", min(_FIRST, source.size))
-        head = self._grown(source, head, 8 + int.from_bytes(head[:8], "little"))
-        layout = read_header(head)
-        head = self._grown(source, head, layout.table.start + layout.table.size)
-        digests = checked_head(memoryview(head), source.digest)
+        layout, digests = head_of(source, self._read)
+        digests = checked_head(digests.head, source.digest)
         if layout.size != source.size:
             raise RestoreError(f"{source.size} bytes were promised, its header tells of {layout.size}")
         return layout, digests
 
-    def _grown(self, source: Holding, head: bytes, size: int) -> bytes:
-        if size > source.size:
-            raise RestoreError(f"its head has {size} bytes, of {source.size} of the whole shard: it is damaged")
-        if size <= len(head):
-            return head
-        more = bytearray(size - len(head))
-        self._read(source, len(head), memoryview(more))
-        return head + bytes(more)
+
+def head_of(source: Holding, read: Read) -> tuple[Layout, Digests]:
+    """What the head of the shard at `source` says, unchecked. Raises RestoreError when it is not there, whole."""
+    head = _grown(source, read, b"", min(_FIRST, source.size))
+    head = _grown(source, read, head, 8 + int.from_bytes(head[:8], "little"))
+    layout = read_header(head)
+    head = _grown(source, read, head, layout.table.start + layout.table.size)
+    return layout, Digests(memoryview(head))
+
+
+def _grown(source: Holding, read: Read, head: bytes, size: int) -> bytes:
+    if size > source.size:
+        raise RestoreError(f"its head has {size} bytes, of {source.size} of the whole shard: it is damaged")
+    if size <= len(head):
+        return head
+    more = bytearray(size - len(head))
+    read(source, len(head), memoryview(more))
+    return head + bytes(more)
 
 
 class Want(NamedTuple):
@@ -107,7 +123,7 @@ def open_shards(sources: Iterable[Holding], read: Read) -> list[Shard]:
     return shards
 
 
-def reshard(sources: Iterable[Holding], state: dict[str, Any], rank: int, read: Read) -> int:
+def reshard(sources: Iterable[Holding], read: Read, state: dict[str, Any], rank: int) -> int:
     """Load this rank's parts of a sharded checkpoint into `state`, in place; returns its iteration.
 
     What is not sharded, and the JSON part, come from the shard of the same rank, counted around if there are fewer.
@@ -124,7 +140,7 @@ def reshard(sources: Iterable[Holding], state: dict[str, Any], rank: int, read: 
     saved = shards[0].saved
     require_same(_held(shards), {path: wholes[name] for path, name in live.places.items()}, (state, saved["state"]))
     gather(shards, wants)
-    put_back(state, saved["state"])
+    put_back(state, saved["state"], live)
     return int(saved["iteration"])
 
 
@@ -133,7 +149,11 @@ def read_whole(sources: Iterable[Holding], read: Read) -> tuple[dict[str, Any], 
 
     What is not sharded comes from shard 0. Raises RestoreError.
     """
-    shards = open_shards(sources, read)
+    return whole_state(open_shards(sources, read))
+
+
+def whole_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
+    """The same of shards that are open."""
     saved, layout = shards[0].saved, shards[0].layout
     parts = {name: layout.piece(name).whole for name in shards[0].places.values()}
     tensors = {name: torch.empty(shape, dtype=layout.places[name].dtype) for name, shape in parts.items()}

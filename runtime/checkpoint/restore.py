@@ -38,7 +38,7 @@ def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
     held = {path: told(layout.places[name].shape, layout.places[name].dtype) for path, name in sources.items()}
     require_same(held, own, (state, saved["state"]))
     _copy_checked(data[: layout.size], layout, sources, live, digest)
-    put_back(state, saved["state"])
+    put_back(state, saved["state"], live)
     return int(saved["iteration"])
 
 

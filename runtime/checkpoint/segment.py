@@ -59,12 +59,7 @@ class SegmentFile:
             memory = mmap.mmap(file, size)
         except OSError as error:
             path.unlink(missing_ok=True)
-            free = os.statvfs(path.parent)
-            raise SegmentError(
-                f"{path.parent}: {slots} slots of {capacity / 1e6:.1f} MB need {size / 1e6:.1f} MB, "
-                f"{free.f_bavail * free.f_frsize / 1e6:.1f} MB are free ({error.strerror}); enlarge {path.parent} "
-                "(in a pod: a memory-backed emptyDir with a larger sizeLimit) or run fewer workers a node"
-            ) from error
+            raise _too_small(path.parent, f"{slots} slots of {capacity / 1e6:.1f} MB", size, error.strerror) from error
         finally:
             os.close(file)
         _HEAD.pack_into(memory, 0, _MAGIC, _VERSION, slots, capacity)
@@ -133,6 +128,24 @@ class SegmentFile:
     def unlink(self) -> None:
         """Remove the file; the memory goes when the last process that maps it lets go."""
         self.path.unlink(missing_ok=True)
+
+
+def require_room(directory: Path, slots: int, copies: int, capacity: int) -> None:
+    """Raises SegmentError when that many slots, and slots for a peer's copies, cannot all be had there."""
+    place = os.statvfs(directory)
+    size = PAGE + (slots + copies) * rounded(capacity)
+    if size > place.f_bavail * place.f_frsize:
+        what = f"{slots} slots of {rounded(capacity) / 1e6:.1f} MB and {copies} for copies of a peer's shard"
+        raise _too_small(directory, what, size, "No space left on device")
+
+
+def _too_small(directory: Path, what: str, size: int, why: str) -> SegmentError:
+    place = os.statvfs(directory)
+    free = place.f_bavail * place.f_frsize
+    return SegmentError(
+        f"{directory}: {what} need {size / 1e6:.1f} MB, {free / 1e6:.1f} MB are free ({why}); "
+        f"enlarge {directory} (in a pod: a memory-backed emptyDir with a larger sizeLimit) or run fewer workers a node"
+    )
 
 
 def rounded(size: int) -> int:

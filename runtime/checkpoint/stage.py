@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -68,9 +68,9 @@ class Stager:
         self._halves = _halved(layout, self._threads.count)
 
     def stage(
-        self, slot: int, buffer: memoryview, tensors: Mapping[str, torch.Tensor], json: Any, iteration: int
+        self, slot: int, buffer: memoryview, tensors: Mapping[str, torch.Tensor], json: bytes, iteration: int
     ) -> None:
-        """Write the whole shard into `buffer`, the bytes of slot number `slot`."""
+        """Write the whole shard into `buffer`, the bytes of slot number `slot`; `json` is its other part."""
         views = self._views.get(slot)
         if views is None:
             views = {name: place.view(buffer) for name, place in self.layout.places.items()}

@@ -184,8 +184,9 @@ def prepare(state: Any, path: str = "") -> None:
             prepare(item, _join(path, key))
 
 
-def put_back(live: Any, saved: Any) -> Any:
-    """Set everything in `live` that is no tensor from the JSON `saved`; its tensors hold their values already.
+def put_back(live: Any, saved: Any, tree: Tree, path: str = "") -> Any:
+    """Set everything in `live` that is no tensor from the JSON `saved`; `tree`, of the whole state, has its tensors,
+    which hold their values already: an object whose `state_dict` makes new ones each time is given these.
 
     Returns what stands in the place of `live` now: itself when it could be changed in place.
     """
@@ -193,26 +194,26 @@ def put_back(live: Any, saved: Any) -> Any:
     if isinstance(inner, torch.Tensor) or (isinstance(inner, torch.nn.Module) and not _has_more(saved)):
         return live
     if isinstance(inner, Stateful):
-        own = flatten(inner)
-        take_back(inner, _merged(saved, {path: own.live[name] for path, name in own.places.items()}))
+        take_back(inner, _merged(saved, tree, path))
         return live
     if isinstance(inner, dict) and isinstance(saved, dict) and saved.get(SIGN) in (None, "dict"):
         for key, item in saved["items"] if SIGN in saved else saved.items():
-            inner[key] = put_back(inner.get(key), item)
+            inner[key] = put_back(inner.get(key), item, tree, _join(path, key))
         return live
     items = saved["items"] if isinstance(saved, dict) and saved.get(SIGN) == "tuple" else saved
     if isinstance(inner, list | tuple) and isinstance(items, list) and len(inner) == len(items):
-        both = [put_back(old, item) for old, item in zip(inner, items, strict=True)]
+        pairs = enumerate(zip(inner, items, strict=True))
+        both = [put_back(old, item, tree, _join(path, place)) for place, (old, item) in pairs]
         if isinstance(inner, tuple):
             return tuple(both)
         inner[:] = both
         return live
-    return _merged(saved, {})
+    return _merged(saved, tree, path)
 
 
-def _merged(saved: Any, live: dict[str, torch.Tensor]) -> Any:
-    """`saved` with the live tensor at each of its places."""
-    return decode(_by_place(saved, ""), live.__getitem__)
+def _merged(saved: Any, tree: Tree, path: str) -> Any:
+    """`saved`, which stands at `path`, with the live tensor at each of its places."""
+    return decode(_by_place(saved, path), lambda name: tree.live[tree.places[name]])
 
 
 def _by_place(value: Any, path: str) -> Any:

@@ -18,6 +18,19 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """Key of the manifest; empty until committed."""
 
 
+class Doubt(msgspec.Struct, frozen=True):
+    """A state that may be broken, and so what was computed from it."""
+
+    round: int
+    iteration: int
+    until: int
+    """The round that began from it and found it so."""
+
+    def meets(self, held: Holding) -> bool:
+        """Is it that state, or one that was saved later, until the round was over?"""
+        return (held.round, held.iteration) >= (self.round, self.iteration) and held.round <= self.until
+
+
 Checkpoints = dict[tuple[int, int], Checkpoint]
 
 

@@ -47,6 +47,9 @@ TABLE = (
     Row("a worker or node ran out of memory: its cgroup counted a kill, exit 247, OOMKilled", Reason.OOM,
         Decision.RELAUNCH, f"{_NODE_LIMIT}; with more memory each time, up to the limit, then the job fails", (247,)),
     Row("a worker or agent ends with an exit code for faulty hardware", Reason.HARDWARE, Decision.EXCLUDE, _NODE_LIMIT),
+    Row("the loss is no number right after a restore: its script ends with exit 76", Reason.DIVERGED, Decision.RESTART,
+        "restarts of the role; what was restored, and saved since, is restored again only if nothing else is held",
+        (76,)),
     Row("a node is gone: its agent ended, pod deleted, machine not ready", Reason.NODE_LOST,
         Decision.RELAUNCH_ELSEWHERE, _NODE_LIMIT),
     Row("a node ends before it ever joined, or could not be made", Reason.START_FAILED, Decision.RELAUNCH_ELSEWHERE,
@@ -77,7 +80,7 @@ EVENTS = {
 }
 """What the events of fault rules mean."""
 
-OF_WORKERS = frozenset({Reason.USER_ERROR, Reason.OOM, Reason.KILLED, Reason.HARDWARE})
+OF_WORKERS = frozenset({Reason.USER_ERROR, Reason.OOM, Reason.KILLED, Reason.HARDWARE, Reason.DIVERGED})
 OF_NODES = frozenset(
     {
         Reason.NODE_LOST, Reason.START_FAILED, Reason.NO_HEARTBEAT, Reason.NEVER_JOINED, Reason.STRAGGLER,

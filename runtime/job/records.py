@@ -20,6 +20,7 @@ class Reason(StrEnum):
     USER_ERROR = "user error"
     OOM = "out of memory"
     HARDWARE = "hardware"
+    DIVERGED = "no number after a restore"
     NODE_LOST = "node lost"
     START_FAILED = "start failed"
     NO_HEARTBEAT = "no heartbeat"

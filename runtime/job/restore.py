@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
+from msgspec.structs import replace
+
 from runtime.job.messages import Holding, Restore
 from runtime.job.nodes import NodePhase
 from runtime.job.state import State
@@ -23,6 +25,18 @@ def holdings(state: State) -> list[Holding]:
     memory = [held for node in waiting for held in node.holdings if held.node == node.name]
     stored = [shard for checkpoint in state.checkpoints.values() for shard in checkpoint.shards]
     return memory + stored
+
+
+def newest(state: State) -> Restore | None:
+    """What the next round starts from: the newest whole state that nobody doubts, else the newest one."""
+    held = holdings(state)
+    trusted = choose(one for one in held if not any(doubt.meets(one) for doubt in state.doubted))
+    every = choose(held)
+    if trusted is None or every is None or (trusted.round, trusted.iteration) == (every.round, every.iteration):
+        return every
+    doubt = state.doubted[-1]
+    why = f"after iteration {doubt.iteration} of round {doubt.round}, restored in round {doubt.until}, it was no number"
+    return replace(trusted, reason=f"{trusted.reason}; a step back, for the loss {why}")
 
 
 def choose(held: Iterable[Holding]) -> Restore | None:

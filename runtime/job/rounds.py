@@ -144,7 +144,7 @@ def _formed(state: State, spec: JobSpec, reason: str) -> Verdict:
         members=members,
         master_addr=first.address.rpartition(":")[0].strip("[]"),
         master_port=first.master_port,
-        restore=restore.choose(restore.holdings(state)),
+        restore=restore.newest(state),
         reason="",
     )
     hosts = rank_order(fresh)

@@ -240,6 +240,10 @@ class JobSpec(msgspec.Struct, frozen=True):
     fail_policy: EndingPolicy = EndingPolicy.ANY
     """Which of its roles must have failed for the job to fail."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
+    keep_last: int = 0
+    """Committed checkpoints that stay in the store, the newest; 0: all."""
+    keep_every: int = 0
+    """Beside those, the newest of each iteration that is a multiple of this; 0: none."""
 
 
 _OF_PLATFORM = ("priority", "resources", "restart_scope", "restart_time_limit_s", "scale_out_timeout_s", "waits_for")
@@ -260,6 +264,10 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         yield "complete_policy: it is None for every role; the job would never succeed"
     if spec.complete_policy is EndingPolicy.NONE:
         yield "complete_policy: None would never let the job succeed; use All, Any or Rank0"
+    if spec.keep_last < 0 or spec.keep_every < 0:
+        yield f"keep_last, keep_every: {min(spec.keep_last, spec.keep_every)} is negative"
+    if spec.keep_every and not spec.keep_last:
+        yield "keep_every: without keep_last every checkpoint stays"
     for field in msgspec.structs.fields(Patience):
         value = getattr(spec.patience, field.name)
         if value < 0:

@@ -71,4 +71,6 @@ JOB: Fields = {
     "completePolicy": ("complete_policy", values.one_of(EndingPolicy)),
     "failPolicy": ("fail_policy", values.one_of(EndingPolicy)),
     "cleanPodPolicy": ("clean_pod_policy", values.one_of(CleanPodPolicy)),
+    "keepLast": ("keep_last", values.whole),
+    "keepEvery": ("keep_every", values.whole),
 }

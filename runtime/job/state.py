@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
+from runtime.job.checkpoints import Checkpoints, Doubt, with_manifest, with_shard
 from runtime.job.conditions import Condition, told
 from runtime.job.messages import Action, Round
 from runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, moved
@@ -105,6 +105,8 @@ class State(msgspec.Struct, frozen=True):
     iteration: int = 0
     """The newest iteration that the journal speaks of."""
     checkpoints: Checkpoints = {}
+    doubted: tuple[Doubt, ...] = ()
+    """Restored states after which the loss was no number."""
     ended: JobEnded | None = None
     reason: str = "the job begins"
     """Why the job is as it is, in one line."""
@@ -241,6 +243,10 @@ def _finished(state: State, record: NodeFinished) -> State:
 def _faulted(state: State, record: WorkerFaulted) -> State:
     moved(_known(state, record.node), record)
     state = replace(state, iteration=max(state.iteration, record.iteration))
+    round_ = state.round
+    if record.reason is Reason.DIVERGED and round_ and round_.restore and record.round == round_.number:
+        doubt = Doubt(round_.restore.round, round_.restore.iteration, round_.number)
+        state = replace(state, doubted=(*(known for known in state.doubted if known != doubt), doubt))
     if record.reason is not Reason.USER_ERROR:
         return replace(state, excused=state.excused | {record.round})
     first = state.blamed.get(record.round)

@@ -82,6 +82,10 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
         "--cooldown", type=float, default=30.0, metavar="SECONDS", help="a changed round is not broken up to grow (30)"
     )
     group.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store (50)")
+    group.add_argument("--keep-last", type=int, default=0, metavar="N", help="checkpoints that stay in the store (all)")
+    group.add_argument(
+        "--keep-every", type=int, default=0, metavar="M", help="beside those, each whose iteration is a multiple of M"
+    )
     group.add_argument(
         "--checkpoint-overhead", default="", metavar="1%", help="instead: as often as takes this share of the time"
     )

@@ -34,7 +34,8 @@ def job_of(told: "Launch", job: str) -> JobSpec:
     # As torchrun counts: every failure of workers costs a restart, also a kill; a change of membership none.
     limits = {"restart_limit": told.max_restarts, "fail_policy": EndingPolicy.ANY}
     role = RoleSpec(told.nodes, told.min_nodes, told.slots, **limits)
-    return JobSpec(job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED, hang=told.hang)
+    kept = {"keep_last": told.keep_last, "keep_every": told.keep_every}
+    return JobSpec(job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED, hang=told.hang, **kept)
 
 
 def read_spec(told: argparse.Namespace, nodes: tuple[int, int], slots: int) -> tuple[JobSpec, str]:
@@ -79,6 +80,9 @@ def _said(told: argparse.Namespace, role: str, nodes: tuple[int, int], slots: in
         yield Said("--nproc-per-node", ("replicaSpecs", role, "slots"), slots)
     if told.max_restarts:
         yield Said("--max-restarts", ("patience", "maxRestarts"), told.max_restarts)
+    for flag, spelled in (("keep_last", "keepLast"), ("keep_every", "keepEvery")):
+        if getattr(told, flag):
+            yield Said(f"--{flag.replace('_', '-')}", (spelled,), getattr(told, flag))
     if told.cooldown != 30:
         yield Said("--cooldown", ("patience", "coolDown"), told.cooldown)
     if told.hang_timeout != 300:

@@ -90,6 +90,8 @@ class Launch:
     persist_interval: int
     checkpoint_overhead: float
     persist_bytes_per_s: float
+    keep_last: int
+    keep_every: int
     cooldown_s: float
     hang: Hang
     environment: Mapping[str, str]
@@ -148,6 +150,8 @@ def options(
         persist_interval=told.persist_interval,
         checkpoint_overhead=share_of(told.checkpoint_overhead),
         persist_bytes_per_s=told.persist_bytes_per_s,
+        keep_last=told.keep_last,
+        keep_every=told.keep_every,
         cooldown_s=told.cooldown,
         hang=spec.hang if spec is not None else Hang(_hang_policy(told), told.hang_timeout),
         environment={"TORCHELASTIC_SIGNALS_TO_HANDLE": told.signals_to_handle},
@@ -184,6 +188,9 @@ def _check_numbers(told: argparse.Namespace) -> None:
         raise ValueError(f"--max-restarts {told.max_restarts}: it cannot be negative")
     if told.persist_interval < 1:
         raise ValueError(f"--persist-interval {told.persist_interval}: at least 1 iteration is needed")
+    if told.keep_last < 0 or told.keep_every < 0 or (told.keep_every and not told.keep_last):
+        given = f"--keep-last {told.keep_last} --keep-every {told.keep_every}"
+        raise ValueError(f"{given}: give numbers from 1 on, and no --keep-every without --keep-last")
     if not told.persist_bytes_per_s >= 0:
         raise ValueError(f"--persist-bytes-per-s {told.persist_bytes_per_s:g}: it cannot be negative")
     if told.cooldown < 0:

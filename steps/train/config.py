@@ -56,9 +56,14 @@ class Config:
     persist_interval: int = EVERY
     """Iterations between two checkpoints in the store; in memory there is one of every iteration."""
     checkpoint_overhead: str = ""
-    """Instead: a share of the time, such as 1%, that copies to the store may take; how often is then measured."""
+    """Instead: a share of the time, such as 1%, that copies to the store, and staging, may each take; how often is then
+    measured."""
     persist_bytes_per_s: float = 0.0
     """Bytes a second that each node may write to the store; 0: no limit."""
+    keep_last: int = 0
+    """Checkpoints that stay in the store, the newest; 0: all."""
+    keep_every: int = 0
+    """Beside those, each whose iteration is a multiple of this; 0: none."""
     avoid_hosts: str = "[]"
     """JSON list of hosts not to use, as steps.check gives it."""
     job: str = "by-hand-train"
@@ -110,6 +115,10 @@ class Config:
         for name in ("warmup", "max_relaunches", "max_restarts", "replacement_wait_s", "seed", "persist_bytes_per_s"):
             if getattr(self, name) < 0:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: cannot be negative")
+        if self.keep_last < 0 or self.keep_every < 0:
+            raise StepError("--keep-last, --keep-every: cannot be negative")
+        if self.keep_every and not self.keep_last:
+            raise StepError("--keep-every: without --keep-last every checkpoint stays; give that, too")
 
         try:
             share_of(self.checkpoint_overhead)

@@ -20,6 +20,8 @@ _PATHS = {
     "max_relaunches": ("patience", "maxRelaunches"),
     "max_restarts": ("patience", "maxRestarts"),
     "replacement_wait_s": ("patience", "replacementWait"),
+    "keep_last": ("keepLast",),
+    "keep_every": ("keepEvery",),
 }
 """Flags that say what a spec can say too."""
 
@@ -39,7 +41,8 @@ def job_of(config: "Config") -> "JobSpec":
             max_restarts=config.max_restarts,
         )
         roles = {ROLE: RoleSpec(config.nodes, config.min_nodes, config.workers_per_node)}
-        return JobSpec(config.job, roles, patience, config.avoided())
+        kept = {"keep_last": config.keep_last, "keep_every": config.keep_every}
+        return JobSpec(config.job, roles, patience, config.avoided(), **kept)
     text, name = _text(config.job_spec)
     try:
         spec = spec_of(text, name, _said(config))

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from runtime.agent.link import Fetched, Staged
-from runtime.checkpoint.layout import plan, state_capacity
+from runtime.checkpoint.errors import SegmentError
+from runtime.checkpoint.layout import json_bytes, plan, state_capacity
 from runtime.checkpoint.segment import SegmentFile
 from runtime.checkpoint.stage import Stager
 from runtime.job.messages import Restore
@@ -33,11 +34,11 @@ def wait_until(found: Callable[[], Any]) -> None:
 def stage(node: Node, iteration: int, bytes_more: int = 0) -> None:
     """What a rank's Checkpointer does with its shard."""
     tensors = {"weight": torch.full((5000 + bytes_more,), iteration + len(node.name), dtype=torch.uint8)}
-    value = {"iteration": iteration, "state": {}}
-    layout = plan(tensors, state_capacity(value))
+    text = json_bytes({"iteration": iteration, "state": {}})
+    layout = plan(tensors, state_capacity(text))
     segment = SegmentFile.open(Path(node.keeper.announce(0, layout.size, sharded=True).path))
     slot = node.keeper.acquire(0, iteration).slot
-    Stager(layout).stage(slot, segment.slot(slot), tensors, value, iteration)
+    Stager(layout).stage(slot, segment.slot(slot), tensors, text, iteration)
     node.keeper.staged(0, Staged(slot, iteration, layout.size, False))
 
 
@@ -78,6 +79,17 @@ def test_what_is_staged_is_soon_in_the_peers_memory_too(nodes: list[Node]) -> No
     for shard, keeper in ((0, nodes[1]), (1, nodes[0])):
         wait_until(lambda shard=shard, keeper=keeper: (1, 3) in held(keeper, shard))
         assert held(keeper, shard) <= {(1, 1), (1, 2), (1, 3)}
+
+
+def test_room_for_a_peers_copies_is_asked_for_before_training_begins(nodes: list[Node]) -> None:
+    free = os.statvfs(nodes[0].shm)
+    fits_alone = free.f_bavail * free.f_frsize // 5  # Four slots of its own, and two for copies.
+    nodes[0].begin(1, world_size=2, peer="127.0.0.1:9")
+    with pytest.raises(
+        SegmentError, match=r"4 slots of .* MB and 2 for copies of a peer's shard need .* are free .*; enl"
+    ):
+        nodes[0].keeper.announce(0, fits_alone, sharded=True)
+    assert os.listdir(nodes[0].shm) == []
 
 
 def test_a_rank_stages_again_only_when_its_last_state_is_copied(nodes: list[Node], silent: Any) -> None:

@@ -1,13 +1,16 @@
-"""Any order of stages, copies, persists, deaths of ranks and losses of nodes: one state is always whole in memory."""
+"""Any order of stages, copies, persists, commits, deaths of ranks, losses of nodes, masters that die, rounds of another
+size: one state is always whole, and what is restored is one (round, iteration) for all."""
 
 from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from runtime.checkpoint.held import COPY_SLOTS
+from runtime.checkpoint.retention import Found, Kept, surplus
 from runtime.checkpoint.slots import KEPT_SHARDED, Identity, SlotTable
+from runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
 from runtime.job.messages import Holding
 from runtime.job.restore import choose
 
@@ -16,10 +19,12 @@ SLOTS = 3
 
 @dataclass
 class Rank:
-    """One rank of a node of its own: its slots, and those for the copies of the rank before it."""
+    """One rank of a node of its own: its slots, those of a state that was cut otherwise, and those for copies of other
+    shards."""
 
     own: SlotTable = field(default_factory=lambda: SlotTable(SLOTS + 1, KEPT_SHARDED))
-    copies: SlotTable = field(default_factory=lambda: SlotTable(COPY_SLOTS))
+    earlier: list[SlotTable] = field(default_factory=list)
+    copies: dict[int, SlotTable] = field(default_factory=dict)
     staged: int = 0
     copied: int = -1
     stages: int = 0
@@ -28,6 +33,20 @@ class Rank:
     """Own slot, pinned, and the slot at the peer."""
     restored: int | None = None
     """Pinned until the second stage."""
+
+    def tables(self) -> list[SlotTable]:
+        return [self.own, *self.earlier, *self.copies.values()]
+
+    def forget(self, round_: int) -> None:
+        """After a stage: what lies elsewhere now."""
+        if len(self.own.whole()) >= KEPT_SHARDED:
+            self.earlier = [t for t in self.earlier if any(t[slot].pins for slot in range(len(t)))]
+        if self.stages == 3:
+            for shard, table in list(self.copies.items()):
+                newest = table.newest()
+                identity = table[newest].identity if newest is not None else None
+                if not table.writing() and (identity is None or identity.round < round_):
+                    del self.copies[shard]
 
 
 class Ranks(RuleBasedStateMachine):
@@ -38,7 +57,14 @@ class Ranks(RuleBasedStateMachine):
         self.ranks = [Rank() for _ in range(count)]
         self.round = 1
         self.start: tuple[int, int] = (0, 0)
-        self.readers: list[tuple[Rank, int]] = []
+        self.readers: list[tuple[Rank, SlotTable, int]] = []
+        self.objects: set[Identity] = set()
+        """What lies in the store."""
+        self.known: Checkpoints = {}
+        """What the master has journaled of it."""
+        self.manifests: set[tuple[int, int]] = set()
+        self.committed: set[tuple[int, int]] = set()
+        """Ever; retention takes some away."""
 
     def pick(self, which: int) -> tuple[int, Rank]:
         return which % len(self.ranks), self.ranks[which % len(self.ranks)]
@@ -64,15 +90,19 @@ class Ranks(RuleBasedStateMachine):
                 rank.own.unpin(rank.restored)
                 rank.restored = None
             self.copy(number, slot)
+            rank.forget(self.round)
 
     def copy(self, number: int, slot: int) -> None:
         rank, peer = self.ranks[number], self.ranks[(number + 1) % len(self.ranks)]
         identity = rank.own[slot].identity
         assert identity is not None
-        if peer.copies.find(identity) is not None:
+        if len(self.ranks) == 1:
+            return
+        copies = peer.copies.setdefault(number, SlotTable(COPY_SLOTS))
+        if copies.find(identity) is not None:
             rank.copied = identity.iteration
             return
-        place = peer.copies.acquire(identity)
+        place = copies.acquire(identity)
         assert place is not None
         rank.own.pin(slot)
         rank.copying = slot, place
@@ -84,7 +114,7 @@ class Ranks(RuleBasedStateMachine):
             slot, place = rank.copying
             rank.copying = None
             rank.own.unpin(slot)
-            self.ranks[(number + 1) % len(self.ranks)].copies.stage(place, 1)
+            self.ranks[(number + 1) % len(self.ranks)].copies[number].stage(place, 1)
             identity = rank.own[slot].identity
             assert identity is not None
             rank.copied = identity.iteration
@@ -104,13 +134,75 @@ class Ranks(RuleBasedStateMachine):
         rank = self.pick(which)[1]
         if slot in rank.own.whole() and len(self.readers) < 3:
             rank.own.pin(slot)
-            self.readers.append((rank, slot))
+            self.readers.append((rank, rank.own, slot))
 
-    @rule(which=st.integers(0, 5))
-    def is_persisted(self, which: int) -> None:
+    @rule(which=st.integers(0, 5), told=st.booleans())
+    def is_persisted(self, which: int, told: bool) -> None:
+        """The object lies in the store; the agent may die before it tells the master."""
         if self.readers:
-            rank, slot = self.readers.pop(which % len(self.readers))
-            rank.own.unpin(slot)
+            _, table, slot = self.readers.pop(which % len(self.readers))
+            identity = table[slot].identity
+            table.unpin(slot)
+            assert identity is not None
+            self.objects.add(identity)
+            if told:
+                self.known = with_shard(self.known, Holding(*identity, key=f"{identity}"))
+
+    @rule(written=st.booleans(), journaled=st.booleans())
+    def commits(self, written: bool, journaled: bool) -> None:
+        """A master that dies before the manifest, or between it and its record, leaves the rest to the next."""
+        for place, checkpoint in self.known.items():
+            if len(checkpoint.shards) == checkpoint.shards[0].shards and not checkpoint.manifest and written:
+                self.manifests.add(place)
+                self.committed.add(place)
+                if journaled:
+                    self.known = with_manifest(self.known, place, "manifest")
+
+    @rule(last=st.integers(1, 2))
+    def old_checkpoints_are_deleted(self, last: int) -> None:
+        found = {identity[:2]: Found(committed=identity[:2] in self.manifests) for identity in self.objects}
+        for place in surplus(found, Kept(last, begun=self.start), 0.0):
+            self.manifests.discard(place)
+            self.objects = {identity for identity in self.objects if identity[:2] != place}
+
+    @invariant()
+    def a_manifest_names_only_what_is_there_whole(self) -> None:
+        for place in self.manifests:
+            shards = self.known[place].shards if place in self.known else ()
+            assert {Identity(*place, held.shard, held.shards) for held in shards} <= self.objects
+
+    @invariant()
+    def what_was_committed_once_is_still_there_or_a_newer_one(self) -> None:
+        if self.committed:
+            assert max(self.manifests) == max(self.committed)
+
+    def stored(self) -> list[Holding]:
+        """As the master tells it."""
+        return [held for checkpoint in self.known.values() for held in checkpoint.shards]
+
+    @rule(count=st.integers(1, 4))
+    def everything_is_lost_but_the_store(self, count: int) -> None:
+        self.end_round()
+        self.readers.clear()
+        self.ranks = [Rank() for _ in range(count)]
+        self.restore(max((place for place in self.committed if place in self.known), default=(0, 0)))
+
+    @rule(count=st.integers(1, 4))
+    def a_round_of_another_size_begins(self, count: int) -> None:
+        """Nodes that join hold nothing; those that leave have staged, and their memory is read until all have begun."""
+        staged = min(rank.staged for rank in self.ranks)
+        least = (self.round, staged) if all(rank.stages for rank in self.ranks) else self.start
+        leaving = self.ranks[count:]
+        self.end_round()
+        if any(rank.copied < staged for rank in leaving) or len(leaving) > 1:
+            least = max((place for place in self.committed if place in self.known), default=(0, 0))
+        self.readers = [reader for reader in self.readers if reader[0] not in leaving]
+        if count != len(self.ranks):
+            for rank in self.ranks:
+                rank.earlier.append(rank.own)
+                rank.own = SlotTable(SLOTS + 1, KEPT_SHARDED)
+        self.ranks = self.ranks[:count] + [Rank() for _ in range(count - len(self.ranks))]
+        self.restore(least)
 
     @rule(which=st.integers(0, 3))
     def a_worker_dies(self, which: int) -> None:
@@ -127,7 +219,7 @@ class Ranks(RuleBasedStateMachine):
         copied = min(r.copied for r in self.ranks)
         least = (self.round, copied) if copied > self.start[1] else self.start
         self.end_round()
-        self.readers = [(reader, slot) for reader, slot in self.readers if reader is not rank]
+        self.readers = [reader for reader in self.readers if reader[0] is not rank]
         self.ranks[number] = Rank()
         self.restore(least)
 
@@ -137,7 +229,7 @@ class Ranks(RuleBasedStateMachine):
                 rank.own.abandon(rank.writing)
             if rank.copying is not None:
                 rank.own.unpin(rank.copying[0])
-                self.ranks[(number + 1) % len(self.ranks)].copies.abandon(rank.copying[1])
+                self.ranks[(number + 1) % len(self.ranks)].copies[number].abandon(rank.copying[1])
             if rank.restored is not None:
                 rank.own.unpin(rank.restored)
             rank.writing = rank.copying = rank.restored = None
@@ -147,11 +239,11 @@ class Ranks(RuleBasedStateMachine):
         held = [
             Holding(*identity, node=f"n{number}")
             for number, rank in enumerate(self.ranks)
-            for table in (rank.own, rank.copies)
+            for table in rank.tables()
             for slot in table.whole()
             if (identity := table[slot].identity)
         ]
-        found = choose(held)
+        found = choose(held + self.stored())
         self.round += 1
         if found is None:
             assert least == (0, 0)
@@ -159,15 +251,19 @@ class Ranks(RuleBasedStateMachine):
         else:
             assert (found.round, found.iteration) >= least
             assert {(s.round, s.iteration) for s in found.sources} == {(found.round, found.iteration)}
-            assert {s.shard for s in found.sources} == set(range(len(self.ranks)))
+            assert {s.shard for s in found.sources} == set(range(found.sources[0].shards))
+            for source in found.sources:
+                identity = Identity(source.round, source.iteration, source.shard, source.shards)
+                assert source.node or identity in self.objects
             self.start = found.round, found.iteration
         for rank in self.ranks:
-            for slot in rank.copies.whole():
-                if (identity := rank.copies[slot].identity) and self.start < identity[:2]:
-                    rank.copies.drop(slot)
+            for table in rank.copies.values():
+                for slot in table.whole():
+                    if (identity := table[slot].identity) and self.start < identity[:2]:
+                        table.drop(slot)
         for number, rank in enumerate(self.ranks):
             rank.staged, rank.copied, rank.stages = self.start[1], -1, 0
-            if found is not None:
+            if found is not None and found.sources[0].shards == len(self.ranks):
                 self.bring(number, Identity(*self.start, number, len(self.ranks)))
 
     def bring(self, number: int, identity: Identity) -> None:
@@ -175,7 +271,7 @@ class Ranks(RuleBasedStateMachine):
         if rank.own.find(identity) is None:
             slot = rank.own.acquire(identity)
             while slot is None:
-                self.is_persisted(0)
+                self.is_persisted(0, told=True)
                 slot = rank.own.acquire(identity)
             rank.own.stage(slot, 1)
         rank.restored = rank.own.find(identity)

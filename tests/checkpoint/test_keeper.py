@@ -140,7 +140,8 @@ def test_a_torn_stage_is_never_offered(node: Any, make_state: Any) -> None:
     checkpointer = trained(node, make_state(1), 3)
     slot = node.keeper.acquire(0, 4)
     node.keeper.worker_died(0)
-    assert {held.iteration for held in node.keeper.holdings("")} == {2, 3}
+    offered = {held.iteration for held in node.keeper.holdings("")}
+    assert offered in ({1, 3}, {2, 3})  # The oldest gives way, unless somebody reads it.
     with pytest.raises(KeyError), node.keeper.open_shard(1, 4, 0):
         pass
     assert node.keeper.acquire(0, 4).slot == slot.slot
@@ -384,6 +385,18 @@ def test_a_state_of_another_size_gets_its_own_segment_and_the_old_one_stays_unti
     checkpointer.save(4, other)
     assert len(os.listdir(node.shm)) == 1
     assert {held.iteration for held in node.keeper.holdings("")} == {4}
+
+
+def test_a_state_whose_numbers_outgrow_their_place_is_staged_in_a_new_segment(node: Any, make_state: Any) -> None:
+    node.begin(1)
+    state = make_state(1) | {"log": [1.5]}
+    checkpointer = trained(node, state, 1)
+    state["log"] = [float(number) for number in range(100_000)]
+    checkpointer.save(2, state)
+    node.begin(2, node.newest())
+    live = make_state(0) | {"log": []}
+    assert Checkpointer(live, link=node.link(2)).load(live) == 2
+    assert live["log"] == state["log"]
 
 
 def test_debris_of_an_earlier_incarnation_is_reclaimed_and_a_neighbours_is_not(make_node: Any, tmp_path: Path) -> None:

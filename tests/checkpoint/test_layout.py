@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.checkpoint.errors import RestoreError, StateError
-from runtime.checkpoint.layout import PAGE, SMALL, plan, read_shard, state_capacity
+from runtime.checkpoint.layout import PAGE, SMALL, json_bytes, plan, read_shard, state_capacity
 from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.tree import flatten
 
 
 def staged(state: Any, iteration: int = 5) -> bytearray:
     tree = flatten(state)
-    written = {"iteration": iteration, "state": tree.json}
-    layout = plan(tree.tensors, state_capacity(written))
+    text = json_bytes({"iteration": iteration, "state": tree.json})
+    layout = plan(tree.tensors, state_capacity(text))
     data = bytearray(b"\xff" * layout.size)
-    Stager(layout).stage(0, memoryview(data), tree.tensors, written, iteration)
+    Stager(layout).stage(0, memoryview(data), tree.tensors, text, iteration)
     return data
 
 
@@ -111,8 +111,8 @@ def test_what_cannot_be_checkpointed_is_named_by_its_key_path(state: Any, path: 
 
 def test_a_state_that_outgrows_its_place_says_so() -> None:
     layout = plan({}, PAGE)
-    with pytest.raises(StateError, match="4096 were announced"):
-        layout.write_state(memoryview(bytearray(layout.size)), "x" * PAGE)
+    with pytest.raises(StateError, match="4096 were set aside"):
+        layout.write_state(memoryview(bytearray(layout.size)), b"x" * (PAGE + 1))
 
 
 @pytest.mark.parametrize("cut", [4, 5000, -1])

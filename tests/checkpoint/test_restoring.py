@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from runtime.checkpoint.digests import seal
 from runtime.checkpoint.errors import RestoreError, StateError
-from runtime.checkpoint.layout import plan, state_capacity
+from runtime.checkpoint.layout import json_bytes, plan, state_capacity
 from runtime.checkpoint.restore import restore
 from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.stateful import prepare_optimizer
@@ -27,10 +27,10 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def staged(state: dict[str, Any], iteration: int = 5) -> memoryview:
     prepare(state)
     tree = flatten(state)
-    written = {"iteration": iteration, "state": tree.json}
-    layout = plan(tree.tensors, state_capacity(written))
+    text = json_bytes({"iteration": iteration, "state": tree.json})
+    layout = plan(tree.tensors, state_capacity(text))
     data = memoryview(bytearray(layout.size))
-    Stager(layout).stage(0, data, tree.tensors, written, iteration)
+    Stager(layout).stage(0, data, tree.tensors, text, iteration)
     return data
 
 
@@ -108,6 +108,26 @@ def test_values_inside_lists_tuples_and_dicts_come_back_in_place(same: Any) -> N
     assert same(live, saved)
     assert live["seen"] is inner
     assert live["all"][0] is tensor
+
+
+class Position:
+    """As a generator of random numbers does: its state_dict is a new tensor each time."""
+
+    def __init__(self, *values: int) -> None:
+        self.values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": torch.tensor(self.values)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.values = tuple(state_dict["values"].tolist())
+
+
+def test_an_object_whose_state_is_made_of_new_tensors_gets_the_saved_values() -> None:
+    live = {"here": Position(0, 0), "deeper": [{"there": Position(0)}]}
+    restore(staged({"here": Position(3, 4), "deeper": [{"there": Position(5)}]}), live)
+    assert live["here"].values == (3, 4)
+    assert live["deeper"][0]["there"].values == (5,)
 
 
 def test_names_do_not_depend_on_how_the_model_was_trained(free_group: None, same: Any) -> None:

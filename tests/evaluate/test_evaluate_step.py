@@ -57,7 +57,9 @@ def make_checkpoint(store: Path, vocab_size: int) -> str:
     model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=vocab_size, tie_word_embeddings=True))
     settings = {"sequence_length": 16, "seed": 0}
     config = {"settings": json.dumps(settings), "model": model.config.to_json_string(use_diff=False)}
-    Alone(open_store(str(store)), "j").save(5, flatten({"model": model, "config": config}), persist=True)
+    alone = Alone(open_store(str(store)), "j")
+    alone.save(5, flatten({"model": model, "config": config}), persist=True)
+    alone.flush(5)
     return f"{store}/jobs/j/checkpoints/000001-000000005"
 
 

@@ -25,6 +25,7 @@ def job(tmp_path: Path) -> Path:
     for iteration in (3, 5):
         alone = Alone(store, "j")
         alone.save(iteration, flatten({"model": model, "iteration": iteration}), persist=True)
+        alone.flush(iteration)
     store.put("jobs/j/checkpoints/000009-000000007/rank-00001.safetensors", b"half of it")
     return tmp_path / "store/jobs/j"
 

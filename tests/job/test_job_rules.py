@@ -211,6 +211,26 @@ def test_only_a_state_of_which_every_shard_is_held_is_restored() -> None:
     assert restore.choose([torn]) is None
 
 
+def test_after_a_loss_that_is_no_number_right_after_a_restore_the_round_begins_from_an_earlier_state() -> None:
+    job = Job(1)
+    (node,) = job.state.nodes.values()
+
+    def begins_from(code: int, *held: tuple[int, int]) -> tuple[int, int, bool]:
+        """Of the round after a worker's end with that exit code, with these states in the node's memory."""
+        job.fault(node.name, code)
+        holdings = tuple(Holding(*place, node=node.name) for place in held)
+        job.send(Joined(Join(node.name, "worker", node.host, 1, f"{node.name}:1", 1, holdings, job.number)))
+        assert job.state.round is not None
+        found = job.state.round.restore
+        assert found is not None
+        return found.round, found.iteration, "a step back, for the loss after iteration 4 of round 1" in found.reason
+
+    assert begins_from(-9, (1, 3), (1, 4)) == (1, 4, False)
+    assert begins_from(76, (1, 3), (1, 4), (2, 5)) == (1, 3, True)
+    assert begins_from(-9, (1, 3), (2, 5), (3, 4)) == (3, 4, False)
+    assert begins_from(76, (3, 4)) == (3, 4, False), "nothing else is held"
+
+
 def test_the_reason_of_a_choice_names_the_shards_that_only_the_store_has() -> None:
     memory = [Holding(1, 8, shard=s, shards=6, node="a") for s in (0, 1, 4)]
     stored = [Holding(1, 8, shard=s, shards=6, key="k") for s in range(6)]

@@ -1,0 +1,99 @@
+"""The names that users of DLRover's Flash Checkpoint know, with the same meaning: change the import, and it runs.
+
+    checkpointer = DdpCheckpointer(checkpoint_dir)
+    checkpointer.save_checkpoint(step, state_dict, path, storage_type=StorageType.MEMORY)
+    state_dict = checkpointer.load_checkpoint()
+
+MEMORY: staged in the node's shared memory, from where the newest state goes to the store when training processes die.
+DISK: the same, and into the store in the background, whatever is saved meanwhile. The store is the job's (under
+`everstep launch`), else the directory `checkpoint_dir`. `path` is the checkpoint's name there: `load_checkpoint(path)`
+reads the one that was saved under it.
+
+Source: DLRover, "Flash Checkpoint to Save and Load Training State of Large Models in Seconds", API reference.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from everstep.training import Checkpoints
+from runtime.checkpoint.checkpointer import Checkpointer
+from runtime.checkpoint.committed import shards_of
+from runtime.checkpoint.errors import RestoreError
+from runtime.checkpoint.examine import stored
+from runtime.checkpoint.fetch import read
+from runtime.checkpoint.reshard import Shard, Sources, open_shards, whole_state
+
+if TYPE_CHECKING:
+    from runtime.checkpoint.dcp import Reader
+
+__all__ = ["DdpCheckpointer", "FsdpShardCheckpointer", "StorageType"]
+
+
+class StorageType(Enum):
+    """Where a saved state is safe when `save_checkpoint` returns, or soon after."""
+
+    MEMORY = 0
+    DISK = 1
+
+
+class _Flash:
+    """What both checkpointers share."""
+
+    def __init__(self, checkpoint_dir: str) -> None:
+        """Call it on every rank. Raises StoreError."""
+        self.checkpoint_dir = checkpoint_dir
+        self._checkpoints = Checkpoints(checkpoint_dir)
+        self._made: Checkpointer | None = None
+
+    def save_checkpoint(
+        self, step: int, state_dict: dict[str, Any], path: str = "", storage_type: StorageType = StorageType.DISK
+    ) -> None:
+        """Save `state_dict` as it is after `step`; training waits for one copy in memory. Call it on every rank."""
+        state = {"path": str(path), "saved": state_dict}
+        if self._made is None:
+            self._made = self._checkpoints.checkpointer(state)
+        self._made.save(step, state, persist=StorageType(storage_type) is StorageType.DISK)
+
+    def wait_latest_checkpoint(self, step: int) -> None:
+        """Wait until the state of `step`, saved on DISK, is committed."""
+        if self._made is not None:
+            self._made.flush(step)
+
+    def _shards(self, path: str) -> list[Shard]:
+        """The newest checkpoint, or the newest that was saved as `path`; empty when there is none."""
+        if not path:
+            sources = self._checkpoints.sources()
+            return open_shards(*sources) if sources else []
+        for shards in self._stored():
+            if shards[0].saved["state"].get("path") == str(path):
+                return shards
+        raise RestoreError(f"{path}: the store has no committed checkpoint that was saved under this path")
+
+    def _stored(self) -> Iterator[list[Shard]]:
+        """Every committed checkpoint of the job, the newest first."""
+        store, prefix = self._checkpoints.place()
+        for one in reversed(stored(store, prefix)):
+            if one.manifest is not None:
+                yield open_shards(*Sources(shards_of(one.folder, one.manifest), partial(read, store=store, token="")))
+
+
+class DdpCheckpointer(_Flash):
+    """Of a state that is the same on every rank."""
+
+    def load_checkpoint(self, resuming_path: str = "") -> dict[str, Any]:
+        """The newest state as it was given to `save_checkpoint`, its tensors on the CPU; {} when there is none."""
+        shards = self._shards(resuming_path)
+        return whole_state(shards)[0]["saved"] if shards else {}
+
+
+class FsdpShardCheckpointer(_Flash):
+    """Of FSDP's SHARDED_STATE_DICT; with FSDP1 the state is read through torch.distributed.checkpoint."""
+
+    def get_storage_reader(self, resuming_path: str = "") -> "Reader | None":
+        """For `dist_cp.load_state_dict` and `load_sharded_optimizer_state_dict`; None when there is no checkpoint."""
+        from runtime.checkpoint.dcp import Reader
+
+        shards = self._shards(resuming_path)
+        return Reader(shards, "saved") if shards else None

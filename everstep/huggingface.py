@@ -1,0 +1,172 @@
+"""Checkpoints of a Hugging Face Trainer, through a callback:
+
+    checkpoints = EverstepCallback()
+    trainer = Trainer(model=model, args=arguments, train_dataset=dataset, callbacks=[checkpoints])
+    trainer.train(resume_from_checkpoint=checkpoints.resume())
+
+Every optimizer step is staged; weights, optimizer, schedule, the Trainer's own state and the random numbers come back
+bit for bit, and the batches that are done are skipped as the Trainer skips them. For one process or DDP.
+"""
+
+import json
+import random
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from everstep.training import Checkpoints
+from runtime.checkpoint.checkpointer import Checkpointer
+from runtime.checkpoint.errors import StateError
+from runtime.checkpoint.reshard import open_shards
+from runtime.checkpoint.tree import decode
+
+__all__ = ["EverstepCallback"]
+
+_NOTHING = "nothing.safetensors"
+
+
+class EverstepCallback(TrainerCallback):
+    """Saves after every optimizer step (`every`: after so many) and restores when training begins."""
+
+    def __init__(self, directory: str = "", every: int = 1) -> None:
+        """Under `everstep launch` the agent keeps the checkpoints; else they are in the store `directory`, or
+        EVERSTEP_STORE."""
+        self._checkpoints = Checkpoints(directory)
+        self._every = every
+        self._model: Any = None
+        self._checkpointer: Checkpointer | None = None
+        self._state: dict[str, Any] = {}
+        self._random = _Random()
+        self._unsettled = False
+        self._logs = False
+        """Will the step that ended be logged, before anything else happens?"""
+        self._folder = ""
+
+    def resume(self) -> str | None:
+        """For `trainer.train(resume_from_checkpoint=...)`, once the Trainer is made: a folder that tells it where it
+        was; None when there is nothing to resume. The weights come from the checkpoint itself, when training begins."""
+        sources = self._checkpoints.sources()
+        if sources is None:
+            return None
+        saved = decode(open_shards(*sources)[0].saved["state"]["trainer"], str)
+        self._folder = tempfile.mkdtemp(prefix="everstep-resume-")
+        folder = Path(self._folder)
+        (folder / "trainer_state.json").write_text(json.dumps(saved))
+        keys = dict.fromkeys(self._model.state_dict(), _NOTHING) if self._model is not None else {}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": keys}))
+        save_file({}, folder / _NOTHING)
+        return self._folder
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Raises StateError for what this callback cannot keep."""
+        if args.fsdp or args.deepspeed:
+            kind = "fsdp" if args.fsdp else "deepspeed"
+            raise StateError(
+                f"TrainingArguments({kind}=...): EverstepCallback keeps what is the same on every rank; "
+                "leave that out, or write the loop with everstep.Checkpointer"
+            )
+        self._model = kwargs["model"]
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Restore, if the Trainer was told to resume."""
+        self._state = {
+            "model": kwargs["model"],
+            "optimizer": getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"]),
+            "schedule": getattr(kwargs["lr_scheduler"], "scheduler", kwargs["lr_scheduler"]),
+            "trainer": _told(state),
+            "random": self._random,
+        }
+        self._checkpointer = self._checkpoints.checkpointer(self._state)
+        if self._folder:
+            done = self._checkpointer.load(self._state)
+            if done != state.global_step:
+                raise StateError(f"the Trainer resumes after step {state.global_step}, the checkpoint is of {done}")
+            self._unsettled = True
+            shutil.rmtree(self._folder)
+            self._folder = ""
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The first batch after a resume is there: what its fetching drew of random numbers was drawn before, too."""
+        if self._unsettled and state.epoch and state.epoch % 1:
+            self._random.put_back()
+        self._unsettled = False
+        self._checkpoints.beacon(state.global_step + 1, "step")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Stage the state after this step, with what is logged of it."""
+        self._logs = control.should_log
+        if not self._logs:
+            self._save(state)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The Trainer's figures are the job's."""
+        told = {name: value for name, value in kwargs["logs"].items() if isinstance(value, float | int)}
+        self._checkpoints.report(state.global_step, told)
+        if self._logs:
+            self._logs = False
+            self._save(state)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The last state is in the store when training ends."""
+        assert self._checkpointer is not None
+        self._save(state, whatever=True)
+        self._checkpointer.finish(self._state)
+
+    def _save(self, state: TrainerState, whatever: bool = False) -> None:
+        assert self._checkpointer is not None
+        if whatever or state.global_step % self._every == 0:
+            self._state["trainer"] = _told(state)
+            self._checkpointer.save(state.global_step, self._state)
+
+
+def _told(state: TrainerState) -> dict[str, Any]:
+    """As the Trainer writes trainer_state.json."""
+    return json.loads(json.dumps(asdict(state)))
+
+
+class _Random:
+    """Python's, numpy's and torch's random numbers, as a state to checkpoint."""
+
+    def __init__(self) -> None:
+        self._saved: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        version, numbers, gauss = random.getstate()
+        kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+        state = {
+            "python": [version, list(numbers), gauss],
+            "numpy": {"kind": kind, "keys": torch.from_numpy(keys.astype(np.int64)), "position": position},
+            "numpy_gauss": [has_gauss, cached],
+            "torch": torch.get_rng_state(),
+        }
+        if torch.cuda.is_available():
+            state["cuda"] = torch.cuda.get_rng_state()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved = state_dict
+        self.put_back()
+
+    def put_back(self) -> None:
+        """As they were when the restored state was saved."""
+        saved = self._saved
+        version, numbers, gauss = saved["python"]
+        random.setstate((version, tuple(numbers), gauss))
+        keys = saved["numpy"]["keys"].numpy().astype(np.uint32)
+        np.random.set_state((saved["numpy"]["kind"], keys, saved["numpy"]["position"], *saved["numpy_gauss"]))
+        torch.set_rng_state(saved["torch"])
+        if "cuda" in saved:
+            torch.cuda.set_rng_state(saved["cuda"])

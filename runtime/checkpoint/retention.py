@@ -1,0 +1,83 @@
+"""Which checkpoints stay in the store: the newest ones, and every so many iterations one. Debris goes, too.
+
+A checkpoint's manifest is deleted first, then its objects: whoever finds a manifest finds what it names. What a crash
+leaves of a deletion, or of a checkpoint that was never whole, is debris once a newer one is committed and it is old.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from runtime import faults
+from runtime.checkpoint.committed import MANIFEST
+from runtime.checkpoint.fetch import checkpoints_of
+from runtime.store import Entry, Store
+
+DEBRIS_S = 3600.0
+"""What is not committed, nor newer than what is, and has not changed for so long, belongs to nobody."""
+
+Place = tuple[int, int]
+"""(Round, iteration)."""
+
+
+@dataclass
+class Found:
+    """What a store has of one (round, iteration)."""
+
+    keys: list[str] = field(default_factory=list)
+    committed: bool = False
+    modified: float = 0.0
+    """Unix time at which the newest of its objects was written."""
+
+
+class Kept(NamedTuple):
+    """What stays: of committed checkpoints the newest `last` (0: all), and of each iteration that is a multiple of
+    `every` (0: none) the newest; what the running round began from; the newest committed one, and all that is newer."""
+
+    last: int = 0
+    every: int = 0
+    begun: Place = (0, 0)
+
+
+def collect(store: Store, job: str, kept: Kept, now: float | None = None) -> int:
+    """Delete what `surplus` names; how many checkpoints that were. Blocking. Raises StoreError."""
+    found = grouped(store.list(checkpoints_of(job)))
+    gone = surplus(found, kept, time.time() if now is None else now)
+    for place in gone:
+        for key in sorted(found[place].keys, key=lambda key: not key.endswith(f"/{MANIFEST}")):
+            store.delete(key)
+            faults.point("retention.after_delete", iteration=place[1])
+    return len(gone)
+
+
+def grouped(entries: Iterable[Entry]) -> dict[Place, Found]:
+    """The objects of each (round, iteration) below one job's checkpoints."""
+    found: dict[Place, Found] = {}
+    for entry in entries:
+        folder, _, name = entry.key.rpartition("/")
+        round_, _, iteration = folder.rpartition("/")[2].partition("-")
+        if round_.isdecimal() and iteration.isdecimal():
+            one = found.setdefault((int(round_), int(iteration)), Found())
+            one.keys.append(entry.key)
+            one.committed |= name == MANIFEST
+            one.modified = max(one.modified, entry.modified)
+    return found
+
+
+def surplus(found: dict[Place, Found], kept: Kept, now: float) -> list[Place]:
+    """What need not stay, the oldest first; debris only when it is old, for somebody may still be writing it."""
+    committed = sorted(place for place, one in found.items() if one.committed)
+    if not committed:
+        return []
+    stays = {*committed[-kept.last :], *_multiples(committed, kept.every), kept.begun}
+    return sorted(
+        place
+        for place, one in found.items()
+        if place < committed[-1] and place not in stays and (one.committed or one.modified < now - DEBRIS_S)
+    )
+
+
+def _multiples(committed: Collection[Place], every: int) -> Iterator[Place]:
+    newest = {iteration: (round_, iteration) for round_, iteration in sorted(committed)}
+    return (place for iteration, place in newest.items() if every and iteration % every == 0)

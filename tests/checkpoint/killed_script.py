@@ -1,0 +1,82 @@
+"""Ranks that train and save without an end, to be killed at any moment: for each line on stdin one set of forked ranks.
+
+A line is JSON: kind (ddp or fsdp), agents (a socket's path for each rank), environment, round, log. Answered with the
+ranks' pids, and with a second line once all have ended: one that dies takes the others along. Each rank writes into
+its log the iteration that it loaded, or 0, and a digest of its part of the state then; later those of each save.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from runtime.agent.link import Link
+from runtime.checkpoint.checkpointer import Checkpointer
+from runtime.checkpoint.tree import flatten
+
+
+def digest(state: dict[str, Any]) -> str:
+    tensors = flatten(state).tensors
+    return hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))).hexdigest()[:16]
+
+
+def work(rank: int, asked: dict[str, Any]) -> None:
+    world_size = len(asked["agents"])
+    os.environ.update(RANK=str(rank), LOCAL_RANK="0", EVERSTEP_AGENT=asked["agents"][rank])
+    os.environ.update(asked["environment"], EVERSTEP_ROUND=str(asked["round"]))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 300), torch.nn.Tanh(), torch.nn.Linear(300, 3))
+    store = dist.FileStore(asked["log"] + ".store", world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    if asked["kind"] == "fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (world_size,)))
+    else:
+        model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    state = {"model": model, "optimizer": optimizer, "iteration": 0}
+    checkpointer = Checkpointer(state, link=Link.from_environment(), rank=rank)
+    iteration = checkpointer.load(state)
+    with open(f"{asked['log']}-{rank}", "a", buffering=1) as log:
+        log.write(f"loaded {iteration} {digest(state)}\n")
+        assert state["iteration"] == iteration
+        while True:
+            iteration += 1
+            torch.manual_seed(iteration)
+            model(torch.randn(8, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state["iteration"] = iteration
+            log.write(f"saves {iteration} {digest(state)}\n")
+            checkpointer.save(iteration, state)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        asked = json.loads(line)
+        ranks: list[int] = []
+        for rank in range(len(asked["agents"])):
+            if not (pid := os.fork()):
+                try:
+                    work(rank, asked)
+                finally:
+                    os._exit(1)
+            ranks.append(pid)
+        print(json.dumps(ranks), flush=True)
+        ended = []
+        while len(ended) < len(ranks):
+            ended.append(os.wait()[0])
+            for pid in set(ranks) - set(ended):
+                os.kill(pid, signal.SIGKILL)
+        print("ended", flush=True)
+
+
+if __name__ == "__main__":
+    main()

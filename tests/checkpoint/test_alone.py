@@ -1,0 +1,160 @@
+"""Checkpoints without an agent: ranks that put their shards, die anywhere, and are started again."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.checkpoint.alone import EVERY, Alone
+from runtime.checkpoint.committed import read_committed
+from runtime.checkpoint.examine import problems, stored
+from runtime.checkpoint.tree import Tree, flatten
+from runtime.store import DirectoryStore, StoreError
+
+JOB = "jobs/j/checkpoints/"
+
+
+def part(iteration: int, rank: int, run: int) -> Tree:
+    """What a rank holds: which run of the script has computed it can be told from the bytes."""
+    return flatten({f"rank{rank}": torch.full((300,), float(100 * run + iteration)), "run": run})
+
+
+class Died(Exception):  # noqa: N818
+    """The process was killed here."""
+
+
+class Mortal(DirectoryStore):
+    """A process's view of the store; the process ends before its n-th call, and nothing of it happens any more."""
+
+    def __init__(self, directory: Path, calls: int) -> None:
+        super().__init__(directory)
+        self.calls = calls
+
+    def _live(self) -> None:
+        self.calls -= 1
+        if self.calls < 0:
+            raise Died
+
+    def put(self, key: str, source: Any) -> None:
+        self._live()
+        super().put(key, source)
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._live()
+        return super().create(key, data)
+
+    def list(self, prefix: str) -> Any:
+        self._live()
+        return super().list(prefix)
+
+
+def started(folder: Path, calls: list[int]) -> list[Alone]:
+    """The ranks of one run; rank 0's numbers hold for all, as a collective makes it."""
+    ranks = [Alone(Mortal(folder, 10**6), "j") for _ in calls]
+    told: list[tuple[int, int]] = []
+
+    def agree(rank: int) -> Callable[[int, int], tuple[int, int]]:
+        def numbers(one: int, other: int) -> tuple[int, int]:
+            if rank == 0:
+                told[:] = [(one, other)]
+            return told[0]
+
+        return numbers
+
+    for rank, alone in enumerate(ranks):
+        alone.join(rank, len(ranks), agree(rank))
+    for alone, count in zip(ranks, calls, strict=True):
+        alone.store.calls = count  # pyright: ignore[reportAttributeAccessIssue]
+    return ranks
+
+
+def check(folder: Path) -> dict[tuple[int, int], float]:
+    """Every committed checkpoint is whole and of one run; what each holds."""
+    store, found = DirectoryStore(folder), {}
+    for one in stored(store, JOB):
+        if one.manifest is not None:
+            assert list(problems(store, one.folder, one.manifest)) == []
+            state, iteration = read_committed(store, one.folder, one.manifest)
+            values = {float(value) for name, tensor in state.items() if name != "run" for value in tensor.unique()}
+            assert values == {100.0 * state["run"] + iteration}
+            found[one.round, one.iteration] = values.pop()
+    return found
+
+
+def test_a_sharded_checkpoint_is_there_when_every_rank_has_put_its_part(tmp_path: Path) -> None:
+    ranks = started(tmp_path, [10**6] * 2)
+    ranks[0].save(1, part(1, 0, 0), persist=True)
+    ranks[0]._wait()
+    assert check(tmp_path) == {}
+    ranks[1].save(1, part(1, 1, 0), persist=True)
+    assert [alone.flush(1) for alone in ranks] == [f"{JOB}000001-000000001/manifest.json"] * 2
+    assert check(tmp_path) == {(1, 1): 1.0}
+
+
+def test_ranks_put_the_same_iterations_without_a_word(tmp_path: Path) -> None:
+    ranks = started(tmp_path, [10**6] * 3)
+    for iteration in range(EVERY - 1, EVERY + 2):
+        for rank, alone in enumerate(ranks):
+            alone.save(iteration, part(iteration, rank, 0))
+    for alone in ranks:
+        alone.flush(EVERY)
+    assert check(tmp_path) == {(1, EVERY): float(EVERY)}
+
+
+def test_what_a_killed_run_has_begun_is_never_completed_by_the_next(tmp_path: Path) -> None:
+    started(tmp_path, [10**6] * 2)[1].save(1, part(1, 1, 1), persist=True)
+    again = started(tmp_path, [10**6] * 2)
+    again[0].save(1, part(1, 0, 2), persist=True)
+    again[0]._wait()
+    assert check(tmp_path) == {}
+    again[1].save(1, part(1, 1, 2), persist=True)
+    again[1].flush(1)
+    assert check(tmp_path) == {(2, 1): 201.0}
+
+
+def test_a_store_that_refuses_is_told_at_the_next_save(tmp_path: Path) -> None:
+    class Full(DirectoryStore):
+        def put(self, key: str, source: Any) -> None:
+            raise StoreError(f"{key}: cannot write: No space left on device")
+
+    alone = Alone(Full(tmp_path), "j")
+    alone.save(1, part(1, 0, 0), persist=True)
+    with pytest.raises(StoreError, match="No space left"):
+        alone.save(2, part(2, 0, 0), persist=True)
+    with pytest.raises(StoreError, match="iteration 9 was not saved"):
+        alone.flush(9)
+
+
+@given(st.lists(st.lists(st.integers(0, 25), min_size=1, max_size=3), min_size=1, max_size=3))
+@settings(max_examples=25, deadline=None)
+def test_wherever_ranks_are_killed_no_checkpoint_is_empty_mixed_or_torn(runs: list[list[int]]) -> None:
+    """Each run has so many ranks, which die after so many calls of the store; the next run has another number."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        folder, newest = Path(name), (0, 0)
+        for run, calls in enumerate(runs):
+            ranks = started(folder, calls)
+            sources = ranks[0].sources() if calls[0] > 2 else None
+            if sources is not None:
+                assert {(held.round, held.iteration) for held in sources.holdings} == {newest}
+            dead: set[int] = set()
+            for iteration in range(1, 4):
+                for rank, alone in enumerate(ranks):
+                    try:
+                        if rank not in dead:
+                            alone.save(iteration, part(iteration, rank, run), persist=True)
+                            alone._wait()
+                    except Died:
+                        dead.add(rank)
+                if dead:
+                    break  # A collective of the next iteration would not end.
+            found = check(folder)
+            if not dead:
+                assert max(found) == (ranks[0]._round, 3)
+            assert max(found, default=(0, 0)) >= newest
+            newest = max(found, default=(0, 0))

@@ -1,0 +1,147 @@
+"""FSDP1, the names of DLRover's API, a Hugging Face Trainer: saved, killed, loaded, bit for bit."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import everstep.training
+from everstep.flash_checkpoint import DdpCheckpointer, StorageType
+from runtime.checkpoint.errors import RestoreError
+from runtime.checkpoint.examine import problems, stored
+from runtime.store import DirectoryStore
+
+FOLDER = Path(__file__).parent
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
+    return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+def test_fsdp1_saves_sharded_and_loads_at_another_world_size_without_an_agent(tmp_path: Path, same: Any) -> None:
+    store, result = tmp_path / "store", tmp_path / "result"
+    command = [sys.executable, str(FOLDER / "fsdp1_script.py"), str(store), str(result), "2", "3", "1"]
+    ended = subprocess.run(command, env=environment(), timeout=500, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    rounds = [torch.load(f"{result}-{number}") for number in range(3)]
+    assert [told["done"] for told in rounds] == [0, 2, 4]
+    for before, after in pairwise(rounds):
+        assert same(after["loaded"], before["trained"])
+    found = stored(DirectoryStore(store), "jobs/fsdp1_script-alone/")
+    assert [(one.round, one.iteration, one.shards) for one in found] == [
+        (1, 1, 2), (1, 2, 2), (2, 3, 3), (2, 4, 3), (3, 5, 1), (3, 6, 1),
+    ]  # fmt: skip
+    for one in found:
+        assert one.manifest is not None
+        assert list(problems(DirectoryStore(store), one.folder, one.manifest)) == []
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """This process as a worker that never calls everstep.init()."""
+    monkeypatch.setattr(everstep.training, "_session", None)
+
+    def become(**variables: str) -> None:
+        monkeypatch.setattr(everstep.training, "_session", None)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return become
+
+
+def test_memory_and_disk_saves_of_dlrovers_api_all_commit_in_any_order(node: Any, worker: Any, same: Any) -> None:
+    node.begin(1)
+    worker(EVERSTEP_AGENT=node.path, EVERSTEP_ROUND="1", RANK="0", LOCAL_RANK="0")
+    checkpointer = DdpCheckpointer("unused")
+    assert checkpointer.load_checkpoint() == {}
+    model = torch.nn.Linear(4, 3)
+    memory, disk = StorageType.MEMORY, StorageType.DISK
+    for step, kinds in {1: [memory, disk], 2: [memory], 3: [disk, memory], 4: [disk], 5: [memory]}.items():
+        model.weight.data.fill_(step)
+        for kind in kinds:
+            checkpointer.save_checkpoint(step, {"model": model.state_dict(), "step": step}, f"at/{step}", kind)
+    checkpointer.wait_latest_checkpoint(4)
+    assert {held.iteration for held in node.persisted} == {1, 3, 4}
+    node.keeper.worker_died(0)
+    node.begin(2, node.newest())
+    worker(EVERSTEP_ROUND="2")
+    loaded = DdpCheckpointer("unused").load_checkpoint()
+    assert loaded["step"] == 5
+    assert same(loaded["model"], dict(model.state_dict()))
+
+
+def test_what_the_readme_tells_users_of_dlrover_is_true_when_pasted(worker: Any, tmp_path: Path, same: Any) -> None:
+    worker()
+    (block,) = [
+        block.partition("```")[0]
+        for block in (FOLDER.parents[1] / "README.md").read_text().split("```python\n")
+        if block.startswith("from everstep.flash_checkpoint")
+    ]
+    saving, assignment, loading = block.partition("state_dict = ")
+    saved = {"weight": torch.arange(3), "step": 7}
+    names: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "step": 7, "path": "7.pt", "state_dict": saved}
+    exec(saving, names)
+    names["checkpointer"].wait_latest_checkpoint(7)
+    exec(assignment + loading, names)
+    assert same(names["state_dict"], saved)
+    assert list(tmp_path.glob("jobs/*/checkpoints/000001-000000007/manifest.json"))
+
+
+def test_a_checkpoint_is_loaded_by_the_path_that_it_was_saved_under(worker: Any, tmp_path: Path) -> None:
+    worker()
+    checkpointer = DdpCheckpointer(str(tmp_path))
+    for step in (1, 2):
+        checkpointer.save_checkpoint(step, {"weight": torch.full((3,), step)}, path=f"checkpoint-{step}.pt")
+    checkpointer.wait_latest_checkpoint(2)
+    again = DdpCheckpointer(str(tmp_path))
+    assert again.load_checkpoint("checkpoint-1.pt")["weight"].tolist() == [1, 1, 1]
+    assert again.load_checkpoint()["weight"].tolist() == [2, 2, 2]
+    with pytest.raises(RestoreError, match=r"checkpoint-3.pt: the store has no committed"):
+        again.load_checkpoint("checkpoint-3.pt")
+
+
+def test_a_trainer_that_is_killed_goes_on_bit_for_bit(node: Any, tmp_path: Path, same: Any) -> None:
+    command = [sys.executable, str(FOLDER / "trainer_script.py"), str(tmp_path / "trainer")]
+    (tmp_path / "faults").mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"EVERSTEP_AGENT": node.path, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "EVERSTEP_FAULT_DIR": str(tmp_path / "faults")}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment(), text=True, stdin=pipe, stdout=pipe) as script:
+        to_script, from_script = script.stdin, script.stdout
+        assert to_script is not None
+        assert from_script is not None
+
+        def run(name: str, **variables: str) -> int:
+            to_script.write(json.dumps({"RESULT": str(tmp_path / name), **variables}) + "\n")
+            to_script.flush()
+            line = from_script.readline()
+            while line[:1] == "{":  # The Trainer's own figures.
+                line = from_script.readline()
+            return int(line)
+
+        assert run("undisturbed") == 0
+        node.begin(1)
+        restored = []
+        for round_, fault in enumerate(("checkpoint.mid_copy,iteration=4", "checkpoint.after_commit,iteration=5"), 1):
+            assert run("killed", **place, EVERSTEP_FAULT=f"{fault}=kill", EVERSTEP_ROUND=str(round_)) == -9
+            node.keeper.worker_died(0)
+            node.begin(round_ + 1, node.newest())
+            restored.append(node.keeper.fetched(0).iteration)
+        assert restored == [3, 5]  # Inside an epoch and at the end of one.
+        assert run("resumed", **place, EVERSTEP_ROUND="3") == 0
+        to_script.close()
+    undisturbed, resumed = torch.load(tmp_path / "undisturbed"), torch.load(tmp_path / "resumed")
+    assert undisturbed["steps"] == 10
+    assert same(resumed, undisturbed)
+    assert node.persisted[-1].iteration == 10

@@ -1,0 +1,127 @@
+"""SIGKILL at each named point, then at any moment of save and persist: never an empty load, never a mixed one, each the
+state that was saved.
+
+EVERSTEP_ROUNDS=200 is the long series.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.checkpoint.examine import problems, stored
+from runtime.job.brain import WriteManifest
+from runtime.job.messages import Holding
+from runtime.job.restore import choose
+from runtime.master.manifest import commit
+from runtime.store import DirectoryStore
+from tests.fake_agent import Node
+
+SCRIPT = Path(__file__).parent / "killed_script.py"
+POINTS = ["checkpoint.before_copy", "checkpoint.mid_copy", "checkpoint.after_copy", "checkpoint.after_commit"]
+ROUNDS = int(os.environ.get("EVERSTEP_ROUNDS", "2"))
+
+
+class Ranks:
+    """The script, and what a master does for its nodes."""
+
+    def __init__(self, kind: str, nodes: list[Node], folder: Path) -> None:
+        self.kind, self.nodes, self.folder, self.round = kind, nodes, folder, 0
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        self.script = subprocess.Popen(
+            [sys.executable, str(SCRIPT)], env=environment, stdin=pipe, stdout=pipe, text=True
+        )
+        self._lock = threading.Lock()
+        self.persisted: list[Holding] = []
+        for node in nodes:
+            node.commits, node.told = False, self._told
+
+    def _told(self, holding: Holding) -> None:
+        with self._lock:
+            self.persisted.append(holding)
+            place = holding.round, holding.iteration
+            same = {held.shard: held for held in self.persisted if (held.round, held.iteration) == place}
+            if len(same) == holding.shards:
+                every = tuple(same[shard] for shard in sorted(same))
+                key = commit(self.nodes[0].store, "job", WriteManifest(*place, len(every), every))
+                for node in self.nodes:
+                    for held in every:
+                        node.keeper.committed(held, key)
+
+    def begin(self) -> int:
+        """A round, from the newest state that is held whole; its iteration."""
+        held = [holding for node in self.nodes for holding in node.keeper.holdings(node.address)]
+        restore = choose(held + self.persisted)
+        self.round += 1
+        sharded = self.kind == "fsdp"
+        for rank, node in enumerate(self.nodes):
+            place = {"first_rank": rank, "world_size": len(self.nodes)}
+            peer = self.nodes[(rank + 1) % len(self.nodes)].address if sharded else ""
+            node.begin(self.round, restore, persists=not rank, peer=peer, **place)
+        return restore.iteration if restore else 0
+
+    def live(self, chance: random.Random, fault: str) -> None:
+        """Ranks start, and one of them is killed: there, or at some moment after it has begun to save."""
+        log = str(self.folder / f"log-{self.round}")
+        asked = {"kind": self.kind, "agents": [node.path for node in self.nodes], "round": self.round, "log": log}
+        asked["environment"] = {"EVERSTEP_FAULT": fault, "EVERSTEP_FAULT_DIR": str(self.folder / "faults")}
+        assert self.script.stdin is not None
+        assert self.script.stdout is not None
+        self.script.stdin.write(json.dumps(asked) + "\n")
+        self.script.stdin.flush()
+        pids = json.loads(self.script.stdout.readline())
+        if not fault:
+            moment = threading.Event()
+            while not all("saves" in self.log(rank) for rank in range(len(self.nodes))):
+                assert self.script.poll() is None
+                moment.wait(0.005)
+            moment.wait(chance.random() * 0.2)
+            os.kill(chance.choice(pids), signal.SIGKILL)
+        assert self.script.stdout.readline() == "ended\n"
+        for node in self.nodes:
+            node.keeper.worker_died(0)
+
+    def log(self, rank: int) -> str:
+        path = self.folder / f"log-{self.round}-{rank}"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_wherever_a_rank_is_killed_the_next_loads_what_was_saved(
+    kind: str, make_node: Callable[..., Node], tmp_path: Path, store: DirectoryStore
+) -> None:
+    nodes = [make_node(f"worker-{number}-0", interval=3) for number in range(2)]
+    ranks, chance = Ranks(kind, nodes, tmp_path), random.Random(0)
+    replicated: dict[int, str] = {}  # What one rank has saved all of them have, or would have.
+    saved: list[dict[int, str]] = [{} if kind == "fsdp" else replicated for _ in nodes]
+    (tmp_path / "faults").mkdir()
+    try:
+        for number in range(len(POINTS) + ROUNDS):
+            begun = ranks.begin()
+            assert bool(begun) == bool(number), "it began from nothing though something was held"
+            ranks.live(chance, f"{POINTS[number]},iteration={begun + 3},rank=1=kill" if number < len(POINTS) else "")
+            for rank, known in enumerate(saved):
+                (_, loaded, found), *saves = (
+                    line.split() for line in ranks.log(rank).splitlines() if line.count(" ") == 2
+                )
+                assert int(loaded) == begun
+                assert begun == 0 or known[begun] == found
+                known.update((int(iteration), value) for _, iteration, value in saves)
+    finally:
+        ranks.script.kill()
+        ranks.script.communicate()
+    assert sorted(os.listdir(tmp_path / "faults")) == sorted(POINTS)
+    for one in stored(store, "jobs/job/"):
+        if one.manifest is not None:
+            assert list(problems(store, one.folder, one.manifest)) == []
+    for node in nodes:
+        node.keeper.close()
+        assert os.listdir(node.shm) == []

@@ -1,0 +1,58 @@
+"""A Hugging Face Trainer with our callback: for each line on stdin, JSON of variables, one forked run of it."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+PASTED = next(
+    block.partition("```")[0]
+    for block in (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")
+    if block.startswith("from everstep.huggingface")
+)
+"""What the README tells."""
+
+
+class Tokens(Dataset):  # pyright: ignore[reportMissingTypeArgument]
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = torch.arange(index, index + 12) % 31
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def train(folder: str) -> None:
+    """Two epochs of 5 steps, shuffled, with dropout."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=32, attention_dropout=0.3, **sizes))
+    settings = {"report_to": [], "disable_tqdm": True, "logging_steps": 2, "save_strategy": "no", "use_cpu": True}
+    arguments = TrainingArguments(
+        folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=2, **settings
+    )
+    names: dict[str, Any] = {"Trainer": Trainer, "model": model, "arguments": arguments, "dataset": Tokens()}
+    exec(PASTED, names)
+    trainer = names["trainer"]
+    logged = [(entry["step"], entry["epoch"]) for entry in trainer.state.log_history if "loss" in entry]
+    torch.save(
+        {"model": model.state_dict(), "steps": trainer.state.global_step, "logged": logged}, os.environ["RESULT"]
+    )
+
+
+def main(folder: str) -> None:
+    for line in sys.stdin:
+        if not (pid := os.fork()):
+            os.environ.update(json.loads(line))
+            train(folder)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

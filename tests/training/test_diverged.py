@@ -1,0 +1,34 @@
+"""A loss that is no number: right after a restore it ends the worker, for what was restored may be broken."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from everstep.training import DIVERGED, WATCHED, Context, _Session
+from runtime.job.policy import reason_of
+from runtime.job.records import Reason
+
+
+def session(restored: int, iteration: int) -> Any:
+    link: Any = SimpleNamespace(tell=lambda report: None)
+    checkpointer: Any = SimpleNamespace(restored=restored, stall_s=0.0)
+    return _Session(Context(0, 1, 0, torch.device("cpu"), 2, link), checkpointer, iteration)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_right_after_a_restore_the_worker_says_so_and_ends(loss: float, capfd: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        session(7, 7 + WATCHED).send({"loss": loss})
+    assert ended.value.code == DIVERGED
+    assert reason_of(DIVERGED) is Reason.DIVERGED
+    assert "right after iteration 7 was restored; this worker ends" in capfd.readouterr().err
+
+
+def test_later_or_without_a_restore_it_is_the_trainings_own_matter() -> None:
+    session(7, 8 + WATCHED).send({"loss": math.nan})
+    session(0, 1).send({"loss": math.nan})
+    session(7, 8).send({"loss": 1.5})
+    session(7, 8).send({"grad_norm": math.nan})
