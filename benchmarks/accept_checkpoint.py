@@ -19,7 +19,9 @@ from benchmarks.main_job import default_run
 from tests.harness import ROOT
 
 CHECKPOINT, STORE, SURVIVAL = "tests/checkpoint", "tests/store", "tests/survival"
-KEEPER, SHARDED, COPIES = (f"{CHECKPOINT}/test_{name}.py" for name in ("keeper", "sharded", "copies"))
+KEEPER, SHARDED, COPIES, FRAMEWORKS, ALONE = (
+    f"{CHECKPOINT}/test_{name}.py" for name in ("keeper", "sharded", "copies", "frameworks", "alone")
+)
 CONTRACT, WIRE = f"{STORE}/test_store_contract.py", f"{STORE}/test_s3_on_a_wire.py"
 LOADED = """
 import sys, torch, transformers
@@ -34,13 +36,13 @@ def works() -> Iterator[Line]:
     """The seven things that work at the end."""
     yield proven("1 save blocks for a copy, load restores in place, under everstep launch", KEEPER,
                  f"{CHECKPOINT}/test_restoring.py", "tests/launch/test_resuming.py")  # fmt: skip
-    yield proven("1 a plain python script goes on from its own", "tests/training", "-k", "without_agent")
+    yield proven("1 a plain python script keeps its own, on one rank and on several", "tests/training", ALONE,
+                 "-k", "without_agent or alone")  # fmt: skip
     yield proven("2 plain and DDP state", f"{CHECKPOINT}/test_restoring.py", f"{CHECKPOINT}/test_walk.py")
     yield proven("2 FSDP2 and tensor parallelism, no all-gather in save; 2 -> 3 -> 1, another mesh", SHARDED)
-    yield proven("2 FSDP1's SHARDED_STATE_DICT and load_sharded_optimizer_state_dict", CHECKPOINT, "-k", "fsdp1")
-    yield proven("2 Hugging Face Trainer: callback, resume", "tests", "-k", "trainer")
-    yield proven("2 DLRover's names: DdpCheckpointer, FsdpShardCheckpointer, StorageType", "tests",
-                 "-k", "dlrover_ and (api or names or checkpointer)")  # fmt: skip
+    yield proven("2 FSDP1's SHARDED_STATE_DICT, loaded at another world size", FRAMEWORKS, "-k", "fsdp1")
+    yield proven("2 Hugging Face Trainer: a callback; killed, it goes on", FRAMEWORKS, "-k", "trainer")
+    yield proven("2 DLRover's names and their meaning", FRAMEWORKS, "-k", "dlrover or path")
     yield proven("3 own memory -> peer -> store; the plan says from where and why; a wrong digest falls through",
                  KEEPER, COPIES, "-k", "memory or peer or source or flipped")  # fmt: skip
     yield proven("4 one contract for the directory and a real MinIO; create is atomic", CONTRACT)
@@ -51,30 +53,33 @@ def works() -> Iterator[Line]:
     yield proven("5 every N iterations, or --checkpoint-overhead; in log and report", f"{CHECKPOINT}/test_cadence.py",
                  KEEPER, "tests/report", "-k", "cadence or interval or overhead")  # fmt: skip
     yield proven("6 --model s3://..., and smollm2 converted once", "tests/model")
-    yield proven("7 keeps the last N and every Mth; debris", CHECKPOINT, "-k", "retention or keeps_the_last or debris")
+    yield proven("7 keeps the last N and every Mth; debris", f"{CHECKPOINT}/test_retention.py", KEEPER,
+                 "-k", "retention or debris")  # fmt: skip
     yield proven("7 everstep checkpoint ls, verify, export", "tests/face/test_checkpoint_command.py")
     yield proven("7 memory arithmetic at the start; /dev/shm too small is told with the mend", CHECKPOINT,
                  "-k", "arithmetic")  # fmt: skip
-    yield proven("7 NaN after a restore steps back", "tests", "-k", "nan and back")
+    yield proven("7 NaN after a restore steps back", "tests/training/test_diverged.py",
+                 "tests/job/test_job_rules.py", "-k", "diverged or no_number")  # fmt: skip
 
 
 def proofs() -> Iterator[Line]:
     """Faults."""
     yield proven("every interleaving: some state is held whole, a restore is of one, a manifest names what is there",
-                 CHECKPOINT, "-k", "interleaving or properties")  # fmt: skip
+                 f"{CHECKPOINT}/test_copies_properties.py", f"{CHECKPOINT}/test_slots.py")  # fmt: skip
     yield proven("the contract on a store that is slow, truncates, hides its success", CONTRACT, "-k", "wire")
     yield proven("ambiguous success, 412 after own success, truncated, full: S3 on a bad wire", WIRE)
-    yield proven("the keeper on a store of faults, a stale list among them", CHECKPOINT, "tests/master",
-                 "-k", "troubled or stale or lags")  # fmt: skip
+    yield proven("saves and restores on a store that refuses, lies about its success, is full, slow, truncates",
+                 f"{CHECKPOINT}/test_on_a_bad_store.py", KEEPER, "-k", "bad_store or refused or slow")  # fmt: skip
+    yield proven("the master on such a store; a list that lags behind", "tests/master", "-k", "troubled or lags")
     yield proven("a bit flipped in memory, a peer's copy, the store's object: found, named, the next tier used",
-                 KEEPER, COPIES, "-k", "flipped or no_source")  # fmt: skip
-    yield proven("... and training goes on bit for bit", CHECKPOINT, SURVIVAL, "-k", "flipped and (training or bit)")
+                 KEEPER, COPIES, f"{CHECKPOINT}/test_on_a_bad_store.py", "-k", "flipped or no_source")  # fmt: skip
     yield proven("SIGKILL at every named point, DDP and FSDP2", f"{CHECKPOINT}/test_save_kill_restore.py", SHARDED)
-    yield proven("SIGKILL at random moments of save and persist", CHECKPOINT, SURVIVAL, "-k", "random_moments")
-    yield proven("DISK after MEMORY and MEMORY after DISK all commit", "tests", "-k", "disk and memory")
+    yield proven("SIGKILL at random moments of save and persist: never an empty, never a mixed load",
+                 f"{CHECKPOINT}/test_random_kills.py", ALONE, "-k", "killed")  # fmt: skip
+    yield proven("DISK after MEMORY and MEMORY after DISK all commit", FRAMEWORKS, "-k", "memory_and_disk")
     yield proven("/dev/shm holds nothing of ours after runs, killed or not", CHECKPOINT, SURVIVAL,
                  "-k", "leaves_no or leaves_nothing or outlives or debris")  # fmt: skip
-    yield proven("on CUDA: stall of an overlapped save, bit-exact restore", CHECKPOINT, "-k", "cuda")
+    yield proven("on CUDA: stall of an overlapped save, bit-exact restore", f"{CHECKPOINT}/test_cuda.py")
 
 
 def bad_input() -> Iterator[Line]:

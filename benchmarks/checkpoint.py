@@ -99,7 +99,7 @@ def measured(case: Case, rounds: int) -> tuple[dict[str, list[float]], float, in
         told = Told(str(folder), case.mib << 20, case.tensors, rounds, case.saves, case.others)
         command = [
             sys.executable, "-m", "everstep", "launch", "--standalone", f"--nproc-per-node={case.ranks}",
-            "--max-restarts=1", "--persist-interval=1000000", f"--store={uri}",
+            "--max-restarts=1", "--rdzv-conf=read_timeout=600", "--persist-interval=1000000", f"--store={uri}",
             str(ROOT / "benchmarks" / "checkpoint_worker.py"), json.dumps(asdict(told)),
         ]  # fmt: skip
         log = folder / "log"

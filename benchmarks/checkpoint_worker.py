@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 import psutil
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from minio import Minio
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -36,6 +36,7 @@ from runtime.agent.link import Fetch, Fetched
 from runtime.checkpoint.committed import shards_of
 from runtime.checkpoint.fetch import fetch
 from runtime.checkpoint.restore import restore
+from runtime.checkpoint.segment import SegmentFile
 from runtime.job.messages import Holding
 from runtime.store import Store, in_s3, open_store
 from runtime.store.s3_settings import settings_of
@@ -62,7 +63,7 @@ class Bench:
         block = min(self.size, BLOCK)
         self._one, self._other = torch.ones(block, dtype=torch.uint8), torch.zeros(block, dtype=torch.uint8)
         self._other.copy_(self._one)
-        self._agent = _agent()
+        self.agent = _agent()
 
     def _state(self) -> tuple[dict[str, Any], int]:
         if self.told.tensors:
@@ -102,10 +103,10 @@ class Bench:
 
     def settle(self) -> None:
         """Wait until the agent has nothing to do, if it ever has."""
-        before = self._agent.cpu_times()
+        before = self.agent.cpu_times()
         for _ in range(SETTLES):
             time.sleep(0.1)
-            now = self._agent.cpu_times()
+            now = self.agent.cpu_times()
             if now.user + now.system - before.user - before.system <= 0.02:
                 break
             before = now
@@ -131,7 +132,7 @@ def first_life(bench: Bench) -> None:
     names = iter(["first", "second"])
     iteration = 0
 
-    def save(name: str) -> None:
+    def stage(name: str) -> None:
         nonlocal iteration
         iteration += 1
         bench.timed(name, lambda: checkpointer.save(iteration, state))
@@ -139,10 +140,10 @@ def first_life(bench: Bench) -> None:
     for _ in range(told.rounds + 2 if told.saves else 1):
         bench.memcpy()
         bench.settle()
-        save(next(names, "steady"))
+        stage(next(names, "steady"))
         if told.saves:
             bench.train()
-            save("training")
+            stage("training")
     for _ in range(max(2, told.rounds // 2)):
         iteration += 1
         bench.settle()
@@ -171,11 +172,11 @@ def second_life(bench: Bench) -> None:
     store = open_store(os.environ[STORE], read_only=True)
     place = bench.context.link.ask(Fetch(), Fetched) if bench.context.link else None
     assert place is not None
-    buffer = memoryview(bytearray(place.size))
+    buffer = _unused_slot(place)
     rank = bench.context.rank
     shards = shards_of(*_newest_manifest(store))
     kept = next(shard for shard in shards if shard.shard == rank or shard.shards == 1)
-    port = next(c.laddr.port for c in bench._agent.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+    port = next(c.laddr.port for c in bench.agent.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
     held = Holding(
         place.round,
         place.iteration,
@@ -213,8 +214,8 @@ def others(bench: Bench) -> None:
     for _ in range(2):
         folder.mkdir(exist_ok=True)
         bench.timed("torch.save", lambda: torch.save(plain, folder / f"plain-{rank}.pt"))
-        bench.timed("dcp.save", lambda: dcp.save(state, checkpoint_id=folder / "dcp"))
-        going = bench.timed("dcp.async_save", lambda: dcp.async_save(state, checkpoint_id=folder / "async"))
+        bench.timed("dcp.save", lambda: save(state, checkpoint_id=folder / "dcp"))
+        going = bench.timed("dcp.async_save", lambda: async_save(state, checkpoint_id=folder / "async"))
         going.result()
         dist.barrier()
         if rank == 0:
@@ -279,6 +280,13 @@ def write(bench: Bench, name: str) -> None:
     """Rank 0's file."""
     if bench.context.rank == 0:
         Path(bench.told.folder, name).write_text(json.dumps(asdict(bench.seen)))
+
+
+def _unused_slot(place: Fetched) -> memoryview:
+    """What an agent would fetch into: a slot that holds an older state, which nobody will want any more."""
+    segment = SegmentFile.open(Path(place.path))
+    slot = next(number for number in range(segment.slots) if segment.offset(number) != place.offset)
+    return segment.slot(slot)[: place.size]
 
 
 def _newest_manifest(store: Store) -> tuple[str, dict[str, Any]]:

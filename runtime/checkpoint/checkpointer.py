@@ -15,9 +15,9 @@ from runtime.agent.link import Acquire, Announce, Done, Fetch, Fetched, Flush, L
 from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.errors import RestoreError
 from runtime.checkpoint.fetch import read
-from runtime.checkpoint.layout import json_bytes, plan, read_header, read_json, state_capacity
+from runtime.checkpoint.layout import json_bytes, plan, state_capacity
 from runtime.checkpoint.reshard import Sources, reshard
-from runtime.checkpoint.restore import cut_alike, restore
+from runtime.checkpoint.restore import cut_alike, load, opened
 from runtime.checkpoint.segment import Beacon, SegmentFile
 from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.thinning import Thinning
@@ -143,10 +143,11 @@ class Checkpointer:
         """From the shard that lies in this node's memory where its cut is ours, else from parts of all shards."""
         assert self._link is not None
         if place.path:
-            data = self._own(place)
-            layout = read_header(data)
-            if cut_alike(layout, read_json(layout, data), state):
-                return restore(data, state, place.digest)
+            shard = opened(self._own(place), self._stager.layout if self._stages else None)
+            prepare(state)
+            live = self._walker.flatten(state)
+            if cut_alike(shard, live):
+                return load(shard, state, live, place.digest)
         return reshard(*sources_of(self._link, place), state, self._rank)
 
     def _own(self, place: Fetched) -> memoryview:

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,26 @@ from runtime.checkpoint.tree import Tree, flatten, places, prepare, put_back
 _GROUP = 2 * BLOCK
 _LARGE = 64 << 10
 _LISTED = 10
+_move_at_once = ctypes.PyDLL(None).memmove
+_move_at_once.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class Opened(NamedTuple):
+    """A shard whose bytes are here."""
+
+    data: memoryview
+    layout: Layout
+    saved: dict[str, Any]
+    """Its JSON part."""
+
+
+def opened(data: memoryview, expected: Layout | None = None) -> Opened:
+    """Read its head; a header that is the `expected` one's needs no reading. Raises RestoreError: it is torn."""
+    same = expected is not None and bytes(data[: len(expected.header)]) == expected.header
+    layout = expected if expected is not None and same else read_header(data)
+    if len(data) < layout.size:
+        raise RestoreError(f"a shard of {layout.size} bytes, of which {len(data)} are there: it is torn")
+    return Opened(data[: layout.size], layout, read_json(layout, data))
 
 
 def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
@@ -27,19 +47,24 @@ def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
     Raises RestoreError: keys missing, unexpected or of another shape, a head that is damaged (nothing was loaded), or
     data that is (the state is partly overwritten: do not train on).
     """
-    layout = read_header(data)
-    if len(data) < layout.size:
-        raise RestoreError(f"a shard of {layout.size} bytes, of which {len(data)} are there: it is torn")
+    shard = opened(data)
     prepare(state)
-    live = flatten(state)
-    saved = read_json(layout, data)
-    sources = places(saved["state"])
-    own = {path: told(live.tensors[name].shape, live.tensors[name].dtype) for path, name in live.places.items()}
-    held = {path: told(layout.places[name].shape, layout.places[name].dtype) for path, name in sources.items()}
-    require_same(held, own, (state, saved["state"]))
-    _copy_checked(data[: layout.size], layout, sources, live, digest)
-    put_back(state, saved["state"], live)
-    return int(saved["iteration"])
+    return load(shard, state, flatten(state), digest)
+
+
+def load(shard: Opened, state: dict[str, Any], live: Tree, digest: str) -> int:
+    """The same for a shard that is opened and a state that is prepared and flattened."""
+    layout, saved = shard.layout, shard.saved["state"]
+    sources = places(saved)
+    if sources == live.places and layout.matches(live.tensors):
+        require_same({}, {}, (state, saved))
+    else:
+        own = {path: told(live.tensors[name].shape, live.tensors[name].dtype) for path, name in live.places.items()}
+        held = {path: told(layout.places[name].shape, layout.places[name].dtype) for path, name in sources.items()}
+        require_same(held, own, (state, saved))
+    _copy_checked(shard.data, layout, sources, live, digest)
+    put_back(state, saved, live)
+    return int(shard.saved["iteration"])
 
 
 def _copy_checked(data: memoryview, layout: Layout, sources: dict[str, str], live: Tree, digest: str) -> None:
@@ -61,10 +86,14 @@ def _copy_checked(data: memoryview, layout: Layout, sources: dict[str, str], liv
 
 
 def _moved(target: torch.Tensor, place: Place, address: int) -> bool:
-    """Copy a large one at once, by this thread alone: torch would have all threads of its own at it, for each group."""
-    if place.size < _LARGE or not target.is_cpu or not target.is_contiguous():
+    """Copy it by this thread alone, as torch does not for large ones; False: it takes torch to do it.
+
+    A small one is done before another thread could make use of the interpreter's lock.
+    """
+    if not target.is_cpu or not target.is_contiguous():
         return False
-    ctypes.memmove(target.data_ptr(), address + place.start, place.size)
+    move = ctypes.memmove if place.size >= _LARGE else _move_at_once
+    move(target.data_ptr(), address + place.start, place.size)
     return True
 
 
@@ -82,13 +111,12 @@ def _groups(layout: Layout, digests: Digests | None) -> Iterator[tuple[int, int,
     yield checked, layout.size if digests else checked, places
 
 
-def cut_alike(layout: Layout, saved: Any, state: dict[str, Any]) -> bool:
+def cut_alike(shard: Opened, live: Tree) -> bool:
     """Is each tensor that both have the same part of the same whole in the shard and in the live state?"""
-    live = flatten(state)
-    pieces = live.pieces()
+    pieces, layout = live.pieces(), shard.layout
     if not pieces and not layout.pieces:
         return True
-    sources = places(saved["state"])
+    sources = places(shard.saved["state"])
     return all(
         layout.piece(sources[path]) == (pieces.get(name) or whole(live.tensors[name].shape))
         for path, name in live.places.items()
