@@ -146,4 +146,6 @@ def _explain(engine: Engine, node: Node, folder: Path) -> None:
     """The last lines of a failed step's log, and where it is."""
     for line in _last_lines(engine, node, folder, LAST_LINES):
         print(f"     {line}", file=sys.stderr)
-    print(f"   log: {folder / 'logs' / log_name(engine, _attempt(engine, node))}.log", file=sys.stderr, flush=True)
+    log = folder / "logs" / f"{log_name(engine, _attempt(engine, node))}.log"
+    if log.exists():
+        print(f"   log: {log}", file=sys.stderr, flush=True)
