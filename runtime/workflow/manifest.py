@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.workflow import cycles, environment, pod_rules, remote, requests, schema, validate, volumes
+from runtime.workflow import cycles, environment, pod_rules, requests, schema, validate, volumes
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.fields import listed
-from runtime.workflow.library import Library, with_defaults
+from runtime.workflow.library import Library, missing_secrets, with_defaults
 from runtime.workflow.reading import ReadError, read_text
 from runtime.workflow.schema import Problem
 
@@ -168,7 +168,7 @@ def _pod_problems(
             yield Problem((*place, "command"), f"is required; or say what its image runs: --image {image}=COMMAND")
     for side in ("inputs", "outputs"):
         for index, entry in enumerate(listed(template, side, "artifacts")):
-            yield from remote.problems(entry, library, (*where, side, "artifacts", index))
+            yield from missing_secrets(entry, library, (*where, side, "artifacts", index))
     if template.get("data") and not ((template["data"].get("source") or {}).get("artifactPaths") or {}).get("s3"):
         yield Problem((*where, "data", "source"), "needs artifactPaths with an s3: only its paths can be listed here")
     if template.get("http"):

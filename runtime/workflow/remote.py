@@ -6,7 +6,6 @@ After Argo's documentation ("HTTP Artifacts", "Git"). Credentials come from Secr
 import base64
 import json
 import os
-import re
 import shutil
 import ssl
 import subprocess
@@ -14,35 +13,18 @@ import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from runtime.workflow.fields import listed
-from runtime.workflow.library import Library, NotThereError
-from runtime.workflow.schema import Problem, Where
+from runtime.workflow.library import Library
 
 HTTP_S = 60.0
-_SECRET = re.compile(r"\w+Secret")
 
 
 class RemoteError(OSError):
     """It cannot be fetched or put."""
-
-
-def problems(entry: Mapping[str, Any], library: Library, where: Where) -> Iterator[Problem]:
-    """Secrets that an artifact's location names and that are not there."""
-    open_: list[tuple[Where, Any]] = [((*where, kind), entry.get(kind)) for kind in ("git", "http", "s3")]
-    while open_:
-        here, value = open_.pop()
-        for key, inner in value.items() if isinstance(value, Mapping) else ():
-            if _SECRET.fullmatch(str(key)) and isinstance(inner, Mapping) and "{{" not in str(inner):
-                try:
-                    library.value("Secret", inner)
-                except NotThereError as error:
-                    yield Problem((*here, key), str(error))
-            else:
-                open_.append(((*here, key), inner))
 
 
 def _secret(holder: Mapping[str, Any], name: str, library: Library) -> str:

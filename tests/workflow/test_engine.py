@@ -136,7 +136,7 @@ def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], part: 
 @pytest.mark.parametrize(
     ("field", "value", "part"),
     [
-        ("inline", {"plugin": {}, "name": "h"}, r"tasks\[0\].inline.plugin: it needs a plugin of the controller; not supported"),
+        ("inline", {"plugin": {}, "name": "h"}, r"tasks\[0\].inline.plugin: it needs a plugin of the controller; not"),
         ("depends", "nobody", "there is no task nobody"),
         ("depends", "b", "wait for each other"),
         ("template", "nobody", "there is no template 'nobody'"),
