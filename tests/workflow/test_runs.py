@@ -1,16 +1,21 @@
 """Runs as the `argo` command prints them, and manifests that a Python file declares."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from everstep.errors import BadInput
 from everstep.runs import got, listed, logged, long, short
+from runtime.workflow.engine import Engine
+from runtime.workflow.events import PodEnded, PodStarted, RunCreated
 from runtime.workflow.files import load
-from runtime.workflow.manifest import ManifestError
+from runtime.workflow.manifest import ManifestError, parse
 from runtime.workflow.nodes import fnv32a
+from runtime.workflow.view import table
 
 NOW = 1767225720.0
 
@@ -139,3 +144,33 @@ def test_a_python_file_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "pipeline.py").write_text("raise ValueError('no data')")
     with pytest.raises(ManifestError, match=r"pipeline.py: ValueError: no data$"):
         load([tmp_path / "pipeline.py"])
+
+
+TWO = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: w}
+spec:
+  entrypoint: main
+  templates:
+  - {name: main, dag: {tasks: [{name: short, template: t}, {name: a-task-with-a-name-that-is-very-long, template: t}]}}
+  - {name: t, container: {image: i, command: ["true"]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("width", "title"), [(60, "a-task-with-a-name-that…"), (160, "a-task-with-a-name-that-is-very-long")]
+)
+def test_long_names_leave_room_for_what_steps_say(width: int, title: str, tmp_path: Path) -> None:
+    engine = Engine(parse(TWO), RunCreated(0.0, "w", "u"))
+    (tmp_path / "logs").mkdir()
+    for node in engine.pending():
+        engine.handle(PodStarted(0.0, node.name, 7, 7))
+        engine.handle(PodEnded(2.0, node.name, 0))
+        (tmp_path / "logs" / f"{node.display_name}.log").write_text("epoch 1\nloss 3.25 at 200 of 500\n")
+    console = Console(width=width, color_system=None, file=io.StringIO(), force_terminal=True)
+    with console.capture() as captured:
+        console.print(table(engine, tmp_path, 20, width))
+    lines = captured.get().splitlines()
+    assert all("loss 3.25 at 200 of 500" in line and line.endswith("2.0 s") for line in lines)
+    assert lines[1].startswith(f" ✔ {title} ")
