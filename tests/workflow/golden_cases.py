@@ -89,7 +89,7 @@ def compare(wanted: dict[str, Any], status: dict[str, Any]) -> Answer:
     for verdict, fields in (
         ("phase", ("phase",)),
         ("message", ("message",)),
-        ("nodes", ("id", "type", "templateName", "displayName", "boundaryID")),
+        ("nodes", ("id", "type", "templateName", "templateRef", "displayName", "boundaryID")),
         ("inputs", ("inputs",)),
         ("outputs", ("outputs",)),
         ("children", ("children", "outboundNodes")),

@@ -1,11 +1,15 @@
 """`everstep workflow`: what a user sees of a run, a refusal, a stop."""
 
+import contextlib
+import io
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+from everstep.cli import main
+from runtime.workflow.nodes import fnv32a
 from tests.harness import wait_until
 
 MANIFEST = """
@@ -21,9 +25,11 @@ spec:
 
 
 def everstep(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`everstep workflow ...` as a user calls it."""
-    command = [sys.executable, "-m", "everstep", "workflow", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    """`everstep workflow ...`, without the start of an interpreter."""
+    out, told = io.StringIO(), io.StringIO()
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
+        code = main(["workflow", *arguments])
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), told.getvalue())
 
 
 def manifest(folder: Path, command: str = "true") -> Path:
@@ -152,7 +158,7 @@ def test_a_suspended_step_is_given_its_output_and_goes_on(tmp_path: Path) -> Non
         assert everstep("set", "waits", "--output-parameter", "p=given", cwd=tmp_path).returncode == 0
         assert everstep("resume", "waits", cwd=tmp_path).returncode == 0
         assert launcher.wait(timeout=60) == 0
-    assert everstep("logs", "waits", cwd=tmp_path).stdout == "[1].see: given\n"
+    assert everstep("logs", "waits", "see", cwd=tmp_path).stdout == f"waits-see-{fnv32a('waits[1].see')}: given\n"
     assert "Succeeded" in everstep("list", cwd=tmp_path).stdout
 
 

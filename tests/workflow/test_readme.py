@@ -53,7 +53,7 @@ def test_a_run_is_stopped_and_taken_up_as_told(folder: Path) -> None:
         wait_until(lambda: word in pasted("everstep workflow get w", folder).stdout, word)
 
     def running(word: str) -> None:
-        wait_until(lambda: re.search(rf"{word} +Running", pasted("everstep workflow get w", folder).stdout), word)
+        wait_until(lambda: f"● {word}" in pasted("everstep workflow get w", folder).stdout, word)
 
     with subprocess.Popen("exec everstep workflow run hello.yaml -n w", shell=True, cwd=folder) as launcher:
         running("greet")
