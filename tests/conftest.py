@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 from hypothesis import settings
 
@@ -11,6 +12,10 @@ from tests.minio import MinIO, NoGoError, binary, running
 
 # A shell starts background jobs with SIGINT ignored, and what they start inherits it: tests that press Ctrl-C mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes on a busy machine says nothing of the code.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 # No test talks to a cluster that whoever runs it happens to be logged in to.
 for name in [name for name in os.environ if name.startswith(("ARGO_", "KUBE")) and name != "ARGO_EXAMPLES"]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.data import IndexedDataset, write_cached_index, write_index
@@ -149,7 +149,6 @@ def test_what_is_held_out_depends_on_each_text_alone(tmp_path: Path, tasks: int)
     assert read == {"document": [text for text in texts if text not in held], "validation": held}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans())))
 def test_ranges_between_documents_that_are_left_out_hold_the_others(documents: list[tuple[int, bool]]) -> None:
     lengths = np.array([length for length, _ in documents], np.int32)
