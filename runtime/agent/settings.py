@@ -14,6 +14,7 @@ from runtime.checkpoint.cadence import share_of
 _EXAMPLE = """\
 environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL), EVERSTEP_STORE (URI) are needed;
   EVERSTEP_DEAD_MAN_S (300), EVERSTEP_IP (127.0.0.1: where this node's server listens and others reach it),
+  EVERSTEP_HOST_IP (its machine's address as a topology names it; default: EVERSTEP_IP),
   EVERSTEP_RUN_DIR and OMP_NUM_THREADS are heard.
 
 example:
@@ -154,6 +155,6 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         grace_s=told.grace,
         run_dir=environment.get("EVERSTEP_RUN_DIR", ""),
         address=environment.get("EVERSTEP_IP") or "127.0.0.1",
-        ip=environment.get("EVERSTEP_IP", ""),
+        ip=environment.get("EVERSTEP_HOST_IP") or environment.get("EVERSTEP_IP", ""),
     )
     return settings, told.persist_interval

@@ -62,19 +62,27 @@ async def place_of(spec: "JobSpec", folder: Path, environment: Mapping[str, str]
 @asynccontextmanager
 async def pods_beside(pod: str, spec: "JobSpec", access: "Access") -> AsyncIterator[Place]:
     """Pods like that one, which is the step's own. Raises KubeError."""
-    from runtime.platform.kubernetes import KubeApi, KubernetesPlatform, owner_of, template_of, will_not_return
+    from runtime.platform.kubernetes import (
+        KubeApi,
+        KubernetesPlatform,
+        owner_of,
+        template_of,
+        topology_of,
+        will_not_return,
+    )
     from runtime.platform.kubernetes.platform import shared_token as token_of
 
     async with KubeApi(access) as api:
         own = await api.patiently(lambda: api.get("pods", pod))
         owner = owner_of(own)
         token = await token_of(api, spec.job, owner)
+        there = replace(spec, hosts="", topology=spec.topology or await topology_of(api))
 
         async def stopped() -> bool:
             return await will_not_return(api, owner, time.time())
 
         async with KubernetesPlatform(api, spec.job, owner, template_of(own)) as platform:
-            yield Place(platform, token, own["status"]["podIP"], replace(spec, hosts=""), {}, stopped)
+            yield Place(platform, token, own["status"]["podIP"], there, {}, stopped)
 
 
 async def heard(asked: asyncio.Event, stop: asyncio.Event, place: Place) -> bool:

@@ -24,6 +24,7 @@ class PodApi:
         self.token = token
         self.pods: dict[str, Object] = {}
         self.secrets: dict[str, Object] = {}
+        self.configmaps: dict[str, Object] = {}
         self.workflows: dict[str, Object] = {}
         self.asked: list[tuple[str, str]] = []
         """(method, path below the namespace), watches as WATCH."""
@@ -150,7 +151,9 @@ class PodApi:
             return refused
         name = request.match_info["name"]
         kind = request.match_info["kind"]
-        there = {"pods": self.pods, "secrets": self.secrets, "workflows": self.workflows}[kind]
+        there = {
+            "pods": self.pods, "secrets": self.secrets, "configmaps": self.configmaps, "workflows": self.workflows,
+        }[kind]  # fmt: skip
         if name not in there:
             return _no(404, f'"{name}" not found')
         if request.method == "GET":

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from runtime.job.spec import JobSpec, RoleSpec
 from runtime.platform.kubernetes import Access, KubeError
@@ -45,6 +46,21 @@ def test_in_a_pod_of_argos_the_nodes_are_pods_like_it_and_the_master_listens_on_
             assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
 
     asyncio.run(story())
+
+
+def test_the_namespaces_topology_orders_the_ranks_unless_the_job_says_otherwise() -> None:
+    async def story(spec: JobSpec, text: str) -> tuple[str, ...]:
+        server = PodApi()
+        server.pods["step"] = STEP
+        server.configmaps["node-topology-config"] = {"data": {"topology_config": text}}
+        async with server as url, pods_beside("step", spec, Access(url, "ml")) as place:
+            return place.spec.topology
+
+    line, other = "asw-0 psw-0 192.168.0.1", "asw-1 psw-0 192.168.0.2"
+    assert asyncio.run(story(SPEC, f"{line}\n")) == (line,)
+    assert asyncio.run(story(replace(SPEC, topology=(other,)), line)) == (other,)
+    with pytest.raises(KubeError, match="node-topology-config, topology_config: line 1: 2 words"):
+        asyncio.run(story(SPEC, "asw-0 192.168.0.1"))
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,10 @@ STREAM_S = 240
 """How long the server may keep a watch open; a stream that outlives it by 30 s is taken for dead."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 T = TypeVar("T")
-Kind = Literal["pods", "secrets", "workflows"]
-GROUPS: Mapping[Kind, str] = {"pods": "api/v1", "secrets": "api/v1", "workflows": "apis/argoproj.io/v1alpha1"}
+Kind = Literal["pods", "secrets", "configmaps", "workflows"]
+GROUPS: Mapping[Kind, str] = {
+    "pods": "api/v1", "secrets": "api/v1", "configmaps": "api/v1", "workflows": "apis/argoproj.io/v1alpha1",
+}  # fmt: skip
 Wait = Callable[[float], Awaitable[object]]
 
 
