@@ -27,7 +27,7 @@ def whole(model: Any, optimizer: Any) -> dict[str, Any]:
 
 def load(checkpointer: FsdpShardCheckpointer, model: Any, optimizer: Any) -> int:
     with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
-        state_dict = {"model": model.state_dict(), "step": 0}
+        state_dict: dict[str, Any] = {"model": model.state_dict(), "step": 0}
         storage_reader = checkpointer.get_storage_reader()
         if not storage_reader:
             return 0

@@ -5,6 +5,7 @@ ranks' pids, and with a second line once all have ended: one that dies takes the
 its log the iteration that it loaded, or 0, and a digest of its part of the state then; later those of each save.
 """
 
+import ctypes
 import hashlib
 import json
 import os
@@ -21,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from runtime.agent.link import Link
 from runtime.checkpoint.checkpointer import Checkpointer
 from runtime.checkpoint.tree import flatten
+
+PR_SET_PDEATHSIG = 1
 
 
 def digest(state: dict[str, Any]) -> str:
@@ -64,6 +67,7 @@ def main() -> None:
         ranks: list[int] = []
         for rank in range(len(asked["agents"])):
             if not (pid := os.fork()):
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 try:
                     work(rank, asked)
                 finally:
