@@ -31,7 +31,9 @@ def load(checkpointer: FsdpShardCheckpointer, model: Any, optimizer: Any) -> int
         storage_reader = checkpointer.get_storage_reader()
         if not storage_reader:
             return 0
-        dist_cp.load_state_dict(state_dict=state_dict, storage_reader=storage_reader)
+        dist_cp.load_state_dict(  # pyright: ignore[reportPrivateImportUsage]
+            state_dict=state_dict, storage_reader=storage_reader
+        )
         model.load_state_dict(state_dict["model"])
         optim_state = load_sharded_optimizer_state_dict(
             model_state_dict=state_dict["model"], optimizer_key="optim", storage_reader=storage_reader

@@ -37,7 +37,7 @@ def work(rank: int, asked: dict[str, Any]) -> None:
     os.environ.update(asked["environment"], EVERSTEP_ROUND=str(asked["round"]))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 300), torch.nn.Tanh(), torch.nn.Linear(300, 3))
-    store = dist.FileStore(asked["log"] + ".store", world_size)
+    store = dist.FileStore(asked["log"] + ".store", world_size)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     if asked["kind"] == "fsdp":
         fully_shard(model, mesh=init_device_mesh("cpu", (world_size,)))
