@@ -146,6 +146,7 @@ class _Executor:
             print(SHARED_FOLDERS, file=sys.stderr)
         view, listener = asyncio.create_task(self._show()), asyncio.create_task(self._listen())
         try:
+            self._hear()
             while not self.engine.finished:
                 self._changed.clear()
                 self._act()
@@ -342,12 +343,15 @@ class _Executor:
     async def _listen(self) -> None:
         """Do what somebody outside asks."""
         while True:
-            for path, wish in asks.asked(self._folder):
-                for event in asks.events(self.engine, wish, time.time()):
-                    self._record(event)
-                path.unlink()
-                self._changed.set()
+            self._hear()
             await asyncio.sleep(LISTEN_EVERY_S)
+
+    def _hear(self) -> None:
+        for path, wish in asks.asked(self._folder):
+            for event in asks.events(self.engine, wish, time.time()):
+                self._record(event)
+            path.unlink()
+            self._changed.set()
 
     async def _show(self) -> None:
         while True:
