@@ -72,7 +72,7 @@ def behaviour() -> Iterator[Line]:
     yield proven("get, list, logs: printed as by the argo command", runs, "-k", "argo or logs or times")
     yield proven("logs -f, resume, set, retry, stop, terminate: as the argo command names them", COMMAND,
                  f"{WORKFLOW}/test_readme.py", f"{WORKFLOW}/test_engine.py", "-k",
-                 "logs or stop or suspended or again")  # fmt: skip
+                 "logs or stop or suspended or again or killed")  # fmt: skip
     yield proven("what the README says of it is true when pasted", f"{WORKFLOW}/test_readme.py")
     yield proven("bad input: one line with file and line, exit 2, nothing run", f"{WORKFLOW}/test_bad_input.py",
                  COMMAND, "-k", "bad or another_file or one_line or lint")  # fmt: skip

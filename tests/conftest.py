@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
-from hypothesis import settings
 
 from tests.minio import MinIO, NoGoError, binary, running
 
@@ -21,10 +20,6 @@ hypothesis.settings.load_profile("patient")
 for name in [name for name in os.environ if name.startswith(("ARGO_", "KUBE")) and name != "ARGO_EXAMPLES"]:
     del os.environ[name]
 os.environ["KUBECONFIG"] = os.devnull
-
-# How long an example takes says how busy the machine is, nothing else.
-settings.register_profile("everstep", deadline=None)
-settings.load_profile("everstep")
 
 
 @pytest.fixture(scope="session")

@@ -269,9 +269,18 @@ def _take_up(arguments: argparse.Namespace, restart: str = "") -> int:
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from runtime.workflow.asks import Ask
+    from runtime.workflow.asks import Ask, ask
+    from runtime.workflow.runfolder import launcher
 
-    return _ask(arguments, Ask(arguments.what))
+    folder = runs.folder_of(arguments.runs, arguments.name)
+    if launcher(folder) is not None:
+        return _ask(arguments, Ask(arguments.what))
+    status = runs.workflow_of(folder)["status"]
+    if status.get("finishedAt"):
+        raise BadInput(f"{arguments.name}: has ended already: {status['phase']}")
+    ask(folder, Ask(arguments.what))  # Its launcher was killed, its pods go on: it is taken up to be ended.
+    _take_up(arguments)
+    return 0
 
 
 def _set(arguments: argparse.Namespace) -> int:

@@ -146,6 +146,7 @@ class _Executor:
             print(SHARED_FOLDERS, file=sys.stderr)
         view, listener = asyncio.create_task(self._show()), asyncio.create_task(self._listen())
         try:
+            self._hear()
             while not self.engine.finished:
                 self._changed.clear()
                 self._act()
@@ -201,9 +202,7 @@ class _Executor:
         self._open_gates()
         while pending := [node for node in self.engine.pending() if node.name not in self._loading]:
             for node in pending[:STARTS]:
-                if node.spec.get("data"):
-                    self._loading[node.name] = asyncio.create_task(self._look_up(node))
-                elif (
+                if node.spec.get("data") or (
                     node.inputs.get("artifacts")
                     and node.name not in self._loaded
                     and not self._launch.pod(node).claimed()
@@ -213,9 +212,9 @@ class _Executor:
         for node in self.engine.running():
             if node.name not in self._watched:
                 self._watched[node.name] = asyncio.create_task(self._watch(node))
-        for watch in self._watched.values():
-            if watch.done():
-                watch.result()  # What went wrong in it ends the executor; the pods go on.
+        for task in (*self._watched.values(), *self._loading.values()):
+            if task.done():
+                task.result()  # What went wrong in it ends the executor; the pods go on.
         for name, kill in self.engine.kills.items():
             if name not in self._ending or kill.at_once:
                 grace = 0.0 if kill.at_once else GRACE_S
@@ -242,21 +241,19 @@ class _Executor:
                 self._record(GateOpened(now, name))
 
     async def _load(self, node: Node) -> None:
-        """Put a pod's input artifacts in place."""
+        """Put a pod's input artifacts in place; a data template needs no more."""
         try:
-            await self._launch.load(node)
-            self._loaded.add(node.name)
+            if node.spec.get("data"):
+                self._record(await self._launch.data(node))
+            else:
+                await self._launch.load(node)
+                self._loaded.add(node.name)
         except artifacts.ArtifactError as error:
             said = f"init: Error (exit code 64): {error}"
             self._record(PodEnded(time.time(), node.name, None, error=said))
+        finally:
+            self._changed.set()
         del self._loading[node.name]
-        self._changed.set()
-
-    async def _look_up(self, node: Node) -> None:
-        """A data template needs no process."""
-        self._record(await self._launch.data(node))
-        del self._loading[node.name]
-        self._changed.set()
 
     def _start(self, nodes: list[Node]) -> None:
         """Start pods side by side; what was started by a launcher that died is only noted."""
@@ -342,12 +339,15 @@ class _Executor:
     async def _listen(self) -> None:
         """Do what somebody outside asks."""
         while True:
-            for path, wish in asks.asked(self._folder):
-                for event in asks.events(self.engine, wish, time.time()):
-                    self._record(event)
-                path.unlink()
-                self._changed.set()
+            self._hear()
             await asyncio.sleep(LISTEN_EVERY_S)
+
+    def _hear(self) -> None:
+        for path, wish in asks.asked(self._folder):
+            for event in asks.events(self.engine, wish, time.time()):
+                self._record(event)
+            path.unlink()
+            self._changed.set()
 
     async def _show(self) -> None:
         while True:

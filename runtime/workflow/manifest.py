@@ -169,6 +169,8 @@ def _pod_problems(
     for side in ("inputs", "outputs"):
         for index, entry in enumerate(listed(template, side, "artifacts")):
             yield from missing_secrets(entry, library, (*where, side, "artifacts", index))
+            if entry.get("git") and not entry["git"].get("repo"):
+                yield Problem((*where, side, "artifacts", index, "git"), "needs a repo")
     if template.get("data") and not ((template["data"].get("source") or {}).get("artifactPaths") or {}).get("s3"):
         yield Problem((*where, "data", "source"), "needs artifactPaths with an s3: only its paths can be listed here")
     if template.get("http"):

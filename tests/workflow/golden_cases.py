@@ -22,7 +22,7 @@ from runtime.workflow.asks import Ask, ask
 from runtime.workflow.library import Library
 
 AT_ONCE = 40
-LIMIT_S = 240.0
+LIMIT_S = 900.0
 NAMESPACE = "argo"
 
 

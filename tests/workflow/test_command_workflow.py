@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+import pytest
+
 from everstep.cli import main
 from runtime.workflow.nodes import fnv32a
 from tests.harness import wait_until
@@ -74,6 +77,23 @@ def test_stop_ends_the_step_and_resume_takes_it_up(tmp_path: Path) -> None:
     assert "Failed" in everstep("get", "h", cwd=tmp_path).stdout
     (tmp_path / "go").touch()
     assert everstep("resume", "h", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("verb", ["stop", "terminate"])
+def test_a_run_whose_launcher_was_killed_is_ended_with_its_pods(verb: str, tmp_path: Path) -> None:
+    path = manifest(tmp_path, "echo $$$$ > pid; exec sleep 600")
+    command = [sys.executable, "-m", "everstep", "workflow", "run", str(path), "--name", "h"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as launcher:
+        wait_until((tmp_path / "pid").exists, "the step")
+        pid = int(wait_until((tmp_path / "pid").read_text, "its pid"))
+        wait_until(lambda: b"PodStarted" in (tmp_path / "runs/h/events.jsonl").read_bytes(), "that it is known")
+        launcher.kill()
+    assert psutil.pid_exists(pid)
+    assert everstep(verb, "h", cwd=tmp_path).returncode == 0
+    wait_until(lambda: not psutil.pid_exists(pid), "the step's end")
+    assert f"Stopped with strategy '{verb.capitalize()}'" in everstep("get", "h", cwd=tmp_path).stdout
+    again = everstep(verb, "h", cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (2, f"everstep workflow {verb}: h: has ended already: Failed\n")
 
 
 def test_an_unknown_run_and_an_unreadable_file_are_one_line(tmp_path: Path) -> None:

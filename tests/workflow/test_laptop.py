@@ -2,6 +2,7 @@
 
 import base64
 import http.server
+import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -72,11 +73,12 @@ def repository(tmp_path: Path) -> Path:
     place = tmp_path / "repository"
 
     def git(*words: str) -> None:
-        settings = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
-        subprocess.run(["git", *settings, *words], cwd=place, check=True, capture_output=True)
+        who = {f"GIT_{role}_{what}": "a@b" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+        subprocess.run(["git", *words], cwd=place, env=os.environ | who | alone, check=True, capture_output=True)
 
     place.mkdir()
-    git("init")
+    git("init", "--initial-branch=main")
     for text, name in (("one", "v1"), ("two", ""), ("three", "side")):
         if name == "side":
             git("checkout", "-b", name)
