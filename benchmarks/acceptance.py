@@ -41,14 +41,14 @@ def proven(promise: str, *tests: str) -> Line:
 
 
 def proven_together(paths: Sequence[str], promises: Mapping[str, Sequence[str]]) -> Iterator[Line]:
-    """Promises that tests below these paths prove, which run once: they start much that they share.
+    """Promises that tests below these paths prove, which run once, two files at a time: they share what they start.
 
     A promise is proven by the tests whose `path::name` has one of its words. One that is skipped proves nothing.
     """
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as folder:
         told = Path(folder, "tests.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths]
-        command += [f"--junit-xml={told}", "-o", "junit_family=xunit1"]
+        command += ["-n", "2", "--dist", "loadfile", f"--junit-xml={told}", "-o", "junit_family=xunit1"]
         subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
         cases = list(ElementTree.parse(told).iter("testcase")) if told.exists() else []
     ended = {f"{case.get('file')}::{case.get('name')}": [one.tag for one in case] for case in cases}

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from runtime.text import open_bytes
+
 GPT2_PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s++"
 """What ByteLevel(use_regex=True) splits at (openai/gpt-2, encoder.py), without places to try again at."""
 BLOCK = 2048
@@ -59,7 +61,7 @@ class Recipe:
 
     how: How
     source: str = ""
-    """Path of the tokenizer.json; name of tiktoken's encoding."""
+    """Path or s3:// address of the tokenizer.json; name of tiktoken's encoding."""
     special: bool = False
     """Add the special tokens that the tokenizer.json puts around a text."""
 
@@ -81,9 +83,10 @@ def encoder(recipe: Recipe) -> Encoder:
 
         encoding = tiktoken.get_encoding(recipe.source)
         return Encoder(recipe.how, lambda text: encoding.encode_to_numpy(text, allowed_special="all"))
-    with open(recipe.source) as file:
-        make = proven_encoder if recipe.how is How.TIKTOKEN else plain_encoder
-        return make(file.read(), recipe.special)
+    with open_bytes(recipe.source) as file:
+        tokenizer_json = file.readall().decode()
+    make = proven_encoder if recipe.how is How.TIKTOKEN else plain_encoder
+    return make(tokenizer_json, recipe.special)
 
 
 def make_encoder(tokenizer_json: str, samples: Iterable[str], special: bool = False) -> Encoder:

@@ -73,7 +73,7 @@ def spark(master: str, cores: int, executor_cores: int) -> Iterator["SparkContex
                 del os.environ[name]
         yield context
     finally:
-        _end(at_once=masters.kind_of(master) is masters.Kind.LOCAL)
+        _end()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -189,11 +189,8 @@ def own_pod(environment: Mapping[str, str]) -> masters.Pod:
     return masters.Pod(access.url, access.namespace, *files, name, own["status"]["podIP"], template_of(own))
 
 
-def _end(at_once: bool) -> None:
-    """Close Java's standard input, which ends it, and wait; kill it if it does not.
-
-    `at_once`: kill it first; a local one has nobody to say good-bye to, and its files are in the scratch folder.
-    """
+def _end() -> None:
+    """Close Java's standard input, which ends it, and wait; kill it if it does not."""
     pyspark = sys.modules.get("pyspark")
     if pyspark is None or pyspark.SparkContext._gateway is None:
         return
@@ -203,8 +200,6 @@ def _end(at_once: bool) -> None:
     if context is not None and context._accumulatorServer is not None:
         # It would print a traceback when Java closes its connection.
         context._accumulatorServer.handle_error = lambda *_: None
-    if at_once:
-        process.kill()
     if process.stdin:
         process.stdin.close()
     try:
