@@ -57,7 +57,7 @@ accept-checkpoint: $(READY)  ## every line that checkpoints promise: wanted, mea
 
 ROUNDS ?= 50
 soak: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)
-	EVERSTEP_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -x tests/survival
+	EVERSTEP_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -x tests/survival tests/checkpoint/test_random_kills.py
 
 clean:  ## remove what was installed and run
 	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

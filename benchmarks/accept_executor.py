@@ -64,23 +64,30 @@ def examples() -> Line:
 
 def behaviour() -> Iterator[Line]:
     """What a user does with it."""
+    runs, laptop, services = (f"{WORKFLOW}/test_{name}.py" for name in ("runs", "laptop", "services"))
     yield proven(
         "run: -p, -n, -o, --with, --path, --image; exit codes 0, 1, 2", COMMAND, "-k", "run or exit or programs"
     )
-    yield proven("get, logs, list, resume, set, retry, stop: as the argo command names them", COMMAND,
-                 "-k", "logs or stop or suspended or retry")  # fmt: skip
+    yield proven("run: a pipeline's Python file is as good as its YAML", runs, "-k", "python")
+    yield proven("get, list, logs: printed as by the argo command", runs, "-k", "argo or logs or times")
+    yield proven("logs -f, resume, set, retry, stop, terminate: as the argo command names them", COMMAND,
+                 f"{WORKFLOW}/test_readme.py", f"{WORKFLOW}/test_engine.py", "-k",
+                 "logs or stop or suspended or again or killed")  # fmt: skip
     yield proven("what the README says of it is true when pasted", f"{WORKFLOW}/test_readme.py")
-    yield proven("bad input: one line with file and line, exit 2, nothing run", COMMAND, f"{WORKFLOW}/test_engine.py",
-                 "-k", "lint or one_line or refused")  # fmt: skip
+    yield proven("bad input: one line with file and line, exit 2, nothing run", f"{WORKFLOW}/test_bad_input.py",
+                 COMMAND, "-k", "bad or another_file or one_line or lint")  # fmt: skip
     yield proven(
         "kill -9 at any write, then the same again: nothing runs twice", "tests/survival/test_executor_killed.py"
     )
     yield proven("two pods write one absolute path and do not meet; stop ends what was made a daemon",
                  f"{WORKFLOW}/test_isolation.py")  # fmt: skip
-    yield proven(
-        "http templates, daemons with a probe, artifacts in a bucket, artifactRepositoryRef",
-        f"{WORKFLOW}/test_services.py",
-    )
+    yield proven("a kernel without namespaces: it is said once, and declared files are still found", laptop, "-k",
+                 "namespaces")  # fmt: skip
+    yield proven("http templates, daemons with a probe, artifacts in a bucket, artifactRepositoryRef", services)
+    yield proven("git, http with a password, data templates, the pod's own facts, progress", laptop, "-k",
+                 "not namespaces")  # fmt: skip
+    yield proven("what needs a cluster: refused by name", f"{WORKFLOW}/test_engine.py", f"{WORKFLOW}/test_bad_input.py",
+                 "-k", "refused or cluster")  # fmt: skip
     yield proven("locks and remembered outputs, also between runs", f"{WORKFLOW}/test_shared.py")
     yield proven(
         "random DAGs and retries against a slow model; a crash after any event", f"{WORKFLOW}/test_properties.py"

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.acceptance import Line, judge, proven
+from benchmarks.acceptance import Line, judge, proven_together
 from benchmarks.preprocess import Figure, Input, measured, ours, prepared, same_bytes
 
 TESTS = "tests/preprocess"
@@ -67,21 +67,37 @@ def figures(megabytes: int, rounds: int, factor: int) -> Iterator[Line]:
         yield from scaling(folder, (given, best["ours"]), factor)
 
 
+PROOFS = {
+    "Megatron's flags, abbreviations, repetition": ["test_arguments.py"],
+    "every format; any text, any cut: each line once": ["test_ranges.py"],
+    "bytes as the format says, and as megatron-core writes": ["the_bytes_are", "megatron_cores_builder"],
+    "several keys, several tasks": ["megatrons_command"],
+    "output independent of the number of tasks": ["number_of_tasks"],
+    "S3 input and output on a real MinIO": ["test_source.py", "nothing_is_shared_but_the_store"],
+    "our reader: mmap, or ranges of S3 in bounded memory": ["test_indexed.py", "test_ranged.py"],
+    "local[*] | spark:// | k8s://: what Spark is told": ["test_masters.py"],
+    "spark://: dynamic executors of a real cluster": ["nothing_is_shared_but_the_store"],
+    "spark-submit, an executor of a cluster killed: no byte changed": ["executor_of"],
+    "workers killed in the middle: no byte changed": ["workers_that"],
+    "two attempts of a shard: one counts": ["attempts"],
+    "a killed driver's rerun reuses finished shards": ["taken_up", "finished_shard"],
+    "tokenizers: equal to their own library, proven at the start": ["test_encoding.py"],
+    "--train-tokenizer: a vocabulary of its own": ["test_training.py"],
+    "duplicates, lengths, ftfy, validation: each counted": [
+        "mended_left_out",
+        "test_duplicates.py",
+        "beyond_the_limits",
+    ],
+    "a page with lengths and documents": ["test_page.py"],
+    "progress with rate and time left, also for Argo": ["test_progress.py"],
+    "bad input: one line, nothing left": ["torn", "cut_off", "refused", "told", "full_disk", "not_repeated_or_mixed"],
+}
+"""What tests prove, and words in their names."""
+
+
 def proofs() -> Iterator[Line]:
     """What tests prove."""
-    prefix, shard = f"{TESTS}/test_prefix.py", f"{TESTS}/test_shard.py"
-    yield proven("Megatron's flags, abbreviations, repetition", f"{TESTS}/test_arguments.py")
-    yield proven("every format; any text, any cut: each line once", "tests/text/test_ranges.py")
-    yield proven("bytes as the format says, and as megatron-core writes", shard)
-    yield proven("several keys, several tasks", prefix, "-k", "megatrons_command")
-    yield proven("output independent of the number of tasks", f"{TESTS}/test_preprocess.py", "-k", "number_of_tasks")
-    yield proven("S3 input and output on a real MinIO", prefix, "tests/text/test_source.py", "-k", "store or object")
-    yield proven("workers killed in the middle: no byte changed", prefix, "-k", "workers_that")
-    yield proven("spark-submit, a standalone cluster, an executor killed", prefix, "-k", "executor_of")
-    yield proven("a killed driver's rerun reuses finished shards", prefix, "-k", "taken_up")
-    yield proven("two attempts of a shard: one counts", shard, "-k", "attempts")
-    yield proven("tokenizers: equal to their own library", f"{TESTS}/test_encoding.py")
-    yield proven("bad input: one line, nothing left", prefix, "tests/text", "-k", "torn or cut_off or refused or told")
+    yield from proven_together([TESTS, "tests/text", "tests/data"], PROOFS)
 
 
 def main() -> None:

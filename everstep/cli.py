@@ -1,11 +1,11 @@
 """The `everstep` command: one verb a file in `everstep/commands`, imported only when it is called."""
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 
 from everstep.version import VERSION
+from runtime.flaghelp import Flags
 
 VERBS = {
     "launch": "run a script on one node or many, as torchrun does: elastic",
@@ -34,12 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["launch"]:  # torchrun's command line is its own parser's to read: abbreviations, what follows.
         return importlib.import_module("everstep.commands.launch").main(given[1:])
-    parser = argparse.ArgumentParser(
-        prog="everstep",
-        description="Training pipelines that survive.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Flags(prog="everstep", description="Training pipelines that survive.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"everstep {VERSION}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     called = next((word for word in given if not word.startswith("-")), None)

@@ -145,11 +145,11 @@ class _Random:
 
     def state_dict(self) -> dict[str, Any]:
         version, numbers, gauss = random.getstate()
-        kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+        numpy = np.random.get_state(legacy=False)
+        keys = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
         state = {
             "python": [version, list(numbers), gauss],
-            "numpy": {"kind": kind, "keys": torch.from_numpy(keys.astype(np.int64)), "position": position},
-            "numpy_gauss": [has_gauss, cached],
+            "numpy": {**numpy, "state": {"key": keys, "pos": int(numpy["state"]["pos"])}},
             "torch": torch.get_rng_state(),
         }
         if torch.cuda.is_available():
@@ -165,8 +165,9 @@ class _Random:
         saved = self._saved
         version, numbers, gauss = saved["python"]
         random.setstate((version, tuple(numbers), gauss))
-        keys = saved["numpy"]["keys"].numpy().astype(np.uint32)
-        np.random.set_state((saved["numpy"]["kind"], keys, saved["numpy"]["position"], *saved["numpy_gauss"]))
+        numpy = saved["numpy"]
+        keys = numpy["state"]["key"].numpy().astype(np.uint32)
+        np.random.set_state({**numpy, "state": {"key": keys, "pos": numpy["state"]["pos"]}})
         torch.set_rng_state(saved["torch"])
         if "cuda" in saved:
             torch.cuda.set_rng_state(saved["cuda"])

@@ -180,8 +180,8 @@ class Checkpoints:
         """Of that state. Raises StateError, LinkError."""
         context = self._session.context
         local_rank = context.local_rank or context.rank * (self._alone is not None)
-        place = {"rank": context.rank, "local_rank": local_rank, "alone": self._alone}
-        made = self._session.checkpointer = _Checkpointer(state, link=context.link, **place)
+        made = _Checkpointer(state, link=context.link, rank=context.rank, local_rank=local_rank, alone=self._alone)
+        self._session.checkpointer = made
         self._session.beacon("start")
         return made
 

@@ -13,7 +13,7 @@ class Config:
     """Each field is a flag of this file and a parameter of the workflow."""
 
     corpus: str = ""
-    """Comma separated paths and globs of text; empty: the sources and topics that every Python carries."""
+    """Comma separated paths, globs and s3:// addresses of text; empty: what every Python carries."""
     tokenizer: str = ""
     """A tokenizer.json or a Hugging Face directory; empty: the model's, for tiny one is trained on the corpus."""
     model: str = "tiny"

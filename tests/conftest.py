@@ -4,22 +4,22 @@ import os
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
-from hypothesis import settings
 
 from tests.minio import MinIO, NoGoError, binary, running
 
 # A shell starts background jobs with SIGINT ignored, and what they start inherits it: tests that press Ctrl-C mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# How long an example takes on a busy machine says nothing of the code.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
+
 # No test talks to a cluster that whoever runs it happens to be logged in to.
 for name in [name for name in os.environ if name.startswith(("ARGO_", "KUBE")) and name != "ARGO_EXAMPLES"]:
     del os.environ[name]
 os.environ["KUBECONFIG"] = os.devnull
-
-# How long an example takes says how busy the machine is, nothing else.
-settings.register_profile("everstep", deadline=None)
-settings.load_profile("everstep")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import http.server
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ class Node:
 
     def _serve(self, connection: socket.socket) -> None:
         decoder, local_rank = msgspec.json.Decoder(Request), 0
-        with connection, connection.makefile("rb") as lines:
+        with connection, suppress(ConnectionError), connection.makefile("rb") as lines:  # A killed worker's is reset.
             for line in lines:
                 request = decoder.decode(line)
                 if isinstance(request, Hello):

@@ -29,12 +29,12 @@ examples:
                                                         on each of four machines; rank 0 runs on 10.0.0.1
   NODE_RANK=$RANK DLROVER_MASTER_ADDR=$MASTER_ADDR:$MASTER_PORT everstep check --nnodes $NODE_NUM
                                                         in every pod of a PyTorchJob
+
 EVERSTEP_JOB_TOKEN, the same on all machines, protects the coordinator's port."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
 
     def flag(name: str, **options: Any) -> None:

@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 from everstep.errors import BadInput
+from everstep.jobs import find, master_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,56 +22,41 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask the job's master; returns the exit code."""
+    name: str = arguments.job
     try:
-        address, token = find_job(Path(arguments.runs), arguments.job)
-        _post(address, token, {"nodes": arguments.nodes, "role": arguments.role})
+        found = find(Path(arguments.runs), name)
+        if ended := found.state.ended:
+            raise BadInput(f"{name}: its training is over ({ended.result.value}: {ended.reason})")
+        _post(name, master_of(found, name), found.token, {"nodes": arguments.nodes, "role": arguments.role})
     except BadInput as error:
         print(f"everstep scale: {error}", file=sys.stderr)
         return 2
-    print(f"{arguments.job}: {arguments.nodes} nodes wanted", file=sys.stderr)
+    print(f"{name}: {arguments.nodes} {arguments.role} nodes wanted", file=sys.stderr)
     return 0
 
 
-def find_job(runs: Path, name: str) -> tuple[str, str]:
-    """(host:port of the master, token) of a running job. Raises BadInput when there is no such job."""
-    from runtime.master.journal import find_master
-    from runtime.store import open_store
-
-    store, job = locate(runs, name)
-    found = find_master(open_store(store), job)
-    if found is None:
-        raise BadInput(f"{name}: its training has not begun")
-    token = runs / name.partition("/")[0] / "jobs" / f"{job}.token"
-    return found[1], token.read_text().strip()
-
-
-def locate(runs: Path, name: str) -> tuple[str, str]:
-    """(URI of the store, name of the job) of RUN[/STEP]. Raises BadInput when there is no such job."""
-    run_name, _, step = name.partition("/")
-    folder = runs / run_name
-    try:
-        workflow = json.loads((folder / "workflow.json").read_text())
-    except FileNotFoundError:
-        raise BadInput(f"{folder}: no such run; `ls {runs}` shows them") from None
-    jobs = sorted(path.stem for path in (folder / "jobs").glob(f"*-{step}.token" if step else "*.token"))
-    if len(jobs) != 1:
-        uid = workflow["metadata"].get("uid", "")
-        steps = ", ".join(job.removeprefix(f"{uid}-") for job in jobs) or "none"
-        raise BadInput(f"{name}: {len(jobs)} jobs there ({steps}); say RUN/STEP")
-    parameters = workflow["spec"]["arguments"]["parameters"]
-    return next(entry["value"] for entry in parameters if entry["name"] == "store"), jobs[0]
-
-
-def _post(address: str, token: str, body: dict[str, object]) -> None:
+def _post(name: str, master: str, token: str, body: dict[str, object]) -> None:
     request = urllib.request.Request(
-        f"http://{address}/v1/scale",
+        f"http://{master}/v1/scale",
         data=json.dumps(body).encode(),
         headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=30):
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30):
             return
     except urllib.error.HTTPError as error:
-        raise BadInput(f"refused: {error.read().decode(errors='replace').strip()}") from None
+        raise BadInput(f"{name}: refused: {_reason(error.read())}") from None
     except OSError as error:
-        raise BadInput(f"its master does not answer at {address} ({error}); is the training over?") from None
+        why = getattr(error, "reason", error)
+        mend = f"`everstep workflow resume {name.partition('/')[0]}` takes the run up; scale it then"
+        raise BadInput(
+            f"{name}: no master answers at {master} ({why}); its nodes may train on without; {mend}"
+        ) from None
+
+
+def _reason(answer: bytes) -> str:
+    """The error of a master's answer; else its first words."""
+    try:
+        return str(json.loads(answer)["error"])
+    except (ValueError, KeyError, TypeError):
+        return " ".join(answer.decode(errors="replace").split())[:200]

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from everstep.commands.scale import locate
 from everstep.errors import BadInput
+from everstep.jobs import find
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,17 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
 def read(runs: Path, name: str) -> dict[str, Any]:
     """The status of a job (`runtime.job.status`), with its name. Raises BadInput."""
     from runtime.job.status import told
-    from runtime.master.journal import JournalError, read_state
-    from runtime.store import StoreError, open_store
 
-    store, job = locate(runs, name)
-    try:
-        state = read_state(open_store(store), job)
-    except (JournalError, StoreError) as error:
-        raise BadInput(f"{name}: {error}") from None
-    if not state.conditions:
-        raise BadInput(f"{name}: its training has not begun")
-    return {"job": job, **told(state)}
+    found = find(runs, name)
+    return {"job": found.job, **told(found.state)}
 
 
 def text(status: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from everstep import runs
 from everstep.errors import BadInput
 
 if TYPE_CHECKING:
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from runtime.workflow.files import Loaded
     from runtime.workflow.library import Library
 
-PHASE_WIDTH = 10
 STOPPED = 130
+POSITIONAL = {
+    "file+": "YAML, or the .py of a pipeline; objects that it refers to may stand in more files",
+    "name": "of the run",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,19 +34,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     def verb(name: str, text: str, *positional: str) -> argparse.ArgumentParser:
         below = verbs.add_parser(name, help=text, description=text)
         for one in positional:
-            below.add_argument(one.rstrip("+"), nargs="+" if one.endswith("+") else None)
-        below.add_argument("--runs", type=Path, default=Path("runs"), help="directory of the run folders")
+            below.add_argument(one.rstrip("+"), nargs="+" if one.endswith("+") else None, help=POSITIONAL[one])
+        below.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the run folders are")
         return below
 
     ran = verb("run", "run a workflow here, to its end", "file+")
     ran.add_argument("-n", "--name", default="", help="name of the run; empty: the workflow's, or made up")
     ran.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="a parameter's value")
-    ran.add_argument("--parameter-file", type=Path, help="YAML or JSON map of parameters")
-    ran.add_argument("--entrypoint", default="", help="another template to begin with")
+    ran.add_argument("--parameter-file", type=Path, metavar="FILE", help="YAML or JSON map of parameters")
+    ran.add_argument("--entrypoint", default="", metavar="TEMPLATE", help="another template to begin with")
     ran.add_argument("-o", "--output", choices=["json", "yaml", "name"], default="", help="print the run at its end")
     ran.add_argument("--path", type=Path, action="append", default=[], metavar="DIR",
                      help="programs that only an image brings, for every pod's PATH")  # fmt: skip
-    ran.add_argument("--work-dir", type=Path, default=None, help="where the pods work; empty: here")
+    ran.add_argument("--work-dir", type=Path, default=None, metavar="DIR", help="where the pods work; empty: here")
     checked = verb("lint", "say what is wrong with a workflow, before it runs anywhere", "file+")
     checked.add_argument("--format", choices=["text", "json", "sarif"], default="text", help="for people, or programs")
     for below in (ran, checked):
@@ -54,12 +58,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     shown.add_argument(
         "-o", "--output", choices=["json", "yaml"], default="", help="the whole Workflow with its status"
     )
-    logs = verb("logs", "the logs of a run's steps and nodes", "name")
-    logs.add_argument("step", nargs="?", default="", help="only logs whose name begins so")
+    logs = verb("logs", "what a run's pods have printed", "name")
+    logs.add_argument("pod", nargs="?", default="", help="only this pod's, or of steps whose name begins so")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     verb("list", "the runs, newest last")
     _selecting(verb("resume", "let suspended steps go on; take up a run that lost its launcher", "name"))
-    verb("retry", "take up a run that failed or was stopped: what did not succeed runs again", "name")
+    again = verb("retry", "take up a run that failed or was stopped: what did not succeed runs again", "name")
+    _selecting(again).add_argument("--restart-successful", action="store_true",
+                                   help="also steps of --node-field-selector, and what came after them")  # fmt: skip
     verb("stop", "stop a run with all its processes; its exit handler still runs", "name")
     verb("terminate", "stop a run at once, without its exit handler", "name")
     given = _selecting(verb("set", "give a suspended step its outputs, or its end", "name"))
@@ -86,13 +92,13 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
 
 
-def _load(arguments: argparse.Namespace) -> "Loaded":
+def _load(arguments: argparse.Namespace, templates: bool = False) -> "Loaded":
     from runtime.workflow import ManifestError
     from runtime.workflow.files import load
 
     try:
         images = {name: shlex.split(command) for name, command in _pairs(arguments.image, "--image").items()}
-        return load([Path(file) for file in arguments.file], arguments.with_, images)
+        return load([Path(file) for file in arguments.file], arguments.with_, images, templates)
     except ManifestError as error:
         raise BadInput(str(error)) from None
 
@@ -130,17 +136,21 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         parse(manifest, loaded.library)
     except ManifestError as error:
-        place = loaded.document.line(error.problems[0].where) if error.problems else 1
-        raise BadInput(f"{loaded.document.file}:{place}: {error}") from None
+        first = error.problems[0]
+        of = "" if first.of in loaded.others else first.of
+        raise BadInput(f"{loaded.place(first)}: {first._replace(of=of).said}") from None
     metadata = manifest.get("metadata") or {}
     made_up = f"{metadata.get('generateName', 'workflow-')}{secrets.token_hex(2)}"
     name = arguments.name or metadata.get("name") or made_up
-    runs = arguments.runs.absolute()
-    if arguments.work_dir:
-        os.chdir(arguments.work_dir)
+    folder = arguments.runs.absolute()
     path = tuple(one.absolute() for one in arguments.path)
-    code = _execute(manifest, name, runs, loaded.library, path)
-    _print_run(runs / name, arguments.output)
+    if arguments.work_dir:
+        try:
+            os.chdir(arguments.work_dir)
+        except OSError as error:
+            raise BadInput(f"--work-dir {arguments.work_dir}: {error.strerror}") from None
+    code = _execute(manifest, name, folder, loaded.library, path)
+    _print_run(folder / name, arguments.output)
     return code
 
 
@@ -148,7 +158,7 @@ def _print_run(folder: Path, output: str) -> None:
     if output == "name":
         print(folder.name)
     elif output:
-        _dump(json.loads((folder / "workflow.json").read_text()), output)
+        _dump(runs.workflow_of(folder), output)
 
 
 def _dump(value: Any, output: str) -> None:
@@ -160,7 +170,9 @@ def _dump(value: Any, output: str) -> None:
         print(yaml.safe_dump(value, sort_keys=False), end="")
 
 
-def _execute(manifest: Any, name: str, runs: Path, library: "Library", path: tuple[Path, ...]) -> int:
+def _execute(
+    manifest: Any, name: str, folder: Path, library: "Library", path: tuple[Path, ...], restart: str = ""
+) -> int:
     from runtime.platform.process import end_nodes
     from runtime.workflow import ManifestError, RunOptions
     from runtime.workflow import run as run_workflow
@@ -169,7 +181,7 @@ def _execute(manifest: Any, name: str, runs: Path, library: "Library", path: tup
     try:
         print(name, file=sys.stderr)
         with watch() as show:
-            result = run_workflow(manifest, RunOptions(name, runs, library, path, show))
+            result = run_workflow(manifest, RunOptions(name, folder, library, path, show, restart))
     except ManifestError as error:
         raise BadInput(str(error)) from None
     end_nodes(result.folder)
@@ -180,92 +192,45 @@ def _execute(manifest: Any, name: str, runs: Path, library: "Library", path: tup
 def _lint(arguments: argparse.Namespace) -> int:
     from runtime.workflow.lint import as_json, as_sarif, findings
 
-    loaded = _load(arguments)
-    file = loaded.document.file
-    found = findings(loaded.document, loaded.library)
+    loaded = _load(arguments, templates=True)
+    found = findings(loaded.document, loaded.library, loaded.others)
     if arguments.format == "text":
         for one in found:
-            print(one.told(file), file=sys.stderr)
+            print(one.told, file=sys.stderr)
         warnings = sum(not one.error for one in found)
-        print(f"{file}: {len(found) - warnings} errors, {warnings} warnings", file=sys.stderr)
+        print(f"{loaded.document.file}: {len(found) - warnings} errors, {warnings} warnings", file=sys.stderr)
     else:
-        shown = as_json(found, file) if arguments.format == "json" else as_sarif(found, file)
+        shown = as_json(found) if arguments.format == "json" else as_sarif(found)
         print(json.dumps(shown, indent=2))
     return 2 if any(one.error for one in found) else 0
 
 
-def _folder(arguments: argparse.Namespace) -> Path:
-    folder = arguments.runs / arguments.name
-    if not (folder / "workflow.json").exists():
-        raise BadInput(f"{folder}: no such run; `everstep workflow list --runs {arguments.runs}` shows them")
-    return folder
-
-
-def _workflow(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "workflow.json").read_text())
-
-
 def _get(arguments: argparse.Namespace) -> int:
-    folder = _folder(arguments)
+    workflow = runs.workflow_of(runs.folder_of(arguments.runs, arguments.name))
     if arguments.output:
-        _dump(_workflow(folder), arguments.output)
-        return 0
-    status = _workflow(folder)["status"]
-    print(f"{arguments.name}  {status['phase']}  {status.get('message', '')}".rstrip())
-    for node in status["nodes"].values():
-        times = f"{node.get('startedAt', '')[11:19]} {node.get('finishedAt', '')[11:19]}"
-        line = f"  {node['displayName']:<24} {node['phase']:<{PHASE_WIDTH}} {times:<18} {node.get('message', '')}"
-        print(line.rstrip())
+        _dump(workflow, arguments.output)
+    else:
+        print(runs.got(workflow, time.time()))
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    found = [_workflow(path.parent) for path in arguments.runs.glob("*/workflow.json")]
-    for one in sorted(found, key=lambda one: one["status"]["startedAt"]):
-        status = one["status"]
-        times = f"{status['startedAt'][:19]} {status.get('finishedAt', '')[:19]}"
-        print(f"{one['metadata']['name']:<32} {status['phase']:<{PHASE_WIDTH}} {times}".rstrip())
+    print(runs.listed(arguments.runs, time.time()))
     return 0
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    folder = _folder(arguments)
-    shown: dict[Path, int] = {}
-    while True:
-        over = _launcher(folder) is None
-        for path in sorted((folder / "logs").glob(f"{arguments.step}*.log")):
-            with path.open("rb") as file:
-                file.seek(shown.get(path, 0))
-                text = file.read()
-            text = text if over or not arguments.follow else text[: text.rfind(b"\n") + 1]
-            shown[path] = shown.get(path, 0) + len(text)
-            for line in text.decode(errors="replace").splitlines():
-                print(f"{path.stem}: {line}", flush=True)
-        if not arguments.follow or over:
-            break
-        time.sleep(0.3)
-    if not shown:
-        raise BadInput(f"{arguments.name}: no log begins with {arguments.step!r}")
+    for line in runs.logged(runs.folder_of(arguments.runs, arguments.name), arguments.pod, arguments.follow):
+        print(line, flush=True)
     return 0
-
-
-def _launcher(folder: Path) -> str | None:
-    """The process that runs it; None when there is none."""
-    import fcntl
-
-    with (folder / "lock").open("rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return lock.read(20).decode()
-        return None
 
 
 def _ask(arguments: argparse.Namespace, wish: "Ask") -> int:
     from runtime.workflow.asks import AskError, ask
+    from runtime.workflow.runfolder import launcher
 
-    folder = _folder(arguments)
-    holder = _launcher(folder)
+    folder = runs.folder_of(arguments.runs, arguments.name)
+    holder = launcher(folder)
     if holder is None:
         raise BadInput(f"{arguments.name}: nobody runs it; `everstep workflow resume {arguments.name}` takes it up")
     try:
@@ -278,24 +243,44 @@ def _ask(arguments: argparse.Namespace, wish: "Ask") -> int:
 
 def _resume(arguments: argparse.Namespace) -> int:
     from runtime.workflow.asks import Ask
+    from runtime.workflow.runfolder import launcher
 
-    if _launcher(_folder(arguments)) is not None:
+    if launcher(runs.folder_of(arguments.runs, arguments.name)) is not None:
         return _ask(arguments, Ask("resume", arguments.node_field_selector))
-    return _retry(arguments)
+    return _take_up(arguments)
 
 
 def _retry(arguments: argparse.Namespace) -> int:
-    from runtime.workflow.executor import beside
+    if bool(arguments.node_field_selector) != arguments.restart_successful:
+        raise BadInput("--restart-successful and --node-field-selector go together: which steps run again all the same")
+    status = runs.workflow_of(runs.folder_of(arguments.runs, arguments.name))["status"]
+    if status["phase"] == "Succeeded" and not arguments.restart_successful:
+        mend = "--restart-successful --node-field-selector displayName=STEP runs a step again"
+        raise BadInput(f"{arguments.name}: has succeeded; {mend}")
+    return _take_up(arguments, arguments.node_field_selector)
 
-    folder = _folder(arguments)
+
+def _take_up(arguments: argparse.Namespace, restart: str = "") -> int:
+    from runtime.workflow.runfolder import beside
+
+    folder = runs.folder_of(arguments.runs, arguments.name)
     manifest = json.loads((folder / "manifest.json").read_text())
-    return _execute(manifest, arguments.name, arguments.runs, *beside(folder))
+    return _execute(manifest, arguments.name, arguments.runs, *beside(folder), restart)
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from runtime.workflow.asks import Ask
+    from runtime.workflow.asks import Ask, ask
+    from runtime.workflow.runfolder import launcher
 
-    return _ask(arguments, Ask(arguments.what))
+    folder = runs.folder_of(arguments.runs, arguments.name)
+    if launcher(folder) is not None:
+        return _ask(arguments, Ask(arguments.what))
+    status = runs.workflow_of(folder)["status"]
+    if status.get("finishedAt"):
+        raise BadInput(f"{arguments.name}: has ended already: {status['phase']}")
+    ask(folder, Ask(arguments.what))  # Its launcher was killed, its pods go on: it is taken up to be ended.
+    _take_up(arguments)
+    return 0
 
 
 def _set(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,8 @@ from runtime.checkpoint.cadence import share_of
 _EXAMPLE = """\
 environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL), EVERSTEP_STORE (URI) are needed;
   EVERSTEP_DEAD_MAN_S (300), EVERSTEP_IP (127.0.0.1: where this node's server listens and others reach it),
-  EVERSTEP_HOST_IP (that: the machine's address, as the topology knows it), EVERSTEP_RUN_DIR, OMP_NUM_THREADS are heard.
+  EVERSTEP_HOST_IP (its machine's address as a topology names it; default: EVERSTEP_IP),
+  EVERSTEP_RUN_DIR and OMP_NUM_THREADS are heard.
 
 example:
   EVERSTEP_JOB=demo EVERSTEP_JOB_TOKEN=secret EVERSTEP_MASTER=http://127.0.0.1:8000 EVERSTEP_STORE=runs/store \\

@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from runtime import faults
-from runtime.checkpoint.committed import MANIFEST, shards_of
+from runtime.checkpoint.committed import shards_of
 from runtime.checkpoint.digests import seal
-from runtime.checkpoint.fetch import checkpoints_of, read, shard_key
+from runtime.checkpoint.fetch import MANIFEST, checkpoints_of, read, shard_key
 from runtime.checkpoint.layout import Layout, json_bytes, plan, state_capacity
 from runtime.checkpoint.reshard import Sources, head_of
 from runtime.checkpoint.stage import Stager

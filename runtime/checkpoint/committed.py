@@ -8,8 +8,6 @@ from runtime.checkpoint.reshard import read_whole
 from runtime.job.messages import Holding
 from runtime.store import Store
 
-MANIFEST = "manifest.json"
-
 
 def shards_of(folder: str, manifest: dict[str, Any]) -> tuple[Holding, ...]:
     """What the manifest of the checkpoint in `folder` ("": the store itself) names.

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from runtime.checkpoint.committed import MANIFEST, shards_of
+from runtime.checkpoint.committed import shards_of
 from runtime.checkpoint.digests import BLOCK
 from runtime.checkpoint.errors import RestoreError
-from runtime.checkpoint.fetch import read
+from runtime.checkpoint.fetch import MANIFEST, read
 from runtime.checkpoint.pieces import cover, whole
 from runtime.checkpoint.reshard import Shard, open_shards
 from runtime.job.messages import Holding

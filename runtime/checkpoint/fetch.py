@@ -9,6 +9,8 @@ from runtime.store import NoSuchKey, Store
 
 PEER_TIMEOUT_S = 30.0
 """Without a byte from the peer for so long, the next source is asked."""
+MANIFEST = "manifest.json"
+"""The object of a checkpoint that names the others: with it, it is committed."""
 _CHUNK = 4 << 20
 
 

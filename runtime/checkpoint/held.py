@@ -108,7 +108,9 @@ class Segments:
         if self._closed:
             raise SegmentError("this node is leaving")
         if sharded and copies:
-            require_room(self.directory, count, COPY_SLOTS, capacity)
+            ranks = {one.local_rank for one in self.staged() if one.sharded} | {local_rank}
+            coming = len(ranks) - sum(one.local_rank < 0 for one in self.all())
+            require_room(self.directory, count, COPY_SLOTS * max(coming, 0), capacity)
         self._made += 1
         suffix = f".{self._made}" if self._held.get(local_rank) else ""
         name = f"{local_rank}" if local_rank >= 0 else f"copy{copies_of(local_rank)}"

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime import faults
-from runtime.checkpoint.committed import MANIFEST
-from runtime.checkpoint.fetch import checkpoints_of
+from runtime.checkpoint.fetch import MANIFEST, checkpoints_of
 from runtime.store import Entry, Store
 
 DEBRIS_S = 3600.0

@@ -59,7 +59,8 @@ class SegmentFile:
             memory = mmap.mmap(file, size)
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise _too_small(path.parent, f"{slots} slots of {capacity / 1e6:.1f} MB", size, error.strerror) from error
+            what = f"{slots} slots of {capacity / 1e6:.1f} MB"
+            raise _too_small(path.parent, what, size, error.strerror or str(error)) from error
         finally:
             os.close(file)
         _HEAD.pack_into(memory, 0, _MAGIC, _VERSION, slots, capacity)

@@ -13,6 +13,7 @@ from runtime.data.indexed import (
     write_cached_index,
     write_index,
 )
+from runtime.data.ranged import RangedTokens, Tokens
 from runtime.data.sampler import Sampler, sample_count
 
 __all__ = [
@@ -20,8 +21,10 @@ __all__ = [
     "DatasetError",
     "IndexedDataset",
     "IndexedWriter",
+    "RangedTokens",
     "Sampler",
     "TokenDataset",
+    "Tokens",
     "open_dataset",
     "sample_count",
     "token_dtype",

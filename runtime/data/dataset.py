@@ -10,21 +10,23 @@ import numpy as np
 
 from runtime.data.errors import DatasetError
 from runtime.data.indexed import IndexedDataset
-from runtime.store import NoSuchKey, StoreError, local_folder
+from runtime.data.ranged import Tokens
+from runtime.store import NoSuchKey, StoreError, TooLarge, local_folder
 
 MANIFEST = "dataset.json"
 SPLITS = ("train", "validation")
+TOKENS = ".bin"
 
 
 @dataclass(frozen=True)
 class TokenDataset:
-    """One split of a dataset, mapped into memory."""
+    """One split of a dataset: mapped into memory, or read by ranges from a store that holds more than fits here."""
 
     uri: str
     """What `open_dataset` was given."""
     folder: Path
     split: str
-    tokens: np.ndarray
+    tokens: Tokens
     """All tokens of the split, 1-D, uint16 or int32."""
     documents: np.ndarray
     """First token of each document and, last, the number of tokens: (documents + 1,) int64."""
@@ -50,21 +52,28 @@ class TokenDataset:
 def open_dataset(uri: str) -> TokenDataset:
     """The split that `uri` names: a dataset's directory or s3:// address, with `#validation` for what was held out.
 
+    What is in S3 is fetched once for all processes of this machine. Of a dataset that EVERSTEP_CACHE_BYTES does not
+    allow, everything but the tokens is; these are read by ranges.
+
     Raises DatasetError: no finished dataset there, files that do not fit `dataset.json`, a split without tokens.
     """
     place, _, split = uri.partition("#")
     split = split or "train"
     if split not in SPLITS:
         raise DatasetError(f"{uri}: no split {split}; there are {' and '.join(SPLITS)}")
+    far = ""
     try:
-        folder = local_folder(place, MANIFEST)
+        try:
+            folder = local_folder(place, MANIFEST)
+        except TooLarge:
+            folder, far = local_folder(place, MANIFEST, without=TOKENS), place
     except NoSuchKey:
         raise DatasetError(f"{place}: no finished dataset (no {MANIFEST}); make one with steps.preprocess") from None
     except StoreError as error:
         raise DatasetError(str(error)) from error
     meta = _manifest(folder / MANIFEST)
     told = meta[split]
-    indexed = IndexedDataset(folder / told["prefix"])
+    indexed = IndexedDataset(folder / told["prefix"], f"{far}/{told['prefix']}{TOKENS}" if far else "")
     if len(indexed.tokens) != told["tokens"] or len(indexed) != told["documents"]:
         raise DatasetError(
             f"{folder / told['prefix']}.bin: {len(indexed.tokens)} tokens of {len(indexed)} documents, but {MANIFEST} "

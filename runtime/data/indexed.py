@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from runtime import atomic
 from runtime.data.errors import DatasetError
+from runtime.data.ranged import RangedTokens, Tokens
+from runtime.store import NoSuchKey, in_s3, open_store
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -107,14 +109,15 @@ class IndexedWriter:
 
 
 class IndexedDataset:
-    """An indexed dataset, mapped into memory: `dataset[i]` is sequence i. Raises DatasetError when it is none."""
+    """An indexed dataset: `dataset[i]` is sequence i. Raises DatasetError when it is none.
 
-    def __init__(self, prefix: Path) -> None:
-        index, data = _path(prefix, "idx"), _path(prefix, "bin")
-        for path in (index, data):
-            if not path.is_file():
-                raise DatasetError(f"{path}: no such file; an indexed dataset is a .bin and an .idx")
-        raw = np.memmap(index, dtype=np.uint8, mode="r") if index.stat().st_size else np.empty(0, np.uint8)
+    On this machine it is mapped into memory. In an S3 store the index is read whole, tokens by ranges.
+    """
+
+    def __init__(self, prefix: Path | str, data: str = "") -> None:
+        """`prefix` without suffix, a path or s3://; `data`: the `.bin`, where that is not beside the `.idx`."""
+        index, data = f"{prefix}.idx", data or f"{prefix}.bin"
+        raw = _whole(index)
         code, count, documents = _header(index, raw)
         self.dtype = np.dtype(DTYPES[code])
         start = HEADER.size
@@ -124,10 +127,7 @@ class IndexedDataset:
         """Byte at which each sequence begins, (N,)."""
         self.documents: npt.NDArray[np.int64] = np.frombuffer(raw, "<i8", documents, start + 12 * count)
         """Index of the first sequence of each document and, last, N: (documents + 1,)."""
-        size, wanted = data.stat().st_size, int(self.lengths.sum(dtype=np.int64)) * self.dtype.itemsize
-        if size != wanted:
-            raise DatasetError(f"{data}: {size} bytes where its .idx says {wanted}; the dataset is half-written")
-        self.tokens: np.ndarray = np.memmap(data, dtype=self.dtype, mode="r") if size else np.empty(0, self.dtype)
+        self.tokens: Tokens = _tokens(data, int(self.lengths.sum(dtype=np.int64)), self.dtype)
         """All tokens, one after another, 1-D."""
 
     def __len__(self) -> int:
@@ -140,7 +140,42 @@ class IndexedDataset:
         return self.tokens[start : start + int(self.lengths[index])]
 
 
-def _header(path: Path, raw: np.ndarray) -> tuple[int, int, int]:
+def _whole(index: str) -> np.ndarray:
+    """The bytes of an `.idx`."""
+    if in_s3(index):
+        folder, _, name = index.rpartition("/")
+        try:
+            return np.frombuffer(open_store(folder, read_only=True).get(name), np.uint8)
+        except NoSuchKey:
+            raise _missing(index) from None
+    if not os.path.isfile(index):
+        raise _missing(index)
+    return np.memmap(index, dtype=np.uint8, mode="r") if os.path.getsize(index) else np.empty(0, np.uint8)
+
+
+def _tokens(data: str, count: int, dtype: np.dtype) -> Tokens:
+    """Those of a `.bin` of so many tokens."""
+    folder, _, name = data.rpartition("/")
+    store = open_store(folder, read_only=True) if in_s3(data) else None
+    if store:
+        size = next((entry.size for entry in store.list(name) if entry.key == name), None)
+    else:
+        size = os.path.getsize(data) if os.path.isfile(data) else None
+    if size is None:
+        raise _missing(data)
+    if size != count * dtype.itemsize:
+        wanted = count * dtype.itemsize
+        raise DatasetError(f"{data}: {size} bytes where its .idx says {wanted}; the dataset is half-written")
+    if store:
+        return RangedTokens(store, name, count, dtype)
+    return np.memmap(data, dtype=dtype, mode="r") if size else np.empty(0, dtype)
+
+
+def _missing(file: str) -> DatasetError:
+    return DatasetError(f"{file}: no such file; an indexed dataset is a .bin and an .idx")
+
+
+def _header(path: str, raw: np.ndarray) -> tuple[int, int, int]:
     if len(raw) < HEADER.size or bytes(raw[:9]) != MAGIC:
         raise DatasetError(f"{path}: not a Megatron index (its first bytes are not MMIDIDX)")
     _, version, code, count, documents = HEADER.unpack(bytes(raw[: HEADER.size]))

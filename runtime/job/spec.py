@@ -135,7 +135,11 @@ class RoleSpec(msgspec.Struct, frozen=True):
     """A round has a multiple of so many nodes."""
     resources: Resources = Resources()
     priority: int = 0
-    """Nodes of a role with a higher one are made first. Those beyond the minimum come after all of these."""
+    """Nodes of a role with a higher one are made first. Those beyond the minimum come after all of these.
+
+    It orders the making, no more: a running node is never ended for one of a higher priority. Nodes beyond the minimum
+    are the first that a machine out of memory, or a cluster that deletes pods, ends.
+    """
     waits_for: tuple[str, ...] = ()
     """Roles whose nodes must have joined before one of this role is asked for."""
     restart_policy: RestartPolicy = RestartPolicy.ALWAYS

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from runtime.flaghelp import Flags
 from runtime.launch import torchrun
 
 EXAMPLES = """examples:
@@ -13,21 +14,22 @@ EXAMPLES = """examples:
   NODE_RANK=$RANK DLROVER_MASTER_ADDR=$MASTER_ADDR:$MASTER_PORT \\
     everstep launch --nnodes 4 --nproc-per-node 8 train.py                                  # in a PyTorchJob
 
-environment: EVERSTEP_JOB_TOKEN (the secret of a job of several hosts), PET_<FLAG> (defaults of torch's flags),
-  NODE_RANK with DLROVER_MASTER_ADDR, OMP_NUM_THREADS, PYTHON_EXEC
-exit codes: 0 done, 1 the script's error, 2 bad input, 3 too few nodes, 75 no master, 128 + N ended by signal N
+A flag may be spelled with _ for - as well. Environment: EVERSTEP_JOB_TOKEN (the secret of a job of several hosts),
+PET_<FLAG> (defaults of torch's flags), NODE_RANK with DLROVER_MASTER_ADDR, OMP_NUM_THREADS, PYTHON_EXEC.
+
+Exit codes: 0 done, 1 the script's error, 2 bad input, 3 too few nodes, 75 no master, 128 + N ended by signal N.
 """
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(Flags):
     """Abbreviations mean what they mean to torchrun: a flag that is only ours never makes one ambiguous."""
 
     def __init__(self, environment: Mapping[str, str], prog: str = "everstep launch") -> None:
         super().__init__(
             prog=prog,
+            usage=f"{prog} [flags] script [its arguments]",
             description="torchrun, elastic: run a script on one node or many, whatever dies, comes or goes.",
             epilog=EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         torchrun.add_flags(self, environment)
         known = set(self._option_string_actions)

@@ -34,8 +34,8 @@ def job_of(told: "Launch", job: str) -> JobSpec:
     # As torchrun counts: every failure of workers costs a restart, also a kill; a change of membership none.
     limits = {"restart_limit": told.max_restarts, "fail_policy": EndingPolicy.ANY}
     role = RoleSpec(told.nodes, told.min_nodes, told.slots, **limits)
-    kept = {"keep_last": told.keep_last, "keep_every": told.keep_every}
-    return JobSpec(job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED, hang=told.hang, **kept)
+    spec = JobSpec(job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED, hang=told.hang)
+    return replace(spec, keep_last=told.keep_last, keep_every=told.keep_every)
 
 
 def read_spec(told: argparse.Namespace, nodes: tuple[int, int], slots: int) -> tuple[JobSpec, str]:

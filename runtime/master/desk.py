@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
 from runtime import faults
-from runtime.checkpoint import retention
+from runtime.checkpoint.retention import Kept, collect
 from runtime.job.brain import Brain, Journal, Refused, WriteManifest
 from runtime.job.events import Event, ManifestWritten, Tick
 from runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
@@ -220,18 +220,17 @@ class Desk:
             commit = partial(manifest.commit, self.store, self.spec.job, asked)
             key = await retried(f"the manifest of iteration {asked.iteration}", commit)
             self.feed(ManifestWritten(asked.round, asked.iteration, key))
-            await self._tidy()
+            spec, round_ = self.spec, self.state.round
+            if spec.keep_last and self._commits.empty():
+                begun = (round_.restore.round, round_.restore.iteration) if round_ and round_.restore else (0, 0)
+                await self.tidy(Kept(spec.keep_last, spec.keep_every, begun))
 
-    async def _tidy(self) -> None:
-        """Delete the checkpoints that need not stay; what cannot be deleted now is found again after the next one."""
-        spec, round_ = self.spec, self.state.round
-        begun = (round_.restore.round, round_.restore.iteration) if round_ and round_.restore else (0, 0)
-        if spec.keep_last and self._commits.empty():
-            kept = retention.Kept(spec.keep_last, spec.keep_every, begun)
-            try:
-                await asyncio.to_thread(retention.collect, self.store, spec.job, kept)
-            except StoreError as error:
-                _log.warning("old checkpoints stay until the next one is committed: %s", error)
+    async def tidy(self, kept: Kept) -> None:
+        """Delete the checkpoints that need not stay, and debris; what cannot be deleted now the next time finds."""
+        try:
+            await asyncio.to_thread(collect, self.store, self.spec.job, kept)
+        except StoreError as error:
+            _log.warning("old checkpoints and debris stay until the next commit: %s", error)
 
     async def confirm(self) -> None:
         """Until it is known that this master still is the job's. Raises Fenced when another has taken it over."""

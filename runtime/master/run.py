@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from runtime.checkpoint.retention import Kept
 from runtime.job.events import Opened, StopAsked
 from runtime.job.messages import Heartbeat
 from runtime.job.sizes import Wanted
@@ -100,11 +101,13 @@ async def run(
             return telemetry.stored(beat.node)
 
         async with serving(Endpoints(desk, token, on_telemetry), listener):
+            debris = asyncio.create_task(desk.tidy(Kept()))
             try:
                 return await _live(desk, reconciler, telemetry, stop, remove_nodes)
             except journal.Fenced as error:
                 return Outcome("fenced", str(error), "", None, desk.state.iteration, TRY_AGAIN)
             finally:
+                debris.cancel()
                 await telemetry.flush()
 
 

@@ -27,7 +27,7 @@ class NodeRequest(msgspec.Struct, frozen=True):
     resources: Resources = Resources()
     """What it may use at most; what a platform cannot limit it says once."""
     priority: int = 0
-    """Of two nodes that cannot both be had, the one with the higher."""
+    """The master asks for nodes with a higher one first; a platform need do no more about it."""
     extra: bool = False
     """Beyond the minimum of its role: the first to go when the machines have not enough for all."""
     avoid_hosts: Sequence[str] = ()

@@ -11,7 +11,7 @@ from pathlib import Path
 from runtime.store.cache import Cache, download
 from runtime.store.directory import DirectoryStore
 from runtime.store.pace import Pace
-from runtime.store.protocol import Entry, NoSuchKey, Store, StoreError
+from runtime.store.protocol import Entry, NoSuchKey, Store, StoreError, TooLarge
 
 __all__ = [
     "DirectoryStore",
@@ -19,6 +19,7 @@ __all__ = [
     "NoSuchKey",
     "Store",
     "StoreError",
+    "TooLarge",
     "absolute",
     "download",
     "in_s3",
@@ -68,18 +69,19 @@ def place_of(uri: str, environment: Mapping[str, str] = os.environ) -> Path:
     return Cache(environment).place(settings.endpoint, settings.uri)
 
 
-def local_folder(uri: str, manifest: str, environment: Mapping[str, str] = os.environ) -> Path:
+def local_folder(uri: str, manifest: str, environment: Mapping[str, str] = os.environ, without: str = "") -> Path:
     """That folder with everything in it: what is in S3 is fetched, once for all processes of this machine.
 
-    Raises NoSuchKey when no finished data is there (no `manifest`), StoreError.
+    `without`: objects of S3 whose key ends so are left there. Raises NoSuchKey when no finished data is there (no
+    `manifest`), TooLarge when it is more than may be kept here, StoreError.
     """
 
     def opened() -> Store:
         return open_store(uri, read_only=True, environment=environment)
 
-    place = place_of(uri, environment)
+    place = place_of(f"{uri}-without{without}" if in_s3(uri) and without else uri, environment)
     if in_s3(uri):
-        return Cache(environment).fetched(place, opened, manifest)
+        return Cache(environment).fetched(place, opened, manifest, without)
     opened().get(manifest, 0, 0)
     return place
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from runtime.store.protocol import Store, StoreError
+from runtime.store.protocol import Store, StoreError, TooLarge
 
 FOLDER, BYTES = "EVERSTEP_CACHE", "EVERSTEP_CACHE_BYTES"
 DEFAULT_BYTES = 50_000_000_000
@@ -37,11 +37,12 @@ class Cache:
         entry = hashlib.sha256(f"{endpoint} {uri}".encode()).hexdigest()[:16]
         return self.root / entry / uri.rpartition("/")[2]
 
-    def fetched(self, place: Path, opened: Callable[[], Store], manifest: str) -> Path:
+    def fetched(self, place: Path, opened: Callable[[], Store], manifest: str, without: str = "") -> Path:
         """`place`, holding all of the store at the data's own address, which is opened only when it is not there yet.
-        In use until this process ends.
+        In use until this process ends. Objects whose key ends in `without` are left out, if that is not empty.
 
-        Raises NoSuchKey without `manifest`, which comes last; StoreError when it cannot be read or kept.
+        Raises NoSuchKey without `manifest`, which comes last; StoreError when it cannot be read or kept, TooLarge when
+        it is larger than all that may be kept.
         """
         with _told(self.root):
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -54,14 +55,14 @@ class Cache:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 try:
                     if not place.is_dir():
-                        self._fetch(place, opened(), manifest)
+                        self._fetch(place, opened(), manifest, without)
                 finally:
                     os.close(lock)
 
     def make_room(self, size: int, what: str) -> None:
         """Remove unused copies, the longest unused first, until `size` more bytes fit. Raises StoreError."""
         if size > self.limit:
-            raise StoreError(f"{what} has {size / 1e6:.0f} MB, {BYTES} allows {self.limit / 1e6:.0f} MB; raise it")
+            raise TooLarge(f"{what} has {size / 1e6:.0f} MB, {BYTES} allows {self.limit / 1e6:.0f} MB; raise it")
         held = {entry: _size(entry) for entry in sorted(self.root.glob("*/"), key=_last_used)}
         for entry, taken in held.items():
             if sum(held.values()) + size <= self.limit:
@@ -74,9 +75,10 @@ class Cache:
                 f"raise {BYTES}"
             )
 
-    def _fetch(self, place: Path, store: Store, manifest: str) -> None:
+    def _fetch(self, place: Path, store: Store, manifest: str, without: str) -> None:
         last = store.get(manifest)
-        found = [entry for entry in store.list("") if entry.key != manifest]
+        wanted = (entry for entry in store.list("") if not without or not entry.key.endswith(without))
+        found = [entry for entry in wanted if entry.key != manifest]
         self.make_room(sum(entry.size for entry in found), store.uri)
         fresh = place.with_name(f"~{place.name}")
         shutil.rmtree(fresh, ignore_errors=True)

@@ -12,6 +12,10 @@ class StoreError(OSError):
     """The store cannot do what was asked; one line that says what and how to mend it."""
 
 
+class TooLarge(StoreError):  # noqa: N818 - as it is said
+    """It does not fit into the space that it may take on this machine."""
+
+
 class NoSuchKey(KeyError):  # noqa: N818 (a name that reads well in `except`)
     """No object has that key."""
 

@@ -12,6 +12,8 @@ from runtime.workflow.nodes import NodeType, Phase, pod_name
 
 GROUPS = {NodeType.RETRY: "(", NodeType.TASK_GROUP: "(", NodeType.STEP_GROUP: "."}
 """Nodes below which others of the same boundary stand, and what follows the group's name in theirs."""
+FOLDED = (NodeType.RETRY, NodeType.STEP_GROUP)
+"""Those that `argo get` knows; it shows the items of a DAG's loop beside the other tasks."""
 REFUSED = "invalid spec"
 """So begins the message of a workflow that nobody but the controller checked."""
 POD_NAMES = "workflows.argoproj.io/pod-name-format"
@@ -55,32 +57,65 @@ def offloaded(workflow: Mapping[str, Any]) -> bool:
 
 def rows(workflow: Mapping[str, Any]) -> list[Row]:
     """Every node, parents before children, in the order in which they started; the exit handler last."""
-    nodes = nodes_of(workflow)
-    metadata = workflow["metadata"]
-    parents = _parents(nodes)
-    below: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for node in nodes.values():
-        below[parents.get(node["id"], "")].append(node)
-    for some in below.values():
-        some.sort(key=lambda node: (".onExit" in node["name"], node.get("startedAt") or "~", node["name"]))
-    old = (metadata.get("annotations") or {}).get(POD_NAMES) == "v1"
+    below, old = _below(nodes_of(workflow), GROUPS), _old(workflow)
 
     def under(parent: str, indent: str, top: bool) -> Iterator[Row]:
         some = below.get(parent, [])
         for number, node in enumerate(some, 1):
             last = number == len(some)
-            yield _row(node, metadata["name"], "" if top else indent + ("└─" if last else "├─"), old)
+            yield _row(node, workflow["metadata"]["name"], "" if top else indent + ("└─" if last else "├─"), old)
             yield from under(node["id"], "" if top else indent + ("  " if last else "│ "), False)
 
     return list(under("", "", True))
 
 
-def _parents(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def folded(workflow: Mapping[str, Any]) -> list[Row]:
+    """The nodes that `argo get` shows: no groups, no retries of one attempt, nothing omitted.
+
+    Steps that run side by side stand below one branch.
+    """
+    nodes = {key: node for key, node in nodes_of(workflow).items() if node.get("phase") != Phase.OMITTED}
+    below, old = _below(nodes, {kind: GROUPS[kind] for kind in FOLDED}), _old(workflow)
+
+    def under(node: Mapping[str, Any], branch: str, indent: str) -> Iterator[Row]:
+        some = below.get(node["id"], [])
+        group = node["type"] == NodeType.STEP_GROUP
+        hidden = group or (node["type"] == NodeType.RETRY and len(node.get("children") or ()) == 1)
+        if not hidden:
+            yield _row(node, workflow["metadata"]["name"], branch, old)
+        for number, child in enumerate(some):
+            last = number == len(some) - 1
+            part, more = ("└─", "  ") if last else ("├─", "│ ")
+            if hidden and number == 0:
+                part = "" if not group else "──" if last else "┬─"
+            more = more if group or not hidden else ""
+            yield from under(child, (branch if hidden and number == 0 else indent) + part, indent + more)
+
+    return [row for root in below.get("", []) for row in under(root, "", "")]
+
+
+def _old(workflow: Mapping[str, Any]) -> bool:
+    return (workflow["metadata"].get("annotations") or {}).get(POD_NAMES) == "v1"
+
+
+def _below(nodes: Mapping[str, Mapping[str, Any]], groups: Mapping[NodeType, str]) -> dict[str, list[dict[str, Any]]]:
+    """The nodes that stand below each, in the order in which they started; items of a loop in theirs."""
+    parents = _parents(nodes, groups)
+    below: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for node in nodes.values():
+        if node["type"] in groups or node["type"] not in GROUPS:
+            below[parents.get(node["id"], "")].append(dict(node))
+    for some in below.values():
+        some.sort(key=lambda node: (".onExit" in node["name"], node.get("startedAt") or "~", node["name"]))
+    return below
+
+
+def _parents(nodes: Mapping[str, Mapping[str, Any]], groups: Mapping[NodeType, str]) -> dict[str, str]:
     """Of each node, the one that it stands below: its group, else its boundary."""
     parents = {key: str(node.get("boundaryID") or "") for key, node in nodes.items()}
     parents = {key: parent if parent in nodes else "" for key, parent in parents.items()}
     for key, node in nodes.items():
-        mark = GROUPS.get(node["type"])
+        mark = groups.get(node["type"])
         for child in (node.get("children") or ()) if mark else ():
             if child in nodes and nodes[child]["name"].startswith(f"{node['name']}{mark}"):
                 parents[child] = key
@@ -89,7 +124,8 @@ def _parents(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 def _row(node: Mapping[str, Any], workflow: str, branch: str, old: bool) -> Row:
     kind = node["type"]
-    template = node.get("templateName") or (node.get("templateRef") or {}).get("template") or ""
+    reference = node.get("templateRef") or {}
+    template = node.get("templateName") or reference.get("template") or ""
     pod = ""
     if kind == NodeType.POD:
         pod = node["id"] if old else pod_name(workflow, node["name"], template)

@@ -5,7 +5,8 @@ The story begins in `manifest` (what is understood, and what is refused by name:
 `runtime.faults` of the rest of Everstep.
 """
 
-from runtime.workflow.executor import RunOptions, RunResult, check_name, execute, run
+from runtime.workflow.executor import RunOptions, RunResult, execute, run
 from runtime.workflow.manifest import Manifest, ManifestError, parse, problems
+from runtime.workflow.runfolder import check_name
 
 __all__ = ["Manifest", "ManifestError", "RunOptions", "RunResult", "check_name", "execute", "parse", "problems", "run"]

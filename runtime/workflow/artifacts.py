@@ -9,16 +9,16 @@ import os
 import shutil
 import tarfile
 import tempfile
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runtime.workflow import remote
+from runtime.workflow.library import Library, NotThereError
+
 GZIP = b"\x1f\x8b"
 NO_KEY = "artifact {} failed to load: The specified key does not exist."
-HTTP_S = 60.0
 
 
 class ArtifactError(Exception):
@@ -86,14 +86,14 @@ def _zip(place: Path, to: Path, named: str) -> None:
                 packed.write(file, str(Path(place.name) / file.relative_to(place)))
 
 
-def load(entry: Mapping[str, Any], repository: Path, into: Path) -> None:
+def load(entry: Mapping[str, Any], repository: Path, into: Path, library: Library) -> None:
     """Put an input artifact at `into`. Raises ArtifactError."""
     if into.exists():
         shutil.rmtree(into) if into.is_dir() else into.unlink()
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into.parent, prefix=".load-") as folder:
         got = Path(folder, "got")
-        if not _fetch(entry, repository, got):
+        if not _fetch(entry, repository, got, library):
             if not entry.get("optional"):
                 raise ArtifactError(NO_KEY.format(entry["name"]))
             into.mkdir()
@@ -102,14 +102,21 @@ def load(entry: Mapping[str, Any], repository: Path, into: Path) -> None:
     _set_mode(entry, into)
 
 
-def _fetch(entry: Mapping[str, Any], repository: Path, to: Path) -> bool:
+def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Library) -> bool:
     """Get it as it is kept; False when there is nothing."""
     if entry.get("raw") is not None:
         to.write_text(str(entry["raw"].get("data") or ""))
         to.chmod(0o666)
         return True
-    if entry.get("http") is not None:
-        return _download(entry, to)
+    if entry.get("http") or entry.get("git"):
+        try:
+            if entry.get("http"):
+                remote.download(entry["http"], library, to)
+            else:
+                remote.clone(entry["git"], library, to)
+        except (remote.RemoteError, NotThereError) as error:
+            raise ArtifactError(f"artifact {entry['name']} failed to load: {error}") from None
+        return True
     key = str((entry.get("s3") or {}).get("key") or "")
     kept = repository / key
     inside = os.path.realpath(kept).startswith(os.path.realpath(repository) + os.sep)
@@ -123,22 +130,6 @@ def _fetch(entry: Mapping[str, Any], repository: Path, to: Path) -> bool:
     else:
         shutil.copyfile(kept, to)
         to.chmod(0o600)
-    return True
-
-
-def _download(entry: Mapping[str, Any], to: Path) -> bool:
-    url = str(entry["http"].get("url") or "")
-    if not url.startswith(("http://", "https://")):
-        raise ArtifactError(f"artifact {entry['name']} failed to load: {url!r} is no http address")
-    headers = {str(one["name"]): str(one.get("value") or "") for one in entry["http"].get("headers") or ()}
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=HTTP_S) as source, to.open("wb") as file:
-            shutil.copyfileobj(source, file)
-    except (urllib.error.URLError, OSError) as error:
-        raise ArtifactError(
-            f"artifact {entry['name']} failed to load: loading file from {url} failed: {error}"
-        ) from None
     return True
 
 

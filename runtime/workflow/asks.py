@@ -14,7 +14,7 @@ import msgspec
 from runtime import atomic
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import Event, NodeSet, NodesResumed, ShutdownAsked
-from runtime.workflow.nodes import Node, NodeType, node_id
+from runtime.workflow.nodes import Node, NodeType, Phase, node_id
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -59,6 +59,13 @@ def events(engine: Engine, wish: Ask, now: float) -> list[Event]:
     if wish.what == "resume":
         return [NodesResumed(now, chosen)]
     return [NodeSet(now, name, wish.phase, wish.message, wish.parameters) for name in chosen]
+
+
+def succeeded(engine: Engine, selector: str) -> list[str]:
+    """Nodes that succeeded and are selected; none without a selector."""
+    conditions = _conditions(selector)
+    well = [node for node in engine.nodes.values() if node.phase is Phase.SUCCEEDED and conditions]
+    return [node.name for node in well if _matches(engine, node, conditions)]
 
 
 def _conditions(selector: str) -> list[tuple[str, str, bool]]:

@@ -45,6 +45,8 @@ class Call(NamedTuple):
     """It belongs to the workflow's exit handler, which deadlines and a stop leave alone."""
     title: str | None = None
     """The name under which the caller knows the template; none by templateRef. None: its own."""
+    reference: Mapping[str, Any] = NOTHING
+    """The caller's templateRef."""
     home: str = ""
     """Where the template's own calls find templates: a WorkflowTemplate, or the workflow."""
     scope: Mapping[str, Any] = NOTHING

@@ -100,8 +100,8 @@ class DagRun:
 
     def _call(self, task: Mapping[str, Any], suffix: str, owner: str) -> Call:
         name = f"{self._node.name}.{task['name']}{suffix}"
-        title = self._engine.manifest.title(task)
-        return Call(name, f"{task['name']}{suffix}", {}, {}, self._node.name, owner, title=title)
+        title, reference = self._engine.manifest.title(task), task.get("templateRef") or {}
+        return Call(name, f"{task['name']}{suffix}", {}, {}, self._node.name, owner, title=title, reference=reference)
 
     def _hang(self, name: str) -> None:
         wanted = self._needs[name]
@@ -182,9 +182,8 @@ class DagRun:
             self._skip(task, Phase.SKIPPED, "Skipped, empty params", now)
             return
         name = str(task["name"])
-        title = self._engine.manifest.title(task)
         group = self._engine.maker.group(
-            f"{self._node.name}.{name}", name, NodeType.TASK_GROUP, self._node, self._node.name, title, now
+            f"{self._node.name}.{name}", name, NodeType.TASK_GROUP, self._node, self._node.name, task, now
         )
         self._hang(name)
         turns = [(f"{group.name}{item.suffix}", item) for item in items]

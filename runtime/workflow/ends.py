@@ -219,7 +219,7 @@ def _outputs(node: Node, event: PodEnded) -> Outputs:
         known = entry["name"] in event.parameters
         parameters.append({**entry, "value": event.parameters[entry["name"]]} if known else dict(entry))
     artifacts = [
-        {**entry, "s3": {**(entry.get("s3") or {}), "key": event.artifacts[entry["name"]]}}
+        _kept(entry, event.artifacts[entry["name"]])
         for entry in listed(node.spec, "outputs", "artifacts")
         if entry["name"] in event.artifacts
     ]
@@ -227,9 +227,22 @@ def _outputs(node: Node, event: PodEnded) -> Outputs:
     return Outputs(parameters, artifacts, event.result, code)
 
 
-def worth_keeping(engine: "Engine") -> dict[str, Node]:
-    """Leaves that need not run again when a run is taken up: they succeeded, or a later attempt of theirs did."""
-    found = {}
+def _kept(entry: dict[str, Any], key: str) -> dict[str, Any]:
+    """An output artifact, with the place where it is."""
+    return dict(entry) if entry.get("http") else {**entry, "s3": {**(entry.get("s3") or {}), "key": key}}
+
+
+def worth_keeping(engine: "Engine", again: set[str]) -> dict[str, Node]:
+    """Leaves that need not run again when a run is taken up: they succeeded, or a later attempt of theirs did.
+
+    `again`: nodes that shall all the same, with everything below and after them.
+    """
+    anew, queue = set(again), list(again)
+    for name in queue:
+        more = [one for one in engine.nodes[name].children if one not in anew]
+        anew.update(more)
+        queue += more
+    found = dict(engine.kept)
     for node in engine.nodes.values():
         if node.type in (NodeType.POD, NodeType.HTTP, NodeType.SUSPEND) and not engine.in_exit(node):
             kept, above = node.phase is Phase.SUCCEEDED, engine.nodes.get(node.owner)
@@ -238,4 +251,4 @@ def worth_keeping(engine: "Engine") -> dict[str, Node]:
                 above = engine.nodes.get(above.owner)
             if kept and node.phase.fulfilled:
                 found[node.name] = node
-    return found
+    return {name: node for name, node in found.items() if name not in anew}

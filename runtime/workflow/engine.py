@@ -133,7 +133,7 @@ class Engine:
                 gate = self.gates.pop(event.node)
                 gate.then(Found(event.hit, event.parameters, event.artifacts, event.result), event.time)
             case RunResumed():
-                self.kept = {**self.kept, **ends.worth_keeping(self)}
+                self.kept = ends.worth_keeping(self, {*event.again})
                 self.lives += 1
                 self._begin(event.time)
         self.advance(event.time)

@@ -1,14 +1,22 @@
 """A container's variables and command, as Kubernetes makes them: env, envFrom, `$(NAME)` in texts."""
 
+import json
+import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from runtime.workflow.fields import listed
 from runtime.workflow.library import Library, NotThereError
+from runtime.workflow.pod_rules import quantity
 from runtime.workflow.schema import Problem, Where
 
 _REFERENCE = re.compile(r"\$(\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
+OF_OWN_POD = ("EVERSTEP_POD", "ARGO_TEMPLATE")
+"""Variables in which a pod is told of itself: a launcher that runs in one must not hand them on."""
+WHOLE = ("metadata.labels", "metadata.annotations")
+"""Fields that only a volume can show."""
 _LABEL = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 
@@ -17,6 +25,11 @@ class Told(NamedTuple):
 
     command: list[str]
     environment: dict[str, str]
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a pod gets of its launcher's variables."""
+    return {name: value for name, value in environment.items() if name not in OF_OWN_POD}
 
 
 def told(container: Mapping[str, Any], library: Library, facts: Mapping[str, str]) -> Told:
@@ -29,7 +42,7 @@ def told(container: Mapping[str, Any], library: Library, facts: Mapping[str, str
                 values = library.values(kind, source[field])
                 found |= {f"{prefix}{key}": value for key, value in values.items()}
     for variable in listed(container, "env"):
-        value = _value(variable, library, facts)
+        value = _value(variable, container, library, facts)
         if value is not None:
             found[str(variable["name"])] = expanded(value, found)
     command = listed(container, "command") or library.entry_point(str(container.get("image") or ""))
@@ -37,7 +50,9 @@ def told(container: Mapping[str, Any], library: Library, facts: Mapping[str, str
     return Told([expanded(str(word), found) for word in words], found)
 
 
-def _value(variable: Mapping[str, Any], library: Library, facts: Mapping[str, str]) -> str | None:
+def _value(
+    variable: Mapping[str, Any], container: Mapping[str, Any], library: Library, facts: Mapping[str, str]
+) -> str | None:
     source = variable.get("valueFrom") or {}
     if source.get("configMapKeyRef"):
         return library.value("ConfigMap", source["configMapKeyRef"])
@@ -45,6 +60,8 @@ def _value(variable: Mapping[str, Any], library: Library, facts: Mapping[str, st
         return library.value("Secret", source["secretKeyRef"])
     if source.get("fieldRef"):
         return facts.get(str(source["fieldRef"].get("fieldPath")), "")
+    if source.get("resourceFieldRef"):
+        return resource(source["resourceFieldRef"], container)
     return str(variable.get("value") or "")
 
 
@@ -61,8 +78,27 @@ def facts_of(
         "metadata.name": name, "metadata.namespace": namespace, "metadata.uid": uid, "spec.nodeName": "localhost",
         "spec.serviceAccountName": account, "status.podIP": "127.0.0.1", "status.hostIP": "127.0.0.1",
     }  # fmt: skip
-    found |= {f"metadata.labels['{key}']": str(value) for key, value in labels.items()}
-    return found | {f"metadata.annotations['{key}']": str(value) for key, value in annotations.items()}
+    for kind, values in (("labels", labels), ("annotations", annotations)):
+        found |= {f"metadata.{kind}['{key}']": str(value) for key, value in values.items()}
+        # Only a volume can show all of them.
+        found[f"metadata.{kind}"] = "\n".join(f"{key}={json.dumps(str(values[key]))}" for key in sorted(values))
+    return found
+
+
+def known_field(path: str) -> bool:
+    """Can a variable have it?"""
+    return _LABEL.fullmatch(path) is not None or (path in facts_of("", "", "", "", {}, {}) and path not in WHOLE)
+
+
+def resource(reference: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+    """What a resourceFieldRef reads of a container; without a limit it is the machine's. In divisors, rounded up."""
+    kind, _, name = str(reference.get("resource")).partition(".")
+    given = ((container.get("resources") or {}).get(kind) or {}).get(name)
+    if given is None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        given = 0 if kind == "requests" else {"cpu": os.cpu_count() or 1, "memory": memory}.get(name, 0)
+    divisor = quantity(reference.get("divisor") or 1) or 1
+    return str(math.ceil(quantity(given) / divisor))
 
 
 def problems(container: Mapping[str, Any], library: Library, where: Where) -> Iterator[Problem]:
@@ -77,7 +113,7 @@ def problems(container: Mapping[str, Any], library: Library, where: Where) -> It
                 except NotThereError as error:
                     yield Problem((*where, "env", index, "valueFrom", field), str(error))
         path = str((source.get("fieldRef") or {}).get("fieldPath") or "metadata.name")
-        if path not in facts_of("", "", "", "", {}, {}) and not _LABEL.fullmatch(path):
+        if not known_field(path):
             yield Problem((*where, "env", index, "valueFrom", "fieldRef"), f"{path} is not known on this machine")
     for index, source in enumerate(listed(container, "envFrom")):
         for field, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):

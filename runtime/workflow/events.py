@@ -63,6 +63,8 @@ class RunResumed(msgspec.Struct, frozen=True, tag=True):
     """A stopped or failed run is taken up again: what did not succeed begins anew."""
 
     time: float
+    again: list[str] = []
+    """Nodes that did, and begin anew all the same, with what came after them."""
 
 
 class NodesResumed(msgspec.Struct, frozen=True, tag=True):

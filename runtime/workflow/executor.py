@@ -1,21 +1,17 @@
 """Runs a manifest: the engine decides, this shell starts pods, waits for them, and writes everything down first."""
 
 import asyncio
-import fcntl
-import json
-import os
 import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime import atomic, faults
-from runtime.workflow import artifacts, asks, leftovers, readiness, status
+from runtime import faults
+from runtime.workflow import artifacts, asks, leftovers, readiness, runfolder, status
 from runtime.workflow.containers import probe_of
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import (
@@ -32,18 +28,20 @@ from runtime.workflow.events import (
 )
 from runtime.workflow.launch import Launch
 from runtime.workflow.library import Library, NotThereError
-from runtime.workflow.manifest import NAME, NO_LIBRARY, Manifest, ManifestError, parse
+from runtime.workflow.manifest import NO_LIBRARY, Manifest, parse
 from runtime.workflow.nodes import Node, Phase
-from runtime.workflow.pods import NOT_STARTED, PodError, Spawner, gone, send
+from runtime.workflow.pods import NOT_STARTED, PodError, namespaces
+from runtime.workflow.runner import Processes, Runner
 from runtime.workflow.shared import Shared
 
-RESERVED = ("artifacts", "store")
-"""Folders beside the run folders."""
 LOOK_EVERY_S = 0.3
 """How often it is looked whether others gave back a lock."""
 STARTS = 16
 """How many pods are started side by side."""
 LISTEN_EVERY_S = 0.2
+SHARED_FOLDERS = (
+    "this kernel gives no namespaces: pods share this machine's folders, and paths in their commands are rewritten"
+)
 GRACE_S = 20.0
 """From SIGTERM to SIGKILL, as Argo's pods have had it."""
 
@@ -60,6 +58,8 @@ class RunOptions:
     """Folders of programs that only images bring: first in every pod's PATH."""
     on_change: "Callable[[Engine, Path], None] | None" = None
     """Called after each change, and about twice a second while pods run."""
+    restart: str = ""
+    """Of a run that has ended: nodes (as `asks` selects them) that run again although they succeeded."""
 
 
 class RunResult(NamedTuple):
@@ -79,78 +79,27 @@ def run(source: dict[str, Any], options: RunOptions) -> RunResult:
     return asyncio.run(execute(source, options, signals=(signal.SIGINT, signal.SIGTERM)))
 
 
-async def execute(source: dict[str, Any], options: RunOptions, signals: Sequence[signal.Signals] = ()) -> RunResult:
+async def execute(
+    source: dict[str, Any], options: RunOptions, signals: Sequence[signal.Signals] = (), runner: Runner | None = None
+) -> RunResult:
     """Run the manifest to its end, or take up the unfinished run of that name. `signals` stop it.
 
-    Raises ManifestError: it cannot be run here, the name belongs to a run of another manifest, or somebody runs it.
+    `runner`: of the pods; processes of this machine, if none is given. Raises ManifestError: it cannot be run here, the
+    name belongs to a run of another manifest, or somebody runs it.
     """
     manifest = parse(source, options.library)
-    check_name(options.name)
-    folder = options.runs.absolute() / options.name
-    known = folder / "manifest.json"
-    if known.exists() and json.loads(known.read_text())["spec"] != source["spec"]:
-        raise ManifestError(f"name {options.name}: {folder} has a run of another manifest; choose another name")
-    folder.mkdir(parents=True, exist_ok=True)
-    with _lock(folder):
-        if not known.exists():
-            objects = _private(folder / "beside.json")
-            given = {
-                "objects": list(options.library.objects.values()),
-                "images": {name: list(command) for name, command in options.library.images.items()},
-                "path": [str(one.absolute()) for one in options.path],
-            }
-            objects.write_text(json.dumps(given, indent=1))
-            with atomic.replacing(known) as file:
-                file.write(json.dumps(source, indent=1).encode())
-                faults.point("executor.before_manifest")
-            faults.point("executor.after_manifest")
-        executor = _Executor(manifest, options, folder)
+    folder = runfolder.enter(options.runs.absolute(), options.name, source)
+    with runfolder.lock(folder):
+        runfolder.begin(folder, source, options.library, options.path)
+        executor = _Executor(manifest, options, folder, runner or Processes())
         await executor.run(signals)
         return executor.result()
-
-
-def beside(folder: Path) -> tuple[Library, tuple[Path, ...]]:
-    """(what the run in that folder was given besides its manifest, folders of programs)."""
-    known = folder / "beside.json"
-    if not known.exists():
-        return NO_LIBRARY, ()
-    given = json.loads(known.read_text())
-    return Library.of(given["objects"], given["images"]), tuple(map(Path, given["path"]))
-
-
-def _private(path: Path) -> Path:
-    """Make the file, for nobody else to read: it may hold secrets."""
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-    return path
-
-
-def check_name(name: str) -> None:
-    """Raise ManifestError for what Kubernetes would not take as a workflow's name."""
-    if not NAME.fullmatch(name) or len(name) > 63 or name in RESERVED:
-        raise ManifestError(f"name {name!r}: use at most 63 of a-z, 0-9 and -, a letter or digit at both ends")
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(lock, 20).decode() or "unknown"
-        os.close(lock)
-        raise ManifestError(f"name {folder.name}: process {holder} runs it already") from None
-    os.ftruncate(lock, 0)
-    os.write(lock, str(os.getpid()).encode())
-    try:
-        yield
-    finally:
-        os.close(lock)
 
 
 class _Executor:
     """One life of one run's launcher."""
 
-    def __init__(self, manifest: Manifest, options: RunOptions, folder: Path) -> None:
+    def __init__(self, manifest: Manifest, options: RunOptions, folder: Path, runner: Runner) -> None:
         self._options = options
         self._folder = folder
         before = list(read_events(folder / "events.jsonl"))
@@ -163,10 +112,10 @@ class _Executor:
         self.engine = Engine(manifest, first)
         for event in rest:
             self.engine.handle(event)
-        if self.engine.finished and self.engine.phase is not Phase.SUCCEEDED:
-            self._record(RunResumed(time.time()))
+        if self.engine.finished and (options.restart or self.engine.phase is not Phase.SUCCEEDED):
+            self._record(RunResumed(time.time(), asks.succeeded(self.engine, options.restart)))
         self._changed = asyncio.Event()
-        self._spawner = Spawner()
+        self._runner = runner
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -193,8 +142,11 @@ class _Executor:
         loop = asyncio.get_running_loop()
         for signum in signals:
             loop.add_signal_handler(signum, self._asked_to_stop)
+        if not namespaces():
+            print(SHARED_FOLDERS, file=sys.stderr)
         view, listener = asyncio.create_task(self._show()), asyncio.create_task(self._listen())
         try:
+            self._hear()
             while not self.engine.finished:
                 self._changed.clear()
                 self._act()
@@ -211,7 +163,7 @@ class _Executor:
             listener.cancel()
             self._status.write()
             self._log.close()
-            self._spawner.close()
+            self._runner.close()
             self._tell()
 
     async def _wait(self) -> None:
@@ -250,7 +202,7 @@ class _Executor:
         self._open_gates()
         while pending := [node for node in self.engine.pending() if node.name not in self._loading]:
             for node in pending[:STARTS]:
-                if (
+                if node.spec.get("data") or (
                     node.inputs.get("artifacts")
                     and node.name not in self._loaded
                     and not self._launch.pod(node).claimed()
@@ -260,9 +212,9 @@ class _Executor:
         for node in self.engine.running():
             if node.name not in self._watched:
                 self._watched[node.name] = asyncio.create_task(self._watch(node))
-        for watch in self._watched.values():
-            if watch.done():
-                watch.result()  # What went wrong in it ends the executor; the pods go on.
+        for task in (*self._watched.values(), *self._loading.values()):
+            if task.done():
+                task.result()  # What went wrong in it ends the executor; the pods go on.
         for name, kill in self.engine.kills.items():
             if name not in self._ending or kill.at_once:
                 grace = 0.0 if kill.at_once else GRACE_S
@@ -289,15 +241,19 @@ class _Executor:
                 self._record(GateOpened(now, name))
 
     async def _load(self, node: Node) -> None:
-        """Put a pod's input artifacts in place."""
+        """Put a pod's input artifacts in place; a data template needs no more."""
         try:
-            await self._launch.load(node)
-            self._loaded.add(node.name)
+            if node.spec.get("data"):
+                self._record(await self._launch.data(node))
+            else:
+                await self._launch.load(node)
+                self._loaded.add(node.name)
         except artifacts.ArtifactError as error:
             said = f"init: Error (exit code 64): {error}"
             self._record(PodEnded(time.time(), node.name, None, error=said))
+        finally:
+            self._changed.set()
         del self._loading[node.name]
-        self._changed.set()
 
     def _start(self, nodes: list[Node]) -> None:
         """Start pods side by side; what was started by a launcher that died is only noted."""
@@ -313,7 +269,7 @@ class _Executor:
                 asked[str(pod.claim)] = node
             except (PodError, NotThereError) as error:
                 self._cannot(node, error)
-        for claim, answer in self._spawner.start(requests).items() if requests else ():
+        for claim, answer in self._runner.start(requests).items() if requests else ():
             node = asked[claim]
             try:
                 pid, began = self._launch.pod(node).started(answer)
@@ -341,7 +297,7 @@ class _Executor:
         probe = None if node.daemoned else probe_of(node.spec)
         asking = asyncio.create_task(self._ask_ready(node, probe)) if probe else None
         try:
-            await gone(node.pid, node.start_time)
+            await self._runner.gone(node.pid, node.start_time)
         finally:
             if asking:
                 asking.cancel()
@@ -365,12 +321,12 @@ class _Executor:
     async def _end(self, node: Node, grace_s: float) -> None:
         pid, began = node.pid, node.start_time
         if grace_s:
-            send(pid, began, signal.SIGTERM)
+            self._runner.send(pid, began, signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
-                await gone(pid, began)
+                await self._runner.gone(pid, began)
         except TimeoutError:
-            send(pid, began, signal.SIGKILL)
+            self._runner.send(pid, began, signal.SIGKILL)
 
     async def _end_all(self) -> None:
         """The workflow has ended; what still runs in it (a hook failed it) has no meaning."""
@@ -383,12 +339,15 @@ class _Executor:
     async def _listen(self) -> None:
         """Do what somebody outside asks."""
         while True:
-            for path, wish in asks.asked(self._folder):
-                for event in asks.events(self.engine, wish, time.time()):
-                    self._record(event)
-                path.unlink()
-                self._changed.set()
+            self._hear()
             await asyncio.sleep(LISTEN_EVERY_S)
+
+    def _hear(self) -> None:
+        for path, wish in asks.asked(self._folder):
+            for event in asks.events(self.engine, wish, time.time()):
+                self._record(event)
+            path.unlink()
+            self._changed.set()
 
     async def _show(self) -> None:
         while True:

@@ -19,6 +19,8 @@ KINDS = ("container", "containerSet", "steps", "script", "resource", "dag", "sus
 """A template is one of these, told by the field that it has."""
 LEAVES = ("container", "containerSet", "script", "resource", "suspend", "data", "http", "plugin")
 PODS = ("container", "containerSet", "script")
+PROCESSES = (*PODS, "http", "data")
+"""What is started and comes to an end by itself."""
 POLICIES = ("Always", "OnFailure", "OnError", "OnTransientError")
 POD_GC = ("", "OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
 ACTIONS = ("get", "create", "apply", "delete", "replace", "patch")

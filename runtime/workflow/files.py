@@ -6,43 +6,65 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from runtime.workflow.library import KINDS, Library
+from runtime.workflow.library import KINDS, WORKFLOW_TEMPLATES, Library
 from runtime.workflow.manifest import ManifestError
+from runtime.workflow.pipelines import declared
 from runtime.workflow.reading import Document, ReadError, read
+from runtime.workflow.schema import Problem
 
 ENDINGS = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """One Workflow, where it stands, and the objects beside it."""
+    """One Workflow (or WorkflowTemplate), where it stands, and the objects beside it."""
 
     document: Document
     library: Library
+    others: Mapping[str, Document]
+    """Where the objects stand, by kind and name."""
+
+    def place(self, problem: Problem) -> str:
+        """`file:line` of what is wrong."""
+        document = self.others.get(problem.of, self.document)
+        return f"{document.file}:{document.line(problem.where)}"
 
 
 def load(
-    files: Iterable[Path], with_: Iterable[Path] = (), images: Mapping[str, Sequence[str]] = MappingProxyType({})
+    files: Iterable[Path],
+    with_: Iterable[Path] = (),
+    images: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    templates: bool = False,
 ) -> Loaded:
-    """The one Workflow of these files; it may refer to what else is in them or in `with_` (files and folders).
+    """The one Workflow of these files (YAML, or Python that declares it); it may refer to what else they have.
 
-    `images`: what images run whose containers name no command. Raises ManifestError: unreadable, no Workflow or
-    several, an object of another kind.
+    `with_`: files and folders of more that it may refer to. `images`: what images run whose containers name no
+    command. `templates`: where there is no Workflow, a WorkflowTemplate will do. Raises ManifestError: unreadable, no
+    Workflow or several, an object of another kind.
     """
     try:
-        documents = [one for path in _files(files) for one in read(path)]
+        documents = [one for path in _files(files) for one in (declared if path.suffix == ".py" else read)(path)]
         others = [one for path in _files(with_) for one in read(path)]
     except ReadError as error:
         raise ManifestError(str(error)) from None
-    workflows = [one for one in documents if _kind(one) == "Workflow"]
-    if len(workflows) != 1:
-        names = ", ".join(map(str, files)) or "no file"
-        raise ManifestError(f"{names}: {len(workflows)} Workflows; one is run at a time")
-    beside = [one for one in [*documents, *others] if one is not workflows[0] and _kind(one) != "Workflow"]
-    for one in beside:
+    for one in [*documents, *others]:
         if _kind(one) not in KINDS:
-            raise ManifestError(f"{one.file}:1: kind {_kind(one) or 'none'}: use {', '.join(KINDS)}")
-    return Loaded(workflows[0], Library.of((one.value for one in beside), images))
+            raise ManifestError(f"{_head(one)}: kind {_kind(one) or 'none'}: use {', '.join(KINDS)}")
+    workflows = [one for one in documents if _kind(one) == "Workflow"]
+    if not workflows and templates:
+        workflows = [one for one in documents if _kind(one) in WORKFLOW_TEMPLATES][:1]
+    if not workflows:
+        raise ManifestError(f"{_head(documents[0]) if documents else ', '.join(map(str, files))}: there is no Workflow")
+    if len(workflows) > 1:
+        raise ManifestError(f"{_head(workflows[1])}: a second Workflow; one is run at a time")
+    beside = [one for one in [*documents, *others] if _kind(one) != "Workflow"]
+    named = {f"{_kind(one)} {(one.value.get('metadata') or {}).get('name')}": one for one in beside}
+    return Loaded(workflows[0], Library.of((one.value for one in beside), images), named)
+
+
+def _head(document: Document) -> str:
+    """Where a document says what it is."""
+    return f"{document.file}:{document.line(('kind',))}"
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:

@@ -169,7 +169,6 @@ def _named(words: Iterable[str], declared: Iterable[str]) -> set[str]:
 
 
 def rewritten(text: str, moved: Mapping[str, str]) -> str:
-    """The text with those folders' names replaced, for a kernel without namespaces."""
-    for folder, place in sorted(moved.items(), key=lambda pair: -len(pair[0])):
-        text = re.sub(rf"{re.escape(folder)}(?=/|$|[\s'\"])", place, text)
-    return text
+    """The text with those folders' names replaced, for a kernel without namespaces; the longest name counts."""
+    names = "|".join(re.escape(folder) for folder in sorted(moved, key=len, reverse=True))
+    return re.sub(rf"(?:{names})(?=/|$|[\s'\"\\;)])", lambda match: moved[match[0]], text) if names else text

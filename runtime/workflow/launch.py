@@ -1,4 +1,4 @@
-"""From a node to its pod and back: what the spawner is asked for, and what a pod that has ended left behind."""
+"""From a node to its pod and back: what the runner is asked for, and what a pod that has ended left behind."""
 
 import asyncio
 import json
@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.workflow import artifacts, containers, repository, requests, status, volumes
+from runtime.workflow import artifacts, containers, progress, repository, requests, status, volumes
 from runtime.workflow.calls import LOCATIONS
 from runtime.workflow.durations import seconds
 from runtime.workflow.engine import Engine
-from runtime.workflow.environment import Told, facts_of, told
+from runtime.workflow.environment import Told, expanded, facts_of, inherited, told
 from runtime.workflow.events import PodEnded
+from runtime.workflow.expressions import ExpressionError, evaluate
+from runtime.workflow.expressions.values import go_json
 from runtime.workflow.fields import listed
+from runtime.workflow.library import Library
 from runtime.workflow.nodes import Node, node_id, pod_name
 from runtime.workflow.pods import NOT_STARTED, SCRIPT, Pod, check_command
 from runtime.workflow.tags import substitute
@@ -37,8 +40,18 @@ class Launch:
     def pod(self, node: Node) -> Pod:
         """Its place. A node of a later life of the run has another."""
         logs = self._folder / "logs" / f"{status.log_name(self._engine, node)}.log"
-        place = node_id(self._engine.name, node.name) + (f".{node.life}" if node.life else "")
-        return Pod(self._folder / "pods" / place, logs)
+        return Pod(progress.place(self._engine, node, self._folder), logs)
+
+    async def data(self, node: Node) -> PodEnded:
+        """What a data template gives: the paths of its source, transformed."""
+        told: dict[str, Any] = node.spec["data"]
+        try:
+            found: Any = await asyncio.to_thread(self._repository.paths, told["source"]["artifactPaths"])
+            for step in listed(told, "transformation"):
+                found = evaluate(str(step.get("expression") or "data"), {"data": found})
+        except (artifacts.ArtifactError, ExpressionError) as error:
+            return PodEnded(time.time(), node.name, None, error=f"main: Error (exit code 64): {error}")
+        return PodEnded(time.time(), node.name, 0, result=go_json(found))
 
     async def load(self, node: Node) -> None:
         """Put a pod's input artifacts in place. Raises ArtifactError."""
@@ -48,7 +61,7 @@ class Launch:
                 await asyncio.to_thread(self._repository.load, entry, pod.artifact(entry))
 
     def request(self, node: Node) -> dict[str, Any]:
-        """What the spawner is asked for. Raises PodError, NotThereError."""
+        """What the runner is asked for. Raises PodError, NotThereError."""
         pod = self.pod(node)
         if node.spec.get("http"):
             found = requests.told(node.spec["http"], self._engine.manifest.library, pod.folder, pod.report)
@@ -71,12 +84,11 @@ class Launch:
         spec["wait_s"] = seconds(strategy.get("duration") or 0)
         spec["capture"] = str(pod.stdout) if node.captures else ""
         pod.folder.mkdir(parents=True, exist_ok=True)
-        place = pod.folder / "spec.json"
-        place.touch(0o600)
-        place.write_text(json.dumps(spec))
+        pod.spec.touch(0o600)
+        pod.spec.write_text(json.dumps(spec))
         program = str(Path(__file__).with_name("podrun.py"))
-        command = [sys.executable, "-I", "-S", program, str(place), str(pod.report)]
-        return Told(command, dict(os.environ))
+        command = [sys.executable, "-I", "-S", program, str(pod.spec), str(pod.report)]
+        return Told(command, inherited(os.environ))
 
     def _container(self, node: Node, container: Mapping[str, Any]) -> dict[str, Any]:
         found = self._told(node, container)
@@ -93,28 +105,38 @@ class Launch:
     def _told(self, node: Node, container: Mapping[str, Any]) -> Told:
         """Command and variables of a container: the launcher's own, Argo's, the container's."""
         engine = self._engine
-        scope = engine.variables.globals(node.started)
-        metadata = node.spec.get("metadata") or {}
-        facts = facts_of(
-            pod_name(engine.name, node.name, node.template), scope["workflow.namespace"],
-            scope["workflow.serviceAccountName"], engine.uid, metadata.get("labels") or {},
-            metadata.get("annotations") or {},
-        )  # fmt: skip
-        found = self._own(told(container, engine.manifest.library, facts))
+        found = self._own(told(container, engine.manifest.library, self._facts(node)))
         return found._replace(environment={
-            **os.environ,
+            **inherited(os.environ),
             "PATH": self._path,
             "EVERSTEP_RUN_DIR": str(self._folder),
             "ARGO_CONTAINER_NAME": str(container.get("name") or "main"),
             "ARGO_DEADLINE": "0001-01-01T00:00:00Z",
             "ARGO_INCLUDE_SCRIPT_OUTPUT": str(node.captures).lower(),
             "ARGO_NODE_ID": node_id(engine.name, node.name),
-            "ARGO_PROGRESS_FILE": "/var/run/argo/progress",
+            "ARGO_PROGRESS_FILE": progress.FILE,
             "ARGO_PROGRESS_FILE_TICK_DURATION": "3s",
             "ARGO_PROGRESS_PATCH_TICK_DURATION": "1m0s",
             "ARGO_WORKFLOW_NAME": engine.name,
             **found.environment,
         })  # fmt: skip
+
+    def _facts(self, node: Node) -> dict[str, str]:
+        """What the pod can be told of itself: also the labels and annotations that Argo gives every pod."""
+        engine = self._engine
+        scope = engine.variables.globals(node.started)
+        every, own = engine.manifest.spec.get("podMetadata") or {}, node.spec.get("metadata") or {}
+        labels = {"workflows.argoproj.io/completed": "false", "workflows.argoproj.io/workflow": engine.name}
+        annotations = {
+            "workflows.argoproj.io/node-id": node_id(engine.name, node.name),
+            "workflows.argoproj.io/node-name": node.name,
+        }
+        return facts_of(
+            pod_name(engine.name, node.name, node.pod_template), scope["workflow.namespace"],
+            scope["workflow.serviceAccountName"], engine.uid,
+            {**labels, **(every.get("labels") or {}), **(own.get("labels") or {})},
+            {**annotations, **(every.get("annotations") or {}), **(own.get("annotations") or {})},
+        )  # fmt: skip
 
     def _own(self, found: Told) -> Told:
         """A program that only an image has at that absolute path is looked for among those that were brought."""
@@ -130,8 +152,13 @@ class Launch:
         spec = self._engine.manifest.spec
         own = substitute(spec.get("volumes") or [], self._engine.variables.globals(node.started))
         known = [*volumes.claimed(spec, self._engine.name), *own, *(node.spec.get("volumes") or [])]
-        every = [one for some in containers.of_pod(node.spec).values() for one in some]
-        return volumes.mounts(every, known, pod.folder, self._folder / "claims", self._engine.manifest.library)
+        library, facts = self._engine.manifest.library, self._facts(node)
+        every = [
+            {**one, "volumeMounts": [_expanded(mount, one, library, facts) for mount in listed(one, "volumeMounts")]}
+            for some in containers.of_pod(node.spec).values()
+            for one in some
+        ]
+        return volumes.mounts(every, known, pod.folder, self._folder / "claims", library, facts)
 
     async def ended(self, node: Node) -> PodEnded:
         """What a pod left behind whose process is gone."""
@@ -141,7 +168,7 @@ class Launch:
             return PodEnded(time.time(), node.name, None, error=came.error, said=came.failed, result=came.result)
         outputs = node.spec.get("outputs") or {}
         code = pod.exit_code()
-        name = pod_name(self._engine.name, node.name, node.template)
+        name = pod_name(self._engine.name, node.name, node.pod_template)
         scope = {**self._engine.variables.globals(node.started), "pod.name": name}
         prefix = substitute(str(self._repository.s3.get("keyFormat") or repository.KEY_FORMAT), scope)
         keys = {str(e["name"]): artifacts.key_of(e, prefix) for e in listed(outputs, "artifacts")}
@@ -162,3 +189,12 @@ class Launch:
     def forget_claims(self) -> None:
         """The workflow has ended: its own volume claims go."""
         volumes.forget_claims(self._engine.manifest.spec, self._engine.name, self._folder / "claims")
+
+
+def _expanded(
+    mount: Mapping[str, Any], container: Mapping[str, Any], library: Library, facts: Mapping[str, str]
+) -> Mapping[str, Any]:
+    """A volume mount whose subPathExpr reads the container's variables."""
+    if not mount.get("subPathExpr"):
+        return mount
+    return {**mount, "subPath": expanded(str(mount["subPathExpr"]), told(container, library, facts).environment)}

@@ -1,7 +1,7 @@
 """What a workflow may refer to besides itself: WorkflowTemplates, ConfigMaps, Secrets from the same or other files."""
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +10,7 @@ import yaml
 
 from runtime.workflow.fields import KINDS as KINDS_OF_TEMPLATES
 from runtime.workflow.fields import kind_of
-from runtime.workflow.schema import nearest
+from runtime.workflow.schema import Problem, Where, nearest
 
 WORKFLOW_TEMPLATES = ("WorkflowTemplate", "ClusterWorkflowTemplate")
 TYPE_LABEL = "workflows.argoproj.io/configmap-type"
@@ -189,3 +189,17 @@ def _arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
         if both:
             merged[kind] = both
     return merged
+
+
+def missing_secrets(holder: Mapping[str, Any], library: Library, where: Where) -> Iterator[Problem]:
+    """Secrets that a location names (`usernameSecret: {name, key}`) and that are not there."""
+    for key, value in holder.items():
+        if not isinstance(value, Mapping) or "{{" in str(value):
+            continue
+        if key.endswith("Secret"):
+            try:
+                library.value("Secret", value)
+            except NotThereError as error:
+                yield Problem((*where, key), str(error))
+        else:
+            yield from missing_secrets(value, library, (*where, key))

@@ -5,15 +5,19 @@ passes without a word and is most likely not meant.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from runtime.workflow import lint_calls, lint_fields, lint_scripts, lint_texts, manifest
-from runtime.workflow.library import Library
+from runtime.workflow.fields import listed
+from runtime.workflow.library import WORKFLOW_TEMPLATES, Library
 from runtime.workflow.reading import Document
 from runtime.workflow.schema import BEYOND, Problem, Where, dotted
 
 RUNS_HERE = "here"
 """Code of what Argo would do and this machine does not."""
+NOBODY: Mapping[str, Document] = MappingProxyType({})
 INVALID = "invalid"
 """Code of what Argo refuses."""
 
@@ -26,10 +30,12 @@ class Finding(NamedTuple):
     code: str
     error: bool
     message: str
+    file: str
 
-    def told(self, file: str) -> str:
+    @property
+    def told(self) -> str:
         """`file:line: code: path: message`."""
-        return f"{file}:{self.line}: {self.said}"
+        return f"{self.file}:{self.line}: {self.said}"
 
     @property
     def said(self) -> str:
@@ -38,13 +44,19 @@ class Finding(NamedTuple):
         return f"{self.code}: {place}{self.message}"
 
 
-def findings(document: Document, library: Library) -> list[Finding]:
-    """All that is found, in the order of the lines."""
+def findings(document: Document, library: Library, others: Mapping[str, Document] = NOBODY) -> list[Finding]:
+    """All that is found, in the order of the lines. `others`: where the objects stand that it refers to."""
+    if isinstance(document.value, Mapping) and document.value.get("kind") in WORKFLOW_TEMPLATES:
+        found = findings(replace(document, value=_as_workflow(document.value)), library, others)
+        return [one for one in found if one.code != "unused"]
     source = document.value
-    found = [_of(document, one, RUNS_HERE if one.message.endswith(BEYOND) else INVALID, True)
-             for one in manifest.problems(source, library)]  # fmt: skip
-    found += [Finding(line, where, "duplicate-key", True, f"{where[-1]!r} is there twice; the last one counts")
-              for where, line in document.repeated]  # fmt: skip
+    found = []
+    for one in manifest.problems(source, library):
+        code = RUNS_HERE if one.message.endswith(BEYOND) else INVALID
+        other = others.get(one.of)
+        found.append(_of(other, one._replace(of=""), code, True) if other else _of(document, one, code, True))
+    found += [Finding(line, where, "duplicate-key", True, f"{where[-1]!r} is there twice; the last one counts",
+                      document.file) for where, line in document.repeated]  # fmt: skip
     wrong = any(one.code == INVALID for one in found)
     if isinstance(source, Mapping) and isinstance(source.get("spec"), Mapping) and not wrong:
         for code, error, problem in _more(source, library):
@@ -54,7 +66,23 @@ def findings(document: Document, library: Library) -> list[Finding]:
 
 
 def _of(document: Document, problem: Problem, code: str, error: bool) -> Finding:
-    return Finding(document.line(problem.where), problem.where, code, error, problem.message)
+    said = f"{problem.of}: {problem.message}" if problem.of else problem.message
+    return Finding(document.line(problem.where), problem.where, code, error, said, document.file)
+
+
+def _as_workflow(template: Mapping[str, Any]) -> dict[str, Any]:
+    """A WorkflowTemplate as somebody would submit it: with all its parameters, from its first template on."""
+    spec = template.get("spec")
+    if not isinstance(spec, Mapping):
+        return {**template, "kind": manifest.KIND}
+    given = spec.get("arguments")
+    entries = [
+        one if not isinstance(one, Mapping) or "value" in one else {"valueFrom": {"supplied": {}}, **one}
+        for one in listed(given, "parameters")
+    ]
+    first = next((one.get("name") for one in listed(spec, "templates") if isinstance(one, Mapping)), "")
+    more = {"arguments": {**given, "parameters": entries}} if entries and isinstance(given, Mapping) else {}
+    return {**template, "kind": manifest.KIND, "spec": {**spec, "entrypoint": spec.get("entrypoint") or first, **more}}
 
 
 def _more(source: Mapping[str, Any], library: Library) -> Iterator[tuple[str, bool, Problem]]:
@@ -72,23 +100,27 @@ def _more(source: Mapping[str, Any], library: Library) -> Iterator[tuple[str, bo
         yield from some
 
 
-def as_json(found: list[Finding], file: str) -> list[dict[str, Any]]:
+def as_json(found: list[Finding]) -> list[dict[str, Any]]:
     """For programs."""
     return [
-        {"file": file, "line": one.line, "path": dotted(one.where), "code": one.code,
+        {"file": one.file, "line": one.line, "path": dotted(one.where), "code": one.code,
          "severity": "error" if one.error else "warning", "message": one.message}
         for one in found
     ]  # fmt: skip
 
 
-def as_sarif(found: list[Finding], file: str) -> dict[str, Any]:
+def _place(one: Finding) -> dict[str, Any]:
+    return {"physicalLocation": {"artifactLocation": {"uri": one.file}, "region": {"startLine": one.line}}}
+
+
+def as_sarif(found: list[Finding]) -> dict[str, Any]:
     """For code hosts (SARIF 2.1.0)."""
     results = [
         {
             "ruleId": one.code,
             "level": "error" if one.error else "warning",
             "message": {"text": f"{dotted(one.where)}: {one.message}"},
-            "locations": [{"physicalLocation": {"artifactLocation": {"uri": file}, "region": {"startLine": one.line}}}],
+            "locations": [_place(one)],
         }
         for one in found
     ]

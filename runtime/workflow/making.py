@@ -1,13 +1,13 @@
 """From a call to its node: inputs, locks, remembered outputs, retries, and the kind of node that the template makes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runtime.workflow import ends, gates
 from runtime.workflow.calls import Call, ConfigMapError, prepare
 from runtime.workflow.dag import DagRun
 from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.fields import PODS, kind_of
+from runtime.workflow.fields import PODS, PROCESSES, kind_of
 from runtime.workflow.gates import Found, Lock, Memo
 from runtime.workflow.nodes import Node, NodeType, Outputs, Phase
 from runtime.workflow.patch import patched
@@ -116,12 +116,11 @@ class Maker:
     def _make(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
         engine = self._engine
         kept = engine.kept.get(call.name)
-        if kept is not None and kind in (*PODS, "suspend", "http"):
+        if kept is not None and kind in (*PROCESSES, "suspend"):
             self._engine.nodes[call.name] = kept
             self._engine.tell(call.name)
             return
-        process = kind in (*PODS, "http")
-        phase = Phase.PENDING if process else Phase.RUNNING
+        phase = Phase.PENDING if kind in PROCESSES else Phase.RUNNING
         node = self._node(call, TYPES.get(kind, NodeType.POD), phase, spec, now)
         if kind in ("dag", "steps"):
             self._engine.manage(
@@ -144,16 +143,18 @@ class Maker:
         title = str(call.template.get("name") or "") if call.title is None else call.title
         node = Node(
             call.name, call.display_name, type_, title, call.boundary, phase, now, call.owner, inputs=inputs,
-            home=call.home, hooked=call.hooked, spec=spec, life=self._engine.lives, children=[], outbound=[],
+            home=call.home, hooked=call.hooked, spec=spec, template_ref=dict(call.reference), life=self._engine.lives,
+            children=[], outbound=[],
         )  # fmt: skip
         self._engine.add(node)
         return node
 
-    def group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str, template: str,
-              now: float) -> Node:  # fmt: skip
-        """A node that only holds others together: a StepGroup or TaskGroup."""
-        node = Node(name, display, type_, template, boundary.name, Phase.RUNNING, now, owner, life=self._engine.lives,
-                    children=[], outbound=[])  # fmt: skip
+    def group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str,
+              task: Mapping[str, Any], now: float) -> Node:  # fmt: skip
+        """A node that only holds others together: a StepGroup, or the TaskGroup of a task."""
+        node = Node(name, display, type_, self._engine.manifest.title(task), boundary.name, Phase.RUNNING, now, owner,
+                    template_ref=task.get("templateRef") or {}, life=self._engine.lives, children=[],
+                    outbound=[])  # fmt: skip
         self._engine.add(node)
         return node
 
@@ -172,7 +173,8 @@ class Maker:
         title = str(call.template.get("name") or "") if call.title is None else call.title
         node = Node(
             call.name, call.display_name, NodeType.SKIPPED, title, call.boundary, phase, now, call.owner,
-            message=message, finished=now, hooked=call.hooked, life=self._engine.lives, children=[], outbound=[],
+            message=message, finished=now, hooked=call.hooked, template_ref=dict(call.reference),
+            life=self._engine.lives, children=[], outbound=[],
         )  # fmt: skip
         self._engine.add(node)
         if raised:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.workflow import environment, pod_rules, requests, schema, validate, volumes
+from runtime.workflow import cycles, environment, pod_rules, requests, schema, validate, volumes
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.fields import listed
-from runtime.workflow.library import Library, with_defaults
+from runtime.workflow.library import Library, missing_secrets, with_defaults
 from runtime.workflow.reading import ReadError, read_text
 from runtime.workflow.schema import Problem
 
@@ -101,7 +101,7 @@ def parse(source: Mapping[str, Any] | str, library: Library = NO_LIBRARY) -> Man
             raise ManifestError(str(error)) from None
     found = tuple(problems(source, library))
     if found:
-        raise ManifestError(f"{schema.dotted(found[0].where)}: {found[0].message}", found)
+        raise ManifestError(found[0].said, found)
     assert isinstance(source, Mapping)
     spec = library.merged(source.get("spec") or {}) or {}
     return Manifest(source, spec, library, {str(one["name"]): one for one in listed(spec, "templates")})
@@ -118,13 +118,13 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
         return
     found = list(schema.problems(source))
     for place, referred in library.referred(source).items():
-        told = schema.problems(referred)
-        found += [Problem((), f"{place}: {schema.dotted(one.where)}: {one.message}") for one in told]
+        found += [one._replace(of=place) for one in schema.problems(referred)]
     beyond = [one for one in found if one.message.endswith(schema.BEYOND)]
     mistakes = [one for one in found if one not in beyond] or list(validate.problems(source, library))
     yield from [*mistakes, *beyond]
     if not mistakes:
         spec = source.get("spec") or {}
+        yield from cycles.problems(library.merged(spec) or spec, library)
         if spec.get("parallelism") == 0:
             yield Problem(("spec", "parallelism"), "0 lets nothing begin: on Argo this would wait for ever")
         yield from _unnamed(spec, ("spec",))
@@ -134,9 +134,9 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
             yield from _pod_problems(template, spec, library, ("spec", "templates", index))
         for place, referred in library.referred(source).items():
             below = referred.get("spec") or {}
-            for template in listed(below, "templates"):
-                told = _pod_problems(template, below, library, ("templates", str(template.get("name"))))
-                yield from (Problem((), f"{place}: {schema.dotted(one.where)}: {one.message}") for one in told)
+            for index, template in enumerate(listed(below, "templates")):
+                told = _pod_problems(template, below, library, ("spec", "templates", index))
+                yield from (one._replace(of=place) for one in told)
 
 
 def _unnamed(holder: Mapping[str, Any], where: schema.Where) -> Iterator[Problem]:
@@ -166,6 +166,13 @@ def _pod_problems(
         image = str(container.get("image") or "")
         if not container.get("command") and not own and not library.entry_point(image) and "{{" not in image:
             yield Problem((*place, "command"), f"is required; or say what its image runs: --image {image}=COMMAND")
+    for side in ("inputs", "outputs"):
+        for index, entry in enumerate(listed(template, side, "artifacts")):
+            yield from missing_secrets(entry, library, (*where, side, "artifacts", index))
+            if entry.get("git") and not entry["git"].get("repo"):
+                yield Problem((*where, side, "artifacts", index, "git"), "needs a repo")
+    if template.get("data") and not ((template["data"].get("source") or {}).get("artifactPaths") or {}).get("s3"):
+        yield Problem((*where, "data", "source"), "needs artifactPaths with an s3: only its paths can be listed here")
     if template.get("http"):
         yield from requests.problems(template["http"], library, (*where, "http"))
     if template.get("memoize") and not (template["memoize"].get("cache") or {}).get("configMap"):

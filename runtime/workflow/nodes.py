@@ -98,6 +98,8 @@ class Node(msgspec.Struct):
     """It is a hook's or exit handler's."""
     spec: dict[str, Any] = {}
     """Its template, every tag replaced."""
+    template_ref: dict[str, Any] = {}
+    """Where the template stands that it calls: name, template, clusterScope of a WorkflowTemplate's."""
     memo: tuple[str, str] = ("", "")
     """(cache, key) under which its outputs are remembered."""
     memo_hit: bool = False
@@ -110,6 +112,11 @@ class Node(msgspec.Struct):
     start_time: int = 0
     life: int = 0
     """How often the run had been taken up again when the node was made: nodes of one name differ in it."""
+
+    @property
+    def pod_template(self) -> str:
+        """The template's name as it stands in the pod's."""
+        return self.template or str(self.template_ref.get("template") or "")
 
     def become(self, phase: Phase, now: float, message: str = "") -> None:
         """Change the phase. Raises ValueError where the table does not list it."""

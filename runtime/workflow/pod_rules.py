@@ -44,7 +44,7 @@ def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where)
         if path and path in taken:
             yield Problem((*here, "path"), f"{path} is where {taken[path]} lies")
         taken[path] = str(entry.get("name"))
-        places = [place for place in ("raw", "s3", "http") if entry.get(place)]
+        places = [place for place in ("raw", "s3", "http", "git") if entry.get(place)]
         if len(places) > 1:
             yield Problem(here, f"has {' and '.join(places)}; keep one")
 

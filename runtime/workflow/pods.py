@@ -1,18 +1,15 @@
 """Pods as processes of this machine: started at most once, isolated from each other, found again after a crash.
 
-The launcher asks the `spawner` to start them; `isolation` says which folders a pod has for itself. Where the kernel
+The launcher asks a `runner` to start them; `isolation` says which folders a pod has for itself. Where the kernel
 allows no namespaces, the folders that a template declares are rewritten in the pod's command instead.
 """
 
-import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +18,7 @@ from typing import Any, NamedTuple
 
 from runtime import atomic
 from runtime.workflow import artifacts, isolation
+from runtime.workflow.containers import several
 from runtime.workflow.environment import Told
 from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import listed
@@ -55,42 +53,6 @@ class Collected(NamedTuple):
     """Which outputs are not there, in the words of Argo's wait container."""
 
 
-class Spawner:
-    """The process that forks pods; begun with the first one, ended with its launcher."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Start pods side by side: the answer for each claim. Raises PodError when there is none."""
-        if self._process is None or self._process.poll() is not None:
-            path = Path(__file__).with_name("spawner.py")
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                start_new_session=True,
-            )  # fmt: skip
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        answers: dict[str, str] = {}
-        for request in requests:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-        while len(answers) < len(requests):
-            claim, _, answer = process.stdout.readline().rstrip("\n").partition("\t")
-            if not answer:
-                raise PodError("the process that starts pods has ended; take the run up again")
-            answers[claim] = answer
-        return answers
-
-    def close(self) -> None:
-        """No more pods. Those that run go on."""
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait()
-
-
 @dataclass(frozen=True)
 class Pod:
     """A place for one pod: `folder` is runs/NAME/pods/ID. It is started at most once, whoever tries."""
@@ -111,7 +73,7 @@ class Pod:
         captures: bool = False,
         mounts: Mapping[str, tuple[str, bool]] = NO_MOUNTS,
     ) -> dict[str, Any]:
-        """What the spawner is asked for: the command in a session of its own.
+        """What the runner is asked for: the command in a session of its own.
 
         `captures`: keep its standard output for `result`. Raises PodError when it cannot be started.
         """
@@ -121,19 +83,32 @@ class Pod:
         root = self._root(template, [*command, *told.environment.values()], cwd, mounts)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         isolated = namespaces()
+        moved = {} if isolated else self._moved(template, root)
         if template.get("script"):
-            self._write(root, SCRIPT, str(template["script"].get("source") or ""))
-        if not isolated:
-            for path in _declared(template):
-                root.place(path).parent.mkdir(parents=True, exist_ok=True)
-            moved = {folder: root.root + folder for folder in root.folders if folder != "/"}
-            moved |= {path: source for path, (source, _) in root.mounts.items()}
-            command = [isolation.rewritten(word, moved) for word in command]
+            source = isolation.rewritten(str(template["script"].get("source") or ""), moved)
+            self._write(root, SCRIPT, source)
+        command = [isolation.rewritten(word, moved) for word in command]
         return {
             "claim": str(self.claim), "exit": str(self.exit_file), "log": str(self.log), "cwd": _working(template, cwd),
             "command": command, "environment": environment, "captures": captures, "namespace": isolated,
             **root._asdict(),
         }  # fmt: skip
+
+    def _moved(self, template: Mapping[str, Any], root: isolation.Plan) -> dict[str, str]:
+        """Where the pod's folders are, for a pod without a root of its own; several containers are told at once."""
+        for path in _declared(template):
+            root.place(path).parent.mkdir(parents=True, exist_ok=True)
+        moved = {folder: root.root + folder for folder in root.folders if folder != "/"}
+        moved |= {path: path for path in root.binds}
+        moved |= {path: source for path, (source, _) in root.mounts.items()}
+        if several(template):
+            self.spec.write_text(isolation.rewritten(self.spec.read_text(), moved))
+        return moved
+
+    @property
+    def spec(self) -> Path:
+        """What the pod's own program reads: several containers, a request."""
+        return self.folder / "spec.json"
 
     def started(self, answer: str) -> tuple[int, int]:
         """(pid, start time) of the process that has the claim, whoever asked for it. Raises PodError."""
@@ -325,41 +300,8 @@ def check_command(command: str, path: str | None) -> None:
     raise PodError(f"failed to find name in PATH: exec: {json.dumps(command)}: {why}")
 
 
-def start_time(pid: int) -> int:
-    """Ticks since boot at which the process began (proc(5), stat, field 22); 0 when there is none, or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] == "Z" else int(fields[19])
-
-
-def send(pid: int, began: int, signum: signal.Signals) -> None:
-    """Signal the pod's session, if it is still that process."""
-    if start_time(pid) == began:
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signum)
-
-
 @lru_cache(maxsize=1)
 def namespaces() -> bool:
     """Does the kernel let us make mount namespaces? Tried in a child."""
     code = "import ctypes, os; os._exit(ctypes.CDLL(None).unshare(0x20000 | (os.getuid() and 0x10000000)) != 0)"
     return subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False, capture_output=True).returncode == 0
-
-
-async def gone(pid: int, began: int) -> None:
-    """Until that process is no more."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    try:
-        if start_time(pid) == began:
-            loop.add_reader(descriptor, ready.set)
-            await ready.wait()
-    finally:
-        loop.remove_reader(descriptor)  # Else the loop takes the next descriptor of this number for one it watches.
-        os.close(descriptor)

@@ -61,6 +61,8 @@ def produced(prefix: str, template: Mapping[str, Any] | None, in_loop: bool) -> 
     found: dict[str, str] = {}
     if kind_of(template) in ("container", "script", "containerSet", "http"):
         found |= {f"{prefix}.outputs.result": "", f"{prefix}.exitCode": ""}
+    if kind_of(template) == "data":
+        found[f"{prefix}.outputs.result"] = ""
     if template.get("daemon"):
         found[f"{prefix}.ip"] = ""
     if in_loop:

@@ -13,7 +13,7 @@ from typing import Any
 
 from runtime import atomic
 from runtime.store import NoSuchKey, Store, StoreError, open_store
-from runtime.workflow import artifacts
+from runtime.workflow import artifacts, remote
 from runtime.workflow.artifacts import ArtifactError
 from runtime.workflow.library import Library, NotThereError
 
@@ -44,29 +44,46 @@ class Repository:
     def save(self, place: Path, entry: Mapping[str, Any], key: str, below_volume: bool) -> None:
         """Keep what lies at `place`. Raises ArtifactError."""
         at = self.location(entry)
-        if not at.get("bucket"):
+        if entry.get("git"):
+            raise ArtifactError("git output artifacts unsupported")
+        if not at.get("bucket") and not entry.get("http"):
             artifacts.save(place, entry, self.folder / key, below_volume)
             return
         with tempfile.TemporaryDirectory() as folder:
             packed = Path(folder, "packed")
             artifacts.save(place, entry, packed, below_volume)
             try:
-                _upload(self._store(at), key, packed)
-            except (StoreError, NotThereError, ValueError) as error:
+                if entry.get("http"):
+                    remote.upload(entry["http"], self.library, packed)
+                else:
+                    _upload(self._store(at), key, packed)
+            except (StoreError, NotThereError, ValueError, remote.RemoteError) as error:
                 raise ArtifactError(f"artifact {entry['name']} failed to save: {error}") from None
 
     def load(self, entry: Mapping[str, Any], into: Path) -> None:
         """Put an input artifact at `into`. Raises ArtifactError."""
         at = self.location(entry)
         if not entry.get("s3") or not at.get("bucket"):
-            artifacts.load(entry, self.folder, into)
+            artifacts.load(entry, self.folder, into, self.library)
             return
         with tempfile.TemporaryDirectory() as folder:
             try:
                 _download(self._store(at), str(at["key"]), Path(folder, "got"))
             except (StoreError, NotThereError, ValueError) as error:
                 raise ArtifactError(f"artifact {entry['name']} failed to load: {error}") from None
-            artifacts.load({**entry, "s3": {"key": "got"}}, Path(folder), into)
+            artifacts.load({**entry, "s3": {"key": "got"}}, Path(folder), into, self.library)
+
+    def paths(self, entry: Mapping[str, Any]) -> list[str]:
+        """The keys of all that lies at or below the artifact's. Raises ArtifactError."""
+        at = self.location(entry)
+        key = str(at.get("key") or "")
+        try:
+            if at.get("bucket"):
+                return [one.key for one in self._store(at).list(key)]
+        except (StoreError, NotThereError, ValueError) as error:
+            raise ArtifactError(f"failed to list {key!r}: {error}") from None
+        kept = (one.relative_to(self.folder) for one in self.folder.rglob("*") if one.is_file())
+        return sorted(path for path in map(str, kept) if path.startswith(key) and not path.startswith("."))
 
     def _store(self, at: Mapping[str, Any]) -> Store:
         """Raises StoreError, NotThereError."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime.workflow.environment import Told
+from runtime.workflow.environment import Told, inherited
 from runtime.workflow.expressions import ExpressionError, holds
 from runtime.workflow.fields import listed
 from runtime.workflow.library import Library, NotThereError
@@ -47,7 +47,7 @@ def told(http: Mapping[str, Any], library: Library, folder: Path, report: Path) 
     place.touch(0o600)
     place.write_text(json.dumps(spec))
     program = str(Path(__file__).with_name("httprun.py"))
-    return Told([sys.executable, "-I", "-S", program, str(place), str(report)], dict(os.environ))
+    return Told([sys.executable, "-I", "-S", program, str(place), str(report)], inherited(os.environ))
 
 
 def _header(entry: Mapping[str, Any], library: Library) -> str:

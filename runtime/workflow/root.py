@@ -126,8 +126,8 @@ class Root:
             engine.nodes[engine.name].children.append(node)
 
     def _call(self, name: str, hook: Mapping[str, Any], scope: Scope, now: float, exits: bool = False) -> None:
-        title = self._engine.manifest.title(hook)
-        call = Call(name, name, {}, {}, hooked=True, exits=exits, title=title)
+        title, reference = self._engine.manifest.title(hook), hook.get("templateRef") or {}
+        call = Call(name, name, {}, {}, hooked=True, exits=exits, title=title, reference=reference)
         self._engine.call_task(call, {**hook, "arguments": substitute(hook.get("arguments") or {}, scope)}, now)
 
     def _exit(self, now: float) -> None:

@@ -33,7 +33,7 @@ PodGC: strategy=str~ labelSelector=any~ deleteDelayDuration=any~
 RepositoryRef: configMap=str+ key=str+
 WorkflowTemplateRef: name=str+ clusterScope=bool+
 Template: activeDeadlineSeconds=intstr+ affinity=any~ annotations={str}~ archiveLocation=any~
-  automountServiceAccountToken=bool~ container=Container+ containerSet=ContainerSet+ daemon=bool+ dag=Dag+ data=any
+  automountServiceAccountToken=bool~ container=Container+ containerSet=ContainerSet+ daemon=bool+ dag=Dag+ data=Data+
   executor=any~ failFast=bool+ hostAliases=any~ http=HttpTemplate+ initContainers=[Container]+ inputs=Inputs+
   memoize=Memoize+ metadata=PodMetadata~ metrics=Metrics~ name=str+ nodeSelector={str}~ outputs=Outputs+
   parallelism=int+ plugin=any podSpecPatch=str+ priorityClassName=str~ priority=int~ resource=Resource
@@ -59,14 +59,23 @@ ValueFrom: path=str+ default=text+ parameter=str+ expression=str+ configMapKeyRe
 KeyRef: name=str+ key=str+ optional=bool+
 Artifact: name=str+ path=str+ archive=Archive+ from=str+ fromExpression=str+ optional=bool+ mode=int+ recurseMode=bool+
   raw=Raw+ subPath=str+ globalName=str+ description=any~ archiveLogs=bool~ deleted=bool~ artifactGC=any~ s3=S3+
-  http=Http+ git=any gcs=any azure=any oss=any hdfs=any artifactory=any plugin=any
+  http=Http+ git=Git+ gcs=any azure=any oss=any hdfs=any artifactory=any plugin=any
 Archive: none=any+ tar=Tar+ zip=any+
 Tar: compressionLevel=int+
 Raw: data=str+
 S3: key=str+ bucket=str+ endpoint=str+ insecure=bool+ region=str+ accessKeySecret=KeyRef+ secretKeySecret=KeyRef+
-  sessionTokenSecret=KeyRef~ roleARN=str~ useSDKCreds=bool~ createBucketIfNotPresent=any~ encryptionOptions=any~
-  caSecret=KeyRef~ addressingStyle=str~
-Http: url=str+ headers=[Header]+ auth=any
+  sessionTokenSecret=KeyRef+ roleARN=str~ useSDKCreds=bool~ createBucketIfNotPresent=any~ encryptionOptions=any~
+  caSecret=KeyRef+ addressingStyle=str~
+Http: url=str+ headers=[Header]+ auth=HttpAuth+
+HttpAuth: basicAuth=BasicAuth+ clientCert=ClientCert+ oauth2=OAuth2+
+BasicAuth: usernameSecret=KeyRef+ passwordSecret=KeyRef+
+ClientCert: clientCertSecret=KeyRef+ clientKeySecret=KeyRef+
+OAuth2: clientIDSecret=KeyRef+ clientSecretSecret=KeyRef+ tokenURLSecret=KeyRef+ scopes=[str]+
+  endpointParams=[KeyValue]+
+KeyValue: key=str+ value=str+
+Git: repo=str+ revision=str+ depth=int+ fetch=[str]+ branch=str+ singleBranch=bool+ usernameSecret=KeyRef+
+  passwordSecret=KeyRef+ sshPrivateKeySecret=KeyRef+ insecureIgnoreHostKey=bool+ insecureSkipTLS=bool+
+  disableSubmodules=bool+
 HttpTemplate: method=str+ url=str+ headers=[Header]+ timeoutSeconds=int+ successCondition=str+ body=str+ bodyFrom=Body+
   insecureSkipVerify=bool+
 Header: name=str+ value=str+ valueFrom=HeaderSource+
@@ -92,20 +101,26 @@ SetContainer: name=str+ image=str+ command=[str]+ args=[str]+ env=[Env]+ envFrom
   livenessProbe=any~ readinessProbe=any~ startupProbe=any~ lifecycle=any resizePolicy=any~ restartPolicy=str~
   dependencies=[str]+
 Env: name=str+ value=str+ valueFrom=EnvSource+
-EnvSource: configMapKeyRef=KeyRef+ secretKeyRef=KeyRef+ fieldRef=FieldRef+ resourceFieldRef=any
+EnvSource: configMapKeyRef=KeyRef+ secretKeyRef=KeyRef+ fieldRef=FieldRef+ resourceFieldRef=ResourceRef+
 FieldRef: fieldPath=str+ apiVersion=str~
+ResourceRef: resource=str+ containerName=str+ divisor=quantity+
+Downward: items=[DownwardFile]+ defaultMode=int+
+DownwardFile: path=str+ fieldRef=FieldRef+ resourceFieldRef=ResourceRef+ mode=int~
 EnvFrom: prefix=str+ configMapRef=NameRef+ secretRef=NameRef+
 NameRef: name=str+ optional=bool+
 Resources: limits={quantity}~ requests={quantity}~ claims=any~
-VolumeMount: name=str+ mountPath=str+ subPath=str+ subPathExpr=str readOnly=bool+ mountPropagation=str~
+VolumeMount: name=str+ mountPath=str+ subPath=str+ subPathExpr=str+ readOnly=bool+ mountPropagation=str~
   recursiveReadOnly=str~
 Volume: name=str+ emptyDir=EmptyDir+ configMap=any+ secret=any+ persistentVolumeClaim=any+ projected=any+ hostPath=any+
-  downwardAPI=any ephemeral=any nfs=any csi=any image=any
+  downwardAPI=Downward+ ephemeral=any+ nfs=any csi=any image=any
 EmptyDir: medium=str~ sizeLimit=quantity~
 Resource: action=str flags=[str] failureCondition=str successCondition=str manifest=str manifestFrom=any
   mergeStrategy=str
   setOwnerReference=bool
 Suspend: duration=intstr+
+Data: source=DataSource+ transformation=[Transformation]+
+DataSource: artifactPaths=Artifact+
+Transformation: expression=str+
 Memoize: key=str+ cache=Cache+ maxAge=str+
 Cache: configMap=KeyRef+
 Metrics: prometheus=[Metric]~
@@ -116,6 +131,9 @@ Semaphore: configMapKeyRef=KeyRef+ namespace=str+ database=any
 """
 
 BEYOND = "not supported by the executor on this machine"
+REASONS: dict[str, str] = dict.fromkeys(("resource", "manifestFrom", "event"), "it needs a cluster; ")
+REASONS |= dict.fromkeys(("gcs", "azure", "oss", "hdfs", "artifactory"), "use s3, http, git or raw; ")
+REASONS |= {"plugin": "it needs a plugin of the controller; ", "database": "use a mutex or a ConfigMap's semaphore; "}
 QUANTITY = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
 
 
@@ -124,6 +142,13 @@ class Problem(NamedTuple):
 
     where: Where
     message: str
+    of: str = ""
+    """`WorkflowTemplate NAME` when it is of that, not of the workflow."""
+
+    @property
+    def said(self) -> str:
+        """`path: message`, of whom it is first."""
+        return ": ".join(filter(None, (self.of, dotted(self.where), self.message)))
 
 
 class _Field(NamedTuple):
@@ -189,9 +214,11 @@ def _fields(value: Any, kind: str, where: Where) -> Iterator[Problem]:
         if field is None:
             yield Problem(here, f"there is no such field{nearest(str(key), known)}")
         else:
-            yield from _typed(inner, field.type, here)
-            if not field.mark and inner is not None:
-                yield Problem(here, BEYOND)
+            beyond = not field.mark and inner is not None
+            if beyond:
+                yield Problem(here, f"{REASONS.get(str(key), '')}{BEYOND}")
+            told = _typed(inner, field.type, here)
+            yield from (one for one in told if not beyond or not one.message.endswith(BEYOND))
 
 
 def _scalar(value: Any, declared: str, where: Where) -> Iterator[Problem]:

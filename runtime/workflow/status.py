@@ -11,6 +11,7 @@ import msgspec
 from runtime import atomic, faults
 from runtime.workflow.engine import Engine
 from runtime.workflow.nodes import Node, NodeType, Outputs, node_id, pod_name
+from runtime.workflow.progress import Progress
 
 EVERY_S = 1.0
 """How old `workflow.json` may become while something happens, if it is quickly written."""
@@ -25,6 +26,7 @@ class Writer:
         self._engine = engine
         self._folder = folder
         self._clock = clock
+        self._progress = Progress(engine, folder)
         self._nodes: dict[str, tuple[tuple[Any, ...], msgspec.Raw]] = {}
         self.every_s = EVERY_S
         """How old the file may become: longer where a write takes long, so that all of them take SHARE of the time."""
@@ -50,7 +52,7 @@ class Writer:
         spec = dict(raw["spec"])
         if engine.shutdown:
             spec["shutdown"] = engine.shutdown
-        pods = [node for node in engine.nodes.values() if node.type is NodeType.POD]
+        how_far, of_nodes = self._progress.look()
         given = [{**entry, "name": entry["globalName"]} for entry in engine.variables.artifacts.values()]
         exported = {"parameters": list(engine.variables.outputs.values()), "artifacts": given}
         exported = {key: value for key, value in exported.items() if value}
@@ -59,9 +61,13 @@ class Writer:
             "message": engine.message or None,
             "startedAt": stamp(engine.created),
             "finishedAt": stamp(engine.finished),
-            "progress": f"{sum(node.phase.fulfilled for node in pods)}/{len(pods)}",
+            "progress": how_far,
+            "conditions": _conditions(engine) or None,
             "outputs": exported or None,
-            "nodes": {node_id(engine.name, node.name): self._text(node) for node in engine.nodes.values()},
+            "nodes": {
+                node_id(engine.name, node.name): self._text(node, of_nodes.get(node.name, ""))
+                for node in engine.nodes.values()
+            },
         }
         times = {"uid": engine.uid, "creationTimestamp": stamp(engine.created)}
         return {
@@ -72,13 +78,14 @@ class Writer:
             "status": {key: value for key, value in told.items() if value is not None},
         }
 
-    def _text(self, node: Node) -> msgspec.Raw:
-        """A node as JSON."""
+    def _text(self, node: Node, how_far: str) -> msgspec.Raw:
+        """A node as JSON; `how_far`: its progress."""
         values = () if node.phase.fulfilled else tuple(node.outputs.values().items())
-        mark = (node.phase, node.message, node.finished, len(node.children), len(node.outbound), node.life, values)
+        mark = (node.phase, node.message, node.finished, len(node.children), len(node.outbound), node.life, values,
+                how_far, node.daemoned)  # fmt: skip
         known = self._nodes.get(node.name)
         if known is None or known[0] != mark:
-            text = msgspec.json.encode(_node(self._engine, node, self._folder))
+            text = msgspec.json.encode(_node(self._engine, node, self._folder, how_far))
             known = self._nodes[node.name] = (mark, msgspec.Raw(text))
         return known[1]
 
@@ -98,18 +105,21 @@ def stamp(moment: float) -> str | None:
     )
 
 
-def _node(engine: Engine, node: Node, folder: Path) -> dict[str, Any]:
+def _node(engine: Engine, node: Node, folder: Path, how_far: str) -> dict[str, Any]:
     told: dict[str, Any] = {
         "id": node_id(engine.name, node.name),
         "name": node.name,
         "displayName": node.display_name,
         "type": node.type.value,
         "templateName": node.template,
+        "templateRef": node.template_ref or None,
         "phase": node.phase.value,
         "message": node.message,
         "boundaryID": node_id(engine.name, node.boundary) if node.boundary else "",
         "startedAt": stamp(node.started),
         "finishedAt": stamp(node.finished),
+        "progress": how_far,
+        "daemoned": node.daemoned or None,
         "inputs": node.inputs or None,
         "outputs": _outputs(node.outputs),
         "memoizationStatus": _memo(node),
@@ -117,9 +127,17 @@ def _node(engine: Engine, node: Node, folder: Path) -> dict[str, Any]:
         "outboundNodes": [node_id(engine.name, end) for end in node.outbound],
     }
     if node.type is NodeType.POD:
-        told["podName"] = pod_name(engine.name, node.name, node.template)
+        told["podName"] = pod_name(engine.name, node.name, node.pod_template)
         told["log"] = str(folder / "logs" / f"{log_name(engine, node)}.log")
     return {key: value for key, value in told.items() if value not in ("", None, [])}
+
+
+def _conditions(engine: Engine) -> list[dict[str, str]]:
+    """As Argo tells a watcher: does a pod run, has the whole ended."""
+    found = []
+    if any(node.type is NodeType.POD for node in engine.nodes.values()):
+        found.append({"type": "PodRunning", "status": str(bool(engine.running()))})
+    return [*found, {"type": "Completed", "status": "True"}] if engine.finished else found
 
 
 def _memo(node: Node) -> dict[str, Any] | None:

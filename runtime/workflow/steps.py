@@ -43,7 +43,7 @@ class StepsRun:
         if index == len(node.spec["steps"]):
             self._end(now)
             return
-        group = engine.maker.group(f"{node.name}[{index}]", f"[{index}]", NodeType.STEP_GROUP, node, node.name, "", now)
+        group = engine.maker.group(f"{node.name}[{index}]", f"[{index}]", NodeType.STEP_GROUP, node, node.name, {}, now)
         above = self._groups[-1] if self._groups else None
         if above is None:
             node.children.append(group.name)
@@ -167,7 +167,8 @@ class GroupRun:
     def _start(self, name: str, step: Mapping[str, Any], empty: bool, now: float) -> bool:
         engine = self._engine
         display = name.removeprefix(f"{self._node.name}.")
-        call = Call(name, display, {}, {}, self._steps.node.name, self._node.name, title=engine.manifest.title(step))
+        title, reference = engine.manifest.title(step), step.get("templateRef") or {}
+        call = Call(name, display, {}, {}, self._steps.node.name, self._node.name, title=title, reference=reference)
         self._node.children.append(name)
         self._by_name[name] = step
         when = str(step.get("when") or "")

@@ -137,7 +137,9 @@ class Variables:
                 "message": node.message,
                 "templateName": node.template,
                 "phase": node.phase.value,
-                "podName": pod_name(engine.name, node.name, node.template) if node.type is NodeType.POD else node.name,
+                "podName": pod_name(engine.name, node.name, node.pod_template)
+                if node.type is NodeType.POD
+                else node.name,
                 "finishedAt": moment(node.finished),
             }
             for node in engine.nodes.values()

@@ -35,7 +35,7 @@ def watch() -> Iterator[Callable[[Engine, Path], None]]:
 
         def show(engine: Engine, folder: Path) -> None:
             newest[:] = [(engine, folder)]
-            live.update(_table(engine, folder, console.height - 2), refresh=True)
+            live.update(table(engine, folder, console.height - 2, console.width), refresh=True)
 
         yield show
     for engine, folder in newest:
@@ -91,23 +91,26 @@ def _seconds(node: Node) -> str:
     return f"{(node.finished or time.time()) - node.started:.1f} s"
 
 
-def _table(engine: Engine, folder: Path, rows: int) -> Table:
-    """At most that many steps: where there are more, the newest of those that run or went wrong."""
+def table(engine: Engine, folder: Path, rows: int, width: int) -> Table:
+    """At most that many steps: where there are more, the newest of those that run or went wrong.
+
+    Of the width, names leave most to what the steps say.
+    """
     steps = _steps(engine)
     shown = steps if len(steps) <= rows else [one for one in steps if one.phase.bad or not one.phase.fulfilled][-rows:]
-    table = Table.grid(padding=(0, 1), expand=True)
-    table.add_column(width=2, no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-    table.add_column(justify="right", no_wrap=True)
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(width=2, no_wrap=True)
+    grid.add_column(no_wrap=True, max_width=max(12, width * 2 // 5), overflow="ellipsis")
+    grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    grid.add_column(justify="right", no_wrap=True)
     for node in shown:
         mark, style = MARKS[node.phase]
         line = _line(engine, node, folder).replace("[", r"\[")
-        table.add_row(f" [{style}]{mark}[/]", _title(node, engine), line, _seconds(node))
+        grid.add_row(f" [{style}]{mark}[/]", _title(node, engine), line, _seconds(node))
     if len(shown) < len(steps):
         ended = sum(one.phase.fulfilled for one in steps)
-        table.add_row("", f"{ended} of {len(steps)} steps have ended", "", "")
-    return table
+        grid.add_row("", f"{ended} of {len(steps)} steps have ended", "", "")
+    return grid
 
 
 class _Plain:
@@ -146,4 +149,6 @@ def _explain(engine: Engine, node: Node, folder: Path) -> None:
     """The last lines of a failed step's log, and where it is."""
     for line in _last_lines(engine, node, folder, LAST_LINES):
         print(f"     {line}", file=sys.stderr)
-    print(f"   log: {folder / 'logs' / log_name(engine, _attempt(engine, node))}.log", file=sys.stderr, flush=True)
+    log = folder / "logs" / f"{log_name(engine, _attempt(engine, node))}.log"
+    if log.exists():
+        print(f"   log: {log}", file=sys.stderr, flush=True)

@@ -5,11 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from runtime.workflow.environment import WHOLE, known_field, resource
 from runtime.workflow.fields import listed
 from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.schema import BEYOND, Problem, Where
 
-KINDS = ("emptyDir", "configMap", "secret", "projected", "persistentVolumeClaim", "hostPath")
+KINDS = (
+    "emptyDir", "ephemeral", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim", "hostPath",
+)  # fmt: skip
 KEPT = ("/dev", "/proc", "/sys")
 """A mount below these stays the machine's own: a volume in memory at /dev/shm is the machine's shared memory."""
 
@@ -21,22 +24,34 @@ class Mount(NamedTuple):
     read_only: bool = False
 
 
+class Shown(NamedTuple):
+    """What files of volumes are made of."""
+
+    library: Library
+    facts: Mapping[str, str]
+    """What fieldRef reads of the pod."""
+    containers: Sequence[Mapping[str, Any]]
+    """Of which resourceFieldRef reads."""
+
+
 def mounts(
     containers: Sequence[Mapping[str, Any]],
     volumes: Sequence[Mapping[str, Any]],
     pod: Path,
     claims: Path,
     library: Library,
+    facts: Mapping[str, str],
 ) -> dict[str, Mount]:
     """Where each volume mount of these containers comes from; its folders are made. Raises NotThereError."""
     known = {str(volume.get("name")): volume for volume in volumes}
+    shown = Shown(library, facts, containers)
     found: dict[str, Mount] = {}
     for container in containers:
         for mount in listed(container, "volumeMounts"):
             path, name = str(mount.get("mountPath")), str(mount.get("name"))
             if path.startswith(KEPT) or name not in known:
                 continue
-            folder, fixed = _folder(known[name], pod, claims, library)
+            folder, fixed = _folder(known[name], pod, claims, shown)
             source = (folder / str(mount.get("subPath") or "")).resolve()
             if not source.exists():
                 source.mkdir(parents=True)
@@ -44,7 +59,7 @@ def mounts(
     return found
 
 
-def _folder(volume: Mapping[str, Any], pod: Path, claims: Path, library: Library) -> tuple[Path, bool]:
+def _folder(volume: Mapping[str, Any], pod: Path, claims: Path, shown: Shown) -> tuple[Path, bool]:
     """(the folder, whether nobody may write there)."""
     if volume.get("hostPath"):
         return Path(str(volume["hostPath"].get("path"))), False
@@ -56,15 +71,15 @@ def _folder(volume: Mapping[str, Any], pod: Path, claims: Path, library: Library
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if made:
-        _fill(folder, volume, library)
-    return folder, not isinstance(volume.get("emptyDir"), Mapping)
+        _fill(folder, volume, shown)
+    return folder, not any(isinstance(volume.get(kind), Mapping) for kind in ("emptyDir", "ephemeral"))
 
 
-def _fill(folder: Path, volume: Mapping[str, Any], library: Library) -> None:
+def _fill(folder: Path, volume: Mapping[str, Any], shown: Shown) -> None:
     """Write the files as the kubelet does: below ..data, with a link for each name at the top."""
     data = folder / "..data"
-    given = next((volume[kind] for kind in ("configMap", "secret", "projected") if volume.get(kind)), {})
-    for name, text in _files(volume, library):
+    given = next((volume[kind] for kind in ("configMap", "secret", "projected", "downwardAPI") if volume.get(kind)), {})
+    for name, text in _files(volume, shown):
         place = data / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
@@ -74,8 +89,8 @@ def _fill(folder: Path, volume: Mapping[str, Any], library: Library) -> None:
             top.symlink_to(f"..data/{top.name}")
 
 
-def _files(volume: Mapping[str, Any], library: Library) -> Iterator[tuple[str, str]]:
-    """Names and texts of what a ConfigMap, a Secret or a projection shows."""
+def _files(volume: Mapping[str, Any], shown: Shown) -> Iterator[tuple[str, str]]:
+    """Names and texts of what a ConfigMap, a Secret, the pod itself or a projection shows."""
     sources = listed(volume, "projected", "sources") or [volume]
     for source in sources:
         for field, kind, key in (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName")):
@@ -83,11 +98,22 @@ def _files(volume: Mapping[str, Any], library: Library) -> Iterator[tuple[str, s
             if given is None:
                 continue
             name = given.get(key) or given.get("name")
-            values = library.values(kind, {"name": name, "optional": given.get("optional")})
+            values = shown.library.values(kind, {"name": name, "optional": given.get("optional")})
             items = {str(item["key"]): str(item["path"]) for item in listed(given, "items")}
             for one, text in values.items():
                 if not items or one in items:
                     yield items.get(one, one), text
+        for item in listed(source, "downwardAPI", "items"):
+            yield str(item["path"]), _told(item, shown)
+
+
+def _told(item: Mapping[str, Any], shown: Shown) -> str:
+    """What the pod is told of itself."""
+    if item.get("fieldRef"):
+        return shown.facts.get(str(item["fieldRef"].get("fieldPath")), "")
+    reference = item.get("resourceFieldRef") or {}
+    named = (one for one in shown.containers if one.get("name") == reference.get("containerName"))
+    return resource(reference, next(named, {}))
 
 
 def claimed(spec: Mapping[str, Any], workflow: str) -> list[dict[str, Any]]:
@@ -109,8 +135,12 @@ def problems(volumes: Sequence[Mapping[str, Any]], library: Library, where: Wher
         for kind in kinds:
             if kind not in KINDS:
                 yield Problem((*where, index, kind), BEYOND)
+        for item in listed(volume, "downwardAPI", "items"):
+            path = str((item.get("fieldRef") or {}).get("fieldPath") or "metadata.name")
+            if path not in WHOLE and not known_field(path):
+                yield Problem((*where, index, "downwardAPI"), f"{path} is not known on this machine")
         try:
             if "{{" not in str(volume):
-                list(_files(volume, library))
+                list(_files(volume, Shown(library, {}, ())))
         except NotThereError as error:
             yield Problem((*where, index), str(error))

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import LlamaForCausalLM
 
+    from runtime.data import Tokens
+
 
 def spread(total: int, wanted: int) -> list[int]:
     """At most `wanted` of 0..total-1, evenly spaced, the same on every call."""
@@ -16,7 +18,7 @@ def spread(total: int, wanted: int) -> list[int]:
     return [index * total // count for index in range(count)]
 
 
-def perplexity(model: "LlamaForCausalLM", tokens: np.ndarray, length: int, windows: int, batch: int = 8) -> float:
+def perplexity(model: "LlamaForCausalLM", tokens: "Tokens", length: int, windows: int, batch: int = 8) -> float:
     """exp of the mean negative log likelihood per token over `windows` stretches of `length` targets.
 
     Args:

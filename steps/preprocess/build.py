@@ -1,7 +1,10 @@
 """From planned shards to indexed datasets: Spark's job, duplicates out, files together, and what there is to tell."""
 
+import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,15 +12,19 @@ from typing import Any
 import numpy as np
 
 from runtime.data import CACHED_DTYPE, token_dtype, write_cached_index, write_index
+from runtime.store import absolute, in_s3
+from runtime.text import Reader
 from steps.preprocess.assemble import NONE, Source, assemble
-from steps.preprocess.cleaning import DUPLICATE, Cleaning
+from steps.preprocess.cleaning import DUPLICATE, Cleaning, mended
 from steps.preprocess.config import Config
-from steps.preprocess.inputs import Input
+from steps.preprocess.inputs import Input, sample
 from steps.preprocess.job import Tokenized, recipe, splits_of, tokenize
+from steps.preprocess.masters import Kind, kind_of
 from steps.preprocess.page import Length, Page, render
 from steps.preprocess.parts import Samples
+from steps.preprocess.session import SUBMITTED
 from steps.preprocess.shard import Job
-from steps.preprocess.vocabulary import Vocabulary
+from steps.preprocess.vocabulary import SAMPLE_BYTES, Vocabulary, load, train
 from steps.preprocess.workspace import shelf
 
 Outputs = Mapping[tuple[str, str], Path]
@@ -37,6 +44,27 @@ class Built:
     """From the first byte read to the last token written."""
 
 
+def elsewhere(config: Config, uri: str, name: str) -> str:
+    """Where tasks put their shards when that is not a folder of the driver's: below the S3 address of the output."""
+    alone = kind_of(config.spark_master) is Kind.LOCAL and SUBMITTED not in os.environ
+    return "" if alone or not in_s3(uri) else f"{absolute(uri)}/shards/{name}"
+
+
+def vocabulary_of(config: Config, given: Input) -> Vocabulary:
+    """The tokenizer that is given, or one that is trained on the input. Raises StepError."""
+    if config.tokenizer or config.tokenizer_type:
+        return load(config)
+    return trained(config, given, config.vocab_size)
+
+
+def trained(config: Config, given: Input, size: int) -> Vocabulary:
+    """A byte-level BPE of the input, which is read and mended as for its datasets. Raises StepError."""
+    print(f"training a byte-level BPE of {size} tokens on the input", file=sys.stderr)
+    reader = Reader(config.keys, required=False, skip_bad=config.on_error == "skip")
+    texts = sample(given, next(iter(given.splits)), reader, SAMPLE_BYTES)
+    return train(mended(texts) if config.ftfy else texts, size, config.eod_token, config.append_eod)
+
+
 def cleaning(config: Config) -> Cleaning:
     """What is asked for."""
     return Cleaning(config.ftfy, config.min_length, config.max_length, config.validation_share, config.deduplicate)
@@ -47,11 +75,15 @@ def build(
 ) -> Built:
     """Make the datasets. Shards are put into `folder`, or `elsewhere` if that is not empty. Raises StepError."""
     dtype = token_dtype(words.size) if config.dataset_impl == "mmap" else CACHED_DTYPE
-    with shelf(folder, elsewhere) as place:
-        made = recipe(config, given, words, place)
-        asked = cleaning(config)
-        job = Job(place, config.keys, made, words.eod, dtype.str, asked, config.on_error == "skip")
-        done = tokenize(config, given, job)
+    asked = cleaning(config)
+    with shelf(folder, elsewhere) as place, ThreadPoolExecutor(1) as pool:
+        proving = pool.submit(recipe, config, given, words, place)  # while Spark starts
+
+        def job() -> Job:
+            return Job(place, config.keys, proving.result(), words.eod, dtype.str, asked, config.on_error == "skip")
+
+        done = tokenize(config, given, place, job)
+        made = proving.result()
         counts, lengths, seconds = _assemble(config, place, dtype, outputs, done)
     dropped = {reason: sum(one.dropped[reason] for one in done.written) for reason in _reasons(done)}
     if asked.unique:
@@ -67,8 +99,8 @@ def build(
     }
     samples = Samples()
     for one in done.written:
-        for sample in one.samples:
-            samples.take(sample)
+        for shown in one.samples:
+            samples.take(shown)
     page = render(Page(title, config, facts, counts, lengths, samples.chosen()))
     return Built(facts, counts, page, done.seconds + seconds)
 
@@ -87,7 +119,11 @@ def _assemble(
         number = config.keys.index(key)
         kept = [(at, one) for at, one in enumerate(splits_of(done.written)) if one.split == split]
         sources = [Source(one.parts[number], done.later.get(at, NONE)) for at, one in kept]
-        lengths = assemble(prefix, dtype, place, sources, write)
+        try:
+            lengths = assemble(prefix, dtype, place, sources, write)
+        except OSError as error:
+            error.filename = error.filename or str(prefix)  # so that a full disk is named
+            raise
         parts = [source.part for source in sources]
         counts[split, key] = {
             "documents": len(lengths),

@@ -4,7 +4,7 @@ One rule for every document, wherever it stands: its hash decides its split, so 
 held out does not depend on the order of the input.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -83,6 +83,11 @@ def digest_of(texts: Texts) -> bytes:
         return xxhash.xxh3_128_digest(texts[0].encode())
     each = (bytes(HASH_BYTES) if text is None else xxhash.xxh3_128_digest(text.encode()) for text in texts)
     return xxhash.xxh3_128_digest(b"".join(each))
+
+
+def mended(texts: Iterable[str]) -> Iterator[str]:
+    """The texts as ftfy mends them."""
+    return map(_fixer(), texts)
 
 
 def _fixer() -> Callable[[str], str]:

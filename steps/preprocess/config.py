@@ -3,11 +3,10 @@
 import enum
 import re
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 
-from runtime.store import NoSuchKey, local_folder, open_store
+from runtime.store import NoSuchKey, in_s3, open_store
 from steps.entry import StepError
+from steps.preprocess.masters import Kind, kind_of
 
 SMALLEST_VOCABULARY = 257
 """256 bytes and the token that ends a document."""
@@ -52,6 +51,8 @@ class Config:
     """A tokenizer.json or a Hugging Face folder, used without special tokens; empty: a byte-level BPE is trained."""
     vocab_size: int = 8192
     """Size of the vocabulary that is trained when no tokenizer is given."""
+    train_tokenizer: int = 0
+    """Only train a byte-level BPE of so many tokens on the input, and write it; 0: tokenize."""
     append_eod: bool = False
     """End every document with the end-of-document token."""
     eod_token: str = ""
@@ -72,7 +73,7 @@ class Config:
     dataset_impl: str = "mmap"
     """Format of what --output-prefix names: mmap, or the older cached and lazy (one format)."""
     workers: int = 0
-    """Spark's local Python processes, at most one a core; 0: as --spark-master says."""
+    """Python processes at a time, at most one a core; 0: as --spark-master, --executors and --executor-cores say."""
     log_interval: int = 100
     """Documents between two lines of progress, of which there are at most two a second."""
     on_error: str = "fail"
@@ -80,7 +81,12 @@ class Config:
     force: bool = False
     """Overwrite what another command left under --output-prefix."""
     spark_master: str = "local[*]"
-    """Where Spark runs: local[N] on N cores of this machine, local[*] on all."""
+    """Where Spark runs: local[N] on N cores of this machine, local[*] on all; spark://HOST:PORT, a standalone cluster;
+    k8s://, pods like this step's own. Executors that share no folder need --input and the output in s3://."""
+    executors: int = 4
+    """On a cluster: at most so many, which come as tasks need them."""
+    executor_cores: int = 2
+    """Tasks that an executor runs at a time."""
     tasks: int = 0
     """Spark tasks to cut each split into; 0: by size. The result does not depend on it."""
     store: str = "runs/store"
@@ -91,11 +97,6 @@ class Config:
     """Name of the task in that run."""
     outputs: str = "outputs"
     """Folder for the output parameters, one file each."""
-
-    @cached_property
-    def corpus(self) -> Path:
-        """The corpus as a folder of this machine; from S3 it is fetched."""
-        return local_folder(self.input, "corpus.json")
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -118,13 +119,27 @@ class Config:
                 ) from None
         self._check_tokenizer()
         self._check_values()
-        if not re.fullmatch(r"local(\[([1-9]\d*|\*)\])?", self.spark_master):
-            raise StepError(f"--spark-master {self.spark_master}: only local, local[N] and local[*] are supported yet")
+        self._check_master()
+
+    def _check_master(self) -> None:
+        for name in ("executors", "executor_cores"):
+            if getattr(self, name) < 1:
+                raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: 1 or more")
+        if kind_of(self.spark_master) is Kind.KUBERNETES:
+            output = "output_prefix" if self.output_prefix else "store"
+            for name in ("input", output):
+                if getattr(self, name) and not in_s3(getattr(self, name)):
+                    raise StepError(
+                        f"--{name.replace('_', '-')} {getattr(self, name)}: executors of --spark-master "
+                        f"{self.spark_master} are pods that share no folder; give s3://"
+                    )
 
     def _check_tokenizer(self) -> None:
         from steps.preprocess.vocabulary import gpt2_files, tokenizer_file
 
         kind = self.tokenizer_type
+        if self.train_tokenizer and (self.tokenizer or kind):
+            raise StepError("--train-tokenizer: trains one itself; leave --tokenizer and --tokenizer-type out")
         if kind not in ("", *TYPES):
             raise StepError(f"--tokenizer-type {kind}: choose one of {', '.join(TYPES)}")
         if self.tokenizer and kind:
@@ -149,6 +164,8 @@ class Config:
             raise StepError(f"--vocab-size {self.vocab_size}: at least {SMALLEST_VOCABULARY}, one for each byte")
 
     def _check_values(self) -> None:
+        if self.train_tokenizer and self.train_tokenizer < SMALLEST_VOCABULARY:
+            raise StepError(f"--train-tokenizer {self.train_tokenizer}: at least {SMALLEST_VOCABULARY} tokens")
         for name in ("num_docs", "workers", "log_interval", "tasks", "min_length", "max_length"):
             if getattr(self, name) < 0:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name)}: 0 or more")

@@ -7,12 +7,15 @@ at the start; everything else, and every text that tiktoken cannot take, by toke
 import enum
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 import numpy as np
+
+from runtime.text import open_bytes
 
 GPT2_PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s++"
 """What ByteLevel(use_regex=True) splits at (openai/gpt-2, encoder.py), without places to try again at."""
@@ -30,7 +33,16 @@ HARD_CASES = (
     "\r\n\x00\x7f",
     "1234567890 3.14e-10 0xFF",
     "if x:\n        return  [y]\n",
+    "I'M he'Ll we'\u017f 'K\u212a \u2019s",
+    "\u00a0x\u2003 \u3000y\u2028\u2029z\u0085 \x0b\x0c\x1c\x1d",
+    "\u0663\u0664 \u2167 \u00bd \u00b2 \u4e00\u5341 x1y22z333 4444",
+    "_a__b_ --c--d .e.. f,,g \u00a1\u00bf \u2026 \u20ac\u20ac",
+    "\u0301a\u0301\u0301 \u0e33 \U0001f468\u200d\U0001f469\u200d\U0001f467 \ufe0f",
+    "\r\r\n\n\r \n \r\n  \n\t\n x\n\n\n\n  y \n",
+    "\ue000\ufffd\uffff\U0010ffff \U00020000\U000e0001",
+    "".join(map(chr, range(1, 0x250))),
 )
+"""Where regular expressions and byte-level alphabets are known to differ."""
 
 
 class How(enum.Enum):
@@ -49,7 +61,7 @@ class Recipe:
 
     how: How
     source: str = ""
-    """Path of the tokenizer.json; name of tiktoken's encoding."""
+    """Path or s3:// address of the tokenizer.json; name of tiktoken's encoding."""
     special: bool = False
     """Add the special tokens that the tokenizer.json puts around a text."""
 
@@ -71,20 +83,29 @@ def encoder(recipe: Recipe) -> Encoder:
 
         encoding = tiktoken.get_encoding(recipe.source)
         return Encoder(recipe.how, lambda text: encoding.encode_to_numpy(text, allowed_special="all"))
-    with open(recipe.source) as file:
-        make = proven_encoder if recipe.how is How.TIKTOKEN else plain_encoder
-        return make(file.read(), recipe.special)
+    with open_bytes(recipe.source) as file:
+        tokenizer_json = file.readall().decode()
+    make = proven_encoder if recipe.how is How.TIKTOKEN else plain_encoder
+    return make(tokenizer_json, recipe.special)
 
 
 def make_encoder(tokenizer_json: str, samples: Iterable[str], special: bool = False) -> Encoder:
-    """The fastest encoder whose result on `samples` and the hard cases is that of tokenizers."""
+    """The fastest encoder whose result on `samples`, hard cases and each token's own text is that of tokenizers."""
     plain, fast = plain_encoder(tokenizer_json, special), fast_encoder(tokenizer_json)
     if fast is None:
         return plain
-    for text in (*HARD_CASES, *samples):
+    for text in chain(HARD_CASES, own_texts(tokenizer_json), samples):
         if not not_for_tiktoken(text, fast.added) and not np.array_equal(fast.encode(text), plain.encode(text)):
             return plain
     return proven_encoder(tokenizer_json, special)
+
+
+def own_texts(tokenizer_json: str) -> Iterator[str]:
+    """The text of each token of a byte-level BPE that is a text."""
+    byte = _bytes_of_characters()
+    for token in json.loads(tokenizer_json)["model"]["vocab"]:
+        with suppress(KeyError, UnicodeDecodeError):
+            yield bytes(byte[character] for character in token).decode()
 
 
 def proven_encoder(tokenizer_json: str, special: bool = False) -> Encoder:

@@ -5,14 +5,13 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from runtime import text
+from runtime.store import absolute, open_store
 from steps.entry import StepError
 from steps.preprocess.plan import shards
 
-SPLITS = ("train", "validation")
+MANIFEST, SPLITS = "corpus.json", ("train", "validation")
 _PLACES = 64
 """A sample is taken from so many places, evenly spread."""
 _AT_ONCE = 8
@@ -33,28 +32,44 @@ class Input:
         return sum(extent.size for extent in self.splits[split])
 
 
-def manifest(folder: Path) -> dict[str, Any]:
-    """The corpus.json of a corpus whose files are there. Raises StepError."""
-    path = folder / "corpus.json"
+@dataclass(frozen=True)
+class Corpus:
+    """What steps.corpus made: a folder, or below an s3:// address. Its files are read from where they are."""
+
+    uri: str
+    digest: str
+    """Of its manifest."""
+    documents: int
+    files: dict[str, list[str]]
+    """By split, in order."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its address."""
+        return self.uri.rpartition("/")[2]
+
+    def read(self) -> Input:
+        """Where it may be cut. Raises StepError for damaged files."""
+        extents = {split: _extents([f"{self.uri}/{name}" for name in self.files[split]]) for split in SPLITS}
+        return Input(extents, self.documents, self.digest)
+
+
+def corpus(given: str) -> Corpus:
+    """The corpus there, by its corpus.json. Raises StepError for one that is none and for files that are missing."""
+    uri, store = absolute(given), open_store(given, read_only=True)
+    told = store.get(MANIFEST)
     try:
-        meta = json.loads(path.read_bytes())
-        named = [folder / split / file["name"] for split in SPLITS for file in meta["files"][split]]
+        meta = json.loads(told)
+        files = {split: [f"{split}/{file['name']}" for file in meta["files"][split]] for split in SPLITS}
+        documents = meta["documents"] + meta["validation_documents"]
     except (ValueError, KeyError, TypeError):
-        raise StepError(f"{path}: not the manifest of a corpus; make it again with python -m steps.corpus") from None
-    for file in named:
-        if not file.is_file():
-            raise StepError(f"{file}: missing, though corpus.json names it; make the corpus again")
-    return meta
-
-
-def corpus(folder: Path, meta: dict[str, Any]) -> Input:
-    """The corpus of that manifest. Raises StepError for damaged files."""
-    files = {
-        split: [str((folder / split / file["name"]).absolute()) for file in meta["files"][split]] for split in SPLITS
-    }
-    digest = hashlib.sha256((folder / "corpus.json").read_bytes()).hexdigest()
-    count = meta["documents"] + meta["validation_documents"]
-    return Input({split: _extents(files[split]) for split in SPLITS}, count, digest)
+        raise StepError(
+            f"{uri}/{MANIFEST}: not the manifest of a corpus; make it again with python -m steps.corpus"
+        ) from None
+    there = {entry.key for entry in store.list("")}
+    if missing := [name for split in SPLITS for name in files[split] if name not in there]:
+        raise StepError(f"{uri}/{missing[0]}: missing, though {MANIFEST} names it; make the corpus again")
+    return Corpus(uri, hashlib.sha256(told).hexdigest(), documents, files)
 
 
 def files(given: str, split: str, documents: int) -> Input:

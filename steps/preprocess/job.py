@@ -3,12 +3,15 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from runtime.store import in_s3
 from runtime.text import Reader
 from steps.entry import StepError
 from steps.preprocess import progress
@@ -16,6 +19,7 @@ from steps.preprocess.cleaning import UNREADABLE
 from steps.preprocess.config import Config
 from steps.preprocess.encoding import How, Recipe, make_encoder
 from steps.preprocess.inputs import Input, sample
+from steps.preprocess.masters import Kind, kind_of, local_cores
 from steps.preprocess.parts import Kept
 from steps.preprocess.plan import Shard, shards, task_count
 from steps.preprocess.shard import REFUSED, VALIDATION, Job, Refused, Written, write_shards
@@ -54,51 +58,58 @@ def recipe(config: Config, given: Input, vocabulary: Vocabulary, shelf: str) -> 
     return Recipe(proven.how, f"{shelf}/{TOKENIZER}", vocabulary.special)
 
 
-def master(config: Config) -> str:
-    """Spark's master: the one that is given, or as many of its local processes as --workers says."""
-    if not config.workers:
-        return config.spark_master
-    return f"local[{min(config.workers, cores(config.spark_master))}]"
-
-
-def cores(local: str) -> int:
-    """Python processes that a local master runs at a time."""
-    inside = local.removeprefix("local").strip("[]")
-    return int(inside) if inside.isdigit() else len(os.sched_getaffinity(0)) if inside else 1
+def cores(config: Config) -> int:
+    """Python processes that run at a time."""
+    is_local = kind_of(config.spark_master) is Kind.LOCAL
+    most = local_cores(config.spark_master) if is_local else config.executors * config.executor_cores
+    return min(config.workers or most, most)
 
 
 def plan(config: Config, given: Input) -> list[Shard]:
     """The shards of all splits, in order."""
     planned = []
     for split, extents in given.splits.items():
-        count = config.tasks or task_count(given.size(split), cores(master(config)))
+        count = config.tasks or task_count(given.size(split), cores(config))
         planned += shards(split, extents, count)
     return planned
 
 
-def tokenize(config: Config, given: Input, job: Job) -> Tokenized:
-    """Run the planned shards on Spark. Raises StepError."""
+def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) -> Tokenized:
+    """Run the planned shards on Spark. `told` gives the job, when Spark has started. Raises StepError."""
     from steps.preprocess.session import SUBMITTED, failures, spark
 
     planned = plan(config, given)
     if not planned:
         return Tokenized([], {}, 1.0)
-    place = "as spark-submit says" if SUBMITTED in os.environ else f"on {master(config)}"
-    print(f"starting Spark {place}, tokenizing by {job.recipe.how.value}", file=sys.stderr)
-    store = opened(job.uri)
+    place = "as spark-submit says" if SUBMITTED in os.environ else f"on {config.spark_master}"
+    print(f"starting Spark {place}", file=sys.stderr)
+    store = opened(shelf)
     store.delete(REFUSED)
     if done := sum(entry.key.endswith(".done") for entry in store.list("")):
         print(f"{done} of {len(planned)} tasks were done by an earlier command", file=sys.stderr)
     total = progress.Total(given.documents, sum(map(given.size, given.splits)))
-    with spark(master(config)) as context, failures(job.uri):
+    with spark(config.spark_master, cores(config), config.executor_cores) as context, failures(shelf):
+        job = told()
+        print(f"tokenizing by {job.recipe.how.value}, {len(planned)} tasks", file=sys.stderr)
         started = time.monotonic()
-        with progress.told(job.uri, total, config.log_interval):
+        with progress.told(shelf, total, config.log_interval):
             tasks = context.parallelize(planned, len(planned))
             results = tasks.mapPartitions(partial(write_shards, job)).collect()
         written = whole(config, results)
+        refuse_far_shards(job, written)
         later = _later(context, job, splits_of(written)) if job.cleaning.unique else {}
         seconds = time.monotonic() - started
     return Tokenized(written, later, seconds)
+
+
+def refuse_far_shards(job: Job, written: list[Written]) -> None:
+    """Raises StepError for shards that executors on other machines have put into a folder of theirs."""
+    names = () if in_s3(job.uri) else (name for split in splits_of(written) for name in split.files())
+    if far := next((name for name in names if not Path(job.uri, name).is_file()), ""):
+        raise StepError(
+            f"{job.uri}/{far}: not here; Spark's executors do not share this folder with the driver: "
+            "give --input and the output in s3://"
+        )
 
 
 def splits_of(written: list[Written]) -> list[Kept]:

@@ -15,6 +15,8 @@ import numpy as np
 from steps.preprocess.config import Config
 from steps.preprocess.parts import Sample
 
+WHOLE = "document"
+"""The split of files, of which nothing but what is held out for validation is told apart."""
 _SETTINGS = (
     *("input", "jsonl_keys", "tokenizer", "tokenizer_type", "vocab_file", "vocab_size", "append_eod", "ftfy"),
     *("deduplicate", "min_length", "max_length", "validation_share", "on_error", "dataset_impl"),
@@ -79,7 +81,11 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"number": lambda value: f"{value:,}".replace(",", " "), "short": short}
+    made.filters |= {
+        "number": lambda value: f"{value:,}".replace(",", " "),
+        "short": short,
+        "named": lambda split: "train" if split == WHOLE else split,
+    }
     return made.get_template("page.html").render(
         page=page,
         keys=page.config.keys,

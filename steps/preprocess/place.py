@@ -66,6 +66,7 @@ class _Folder:
         return (self._folder / name).exists()
 
     def write(self, name: str, data: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
         atomic.replace(self._folder / name, data)
 
     def publish(self, file: Path) -> None:

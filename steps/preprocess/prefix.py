@@ -8,19 +8,32 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from runtime.text import Reader
 from steps.entry import Result, StepError
 from steps.preprocess import inputs, vocabulary
-from steps.preprocess.build import build
+from steps.preprocess.build import build, elsewhere, vocabulary_of
 from steps.preprocess.config import Config
+from steps.preprocess.page import WHOLE
 from steps.preprocess.place import Place, place_of
 from steps.preprocess.run import PAGE, shown
 from steps.preprocess.shard import VALIDATION
 from steps.preprocess.workspace import workspace
 
-SPLIT = "document"
-"""Files are read as one split; it is also the last word of Megatron's file names."""
-_UNTOLD = ("tasks", "workers", "log_interval", "num_docs", "force", "spark_master", "store", "run", "task", "outputs")
+SPLIT = WHOLE
+"""It is also the last word of Megatron's file names."""
+_UNTOLD = (
+    "tasks",
+    "workers",
+    "log_interval",
+    "num_docs",
+    "force",
+    "spark_master",
+    "executors",
+    "executor_cores",
+    "store",
+    "run",
+    "task",
+    "outputs",
+)
 """Parameters that change nothing in the output."""
 Names = Mapping[tuple[str, str], str]
 """What the two files of each split and key are called."""
@@ -103,9 +116,9 @@ def _make(
     """What to tell of the output, and the seconds from the first byte read to the last written."""
     digest = hashlib.sha256(json.dumps([place.uri, wanted]).encode()).hexdigest()[:16]
     with workspace(place.workspace(f"{name}-{digest}")) as folder:
-        words = _vocabulary(config, given)
+        words = vocabulary_of(config, given)
         outputs = {split_and_key: folder / output for split_and_key, output in names.items()}
-        built = build(config, given, words, folder, "", outputs, config.output_prefix)
+        built = build(config, given, words, folder, elsewhere(config, place.uri, digest), outputs, config.output_prefix)
         started = time.monotonic()
         for suffix in ("bin", "idx"):  # without its .idx nobody reads a .bin
             for output in names.values():
@@ -120,11 +133,3 @@ def _make(
     }
     told = {"keys": counts[SPLIT], VALIDATION: counts[VALIDATION]}
     return {"version": 2, **built.facts, **told, "settings": wanted}, seconds
-
-
-def _vocabulary(config: Config, given: inputs.Input) -> vocabulary.Vocabulary:
-    if config.tokenizer or config.tokenizer_type:
-        return vocabulary.load(config)
-    reader = Reader(config.keys, required=False, skip_bad=config.on_error == "skip")
-    texts = inputs.sample(given, SPLIT, reader, vocabulary.SAMPLE_BYTES)
-    return vocabulary.train(texts, config.vocab_size, config.eod_token, config.append_eod)

@@ -4,16 +4,13 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runtime.data import finished
 from runtime.store import open_store, place_of
 from steps.entry import Result, StepError
 from steps.preprocess import inputs
 from steps.preprocess.config import CLEANING, Config
-
-if TYPE_CHECKING:
-    from steps.preprocess.vocabulary import Vocabulary
 
 MANIFEST, TOKENIZER, PAGE = "dataset.json", "tokenizer.json", "dataset.html"
 FORMAT = 3
@@ -24,17 +21,21 @@ def run(config: Config) -> Result:
     """Make the dataset, or find that it is there. Raises StepError for input or a tokenizer that is none."""
     if not config.input:
         raise StepError("--input is missing: give the folder that steps.corpus made, or files and --output-prefix")
+    if config.train_tokenizer:
+        from steps.preprocess import training
+
+        return training.run(config)
     if config.output_prefix:
         from steps.preprocess import prefix
 
         return prefix.run(config)
-    corpus = inputs.manifest(config.corpus)
-    digest = _digest(config)
+    corpus = inputs.corpus(config.input)
+    digest = _digest(config, corpus)
     key = f"datasets/{digest}"
     meta = finished.find(config.store, key, MANIFEST)
     speed, seconds = "", 0.0
     if meta is None:
-        meta, seconds = _make(config, inputs.corpus(config.corpus, corpus), key)
+        meta, seconds = _make(config, corpus, key)
         speed = f"  {(meta['train']['bytes'] + meta['validation']['bytes']) / 1e6 / seconds:.1f} MB/s"
     else:
         print(f"dataset {digest} is in the store already", file=sys.stderr)
@@ -57,44 +58,36 @@ def shown(config: Config, page: bytes) -> Path:
     return path
 
 
-def _digest(config: Config) -> str:
+def _digest(config: Config, corpus: inputs.Corpus) -> str:
     """Of everything that changes the tokens, and of nothing else: 16 hexadecimal digits."""
     from steps.preprocess.vocabulary import tokenizer_files
 
     same = ("eod_token", "append_eod", "on_error", "jsonl_keys", "tokenizer_type", *CLEANING)
     wanted: dict[str, Any] = {"format": FORMAT, **{name: getattr(config, name) for name in same}}
-    wanted["corpus"] = hashlib.sha256((config.corpus / "corpus.json").read_bytes()).hexdigest()
+    wanted["corpus"] = corpus.digest
     files = tokenizer_files(config)
     wanted["tokenizer"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files] or config.vocab_size
     return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _make(config: Config, given: inputs.Input, key: str) -> tuple[dict[str, Any], float]:
+def _make(config: Config, corpus: inputs.Corpus, key: str) -> tuple[dict[str, Any], float]:
     """The dataset and the seconds that Spark's job took."""
-    from steps.preprocess.build import build
+    from steps.preprocess.build import build, elsewhere, vocabulary_of
     from steps.preprocess.workspace import workspace
 
-    words = _vocabulary(config, given)
+    given = corpus.read()
+    words = vocabulary_of(config, given)
     place = place_of(finished.uri(config.store, key))
     shards = place.with_name(f"~shards-{place.name}")
     (text,) = config.keys
     with workspace(shards) as work, finished.draft(config.store, key, MANIFEST) as draft:
         (draft.folder / TOKENIZER).write_bytes(words.json)
         outputs = {(split, text): draft.folder / split for split in inputs.SPLITS}
-        built = build(config, given, words, work, "", outputs, f"dataset {place.name}")
+        built = build(
+            config, given, words, work, elsewhere(config, config.store, key), outputs, f"dataset {place.name}"
+        )
         (draft.folder / PAGE).write_text(built.page)
         told = {split: {"prefix": split, **built.counts[split, text]} for split in inputs.SPLITS}
-        meta = {"version": 1, **built.facts, **told, "tokenizer": TOKENIZER, "corpus": config.corpus.name}
+        meta = {"version": 1, **built.facts, **told, "tokenizer": TOKENIZER, "corpus": corpus.name}
         draft.commit(meta)
     return meta, built.seconds
-
-
-def _vocabulary(config: Config, given: inputs.Input) -> "Vocabulary":
-    from runtime.text import Reader
-    from steps.preprocess import vocabulary
-
-    if config.tokenizer or config.tokenizer_type:
-        return vocabulary.load(config)
-    print(f"training a byte-level BPE of {config.vocab_size} tokens on the corpus", file=sys.stderr)
-    texts = inputs.sample(given, "train", Reader(config.keys), vocabulary.SAMPLE_BYTES)
-    return vocabulary.train(texts, config.vocab_size, config.eod_token, config.append_eod)

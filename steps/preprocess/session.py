@@ -1,28 +1,30 @@
-"""Spark for the time of one step: quiet, on the loopback address only, nothing left behind.
+"""Spark for the time of one step: quiet, on the loopback address unless there is a cluster, nothing left behind.
 
 Spark's Java process ends when its standard input closes, so it also ends when this process is killed; its Python
 workers end with it.
 """
 
+import asyncio
 import errno
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.entry import TRY_AGAIN, StepError
+from steps.preprocess import masters
 from steps.preprocess.java import find_java, make_home
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-ATTEMPTS = 3
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """In the environment of what spark-submit runs."""
 _END_S = 10.0
@@ -42,8 +44,10 @@ appender.stderr.layout.pattern = spark: %m%n%ex
 
 
 @contextmanager
-def spark(master: str) -> Iterator["SparkContext"]:
+def spark(master: str, cores: int, executor_cores: int) -> Iterator["SparkContext"]:
     """A SparkContext; its Java process has ended when the block has. Raises StepError when Java does not start.
+
+    At most so many `cores` are asked for, on a cluster in executors of `executor_cores`.
 
     Under spark-submit it is the one that was submitted: master and settings are those of that command.
     """
@@ -57,12 +61,16 @@ def spark(master: str) -> Iterator["SparkContext"]:
     scratch = Path(tempfile.mkdtemp(prefix="everstep-spark-"))
     before = dict(os.environ)
     try:
-        _environment(scratch)
+        told = settings(master, cores, executor_cores, scratch)
+        if masters.kind_of(master) is masters.Kind.STANDALONE:
+            _keep_defaults(scratch)
+        _environment(scratch, told["spark.driver.host"])
         try:
-            context = _start(master, scratch)
+            context = _start(told)
         finally:
-            os.environ.clear()
-            os.environ.update(before)
+            os.environ.update(before)  # first: other threads read them meanwhile
+            for name in set(os.environ) - set(before):
+                del os.environ[name]
         yield context
     finally:
         _end()
@@ -84,11 +92,18 @@ def failures(place: str) -> Iterator[None]:
         raise StepError("Spark's job failed, as told above; run the step again", code=TRY_AGAIN) from error
 
 
-def _environment(scratch: Path) -> None:
+def _keep_defaults(scratch: Path) -> None:
+    """Settings that a cluster wants of its users, such as its secret, stand in a file of SPARK_CONF_DIR."""
+    given = Path(os.environ.get("SPARK_CONF_DIR", ""), "spark-defaults.conf")
+    if given.is_file():
+        shutil.copy(given, scratch)
+
+
+def _environment(scratch: Path, address: str) -> None:
     """What Spark's scripts and workers read from the environment, for as long as it takes to start them."""
     os.environ.update(
         JAVA_HOME=str(make_home(scratch / "java", find_java(os.environ))),
-        SPARK_LOCAL_IP="127.0.0.1",
+        SPARK_LOCAL_IP=address,
         SPARK_LOCAL_DIRS=str(scratch),
         SPARK_CONF_DIR=str(scratch),
         PYSPARK_PYTHON=sys.executable,
@@ -113,36 +128,65 @@ def _root() -> str:
     return str(Path(__file__).parents[2])
 
 
-def _start(master: str, scratch: Path) -> "SparkContext":
+def _start(told: Mapping[str, str]) -> "SparkContext":
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
 
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    conf = SparkConf(loadDefaults=False).setMaster(_with_retries(master)).setAppName("everstep-preprocess")
-    conf.setAll(
-        [
-            ("spark.ui.enabled", "false"),
-            ("spark.ui.showConsoleProgress", "false"),
-            # Without a secret given, Spark makes a random one for local masters; on a command line all could read it.
-            ("spark.authenticate", "true"),
-            ("spark.driver.host", "127.0.0.1"),
-            ("spark.driver.bindAddress", "127.0.0.1"),
-            ("spark.driver.memory", "512m"),
-            ("spark.driver.extraJavaOptions", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"),
-            ("spark.local.dir", str(scratch)),
-            ("spark.python.worker.reuse", "true"),
-        ]
-    )
+    conf = SparkConf(loadDefaults=False).setAppName("everstep-preprocess").setAll(list(told.items()))
     try:
-        return SparkContext(conf=conf)
+        return SparkContext(conf=conf.setExecutorEnv("PYTHONPATH", _root()))
     except PySparkRuntimeError as error:
         raise StepError(f"Spark did not start: {str(error).splitlines()[0]}", code=TRY_AGAIN) from error
 
 
-def _with_retries(master: str) -> str:
-    """A local master that tries each task up to ATTEMPTS times: a Python worker may be killed for memory."""
-    threads = master.removeprefix("local").strip("[]") or "1"
-    return f"local[{threads},{ATTEMPTS}]"
+def settings(master: str, cores: int, executor_cores: int, scratch: Path) -> dict[str, str]:
+    """Spark's settings for that master, which is asked for `cores` in all. Raises StepError."""
+    kind, told = masters.kind_of(master), masters.always(scratch)
+    if kind is masters.Kind.LOCAL:
+        return told | masters.local(f"local[{cores}]")
+    executors = -(-cores // executor_cores)
+    if kind is masters.Kind.STANDALONE:
+        return told | masters.cluster(executors, executor_cores, _address(master)) | {"spark.master": master}
+    pod, file = own_pod(os.environ), scratch / "executor.json"
+    file.write_text(masters.pod_template(pod))
+    told |= masters.cluster(executors, executor_cores, pod.address)
+    return told | masters.kubernetes(master, pod, executor_cores, file)
+
+
+def _address(master: str) -> str:
+    """This machine's, by which the master's reaches it. Nothing is sent."""
+    host, _, port = master.removeprefix("spark://").partition(",")[0].rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            asked.connect((host, int(port)))
+            return asked.getsockname()[0]
+    except OSError as error:
+        raise StepError(f"--spark-master {master}: {host} cannot be reached ({error.strerror or error})") from None
+
+
+def own_pod(environment: Mapping[str, str]) -> masters.Pod:
+    """The pod in which this step runs. Raises StepError."""
+    from runtime.platform.kubernetes import Access, KubeApi, KubeError, template_of
+
+    name = environment.get(masters.POD_VARIABLE, "")
+    if not name:
+        raise StepError(
+            f"--spark-master k8s://: this is no pod of Everstep's ({masters.POD_VARIABLE} is not set); run the step on "
+            "Argo, or choose local[*] or spark://"
+        )
+
+    async def read(access: Access) -> dict[str, Any]:
+        async with KubeApi(access) as api:
+            return await api.patiently(lambda: api.get("pods", name))
+
+    try:
+        access = Access.of_this_pod(environment)
+        own = asyncio.run(read(access))
+    except KubeError as error:
+        raise StepError(f"--spark-master k8s://: {error}", code=TRY_AGAIN) from None
+    files = str(access.token_file), str(access.ca_file)
+    return masters.Pod(access.url, access.namespace, *files, name, own["status"]["podIP"], template_of(own))
 
 
 def _end() -> None:

@@ -56,7 +56,8 @@ class Config:
     persist_interval: int = EVERY
     """Iterations between two checkpoints in the store; in memory there is one of every iteration."""
     checkpoint_overhead: str = ""
-    """Instead: a share of the time, such as 1%, that copies to the store may take; how often is then measured."""
+    """Instead: a share of the time, such as 1%, that copies to the store, and staging, may each take; how often is then
+    measured."""
     persist_bytes_per_s: float = 0.0
     """Bytes a second that each node may write to the store; 0: no limit."""
     keep_last: int = 0

@@ -41,8 +41,8 @@ def job_of(config: "Config") -> "JobSpec":
             max_restarts=config.max_restarts,
         )
         roles = {ROLE: RoleSpec(config.nodes, config.min_nodes, config.workers_per_node)}
-        kept = {"keep_last": config.keep_last, "keep_every": config.keep_every}
-        return JobSpec(config.job, roles, patience, config.avoided(), **kept)
+        avoided, last, every = config.avoided(), config.keep_last, config.keep_every
+        return JobSpec(config.job, roles, patience, avoided, keep_last=last, keep_every=every)
     text, name = _text(config.job_spec)
     try:
         spec = spec_of(text, name, _said(config))

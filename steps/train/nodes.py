@@ -67,7 +67,7 @@ async def pods_beside(pod: str, spec: "JobSpec", access: "Access") -> AsyncItera
         KubernetesPlatform,
         owner_of,
         template_of,
-        topology,
+        topology_of,
         will_not_return,
     )
     from runtime.platform.kubernetes.platform import shared_token as token_of
@@ -76,7 +76,7 @@ async def pods_beside(pod: str, spec: "JobSpec", access: "Access") -> AsyncItera
         own = await api.patiently(lambda: api.get("pods", pod))
         owner = owner_of(own)
         token = await token_of(api, spec.job, owner)
-        there = replace(spec, hosts="", topology=spec.topology or await topology(api))
+        there = replace(spec, hosts="", topology=spec.topology or await topology_of(api))
 
         async def stopped() -> bool:
             return await will_not_return(api, owner, time.time())

@@ -27,11 +27,13 @@ def whole(model: Any, optimizer: Any) -> dict[str, Any]:
 
 def load(checkpointer: FsdpShardCheckpointer, model: Any, optimizer: Any) -> int:
     with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
-        state_dict = {"model": model.state_dict(), "step": 0}
+        state_dict: dict[str, Any] = {"model": model.state_dict(), "step": 0}
         storage_reader = checkpointer.get_storage_reader()
         if not storage_reader:
             return 0
-        dist_cp.load_state_dict(state_dict=state_dict, storage_reader=storage_reader)
+        dist_cp.load_state_dict(  # pyright: ignore[reportPrivateImportUsage]
+            state_dict=state_dict, storage_reader=storage_reader
+        )
         model.load_state_dict(state_dict["model"])
         optim_state = load_sharded_optimizer_state_dict(
             model_state_dict=state_dict["model"], optimizer_key="optim", storage_reader=storage_reader

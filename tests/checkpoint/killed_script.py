@@ -5,6 +5,7 @@ ranks' pids, and with a second line once all have ended: one that dies takes the
 its log the iteration that it loaded, or 0, and a digest of its part of the state then; later those of each save.
 """
 
+import ctypes
 import hashlib
 import json
 import os
@@ -22,6 +23,8 @@ from runtime.agent.link import Link
 from runtime.checkpoint.checkpointer import Checkpointer
 from runtime.checkpoint.tree import flatten
 
+PR_SET_PDEATHSIG = 1
+
 
 def digest(state: dict[str, Any]) -> str:
     tensors = flatten(state).tensors
@@ -34,7 +37,7 @@ def work(rank: int, asked: dict[str, Any]) -> None:
     os.environ.update(asked["environment"], EVERSTEP_ROUND=str(asked["round"]))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 300), torch.nn.Tanh(), torch.nn.Linear(300, 3))
-    store = dist.FileStore(asked["log"] + ".store", world_size)
+    store = dist.FileStore(asked["log"] + ".store", world_size)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     if asked["kind"] == "fsdp":
         fully_shard(model, mesh=init_device_mesh("cpu", (world_size,)))
@@ -64,6 +67,7 @@ def main() -> None:
         ranks: list[int] = []
         for rank in range(len(asked["agents"])):
             if not (pid := os.fork()):
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 try:
                     work(rank, asked)
                 finally:

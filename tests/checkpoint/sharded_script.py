@@ -17,7 +17,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils._pytree import tree_map
 
 from runtime.agent.link import Link
+from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.checkpointer import Checkpointer
+from runtime.store import open_store
 
 
 def build(world_size: int, mesh: str) -> torch.nn.Module:
@@ -45,7 +47,8 @@ def work(rank: int, world_size: int, mesh: str, iterations: int, result: str) ->
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     state = {"model": model, "optimizer": optimizer, "iteration": 0}
     link = Link.from_environment()
-    checkpointer = Checkpointer(state, link=link, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]))
+    alone = Alone(open_store(os.environ["EVERSTEP_STORE"]), "job") if link is None else None
+    checkpointer = Checkpointer(state, link=link, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]), alone=alone)
     done = checkpointer.load(state)
     assert state["iteration"] == done
     for iteration in range(done + 1, iterations + 1):
@@ -66,7 +69,8 @@ def work(rank: int, world_size: int, mesh: str, iterations: int, result: str) ->
 
 
 def main(mesh: str, iterations: int, result: str, agents: list[str]) -> int:
-    """One worker an agent; `PATH*2` stands for an agent with two. Exit code of the first rank that fails."""
+    """One worker an agent; `PATH*2` stands for an agent with two, `*2` for two that keep their checkpoints themselves,
+    in EVERSTEP_STORE. Exit code of the first rank that fails."""
     places = [(path, n) for path, _, count in (a.partition("*") for a in agents) for n in range(int(count or 1))]
     ranks = {}
     for rank, (path, local_rank) in enumerate(places):

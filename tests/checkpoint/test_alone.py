@@ -130,7 +130,7 @@ def test_a_store_that_refuses_is_told_at_the_next_save(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 25), min_size=1, max_size=3), min_size=1, max_size=3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_wherever_ranks_are_killed_no_checkpoint_is_empty_mixed_or_torn(runs: list[list[int]]) -> None:
     """Each run has so many ranks, which die after so many calls of the store; the next run has another number."""
     import tempfile

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +32,8 @@ ROUNDS = int(os.environ.get("EVERSTEP_ROUNDS", "2"))
 class Ranks:
     """The script, and what a master does for its nodes."""
 
-    def __init__(self, kind: str, nodes: list[Node], folder: Path) -> None:
-        self.kind, self.nodes, self.folder, self.round = kind, nodes, folder, 0
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        pipe = subprocess.PIPE
-        self.script = subprocess.Popen(
-            [sys.executable, str(SCRIPT)], env=environment, stdin=pipe, stdout=pipe, text=True
-        )
+    def __init__(self, kind: str, nodes: list[Node], folder: Path, script: "subprocess.Popen[str]") -> None:
+        self.kind, self.nodes, self.folder, self.script, self.round = kind, nodes, folder, script, 0
         self._lock = threading.Lock()
         self.persisted: list[Holding] = []
         for node in nodes:
@@ -94,30 +89,34 @@ class Ranks:
         return path.read_text() if path.exists() else ""
 
 
+@pytest.fixture(scope="module")
+def script() -> "Iterator[subprocess.Popen[str]]":
+    """It imports once for all its ranks."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, str(SCRIPT)], env=environment, stdin=pipe, stdout=pipe, text=True) as script:
+        yield script
+        script.kill()
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_wherever_a_rank_is_killed_the_next_loads_what_was_saved(
-    kind: str, make_node: Callable[..., Node], tmp_path: Path, store: DirectoryStore
+    kind: str, make_node: Callable[..., Node], tmp_path: Path, store: DirectoryStore, script: "subprocess.Popen[str]"
 ) -> None:
     nodes = [make_node(f"worker-{number}-0", interval=3) for number in range(2)]
-    ranks, chance = Ranks(kind, nodes, tmp_path), random.Random(0)
+    ranks, chance = Ranks(kind, nodes, tmp_path, script), random.Random(0)
     replicated: dict[int, str] = {}  # What one rank has saved all of them have, or would have.
     saved: list[dict[int, str]] = [{} if kind == "fsdp" else replicated for _ in nodes]
     (tmp_path / "faults").mkdir()
-    try:
-        for number in range(len(POINTS) + ROUNDS):
-            begun = ranks.begin()
-            assert bool(begun) == bool(number), "it began from nothing though something was held"
-            ranks.live(chance, f"{POINTS[number]},iteration={begun + 3},rank=1=kill" if number < len(POINTS) else "")
-            for rank, known in enumerate(saved):
-                (_, loaded, found), *saves = (
-                    line.split() for line in ranks.log(rank).splitlines() if line.count(" ") == 2
-                )
-                assert int(loaded) == begun
-                assert begun == 0 or known[begun] == found
-                known.update((int(iteration), value) for _, iteration, value in saves)
-    finally:
-        ranks.script.kill()
-        ranks.script.communicate()
+    for number in range(len(POINTS) + ROUNDS):
+        begun = ranks.begin()
+        assert bool(begun) == bool(number), "it began from nothing though something was held"
+        ranks.live(chance, f"{POINTS[number]},iteration={begun + 3},rank=1=kill" if number < len(POINTS) else "")
+        for rank, known in enumerate(saved):
+            (_, loaded, found), *saves = (line.split() for line in ranks.log(rank).splitlines() if line.count(" ") == 2)
+            assert int(loaded) == begun
+            assert begun == 0 or known[begun] == found
+            known.update((int(iteration), value) for _, iteration, value in saves)
     assert sorted(os.listdir(tmp_path / "faults")) == sorted(POINTS)
     for one in stored(store, "jobs/job/"):
         if one.manifest is not None:

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from runtime.checkpoint.committed import read_committed
+from runtime.checkpoint.examine import stored
 from runtime.job.brain import WriteManifest
 from runtime.job.messages import Holding, Restore
 from runtime.job.restore import choose
 from runtime.master.manifest import commit
+from runtime.store import DirectoryStore
 from tests.fake_agent import Node
 
 SCRIPT = Path(__file__).parent / "sharded_script.py"
@@ -68,13 +70,16 @@ class Job:
 
     def run(self, mesh: str, iterations: int, fault: str = "") -> tuple[int, dict[str, Any]]:
         """One round: the exit code, and the whole state that rank 0 gathered."""
+        return self.script([f"{node.path}*{node.workers}" for node in self.nodes], mesh, iterations, fault)
+
+    def script(self, agents: list[str], mesh: str, iterations: int, fault: str = "") -> tuple[int, dict[str, Any]]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         result = self._folder / f"result-{self.round}"
         variables = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
         variables |= {"EVERSTEP_ROUND": str(self.round), "EVERSTEP_FAULT_DIR": str(self._folder / "faults")}
-        agents = [f"{node.path}*{node.workers}" for node in self.nodes]
+        variables["EVERSTEP_STORE"] = str(self._folder / "alone")
         command = [sys.executable, str(SCRIPT), mesh, str(iterations), str(result), *agents]
         code = subprocess.run(command, env=variables | {"EVERSTEP_FAULT": fault}, check=False, timeout=300).returncode
         for node in self.nodes:
@@ -152,3 +157,15 @@ def test_two_ranks_become_three_and_then_one_and_another_mesh_reading_what_they_
         assert same(found["optimizer"], saved["optimizer"])
         for node in nodes:
             node.persisted += [held for held in stored if held not in node.persisted][: len(stored)]
+
+
+def test_without_an_agent_ranks_put_their_own_shards_and_others_load_what_they_need(job: Job, same: Any) -> None:
+    code, saved = job.script(["*2"], "fsdp", 3)
+    assert code == 0
+    job.round = 1
+    code, found = job.script(["*3"], "fsdp", 3)
+    assert code == 0
+    assert (saved.pop("done"), found.pop("done")) == (0, 3)
+    assert same(found, saved)
+    places = stored(DirectoryStore(job._folder / "alone"), "jobs/job/")
+    assert [(one.round, one.iteration, one.shards, one.manifest is not None) for one in places] == [(1, 3, 2, True)]

@@ -30,9 +30,20 @@ class Tokens(Dataset):  # pyright: ignore[reportMissingTypeArgument]
 def train(folder: str) -> None:
     """Two epochs of 5 steps, shuffled, with dropout."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=32, attention_dropout=0.3, **sizes))
-    settings = {"report_to": [], "disable_tqdm": True, "logging_steps": 2, "save_strategy": "no", "use_cpu": True}
+    settings: dict[str, Any] = {
+        "report_to": [],
+        "disable_tqdm": True,
+        "logging_steps": 2,
+        "save_strategy": "no",
+        "use_cpu": True,
+    }
     arguments = TrainingArguments(
         folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=2, **settings
     )

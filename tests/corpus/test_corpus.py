@@ -13,9 +13,11 @@ import pytest
 import zstandard
 from lm_dataformat import Archive, Reader
 
+from runtime.store import open_store
 from steps.corpus import Config, archive
 from steps.corpus.run import run
 from steps.entry import Result, StepError
+from tests.minio import MinIO
 
 
 def make(tmp_path: Path, source: str, share: float = 0.0, **more: str) -> tuple[Result, dict, list[str], list[str]]:
@@ -35,6 +37,18 @@ def read_back(folder: Path) -> list[str]:
 
 def lines(*texts: str) -> bytes:
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+def test_text_in_a_store_makes_the_corpus_that_it_makes_here(tmp_path: Path, s3: MinIO) -> None:
+    store = open_store(s3.new_prefix())
+    for name, data in {"a.jsonl": lines("one", "two"), "b.jsonl.gz": gzip.compress(lines("three"))}.items():
+        (tmp_path / name).write_bytes(data)
+        store.put(f"texts/{name}", data)
+    here, *read = make(tmp_path, f"{tmp_path}/*.jsonl*")
+    for source in (f"{store.uri}/texts/*.jsonl*", f"{store.uri}/texts"):
+        there, *again = make(tmp_path / "again", source)
+        assert read == again
+        assert Path(there.outputs["uri"]).name == Path(here.outputs["uri"]).name
 
 
 def test_every_format_is_read(tmp_path: Path) -> None:

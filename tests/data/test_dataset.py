@@ -30,7 +30,7 @@ def dataset(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_split_is_its_tokens_and_where_documents_begin(dataset: Path, scheme: str) -> None:
     opened = open_dataset(f"{scheme}{dataset}")
-    assert opened.tokens.tolist() == [1, 2, 3, 4, 5]
+    assert opened.tokens[:].tolist() == [1, 2, 3, 4, 5]
     assert opened.documents.tolist() == [0, 3, 5]
     assert (opened.split, opened.vocab_size, opened.eod) == ("train", 6, 5)
     assert opened.tokenizer == dataset / "tokenizer.json"

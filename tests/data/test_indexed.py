@@ -76,7 +76,7 @@ def test_what_was_written_is_read(documents: list[list[int]], dtype: str) -> Non
         assert prefix.with_suffix(".idx").stat().st_size == 34 + 12 * len(kept) + 8 * (len(kept) + 1)
         assert read.dtype == np.dtype(dtype)
         assert [list(document) for document in read] == kept
-        assert list(read.tokens) == [token for document in kept for token in document]
+        assert list(read.tokens[:]) == [token for document in kept for token in document]
         assert list(read.documents) == list(range(len(kept) + 1))
 
 

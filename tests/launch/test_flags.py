@@ -17,7 +17,7 @@ torchrun = pytest.importorskip("torch.distributed.run")
 OURS = {
     "network_check", "exclude_straggler", "switchbox_check", "box_pairs", "min_bandwidth", "min_channels",
     "store", "job_spec", "persist_interval", "checkpoint_overhead", "persist_bytes_per_s", "cooldown",
-    "hang_timeout", "on_hang", "preload", "no_fork_server",
+    "keep_last", "keep_every", "hang_timeout", "on_hang", "preload", "no_fork_server",
 }  # fmt: skip
 
 

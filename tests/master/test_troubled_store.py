@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from runtime.job.messages import Ack, Directive
 from runtime.job.nodes import NodePhase
@@ -70,6 +71,25 @@ def test_a_manifest_that_meets_trouble_is_committed(trouble: Trouble) -> None:
         await shell.close()
 
     in_virtual_time(store, story)
+
+
+def test_after_a_commit_the_checkpoints_that_need_not_stay_are_deleted() -> None:
+    store = TroubledStore()
+    shell = Shell(replace(SPEC, keep_last=2, keep_every=5), store)
+
+    async def story() -> None:
+        await shell.open()
+        await _two_seats(shell)
+        for iteration in range(4, 9):
+            store.objects[f"jobs/j/checkpoints/000001-{iteration:09d}/rank-00000.safetensors"] = b"x"
+            while not msgspec.json.decode((await shell.persist(NODES[0], 1, iteration)).body, type=Ack).committed:
+                pass
+        await passes(1)
+        await shell.close()
+
+    in_virtual_time(store, story)
+    kept = {key.split("/")[3] for key in store.objects if key.startswith("jobs/j/checkpoints/")}
+    assert kept == {"000001-000000005", "000001-000000007", "000001-000000008"}
 
 
 def test_nothing_is_shown_before_it_is_durable() -> None:

@@ -24,8 +24,8 @@ class PodApi:
         self.token = token
         self.pods: dict[str, Object] = {}
         self.secrets: dict[str, Object] = {}
-        self.workflows: dict[str, Object] = {}
         self.configmaps: dict[str, Object] = {}
+        self.workflows: dict[str, Object] = {}
         self.asked: list[tuple[str, str]] = []
         """(method, path below the namespace), watches as WATCH."""
         self.refuse: list[tuple[int, str]] = []
@@ -151,10 +151,9 @@ class PodApi:
             return refused
         name = request.match_info["name"]
         kind = request.match_info["kind"]
-        kinds = {
-            "pods": self.pods, "secrets": self.secrets, "workflows": self.workflows, "configmaps": self.configmaps,
-        }  # fmt: skip
-        there = kinds[kind]
+        there = {
+            "pods": self.pods, "secrets": self.secrets, "configmaps": self.configmaps, "workflows": self.workflows,
+        }[kind]  # fmt: skip
         if name not in there:
             return _no(404, f'"{name}" not found')
         if request.method == "GET":

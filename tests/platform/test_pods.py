@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from runtime.agent.settings import Settings
 from runtime.job.spec import GIB, Resources
 from runtime.platform import NodeRequest
 from runtime.platform.kubernetes import Owner, template_of
@@ -58,7 +59,8 @@ def test_it_has_what_the_step_has_but_nothing_of_argos_and_no_access_to_the_api(
     assert agent["volumeMounts"] == [{"name": "shared-memory", "mountPath": "/dev/shm"}]
     assert [one["name"] for one in spec["volumes"]] == ["shared-memory"]
     assert [one["name"] for one in agent["env"]] == [
-        "AWS_REGION", "A", "EVERSTEP_JOB_TOKEN", "EVERSTEP_HOST", "EVERSTEP_HOST_IP", "EVERSTEP_IP",
+        "AWS_REGION", "A", "EVERSTEP_JOB_TOKEN", "EVERSTEP_HOST", "EVERSTEP_IP",
+        "EVERSTEP_HOST_IP",
     ]  # fmt: skip
     assert spec["imagePullSecrets"] == [{"name": "pull"}]
     assert spec["automountServiceAccountToken"] is False
@@ -86,6 +88,19 @@ def test_the_jobs_resources_stand_over_the_steps() -> None:
         "requests": {"cpu": "4", "memory": str(8 * GIB), "nvidia.com/gpu": "2"},
         "limits": {"memory": str(8 * GIB), "nvidia.com/gpu": "2"},
     }
+
+
+def test_shared_memory_grows_with_the_memory_that_it_counts_as() -> None:
+    def shared(**more: Any) -> str:
+        (volume,) = pod(**more)["spec"]["volumes"]
+        return volume["emptyDir"]["sizeLimit"]
+
+    assert shared() == shared(resources=Resources(memory_bytes=2 * GIB)) == "1Gi"
+    assert shared(resources=Resources(memory_bytes=8 * GIB)) == str(2 * GIB)
+
+
+def test_whoever_deletes_it_gives_it_the_time_to_hand_over_that_its_agent_takes() -> None:
+    assert pod()["spec"]["terminationGracePeriodSeconds"] > Settings.notice_s
 
 
 def test_hosts_are_asked_for_and_avoided_besides_what_the_template_demands() -> None:

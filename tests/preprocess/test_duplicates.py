@@ -10,7 +10,7 @@ from steps.preprocess.cleaning import digest_of
 from steps.preprocess.duplicates import Hashes, Slice, by_kind, later
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 8))), st.integers(1, 4), st.randoms())
 def test_the_first_of_equal_documents_stays_in_whatever_order_the_pieces_come(
     tmp_path_factory, parts: list[list[int]], kinds: int, random

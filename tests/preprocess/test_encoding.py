@@ -1,13 +1,23 @@
 """Encoding is what the tokenizer.json says, by whichever library."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from steps.preprocess.encoding import BLOCK, How, fast_encoder, make_encoder, not_for_tiktoken, proven_encoder
+from steps.preprocess import encoding
+from steps.preprocess.encoding import (
+    BLOCK,
+    HARD_CASES,
+    How,
+    fast_encoder,
+    make_encoder,
+    not_for_tiktoken,
+    proven_encoder,
+)
 from steps.preprocess.vocabulary import train
 
 TEXTS = ["def walk(self):\n        return self.next()  # don't\n", "The naïve café's 東京 1234 times.\n\n"] * 20
@@ -91,13 +101,41 @@ def test_another_kind_of_tokenizer_is_encoded_by_its_own_library() -> None:
 def test_merges_that_give_another_result_are_not_proven() -> None:
     value = json.loads(PLAIN)
     whole = Tokenizer.from_str(PLAIN).get_vocab_size()
-    # A token made by a merge whose parts are never made: only tiktoken, which knows no parts, would use it.
-    value["model"]["vocab"]["walk("] = whole
-    value["model"]["merges"].insert(0, ["wal", "k("])
-    value["model"]["vocab"].setdefault("k(", whole + 1)
-    value["model"]["vocab"].setdefault("wal", whole + 2)
-    encoder = make_encoder(json.dumps(value), ["walk("])
-    assert encoder.encode("walk(").tolist() == direct(json.dumps(value), "walk(")
+    # A token made by a merge whose parts are never made: only tiktoken, which tries whole words first, would use it.
+    value["model"]["merges"].append(["xq", "zw"])
+    value["model"]["vocab"] |= {"xqzw": whole, "xq": whole + 1, "zw": whole + 2}
+    encoder = make_encoder(json.dumps(value), [])
+    assert encoder.how is How.TOKENIZERS
+    assert encoder.encode("xqzw").tolist() == direct(json.dumps(value), "xqzw")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "case"),
+    [
+        (r"\p{N}+|[a-z]+|[^\p{N}a-z]+", ""),
+        (r"(?i:'s)|[^']+|'", "it'\u017f"),
+        (r"[\x0b\x0c]|[^\x0b\x0c]+", "a\x0bb"),
+    ],
+)
+def test_whatever_the_pattern_the_result_is_that_of_the_tokenizer(pattern: str, case: str) -> None:
+    """Both libraries have regular expressions of their own: where they disagree on a hard case, ours is not used."""
+    value = json.loads(PLAIN)
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
+    tokenizer_json = json.dumps(value)
+    encoder = make_encoder(tokenizer_json, [])
+    for text in (*HARD_CASES, *TEXTS, case):
+        assert encoder.encode(text).tolist() == direct(tokenizer_json, text)
+
+
+def test_a_difference_on_a_hard_case_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = fast_encoder(PLAIN)
+    assert fast is not None
+    for case in filter(None, HARD_CASES):
+        wrong = replace(fast, encode=lambda text, case=case: fast.encode(text)[: -1 if text == case else None])
+        monkeypatch.setattr(encoding, "fast_encoder", lambda _, wrong=wrong: wrong)
+        assert make_encoder(PLAIN, TEXTS).how is How.TOKENIZERS
 
 
 def test_training_twice_gives_the_same_file() -> None:

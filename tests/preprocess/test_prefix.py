@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,13 +17,10 @@ from tokenizers import Tokenizer
 from runtime import faults
 from runtime.data import IndexedDataset
 from runtime.store import open_store
-from steps.preprocess import Config
-from steps.preprocess.cleaning import digest_of
-from steps.preprocess.run import run
 from steps.preprocess.vocabulary import train
 from tests.harness import wait_until
 from tests.minio import MinIO
-from tests.preprocess.standalone import SPARK, spark_environment, standalone
+from tests.preprocess.standalone import SPARK, Cluster, spark_environment, standalone
 
 DEADLINE_S = 600.0
 DOCUMENTS = [
@@ -115,62 +112,29 @@ def test_megatrons_command_makes_a_dataset_of_each_key_and_is_not_repeated_or_mi
     assert before == {name: (tmp_path / name).stat().st_mtime_ns for name in FILES}
 
 
-def test_documents_are_mended_left_out_held_out_and_counted(given: Path, tmp_path: Path) -> None:
-    """What stays of a text that comes often, in several tasks and in both splits, is its first document."""
-    texts = [f"na\u00c3\u00afve {number % 70}" + " more" * (number % 40) for number in range(700)]
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    config = Config(
-        input=str(tmp_path / "b.jsonl"),
-        output_prefix=str(tmp_path / "out/result"),
-        tokenizer=str(given / "tokenizer.json"),
-        ftfy=True,
-        min_length=15,
-        max_length=150,
-        deduplicate=True,
-        validation_share=0.25,
-        spark_master="local[2]",
-        tasks=5,
-        store=str(tmp_path / "store"),
-        outputs=str(tmp_path / "outputs"),
-    )
-    config.check()
-    told = run(config)
-    mended = [text.replace("\u00c3\u00af", "\u00ef") for text in texts]
-    fitting = [text for text in mended if 15 <= len(text) <= 150]
-    unique = list(dict.fromkeys(fitting))
-    held = [text for text in unique if digest_of([text])[:8] < (1 << 62).to_bytes(8, "big")]
-    tokenizer = Tokenizer.from_file(str(given / "tokenizer.json"))
-    for name, wanted in (
-        ("result_text", [text for text in unique if text not in held]),
-        ("result_validation_text", held),
-    ):
-        assert wanted
-        read = IndexedDataset(tmp_path / f"out/{name}_document")
-        assert [one.tolist() for one in read] == [tokenizer.encode(text).ids for text in wanted]
-    assert told.facts["dropped"] == {
-        "unreadable": 0,
-        "too short": sum(len(text) < 15 for text in mended),
-        "too long": sum(len(text) > 150 for text in mended),
-        "duplicate": len(fitting) - len(unique),
-    }
-    assert (told.facts["documents"], told.facts["mended"]) == (700, 700)
-    assert told.outputs["validation"] == f"{tmp_path}/out/result_validation"
-
-
 SUBMIT = str(SPARK / "bin/spark-submit")
 SCRIPT = str(Path(__file__).parents[2] / "steps/preprocess/__main__.py")
 
 
-def test_an_executor_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(given: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, minio: MinIO) -> Iterator[Cluster]:
+    """Its executors know the store."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with standalone(folder, spark_environment(folder) | minio.environment) as started:
+        yield started
+
+
+def test_an_executor_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(
+    given: Path, tmp_path: Path, cluster: Cluster
+) -> None:
     """A Python worker stops in the middle of a shard; then its executor is killed."""
     (tmp_path / "faults").mkdir()
-    (tmp_path / "spark").mkdir()
-    environment = spark_environment(tmp_path / "spark") | {
-        faults.FAULT_VARIABLE: "preprocess.before_commit,shard=document-00004=stop",
-        faults.FAULT_DIR_VARIABLE: str(tmp_path / "faults"),
-    }
-    with standalone(tmp_path / "spark", environment) as cluster, ThreadPoolExecutor(1) as pool:
-        program = (SUBMIT, "--master", cluster.master, "--executor-memory", "512m", SCRIPT)
+    environment = spark_environment(tmp_path / "spark")
+    rule = "preprocess.before_commit,shard=document-00004=stop"
+    told = {faults.FAULT_VARIABLE: rule, faults.FAULT_DIR_VARIABLE: str(tmp_path / "faults")}
+    settings = [word for name, value in told.items() for word in ("--conf", f"spark.executorEnv.{name}={value}")]
+    with ThreadPoolExecutor(1) as pool:
+        program = (SUBMIT, "--master", cluster.master, "--executor-memory", "512m", *settings, SCRIPT)
         arguments = command(given, tmp_path, "--tasks", "8")
         running = pool.submit(lambda: ended(*arguments, program=program, environment=environment))
         wait_until(lambda: running.done() or list((tmp_path / "faults").iterdir()), "the fault", DEADLINE_S)
@@ -183,12 +147,15 @@ def test_an_executor_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(g
     assert names(tmp_path) == FILES
 
 
-def test_input_and_output_may_be_in_a_store(given: Path, tmp_path: Path, s3: MinIO) -> None:
+def test_on_a_cluster_nothing_is_shared_but_the_store(given: Path, tmp_path: Path, s3: MinIO, cluster: Cluster) -> None:
+    """Input, shards and output are there: also what is left out, by a shuffle of the executors."""
     store = open_store(s3.new_prefix())
     store.put("in/a.jsonl", given / "a.jsonl")
-    there = ("--input", f"{store.uri}/in/*.jsonl", "--output-prefix", f"{store.uri}/out/result", "--tasks", "3")
+    there = ["--input", f"{store.uri}/in/*.jsonl", "--output-prefix", f"{store.uri}/out/result", "--tasks", "3"]
+    there += ["--spark-master", cluster.master, "--executors", "2", "--executor-cores", "1", "--deduplicate"]
     code, told = ended(*command(given, tmp_path, *there))
     assert code == 0, told
+    assert f"starting Spark on {cluster.master}" in told
     assert [entry.key for entry in store.list("out/")] == [f"out/{name}" for name in FILES]
     for name in FILES:
         (tmp_path / name).write_bytes(store.get(f"out/{name}"))
@@ -197,16 +164,25 @@ def test_input_and_output_may_be_in_a_store(given: Path, tmp_path: Path, s3: Min
     assert (code, "is done already" in told) == (0, True)
 
 
-def test_a_torn_line_ends_the_command_with_its_place_and_leaves_nothing(given: Path, tmp_path: Path) -> None:
-    whole = (given / "a.jsonl").read_bytes()
-    (tmp_path / "a.jsonl").write_bytes(whole[:-20])
-    (tmp_path / "tokenizer.json").write_bytes((given / "tokenizer.json").read_bytes())
-    (tmp_path / "out").mkdir()
-    code, told = ended(*command(tmp_path, tmp_path / "out", "--tasks", "3"))
-    assert code == 2
-    assert told.splitlines()[-1].startswith(f"preprocess: {tmp_path}/a.jsonl:400:")
+def test_a_full_disk_is_told_in_one_line_and_nothing_has_a_final_name(given: Path, tmp_path: Path) -> None:
+    """On a file system of 128 KiB, which a mount namespace of the test's own has."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    enter = next((one for one in (["unshare", "-m"], ["unshare", "-Urm"]) if not _fails(*one, "true")), None)
+    if enter is None:
+        pytest.skip("no mount namespaces here: no small disk can be made")
+    arguments = command(given, tmp_path, "--output-prefix", str(disk / "result"), "--tasks", "4")
+    script = 'mount -t tmpfs -o size=128k none "$0" && { "$@"; code=$?; ls -A "$0"; exit $code; }'
+    code, told = ended(
+        *arguments, program=(*enter, "sh", "-c", script, str(disk), sys.executable, "-m", "steps.preprocess")
+    )
+    assert code == 2, told
+    assert f"preprocess: no space left on the disk of {disk}" in told.splitlines()[-1]
     assert "Traceback" not in told
-    assert not list((tmp_path / "out").iterdir())
+
+
+def _fails(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True).returncode != 0
 
 
 def test_workers_that_are_killed_in_the_middle_change_no_byte(

@@ -1,6 +1,5 @@
 """The preprocess step with a real Spark."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -24,7 +23,7 @@ from steps.preprocess import Config
 from steps.preprocess.java import find_java, version
 from steps.preprocess.run import run
 
-DEADLINE_S = 120.0
+DEADLINE_S = 600.0
 TEXTS = [f"def function_{number}(a, b):\n    return a + {number * 7919} * b  # naïve\n" * 30 for number in range(300)]
 
 
@@ -84,14 +83,6 @@ def test_nothing_but_the_dataset_is_left(made: tuple[Config, Result]) -> None:
     ]
     assert [path.name for path in Path(config.store, "datasets").iterdir()] == [Path(result.outputs["uri"]).name]
     assert not [child for child in psutil.Process().children(recursive=True) if "java" in child.name()]
-
-
-def test_the_output_does_not_depend_on_the_number_of_tasks(
-    made: tuple[Config, Result], corpus: Path, tmp_path: Path
-) -> None:
-    config = Config(input=str(corpus), vocab_size=500, append_eod=True, spark_master="local[2]", tasks=7)
-    again = run(dataclasses.replace(config, store=str(tmp_path)))
-    assert files_of(again.outputs["uri"]) == files_of(made[1].outputs["uri"])
 
 
 def test_a_second_run_finds_the_dataset_without_spark(made: tuple[Config, Result], tmp_path: Path) -> None:
@@ -243,7 +234,7 @@ def test_a_folder_without_a_tokenizer_is_refused(corpus: Path, tmp_path: Path) -
     ("flags", "said"),
     [
         ({"vocab_size": 256}, "--vocab-size"),
-        ({"spark_master": "spark://x"}, "--spark-master"),
+        ({"spark_master": "mesos://x"}, "--spark-master"),
         ({"tasks": -1}, "--tasks"),
     ],
 )

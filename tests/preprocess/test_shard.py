@@ -5,21 +5,27 @@ The expected bytes are put together here from the public description of both for
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.data import IndexedDataset, write_cached_index, write_index
+from runtime.store import open_store
 from runtime.text import extents
 from steps.preprocess.assemble import NONE, Source, assemble, kept_ranges
 from steps.preprocess.cleaning import Cleaning, digest_of
+from steps.preprocess.duplicates import Hashes, by_kind
 from steps.preprocess.encoding import How, Recipe
 from steps.preprocess.parts import SAMPLES, Part, Samples
 from steps.preprocess.plan import shards
 from steps.preprocess.shard import Job, Refused, Written, shard_key, write_shard, write_shards
+from steps.preprocess.vocabulary import train
+from steps.preprocess.workspace import shelf
+from tests.minio import MinIO
 
 DOCUMENTS = ["ab", "", "\u00e9", "xyz"]
 """An empty one is left out."""
@@ -149,7 +155,6 @@ def test_what_is_held_out_depends_on_each_text_alone(tmp_path: Path, tasks: int)
     assert read == {"document": [text for text in texts if text not in held], "validation": held}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans())))
 def test_ranges_between_documents_that_are_left_out_hold_the_others(documents: list[tuple[int, bool]]) -> None:
     lengths = np.array([length for length, _ in documents], np.int32)
@@ -208,6 +213,32 @@ def test_a_finished_shard_is_taken_and_a_lost_one_is_made_again(tmp_path: Path) 
     again = write_shard(job, shard, 2)
     assert again != first
     assert Path(job.uri, parts_of(again)[0].tokens_file).read_bytes() == data
+
+
+def test_shards_in_a_store_are_those_of_a_folder_and_are_taken_again(tmp_path: Path, s3: MinIO) -> None:
+    texts = [f"text {number} " * (number % 9) for number in range(60)]
+    words, store = train(iter(texts), 300, "", True).json, open_store(s3.new_prefix())
+    (tmp_path / "tokenizer.json").write_bytes(words)
+    store.put("tokenizer.json", words)
+    made = []
+    for number, uri in enumerate((str(tmp_path / "work"), store.uri)):
+        tokenizer = f"{uri}/tokenizer.json" if number else str(tmp_path / "tokenizer.json")
+        recipe, asked = Recipe(How.TIKTOKEN, tokenizer), Cleaning(held_out=0.3, unique=True)
+        job, _ = tokenize(tmp_path, texts)
+        job = replace(job, uri=uri, recipe=recipe, cleaning=asked)
+        planned = shards("document", extents(str(tmp_path / "a.jsonl")), 3)
+        written = [write_shard(job, shard, 0) for shard in planned]
+        assert [write_shard(job, shard, 1) for shard in planned] == written
+        for split in ("document", "validation"):
+            assemble(tmp_path / f"{split}{number}", np.dtype("uint16"), uri, sources(written, split))
+        made.append([(tmp_path / f"{name}{number}.bin").read_bytes() for name in ("document", "validation")])
+        hashes = [Hashes(0, f"{uri}/{one.digests}", one.documents) for each in written for one in each.splits]
+        assert sum(len(piece.hashes) // 16 for part in hashes for _, piece in by_kind(2, part)) == 60
+    assert made[0] == made[1]
+    assert all(made[0])
+    with shelf(tmp_path, store.uri) as uri:
+        assert uri == store.uri
+    assert not list(store.list(""))
 
 
 def test_of_two_attempts_of_a_shard_one_counts_and_the_others_files_are_gone(

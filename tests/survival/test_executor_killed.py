@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from runtime.workflow.environment import Told
-from runtime.workflow.pods import Pod, Spawner
+from runtime.workflow.pods import Pod
+from runtime.workflow.runner import Processes
 from tests.harness import ROUNDS, wait_until
 
 MANIFEST = """
@@ -91,7 +92,7 @@ def test_of_launchers_that_start_one_pod_at_once_only_one_runs_its_command(_time
     pod = Pod(tmp_path / "run" / "pods" / "p", tmp_path / "log")
 
     def start(_: int) -> tuple[int, int]:
-        answers = Spawner().start(
+        answers = Processes().start(
             [pod.request(template, Told(template["container"]["command"], dict(os.environ)), tmp_path)]
         )
         return pod.started(answers[str(pod.claim)])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from runtime.job.spec import JobSpec, RoleSpec
 from runtime.platform.kubernetes import Access, KubeError
@@ -47,30 +48,19 @@ def test_in_a_pod_of_argos_the_nodes_are_pods_like_it_and_the_master_listens_on_
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("own", [(), ("asw-9 psw-9 10.0.0.9",)])
-def test_the_network_is_the_clusters_unless_the_job_says_its_own(own: tuple[str, ...]) -> None:
-    async def story() -> None:
+def test_the_namespaces_topology_orders_the_ranks_unless_the_job_says_otherwise() -> None:
+    async def story(spec: JobSpec, text: str) -> tuple[str, ...]:
         server = PodApi()
         server.pods["step"] = STEP
-        server.configmaps["node-topology-config"] = {"data": {"topology_config": "asw-0 psw-0 10.0.0.1\n"}}
-        job = JobSpec(SPEC.job, SPEC.roles, topology=own)
-        async with server as url, pods_beside("step", job, Access(url, "ml")) as place:
-            assert place.spec.topology == (own or ("asw-0 psw-0 10.0.0.1",))
+        server.configmaps["node-topology-config"] = {"data": {"topology_config": text}}
+        async with server as url, pods_beside("step", spec, Access(url, "ml")) as place:
+            return place.spec.topology
 
-    asyncio.run(story())
-
-
-def test_a_network_that_cannot_be_read_is_named_with_its_line() -> None:
-    async def story() -> None:
-        server = PodApi()
-        server.pods["step"] = STEP
-        server.configmaps["node-topology-config"] = {"data": {"topology_config": "\nasw-0 10.0.0.1"}}
-        async with server as url:
-            with pytest.raises(KubeError, match="ConfigMap node-topology-config: topology_config line 2: 2 words"):
-                async with pods_beside("step", SPEC, Access(url, "ml")):
-                    pass
-
-    asyncio.run(story())
+    line, other = "asw-0 psw-0 192.168.0.1", "asw-1 psw-0 192.168.0.2"
+    assert asyncio.run(story(SPEC, f"{line}\n")) == (line,)
+    assert asyncio.run(story(replace(SPEC, topology=(other,)), line)) == (other,)
+    with pytest.raises(KubeError, match="node-topology-config, topology_config: line 1: 2 words"):
+        asyncio.run(story(SPEC, "asw-0 192.168.0.1"))
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_the_ranks_together_read_each_global_batch_in_the_samplers_order(
     world_size: int, dataset: str, run_script: Any
 ) -> None:
     ranks = run_script(world_size, 12)
-    tokens = open_dataset(dataset).tokens.astype(np.int64)
+    tokens = open_dataset(dataset).tokens[:].astype(np.int64)
     sampler = Sampler((len(tokens) - 1) // 16, 7, 5)
     for n in range(12):
         inputs = [row for rank in ranks for row in rank["seen"][n][3]]

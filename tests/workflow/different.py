@@ -12,6 +12,7 @@ DIFFERENT: dict[str, tuple[str, str]] = {
         "phase",
         "on Argo the outer DAG stays Running for ever; here it goes on",
     ),
+    "flow/recursion-for-ever-fails": ("refused", "Argo goes 100 deep and fails; here it is told before anything runs"),
     "flow/items-map-null-value-fails": ("refused", "Argo takes it and fails it at once as an invalid spec"),
     "mistakes/expr-missing-output-key": ("phase", _ENDLESS),
     "mistakes/service-account-unknown": ("phase", "there are no service accounts on one machine"),

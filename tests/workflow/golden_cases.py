@@ -22,7 +22,7 @@ from runtime.workflow.asks import Ask, ask
 from runtime.workflow.library import Library
 
 AT_ONCE = 40
-LIMIT_S = 240.0
+LIMIT_S = 900.0
 NAMESPACE = "argo"
 
 
@@ -89,7 +89,7 @@ def compare(wanted: dict[str, Any], status: dict[str, Any]) -> Answer:
     for verdict, fields in (
         ("phase", ("phase",)),
         ("message", ("message",)),
-        ("nodes", ("id", "type", "templateName", "displayName", "boundaryID")),
+        ("nodes", ("id", "type", "templateName", "templateRef", "displayName", "boundaryID")),
         ("inputs", ("inputs",)),
         ("outputs", ("outputs",)),
         ("children", ("children", "outboundNodes")),

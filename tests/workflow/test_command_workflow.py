@@ -1,11 +1,18 @@
 """`everstep workflow`: what a user sees of a run, a refusal, a stop."""
 
+import contextlib
+import io
 import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+import pytest
+
+from everstep.cli import main
+from runtime.workflow.nodes import fnv32a
 from tests.harness import wait_until
 
 MANIFEST = """
@@ -21,9 +28,11 @@ spec:
 
 
 def everstep(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`everstep workflow ...` as a user calls it."""
-    command = [sys.executable, "-m", "everstep", "workflow", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    """`everstep workflow ...`, without the start of an interpreter."""
+    out, told = io.StringIO(), io.StringIO()
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
+        code = main(["workflow", *arguments])
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), told.getvalue())
 
 
 def manifest(folder: Path, command: str = "true") -> Path:
@@ -68,6 +77,23 @@ def test_stop_ends_the_step_and_resume_takes_it_up(tmp_path: Path) -> None:
     assert "Failed" in everstep("get", "h", cwd=tmp_path).stdout
     (tmp_path / "go").touch()
     assert everstep("resume", "h", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("verb", ["stop", "terminate"])
+def test_a_run_whose_launcher_was_killed_is_ended_with_its_pods(verb: str, tmp_path: Path) -> None:
+    path = manifest(tmp_path, "echo $$$$ > pid; exec sleep 600")
+    command = [sys.executable, "-m", "everstep", "workflow", "run", str(path), "--name", "h"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as launcher:
+        wait_until((tmp_path / "pid").exists, "the step")
+        pid = int(wait_until((tmp_path / "pid").read_text, "its pid"))
+        wait_until(lambda: b"PodStarted" in (tmp_path / "runs/h/events.jsonl").read_bytes(), "that it is known")
+        launcher.kill()
+    assert psutil.pid_exists(pid)
+    assert everstep(verb, "h", cwd=tmp_path).returncode == 0
+    wait_until(lambda: not psutil.pid_exists(pid), "the step's end")
+    assert f"Stopped with strategy '{verb.capitalize()}'" in everstep("get", "h", cwd=tmp_path).stdout
+    again = everstep(verb, "h", cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (2, f"everstep workflow {verb}: h: has ended already: Failed\n")
 
 
 def test_an_unknown_run_and_an_unreadable_file_are_one_line(tmp_path: Path) -> None:
@@ -152,7 +178,7 @@ def test_a_suspended_step_is_given_its_output_and_goes_on(tmp_path: Path) -> Non
         assert everstep("set", "waits", "--output-parameter", "p=given", cwd=tmp_path).returncode == 0
         assert everstep("resume", "waits", cwd=tmp_path).returncode == 0
         assert launcher.wait(timeout=60) == 0
-    assert everstep("logs", "waits", cwd=tmp_path).stdout == "[1].see: given\n"
+    assert everstep("logs", "waits", "see", cwd=tmp_path).stdout == f"waits-see-{fnv32a('waits[1].see')}: given\n"
     assert "Succeeded" in everstep("list", cwd=tmp_path).stdout
 
 

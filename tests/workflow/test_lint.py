@@ -58,7 +58,7 @@ def test_what_succeeded_on_argo_is_no_error(case: str) -> None:
 
 def test_a_finding_says_the_line_the_code_the_path_and_the_mend() -> None:
     (document,) = read_text(WARNED, "w.yaml")
-    lines = [one.told("w.yaml") for one in findings(document, Library())]
+    lines = [one.told for one in findings(document, Library())]
     assert lines == [
         "w.yaml:13: argument: spec.templates[0].dag.tasks[0].arguments.parameters[0].name: "
         "say has no input 'txt'; did you mean text?",
@@ -70,7 +70,7 @@ def test_a_finding_says_the_line_the_code_the_path_and_the_mend() -> None:
 
 def test_sarif_names_file_line_and_rule() -> None:
     (document,) = read_text(WARNED, "w.yaml")
-    (run,) = as_sarif(findings(document, Library()), "w.yaml")["runs"]
+    (run,) = as_sarif(findings(document, Library()))["runs"]
     place = run["results"][0]["locations"][0]["physicalLocation"]
     assert place == {"artifactLocation": {"uri": "w.yaml"}, "region": {"startLine": 13}}
     assert {rule["id"] for rule in run["tool"]["driver"]["rules"]} == {"argument", "when"}

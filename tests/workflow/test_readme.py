@@ -50,18 +50,20 @@ def test_a_run_is_stopped_and_taken_up_as_told(folder: Path) -> None:
     (folder / "hello.yaml").write_text(YAML.replace("command: [echo,", 'command: [sh, -c, "test -e go || sleep 600",'))
 
     def shown(word: str) -> None:
-        wait_until(lambda: word in pasted("everstep workflow get w", folder).stdout, word)
+        assert word in pasted("everstep workflow get w", folder).stdout
 
-    def running(word: str) -> None:
-        wait_until(lambda: re.search(rf"{word} +Running", pasted("everstep workflow get w", folder).stdout), word)
+    def started(times: int) -> None:
+        log = folder / "runs/w/events.jsonl"
+        wait_until(lambda: log.exists() and log.read_bytes().count(b"PodStarted") == times, "the step's start")
+        wait_until((folder / "runs/w/workflow.json").exists, "what is shown of it")
 
     with subprocess.Popen("exec everstep workflow run hello.yaml -n w", shell=True, cwd=folder) as launcher:
-        running("greet")
+        started(1)
         assert pasted(verbs["stop"], folder).returncode == 0
         assert launcher.wait() == 128 + signal.SIGINT
     shown("Failed")
     with subprocess.Popen(f"exec {verbs['retry']}", shell=True, cwd=folder) as launcher:
-        running("greet")
+        started(2)
         assert pasted(verbs["terminate"], folder).returncode == 0
         assert launcher.wait() == 128 + signal.SIGINT
     (folder / "go").touch()

@@ -2,17 +2,18 @@
 
 The story begins in `platform` (the Platform of a job); `pods` says what a pod of ours looks like and what one that
 ended tells (pure), `known` what the API has told so far (pure), `api` asks it, `workflow` is whom all belongs to,
-`network` which machines are neighbours. May import `runtime.job`, `runtime.platform` and aiohttp; the few requests
-needed are plain HTTP, after Kubernetes' API concepts ("Efficient detection of changes", "Resource versions").
+`switches` where machines hang in the network. May
+import `runtime.job`, `runtime.platform` and aiohttp; the few requests needed are plain HTTP, after Kubernetes' API
+concepts ("Efficient detection of changes", "Resource versions").
 """
 
 from runtime.platform.kubernetes.api import Access, KubeApi, KubeError
-from runtime.platform.kubernetes.network import topology
 from runtime.platform.kubernetes.platform import KubernetesPlatform
 from runtime.platform.kubernetes.pods import Owner, template_of
+from runtime.platform.kubernetes.switches import topology_of
 from runtime.platform.kubernetes.workflow import owner_of, will_not_return
 
 __all__ = [
-    "Access", "KubeApi", "KubeError", "KubernetesPlatform", "Owner", "owner_of", "template_of", "topology",
+    "Access", "KubeApi", "KubeError", "KubernetesPlatform", "Owner", "owner_of", "template_of", "topology_of",
     "will_not_return",
 ]  # fmt: skip

@@ -19,8 +19,9 @@ STREAM_S = 240
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 T = TypeVar("T")
 Kind = Literal["pods", "secrets", "configmaps", "workflows"]
-CORE, ARGO = "api/v1", "apis/argoproj.io/v1alpha1"
-GROUPS: Mapping[Kind, str] = {"pods": CORE, "secrets": CORE, "configmaps": CORE, "workflows": ARGO}
+GROUPS: Mapping[Kind, str] = {
+    "pods": "api/v1", "secrets": "api/v1", "configmaps": "api/v1", "workflows": "apis/argoproj.io/v1alpha1",
+}  # fmt: skip
 Wait = Callable[[float], Awaitable[object]]
 
 

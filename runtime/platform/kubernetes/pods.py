@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.job.values import quantity
 from runtime.platform import Gone, Node, NodeRequest
 
 JOB, NODE, ROLE, NAME = "everstep/job", "everstep/node", "everstep/role", "everstep/job-name"
 """Labels (the job by its digest: names of jobs may be too long for one), and the annotation with the job's name."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 TOKEN = "EVERSTEP_JOB_TOKEN"
-HOST, HOST_IP, IP = "EVERSTEP_HOST", "EVERSTEP_HOST_IP", "EVERSTEP_IP"
-"""Variables: where the scheduler has put the pod, that machine's address, and the pod's."""
+HOST, IP, HOST_IP = "EVERSTEP_HOST", "EVERSTEP_IP", "EVERSTEP_HOST_IP"
+"""Variables: where the scheduler has put the pod, the pod's address, and that of its machine."""
 TOKEN_KEY = "token"
 OOM_KILLED = 247
 """The exit code that means out of memory in the table of faults; a container killed for it ends with 137 or 0."""
@@ -30,7 +31,11 @@ KEPT = (
     "serviceAccountName", "priorityClassName", "dnsPolicy", "dnsConfig", "hostAliases", "affinity",
 )  # fmt: skip
 KEPT_OF_CONTAINER = ("image", "imagePullPolicy", "envFrom", "resources", "securityContext", "workingDir")
+SHARED_MEMORY = "/dev/shm"
 GRACE_S = 10
+"""For a pod that the master does not need any more."""
+NOTICE_S = 25
+"""For one that anybody else tells to end: the agent's 20 seconds to hand its state over, and some to go."""
 Pod = dict[str, Any]
 
 
@@ -113,14 +118,16 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     reference = {"secretKeyRef": {"name": secret_name(job), "key": TOKEN_KEY}}
     told = {key: {"name": key, "value": _literal(value)} for key, value in request.environment.items()}
     told |= {TOKEN: {"name": TOKEN, "valueFrom": reference}}
-    for name, field in ((HOST, "spec.nodeName"), (HOST_IP, "status.hostIP"), (IP, "status.podIP")):
+    for name, field in ((HOST, "spec.nodeName"), (IP, "status.podIP"), (HOST_IP, "status.hostIP")):
         told[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
     given = [one for one in first.get("env") or () if one["name"] not in told]
     first |= {"command": list(COMMAND), "args": _arguments(request), "env": [*given, *told.values()]}
-    first["resources"] = _resources(request, first.get("resources") or {})
+    resources = first.get("resources") or {}
+    first["resources"] = _resources(request, resources)
     spec |= {
-        "containers": [first, *others], "restartPolicy": "Never", "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": GRACE_S,
+        "containers": [first, *others], "volumes": _shared_memory(spec, resources, first), "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": NOTICE_S,
     }  # fmt: skip
     if terms := _places(request):
         spec["affinity"] = _with_terms(spec.get("affinity") or {}, terms)
@@ -158,6 +165,25 @@ def _resources(request: NodeRequest, given: Mapping[str, Any]) -> dict[str, Any]
     for name, count in want.others.items():
         asked[name] = limits[name] = f"{count:g}"
     return {"requests": asked, "limits": limits}
+
+
+def _shared_memory(spec: Mapping[str, Any], given: Mapping[str, Any], agent: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The volumes, /dev/shm the same share of a larger memory that it is of the template's: it counts as memory, and
+    holds what the node stages.
+    """
+    volumes = list(spec.get("volumes") or ())
+    before, now = (float(quantity((one.get("limits") or {}).get("memory", 0))) for one in (given, agent["resources"]))
+    name = next((one["name"] for one in agent.get("volumeMounts") or () if one["mountPath"] == SHARED_MEMORY), "")
+    if not before or now <= before:
+        return volumes
+    return [_larger(one, now / before) if one["name"] == name else one for one in volumes]
+
+
+def _larger(volume: dict[str, Any], times: float) -> dict[str, Any]:
+    held = volume.get("emptyDir") or {}
+    if "sizeLimit" not in held:
+        return volume
+    return {**volume, "emptyDir": {**held, "sizeLimit": str(int(quantity(held["sizeLimit"]) * times))}}
 
 
 def _places(request: NodeRequest) -> list[dict[str, Any]]:

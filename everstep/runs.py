@@ -1,0 +1,143 @@
+"""The runs of this machine as the `argo` command prints them: `argo get`, `argo list`, `argo logs`."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from everstep.errors import BadInput
+
+UNITS = (("d", "day", 86400), ("h", "hour", 3600), ("m", "minute", 60), ("s", "second", 1))
+FOLLOW_EVERY_S = 0.3
+
+
+def folder_of(runs: Path, name: str) -> Path:
+    """The folder of a run. Raises BadInput when there is none."""
+    folder = runs / name
+    if not (folder / "workflow.json").exists():
+        raise BadInput(f"{folder}: no such run; `everstep workflow list --runs {runs}` shows them")
+    return folder
+
+
+def workflow_of(folder: Path) -> dict[str, Any]:
+    """The run as Argo's object."""
+    return json.loads((folder / "workflow.json").read_text())
+
+
+def got(workflow: Mapping[str, Any], now: float) -> str:
+    """What `argo get` prints: the run's own lines, then its steps as a tree."""
+    from runtime.submission import tree
+    from runtime.workflow.view import MARKS
+
+    lines = [f"{name + ':':<20} {value}".rstrip() for name, value in _facts(workflow, now)]
+    table = [("STEP", "TEMPLATE", "PODNAME", "DURATION", "MESSAGE")]
+    for row in tree.folded(workflow):
+        waits = row.kind == "Suspend" and not row.phase.fulfilled
+        mark = "ǁ" if waits else MARKS[row.phase][0]
+        lasted = short((row.finished or now) - row.started) if row.pod and row.started else ""
+        reference = (tree.nodes_of(workflow)[row.id].get("templateRef") or {}).get("name")
+        template = f"{reference}/{row.template}" if reference else row.template
+        table.append((f" {row.branch}{mark} {row.title}", template, row.pod, lasted, row.message))
+    return "\n".join([*lines, "", *aligned(table, 2)])
+
+
+def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
+    """The lines above the tree."""
+    from runtime.submission.tree import moment
+
+    metadata, spec, status = workflow["metadata"], workflow["spec"], workflow["status"]
+    yield "Name", metadata["name"]
+    yield "Namespace", metadata.get("namespace") or "default"
+    yield "ServiceAccount", spec.get("serviceAccountName") or "unset"
+    yield "Status", status["phase"]
+    if status.get("message"):
+        yield "Message", status["message"]
+    began, ended = moment(status.get("startedAt")), moment(status.get("finishedAt"))
+    for name, at in (("Created", began), ("Started", began), ("Finished", ended)):
+        if at:
+            yield name, f"{datetime.fromtimestamp(at, UTC):%a %b %d %H:%M:%S %z} ({long(now - at)} ago)"
+    yield "Duration", long((ended or now) - began)
+    yield "Progress", status.get("progress") or ""
+    for title, holder in (("Parameters", spec.get("arguments")), ("Output Parameters", status.get("outputs"))):
+        entries = [one for one in (holder or {}).get("parameters") or () if one.get("value") is not None]
+        if entries:
+            yield title, ""
+            yield from ((f"  {one['name']}", str(one["value"])) for one in entries)
+
+
+def listed(runs: Path, now: float) -> str:
+    """What `argo list` prints; the newest last, where the eye is."""
+    from runtime.submission.tree import moment
+
+    found = [workflow_of(path.parent) for path in runs.glob("*/workflow.json")]
+    if not found:
+        return "No workflows found"
+    table = [("NAME", "STATUS", "AGE", "DURATION", "PRIORITY", "MESSAGE")]
+    for one in sorted(found, key=lambda one: one["status"]["startedAt"]):
+        status, began = one["status"], moment(one["status"]["startedAt"])
+        lasted = (moment(status.get("finishedAt")) or now) - began
+        table.append((one["metadata"]["name"], status["phase"], short(now - began), short(lasted),
+                      str(one["spec"].get("priority") or 0), status.get("message") or ""))  # fmt: skip
+    return "\n".join(aligned(table, 3))
+
+
+def logged(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
+    """Lines as `argo logs` prints them, `POD: LINE`; those of `wanted` only: a pod, or steps whose name begins so.
+
+    `follow`: until the run has ended.
+    """
+    from runtime.workflow.runfolder import launcher
+
+    read: dict[Path, int] = {}
+    while True:
+        over = launcher(folder) is None
+        for path, pod in _logs(folder, wanted):
+            with path.open("rb") as file:
+                file.seek(read.get(path, 0))
+                text = file.read()
+            text = text if over or not follow else text[: text.rfind(b"\n") + 1]
+            read[path] = read.get(path, 0) + len(text)
+            for line in text.decode(errors="replace").splitlines():
+                yield f"{pod}: {line}"
+        if over or not follow:
+            break
+        time.sleep(FOLLOW_EVERY_S)
+    if not read:
+        raise BadInput(f"{folder.name}: no pod of that name has a log, and no step begins with {wanted!r}")
+
+
+def _logs(folder: Path, wanted: str) -> Iterator[tuple[Path, str]]:
+    """(log, pod) of the pods that are meant, those that began first first."""
+    nodes = [one for one in workflow_of(folder)["status"]["nodes"].values() if one.get("log")]
+    for node in sorted(nodes, key=lambda one: (one.get("startedAt") or "", one["name"])):
+        path = folder / "logs" / Path(node["log"]).name
+        names = (node["displayName"], path.stem)
+        if path.exists() and (node["podName"] == wanted or any(one.startswith(wanted) for one in names)):
+            yield path, node["podName"]
+
+
+def aligned(table: list[tuple[str, ...]], gap: int) -> list[str]:
+    """Rows of equal length as lines, each column as wide as it has to be."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]) - 1)]
+    return [
+        "".join(cell.ljust(width + gap) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip()
+        for row in table
+    ]
+
+
+def short(seconds: float) -> str:
+    """`4s`, `2m`, `3h`: in the largest unit."""
+    letter, _, length = next((one for one in UNITS if seconds >= one[2]), UNITS[-1])
+    return f"{max(0, int(seconds / length))}{letter}"
+
+
+def long(seconds: float) -> str:
+    """`20 seconds`, `1 minute 3 seconds`: in the two largest units."""
+    left, said = max(0, int(seconds)), list[str]()
+    for _, name, length in UNITS:
+        count, left = divmod(left, length)
+        if count:
+            said.append(f"{count} {name}{'s' * (count != 1)}")
+    return " ".join(said[:2]) or "0 seconds"

@@ -1,0 +1,88 @@
+"""Tokens as an array, or of an S3 object that is read by ranges as they are asked for, in bounded memory."""
+
+from collections import OrderedDict
+from typing import Any, Protocol
+
+import numpy as np
+
+from runtime.data.errors import DatasetError
+from runtime.store import NoSuchKey, Store
+
+BLOCK_BYTES, BLOCKS = 256 << 10, 256
+"""64 MB at most. A sample of 4096 tokens is 8 KiB, so a block costs little more than its request."""
+
+
+class Tokens(Protocol):
+    """Tokens one after another, 1-D: an array, or what is read like one."""
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> Any:
+        """Those of a range, as an array; one, for a whole number."""
+        ...
+
+
+class RangedTokens:
+    """1-D, like the array that a local file is mapped to: `len`, `[start:end]`, `[i]`, `dtype`.
+
+    Of the blocks read, the ones used last are held. Reading raises DatasetError when the object is not there any more,
+    StoreError when the store does not answer.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        tokens: int,
+        dtype: np.dtype,
+        block_bytes: int = BLOCK_BYTES,
+        blocks: int = BLOCKS,
+    ) -> None:
+        """The object has so many `tokens` of that type."""
+        self.dtype = dtype
+        self._store, self._key, self._count = store, key, tokens
+        self._block, self._most = block_bytes, blocks
+        self._held: OrderedDict[int, bytes] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: slice | int) -> np.ndarray:
+        """A copy of that range (of every token in it: no step); for a whole number, one token."""
+        if not isinstance(index, slice):
+            at = int(index) + self._count * (index < 0)
+            if not 0 <= at < self._count:
+                raise IndexError(f"token {index} of {self._count}")
+            return self[at : at + 1][0]
+        start, end, step = index.indices(self._count)
+        if step != 1:
+            raise ValueError("tokens of a store are read without a step")
+        item = self.dtype.itemsize
+        return np.frombuffer(self._bytes(start * item, max(start, end) * item), self.dtype).copy()
+
+    def _bytes(self, start: int, end: int) -> bytes:
+        parts = []
+        while start < end:
+            number, offset = divmod(start, self._block)
+            part = self._of_block(number)[offset : offset + end - start]
+            if not part:
+                raise DatasetError(f"{self._store.uri}/{self._key}: ends at byte {start}; the dataset is half-written")
+            parts.append(part)
+            start += len(part)
+        return b"".join(parts)
+
+    def _of_block(self, number: int) -> bytes:
+        held = self._held.get(number)
+        if held is None:
+            try:
+                held = self._store.get(self._key, number * self._block, self._block)
+            except NoSuchKey:
+                raise DatasetError(f"{self._store.uri}/{self._key}: was removed while it was read") from None
+            self._held[number] = held
+        self._held.move_to_end(number)
+        while len(self._held) > self._most:
+            self._held.popitem(last=False)
+        return held

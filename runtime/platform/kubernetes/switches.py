@@ -1,0 +1,26 @@
+"""The namespace's ConfigMap that says which switch each machine hangs at, as DLRover's users know it."""
+
+from runtime.job.topology import TopologyError, switches
+from runtime.platform.kubernetes.api import KubeApi, KubeError
+
+NAME, KEY = "node-topology-config", "topology_config"
+NOT_FOUND, FORBIDDEN = 404, 403
+
+
+async def topology_of(api: KubeApi) -> tuple[str, ...]:
+    """Its lines, for `JobSpec.topology`; none where there is no such ConfigMap, or no right to read it.
+
+    Raises KubeError for lines that cannot be read.
+    """
+    try:
+        found = await api.patiently(lambda: api.get("configmaps", NAME))
+    except KubeError as error:
+        if error.status in (NOT_FOUND, FORBIDDEN):
+            return ()
+        raise
+    lines = tuple((found.get("data") or {}).get(KEY, "").splitlines())
+    try:
+        switches(lines)
+    except TopologyError as error:
+        raise KubeError(f"ConfigMap {NAME}, {KEY}: line {error}", 400) from None
+    return lines

@@ -1,0 +1,161 @@
+"""Artifacts that others keep: http addresses (get and put, with their ways to say who asks) and git repositories.
+
+After Argo's documentation ("HTTP Artifacts", "Git"). Credentials come from Secrets and reach `git` by its environment.
+"""
+
+import base64
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runtime.workflow.fields import listed
+from runtime.workflow.library import Library
+
+HTTP_S = 60.0
+
+
+class RemoteError(OSError):
+    """It cannot be fetched or put."""
+
+
+def _secret(holder: Mapping[str, Any], name: str, library: Library) -> str:
+    return (library.value("Secret", holder[name]) or "") if holder.get(name) else ""
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def download(http: Mapping[str, Any], library: Library, to: Path) -> None:
+    """Get what an http location has. Raises RemoteError, NotThereError."""
+    with _opened(http, library) as answer, to.open("wb") as file:
+        shutil.copyfileobj(answer, file)
+
+
+def upload(http: Mapping[str, Any], library: Library, source: Path) -> None:
+    """Put a file where an http location says. Raises RemoteError, NotThereError."""
+    if source.is_dir():
+        raise RemoteError("a folder cannot be put to an http address; let it be archived")
+    with source.open("rb") as file, _opened(http, library, file, source.stat().st_size):
+        """The answer's body does not matter."""
+
+
+def _opened(http: Mapping[str, Any], library: Library, body: Any = None, size: int = 0) -> Any:
+    url, auth = str(http.get("url") or ""), http.get("auth") or {}
+    if not url.startswith(("http://", "https://")):
+        raise RemoteError(f"{url!r} is no http address")
+    request = urllib.request.Request(url, body, method="PUT" if body else "GET")
+    if body:
+        request.add_header("Content-Length", str(size))
+        request.add_header("Content-Type", "application/octet-stream")
+    basic = auth.get("basicAuth") or {}
+    try:
+        if basic:
+            told = _basic(_secret(basic, "usernameSecret", library), _secret(basic, "passwordSecret", library))
+            request.add_header("Authorization", told)
+        if auth.get("oauth2"):
+            request.add_header("Authorization", f"Bearer {_token(auth['oauth2'], library)}")
+        for one in listed(http, "headers"):
+            request.add_header(str(one["name"]), str(one.get("value") or ""))
+        context = _certificate(auth["clientCert"], library) if auth.get("clientCert") else None
+        return urllib.request.urlopen(request, timeout=HTTP_S, context=context)
+    except (urllib.error.URLError, OSError) as error:
+        what = f"saving file to {url}" if body else f"loading file from {url}"
+        raise RemoteError(f"{what} failed: {error}") from None
+
+
+def _certificate(told: Mapping[str, Any], library: Library) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for name in ("clientCertSecret", "clientKeySecret"):
+            files.append(Path(folder, name))
+            files[-1].write_text(_secret(told, name, library))
+        context.load_cert_chain(*files)
+    return context
+
+
+def _token(told: Mapping[str, Any], library: Library) -> str:
+    """An access token for the client itself (RFC 6749, 4.4)."""
+    form = [("grant_type", "client_credentials")]
+    if told.get("scopes"):
+        form.append(("scope", " ".join(told["scopes"])))
+    form += [(str(one["key"]), str(one.get("value") or "")) for one in listed(told, "endpointParams")]
+    request = urllib.request.Request(
+        _secret(told, "tokenURLSecret", library), urllib.parse.urlencode(form).encode(), method="POST"
+    )
+    who = (_secret(told, "clientIDSecret", library), _secret(told, "clientSecretSecret", library))
+    request.add_header("Authorization", _basic(*map(urllib.parse.quote_plus, who)))
+    with urllib.request.urlopen(request, timeout=HTTP_S) as answer:
+        token = json.load(answer).get("access_token")
+    if not token:
+        raise RemoteError("the token's address gave no access_token")
+    return str(token)
+
+
+def clone(git: Mapping[str, Any], library: Library, to: Path) -> None:
+    """A git location's repository, at its revision. Raises RemoteError, NotThereError."""
+    repo, single, depth = str(git["repo"]), bool(git.get("singleBranch")), git.get("depth")
+    if single and not git.get("branch"):
+        raise RemoteError("single branch mode without a branch specified")
+    shallow = [f"--depth={int(depth)}"] if depth else []
+    which = ["--single-branch", f"--branch={git['branch']}"] if single else ["--no-single-branch"]
+    with tempfile.TemporaryDirectory() as keys:
+        environment = _environment(git, library, Path(keys))
+
+        def run(*words: str, at: Path | None = to, may_fail: bool = False) -> bool:
+            try:
+                done = subprocess.run(
+                    ["git", *words], cwd=at, env=environment, capture_output=True, text=True, check=False
+                )
+            except FileNotFoundError:
+                raise RemoteError("there is no git in the PATH") from None
+            if done.returncode and not may_fail:
+                said = done.stderr.strip().splitlines()
+                raise RemoteError(f"failed to {words[0]} {json.dumps(repo)}: {said[-1] if said else done.returncode}")
+            return done.returncode == 0
+
+        run("clone", "--quiet", *shallow, *which, "--", repo, str(to), at=None)
+        for one in listed(git, "fetch"):
+            run("fetch", "--quiet", "--update-head-ok", *shallow, "origin", "--", str(one))
+        revision = str(git.get("revision") or "")
+        if revision:
+            ways = (f"refs/tags/{revision}", f"refs/remotes/origin/{revision}", revision)
+            known = (one for one in ways if run("rev-parse", "--verify", "--quiet", f"{one}^{{commit}}", may_fail=True))
+            at = next(known, "")
+            if not at:
+                run("fetch", "--quiet", "origin", "--", revision)
+            run("checkout", "--quiet", "--detach", at or "FETCH_HEAD", "--")
+        if not git.get("disableSubmodules"):
+            run("submodule", "--quiet", "update", "--init", "--recursive")
+
+
+def _environment(git: Mapping[str, Any], library: Library, keys: Path) -> dict[str, str]:
+    """Who asks; nothing of it stands in a command line."""
+    found = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    user, password = _secret(git, "usernameSecret", library), _secret(git, "passwordSecret", library)
+    place = urllib.parse.urlsplit(str(git["repo"]))
+    if user or password:
+        found["GIT_CONFIG_COUNT"] = "1"
+        found["GIT_CONFIG_KEY_0"] = f"http.{place.scheme}://{place.netloc}/.extraHeader"
+        found["GIT_CONFIG_VALUE_0"] = f"Authorization: {_basic(user, password)}"
+    if git.get("insecureSkipTLS"):
+        found["GIT_SSL_NO_VERIFY"] = "1"
+    ssh = ["ssh", "-o", "BatchMode=yes"]
+    if key := _secret(git, "sshPrivateKeySecret", library):
+        path = keys / "key"
+        path.touch(0o600)
+        path.write_text(f"{key.rstrip()}\n")
+        ssh += ["-i", str(path), "-o", "IdentitiesOnly=yes"]
+    if git.get("insecureIgnoreHostKey"):
+        ssh += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
+    return {**found, "GIT_SSH_COMMAND": " ".join(ssh)} if len(ssh) > 3 else found

@@ -1,0 +1,93 @@
+"""The folder of a run: RUNS/NAME, of one manifest only, in the hands of one launcher at a time."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from runtime import atomic, faults
+from runtime.workflow.library import Library
+from runtime.workflow.manifest import NAME, NO_LIBRARY, ManifestError
+
+RESERVED = ("artifacts", "store")
+"""Folders beside the run folders."""
+
+
+def check_name(name: str) -> None:
+    """Raise ManifestError for what Kubernetes would not take as a workflow's name."""
+    if not NAME.fullmatch(name) or len(name) > 63 or name in RESERVED:
+        raise ManifestError(f"name {name!r}: use at most 63 of a-z, 0-9 and -, a letter or digit at both ends")
+
+
+def enter(runs: Path, name: str, source: Mapping[str, Any]) -> Path:
+    """The folder for that run; made if it is new. Raises ManifestError: no name, or a run of another manifest."""
+    check_name(name)
+    folder = runs / name
+    known = folder / "manifest.json"
+    if known.exists() and json.loads(known.read_text())["spec"] != source["spec"]:
+        raise ManifestError(f"name {name}: {folder} has a run of another manifest; choose another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def begin(folder: Path, source: Mapping[str, Any], library: Library, path: Sequence[Path]) -> None:
+    """Write down, once, what is run and what it was given besides."""
+    known = folder / "manifest.json"
+    if known.exists():
+        return
+    given = {
+        "objects": list(library.objects.values()),
+        "images": {name: list(command) for name, command in library.images.items()},
+        "path": [str(one.absolute()) for one in path],
+    }
+    _private(folder / "beside.json").write_text(json.dumps(given, indent=1))
+    with atomic.replacing(known) as file:
+        file.write(json.dumps(source, indent=1).encode())
+        faults.point("executor.before_manifest")
+    faults.point("executor.after_manifest")
+
+
+def beside(folder: Path) -> tuple[Library, tuple[Path, ...]]:
+    """(what the run in that folder was given besides its manifest, folders of programs)."""
+    known = folder / "beside.json"
+    if not known.exists():
+        return NO_LIBRARY, ()
+    given = json.loads(known.read_text())
+    return Library.of(given["objects"], given["images"]), tuple(map(Path, given["path"]))
+
+
+def _private(path: Path) -> Path:
+    """Make the file, for nobody else to read: it may hold secrets."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    return path
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Nobody else runs it meanwhile. Raises ManifestError where somebody does."""
+    held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(held, 20).decode() or "unknown"
+        os.close(held)
+        raise ManifestError(f"name {folder.name}: process {holder} runs it already") from None
+    os.ftruncate(held, 0)
+    os.write(held, str(os.getpid()).encode())
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
+def launcher(folder: Path) -> str | None:
+    """The process that runs it; None when there is none."""
+    with (folder / "lock").open("rb") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return held.read(20).decode()
+        return None

@@ -1,0 +1,47 @@
+"""What an executor's pod runs: Spark's executor in a Java of this image, as Spark tells it by variables.
+
+Spark's own images have a script for it (Spark, "Running on Kubernetes"); pyspark's wheel has not.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from steps.preprocess.java import Java, find_java, unsuited
+
+CLASS = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+_ARGUMENTS = {
+    "--driver-url": "SPARK_DRIVER_URL",
+    "--executor-id": "SPARK_EXECUTOR_ID",
+    "--cores": "SPARK_EXECUTOR_CORES",
+    "--app-id": "SPARK_APPLICATION_ID",
+    "--hostname": "SPARK_EXECUTOR_POD_IP",
+    "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
+    "--podName": "SPARK_EXECUTOR_POD_NAME",
+}
+_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
+
+
+def command(environment: Mapping[str, str], java: Java, jars: Path) -> list[str]:
+    """The program and its arguments. Raises KeyError for a variable that Spark has not set."""
+    numbers = sorted(int(found[1]) for found in map(_OPTION.fullmatch, environment) if found)
+    options = [environment[f"SPARK_JAVA_OPT_{number}"] for number in numbers]
+    memory = environment["SPARK_EXECUTOR_MEMORY"]
+    told = [word for flag, name in _ARGUMENTS.items() for word in (flag, environment[name])]
+    kept = [option for option in options if option not in unsuited(java)]
+    return [str(java.program), *kept, f"-Xms{memory}", f"-Xmx{memory}", "-cp", f"{jars}/*", CLASS, *told]
+
+
+def main() -> None:
+    """Become it."""
+    found = find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise SystemExit("executor: this image has no pyspark; use one with everstep[preprocess]")
+    words = command(os.environ, find_java(os.environ), Path(found.origin).parent / "jars")
+    os.execv(words[0], words)
+
+
+if __name__ == "__main__":
+    main()

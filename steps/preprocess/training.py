@@ -1,0 +1,67 @@
+"""--train-tokenizer: only a vocabulary, trained on the input, for whatever is tokenized with it later.
+
+With --output-prefix it is PREFIX_tokenizer.json, else `<store>/tokenizers/<digest>/tokenizer.json`. The same input and
+settings give the same bytes.
+"""
+
+import hashlib
+import html
+import json
+import sys
+
+from runtime.data import finished
+from steps.entry import Result, StepError
+from steps.model.directory import MANIFEST
+from steps.preprocess import inputs
+from steps.preprocess.build import trained
+from steps.preprocess.config import Config
+from steps.preprocess.place import place_of
+from steps.preprocess.run import PAGE, shown
+from steps.preprocess.vocabulary import Vocabulary
+
+FILE = "tokenizer.json"
+
+
+def run(config: Config) -> Result:
+    """Train it, or find that it is there. Raises StepError."""
+    if config.output_prefix:
+        return _beside(config)
+    corpus = inputs.corpus(config.input)
+    told = [corpus.digest, config.train_tokenizer, config.eod_token, config.ftfy, config.jsonl_keys]
+    key = f"tokenizers/{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]}"
+    meta = finished.find(config.store, key, MANIFEST)
+    if meta is None:
+        made = trained(config, corpus.read(), config.train_tokenizer)
+        with finished.draft(config.store, key, MANIFEST) as draft:
+            (draft.folder / FILE).write_bytes(made.json)
+            meta = {"version": 1, "tokenizer": FILE, "vocab_size": made.size, "corpus": corpus.name}
+            draft.commit(meta)
+    else:
+        print(f"{key} is in the store already", file=sys.stderr)
+    return _told(config, finished.uri(config.store, key), int(meta["vocab_size"]))
+
+
+def _beside(config: Config) -> Result:
+    place, name = place_of(config.output_prefix)
+    name = f"{name}_{FILE}"
+    before = None if config.force else place.read(name)
+    made: Vocabulary = trained(config, inputs.files(config.input, "text", config.num_docs), config.train_tokenizer)
+    if before not in (None, made.json):
+        raise StepError(
+            f"{place.uri}/{name} is there, trained on other input or settings; choose another --output-prefix, or give "
+            "--force to overwrite"
+        )
+    if before is None:
+        place.write(name, made.json)
+    return _told(config, f"{place.uri}/{name}", made.size)
+
+
+def _told(config: Config, uri: str, size: int) -> Result:
+    title, text = f"{size} tokens", html.escape(uri)
+    page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><p>{title}: {text}</p></html>\n'
+    return Result(
+        summary=f"{title}  {uri}",
+        outputs={"uri": uri, "validation": ""},
+        facts={"vocab_size": size},
+        artifacts={PAGE: shown(config, page.encode())},
+    )

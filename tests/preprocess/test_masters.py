@@ -1,0 +1,133 @@
+"""What Spark is told for each --spark-master: pure."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steps.entry import StepError
+from steps.preprocess import Config, masters
+from steps.preprocess.executor import command
+from steps.preprocess.java import Java
+from steps.preprocess.job import cores
+from steps.preprocess.masters import Kind, kind_of
+from steps.preprocess.session import own_pod, settings
+
+OWN: dict[str, Any] = {
+    "serviceAccountName": "everstep",
+    "securityContext": {"runAsNonRoot": True},
+    "containers": [
+        {
+            "name": "agent",
+            "image": "registry.example/everstep:1",
+            "resources": {"limits": {"memory": "3Gi"}},
+            "env": [{"name": "AWS_ACCESS_KEY_ID", "valueFrom": {"secretKeyRef": {"name": "store", "key": "id"}}}],
+            "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+        }
+    ],
+    "volumes": [{"name": "scratch", "emptyDir": {}}],
+}
+POD = masters.Pod("https://10.0.0.1:443", "ml", "/token", "/ca.crt", "llama-x7k2-preprocess-123", "10.1.0.9", OWN)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ("local", Kind.LOCAL),
+        ("local[3]", Kind.LOCAL),
+        ("local[*]", Kind.LOCAL),
+        ("spark://spark-master:7077", Kind.STANDALONE),
+        ("spark://a:7077,b:7077", Kind.STANDALONE),
+        ("k8s://", Kind.KUBERNETES),
+        ("k8s://https://10.0.0.1:443", Kind.KUBERNETES),
+    ],
+)
+def test_a_master_is_known_by_how_it_begins(given: str, kind: Kind) -> None:
+    assert kind_of(given) is kind
+
+
+@pytest.mark.parametrize("given", ["yarn", "local[0]", "spark://host", "spark://x y:1", "k8s", "mesos://h:1", ""])
+def test_another_master_is_refused_in_one_line(given: str) -> None:
+    with pytest.raises(StepError, match="give local"):
+        Config(spark_master=given).check()
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ({"spark_master": "local[3]"}, 3),
+        ({"spark_master": "local[3]", "workers": 2}, 2),
+        ({"spark_master": "local[3]", "workers": 64}, 3),
+        ({"spark_master": "spark://h:1", "executors": 5, "executor_cores": 3}, 15),
+        ({"spark_master": "k8s://", "executors": 5, "executor_cores": 3, "workers": 4}, 4),
+    ],
+)
+def test_so_many_tasks_run_at_a_time(flags: dict, wanted: int) -> None:
+    assert cores(Config(**flags)) == wanted
+
+
+def test_executors_of_a_cluster_come_as_tasks_need_them_and_find_the_driver(tmp_path: Path) -> None:
+    told = settings("spark://127.0.0.1:7077", 5, 2, tmp_path)
+    assert told["spark.master"] == "spark://127.0.0.1:7077"
+    assert (told["spark.driver.host"], told["spark.driver.bindAddress"]) == ("127.0.0.1", "127.0.0.1")
+    assert told["spark.dynamicAllocation.enabled"] == "true"
+    assert told["spark.dynamicAllocation.maxExecutors"] == "3"
+    assert told["spark.executor.cores"] == "2"
+    assert "spark.authenticate" not in told  # that is the cluster's to say
+
+
+def test_a_local_master_talks_to_itself_and_tries_again(tmp_path: Path) -> None:
+    told = settings("local[*]", 4, 2, tmp_path)
+    assert told["spark.master"] == "local[4,3]"
+    assert told["spark.authenticate"] == "true"
+    assert told["spark.driver.bindAddress"] == "127.0.0.1"
+    assert not [name for name in told if "executor" in name]
+
+
+def test_executors_on_kubernetes_are_pods_like_the_driver_and_end_with_it(tmp_path: Path) -> None:
+    told = masters.kubernetes("k8s://", POD, 2, tmp_path / "pod.json")
+    assert told["spark.master"] == "k8s://https://10.0.0.1:443"
+    assert told["spark.kubernetes.driver.pod.name"] == POD.name
+    assert told["spark.kubernetes.namespace"] == "ml"
+    assert told["spark.kubernetes.container.image"] == "registry.example/everstep:1"
+    assert told["spark.kubernetes.authenticate.oauthTokenFile"] == "/token"
+    assert told["spark.executor.memoryOverhead"] == "1600m"
+    assert len(told["spark.kubernetes.executor.podNamePrefix"]) <= 47
+    assert masters.kubernetes("k8s://https://api:6443", POD, 2, tmp_path)["spark.master"] == "k8s://https://api:6443"
+    made = json.loads(masters.pod_template(POD))
+    (container,) = made["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "steps.preprocess.executor"]
+    assert container["env"] == OWN["containers"][0]["env"]  # by reference: no secret stands in it
+    assert container["volumeMounts"] == OWN["containers"][0]["volumeMounts"]
+    assert "resources" not in container
+    assert made["spec"]["securityContext"] == OWN["securityContext"]
+    assert OWN["containers"][0]["resources"], "what was given is as it was"
+
+
+def test_an_executors_pod_becomes_sparks_executor() -> None:
+    names = ["DRIVER_URL", "EXECUTOR_ID", "EXECUTOR_CORES", "APPLICATION_ID", "EXECUTOR_POD_IP", "RESOURCE_PROFILE_ID"]
+    told = {f"SPARK_{name}": name.lower() for name in [*names, "EXECUTOR_POD_NAME"]}
+    told |= {f"SPARK_JAVA_OPT_{number}": f"-Dn={number}" for number in range(11)}
+    told |= {"SPARK_EXECUTOR_MEMORY": "512m", "SPARK_JAVA_OPT_11": "--add-modules=jdk.incubator.vector"}
+    words = command(told, Java(Path("/java"), 17), Path("/jars"))
+    assert words[0] == "/java"
+    assert words[1:12] == [f"-Dn={number}" for number in range(11)]
+    assert words[12:16] == ["-Xms512m", "-Xmx512m", "-cp", "/jars/*"]
+    assert words[16].endswith("KubernetesExecutorBackend")
+    given = dict(zip(words[17::2], words[18::2], strict=True))
+    assert given["--driver-url"] == "driver_url"
+    assert given["--hostname"] == "executor_pod_ip"
+    assert given["--podName"] == "executor_pod_name"
+
+
+def test_pods_are_refused_where_there_are_none_and_where_nothing_is_shared(tmp_path: Path) -> None:
+    with pytest.raises(StepError, match="EVERSTEP_POD is not set"):
+        own_pod({})
+    (tmp_path / "a.jsonl").write_text("")
+    here = Config(input=str(tmp_path / "a.jsonl"), output_prefix=str(tmp_path / "out"), spark_master="k8s://")
+    with pytest.raises(StepError, match=r"--input .*a\.jsonl: .*share no folder; give s3://"):
+        here.check()
+    for name in ("executors", "executor_cores"):
+        with pytest.raises(StepError, match=f"--{name.replace('_', '-')} 0: 1 or more"):
+            Config(**{name: 0}).check()  # type: ignore[arg-type]

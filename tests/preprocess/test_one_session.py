@@ -1,0 +1,128 @@
+"""What one Spark session proves of several jobs: they are run in this process, one after another."""
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from runtime.data import IndexedDataset
+from runtime.store import open_store
+from steps.corpus import Config as CorpusConfig
+from steps.corpus import archive
+from steps.corpus.run import run as make_corpus
+from steps.entry import StepError
+from steps.preprocess import Config, session
+from steps.preprocess.cleaning import digest_of
+from steps.preprocess.run import run
+from steps.preprocess.vocabulary import train
+from tests.minio import MinIO
+
+TEXTS = [
+    f"def function_{number}(a, b):\n    return a + {number * 7919} * b  # na\u00efve\n" * 9 for number in range(200)
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_session() -> Iterator[None]:
+    """Commands find Spark started."""
+    with session.spark("local[2]", 2, 2) as context, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "spark", lambda *_: nullcontext(context))
+        yield
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `a.jsonl` and `tokenizer.json`."""
+    folder = tmp_path_factory.mktemp("given")
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (folder / "tokenizer.json").write_bytes(train(iter(TEXTS), 400, "", True).json)
+    return folder
+
+
+def config(folder: Path, given: Path, **more: object) -> Config:
+    """Nothing is made outside of `folder`."""
+    places = {"store": str(folder / "store"), "outputs": str(folder / "outputs")}
+    made = Config(tokenizer=str(given / "tokenizer.json"), spark_master="local[2]", **places)
+    made = replace(made, **more)  # type: ignore[arg-type]
+    made.check()
+    return made
+
+
+def test_documents_are_mended_left_out_held_out_and_counted(given: Path, tmp_path: Path) -> None:
+    """What stays of a text that comes often, in several tasks and in both splits, is its first document."""
+    texts = [f"na\u00c3\u00afve {number % 70}" + " more" * (number % 40) for number in range(700)]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    asked = {"ftfy": True, "min_length": 15, "max_length": 150, "deduplicate": True, "validation_share": 0.25}
+    files = {"input": str(tmp_path / "b.jsonl"), "output_prefix": str(tmp_path / "out/result")}
+    told = run(config(tmp_path, given, **files, **asked, tasks=5))
+    mended = [text.replace("\u00c3\u00af", "\u00ef") for text in texts]
+    fitting = [text for text in mended if 15 <= len(text) <= 150]
+    unique = list(dict.fromkeys(fitting))
+    held = [text for text in unique if digest_of([text])[:8] < (1 << 62).to_bytes(8, "big")]
+    tokenizer = Tokenizer.from_file(str(given / "tokenizer.json"))
+    for name, wanted in (
+        ("result_text", [text for text in unique if text not in held]),
+        ("result_validation_text", held),
+    ):
+        assert wanted
+        read = IndexedDataset(tmp_path / f"out/{name}_document")
+        assert [one.tolist() for one in read] == [tokenizer.encode(text).ids for text in wanted]
+    assert told.facts["dropped"] == {
+        "unreadable": 0,
+        "too short": sum(len(text) < 15 for text in mended),
+        "too long": sum(len(text) > 150 for text in mended),
+        "duplicate": len(fitting) - len(unique),
+    }
+    assert (told.facts["documents"], told.facts["mended"]) == (700, 700)
+    assert told.outputs["validation"] == f"{tmp_path}/out/result_validation"
+
+
+def test_a_corpus_in_a_store_is_read_where_it_is(given: Path, tmp_path: Path, s3: MinIO) -> None:
+    settings = CorpusConfig(source=str(given / "a.jsonl"), validation_share=0.1, store=str(tmp_path / "corpora"))
+    corpus, store = Path(make_corpus(settings).outputs["uri"]), open_store(s3.new_prefix())
+    for path in corpus.rglob("*"):
+        if path.is_file():
+            store.put(f"{corpus.name}/{path.relative_to(corpus).as_posix()}", path)
+    made = []
+    for number, uri in enumerate((str(corpus), f"{store.uri}/{corpus.name}")):
+        told = run(config(tmp_path / str(number), given, input=uri))
+        made.append({path.name: path.read_bytes() for path in Path(told.outputs["uri"]).glob("*.[bi][id]*")})
+    assert made[0] == made[1]
+    assert len(made[0]) == 4
+    store.delete(f"{corpus.name}/train/data_000000.jsonl.zst")
+    with pytest.raises(StepError, match=r"train/data_000000\.jsonl\.zst: missing"):
+        run(config(tmp_path / "2", given, input=f"{store.uri}/{corpus.name}"))
+
+
+@pytest.mark.parametrize("asked", [{}, {"deduplicate": True, "validation_share": 0.2, "max_length": 1000}])
+def test_the_dataset_of_a_corpus_does_not_depend_on_the_number_of_tasks(
+    given: Path, tmp_path: Path, asked: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "FILE_BYTES", 10_000)  # several files
+    settings = CorpusConfig(source=str(given / "a.jsonl"), validation_share=0.1, store=str(tmp_path / "corpora"))
+    corpus = make_corpus(settings).outputs["uri"]
+    made = []
+    for tasks in (1, 7):
+        told = run(config(tmp_path / str(tasks), given, input=corpus, append_eod=True, tasks=tasks, **asked))
+        made.append({path.name: path.read_bytes() for path in Path(told.outputs["uri"]).iterdir()})
+        assert told.facts["train"]["documents"] + told.facts["validation"]["documents"] == len(TEXTS)
+    assert made[0] == made[1]
+
+
+def test_a_torn_line_is_told_with_its_place_and_leaves_nothing(
+    given: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes((given / "a.jsonl").read_bytes()[:-20])
+    (tmp_path / "out").mkdir()
+    files = {"input": str(tmp_path / "a.jsonl"), "output_prefix": str(tmp_path / "out/result")}
+    with pytest.raises(StepError) as error:
+        run(config(tmp_path, given, **files, tasks=3))
+    assert str(error.value).startswith(f"{tmp_path}/a.jsonl:200:")
+    assert "Traceback" not in capfd.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
+    skipped = run(config(tmp_path, given, **files, tasks=3, on_error="skip"))
+    assert (skipped.facts["documents"], skipped.facts["dropped"]["unreadable"]) == (199, 1)
