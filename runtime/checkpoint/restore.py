@@ -74,41 +74,53 @@ def _copy_checked(data: memoryview, layout: Layout, sources: dict[str, str], liv
     for path, tensor in live.tensors.items():
         wanted.setdefault(sources[path], []).append(tensor)
 
-    def group(start: int, end: int, places: list[tuple[str, Place]]) -> None:
+    def group(start: int, end: int, parts: list[_Part]) -> None:
         if digests:
             digests.check(start, data[start:end])
-        pairs = [(target, place) for name, place in places for target in wanted.get(name, ())]
-        rest = [(target, place) for target, place in pairs if not _moved(target, place, address)]
+        pairs = [(target, part) for part in parts for target in wanted.get(part.name, ())]
+        rest = [(target, part.place) for target, part in pairs if not _moved(target, part, address)]
         copy([target for target, _ in rest], [place.view(data) for _, place in rest])
 
     address = np.frombuffer(data, np.uint8).ctypes.data
     Threads().run(partial(group, *one) for one in _groups(layout, digests))
 
 
-def _moved(target: torch.Tensor, place: Place, address: int) -> bool:
-    """Copy it by this thread alone, as torch does not for large ones; False: it takes torch to do it.
+class _Part(NamedTuple):
+    """Some bytes of a tensor."""
+
+    name: str
+    place: Place
+    first: int
+    """Counted from the tensor's own beginning."""
+    last: int
+
+
+def _moved(target: torch.Tensor, part: _Part, address: int) -> bool:
+    """Copy it by this thread alone, as torch does not for large ones; False: it takes torch, for the whole tensor.
 
     A small one is done before another thread could make use of the interpreter's lock.
     """
     if not target.is_cpu or not target.is_contiguous() or target.is_conj() or target.is_neg():
-        return False
-    move = ctypes.memmove if place.size >= _LARGE else _move_at_once
-    move(target.data_ptr(), address + place.start, place.size)
+        return part.first > 0
+    size = part.last - part.first
+    move = ctypes.memmove if size >= _LARGE else _move_at_once
+    move(target.data_ptr() + part.first, address + part.place.start + part.first, size)
     return True
 
 
-def _groups(layout: Layout, digests: Digests | None) -> Iterator[tuple[int, int, list[tuple[str, Place]]]]:
-    """Tensors that stand together, and the whole blocks (first byte and end) that no earlier group checks."""
+def _groups(layout: Layout, digests: Digests | None) -> Iterator[tuple[int, int, list[_Part]]]:
+    """Bytes that stand together, and the whole blocks (first byte and end) that no earlier group checks."""
     checked, size = layout.table.start + layout.table.size, 0
-    places: list[tuple[str, Place]] = []
+    parts: list[_Part] = []
     for name, place in layout.places.items():
-        places.append((name, place))
-        size += place.size
-        if size >= _GROUP:
-            end = digests.blocks(checked, place.start + place.size, layout.size)[1] if digests else checked
-            yield checked, end, places
-            checked, size, places = end, 0, []
-    yield checked, layout.size if digests else checked, places
+        for first in range(0, place.size or 1, _GROUP):
+            parts.append(_Part(name, place, first, min(first + _GROUP, place.size)))
+            size += parts[-1].last - first
+            if size >= _GROUP:
+                end = digests.blocks(checked, place.start + parts[-1].last, layout.size)[1] if digests else checked
+                yield checked, end, parts
+                checked, size, parts = end, 0, []
+    yield checked, layout.size if digests else checked, parts
 
 
 def cut_alike(shard: Opened, live: Tree) -> bool:

@@ -160,6 +160,20 @@ def test_a_checkpoint_of_another_model_lists_at_most_ten_keys_of_a_kind_and_load
     assert same(live, before)
 
 
+def test_large_tensors_come_back_whole_also_where_they_do_not_lie_in_a_row() -> None:
+    wide = torch.arange(9 << 20, dtype=torch.int16).view(3 << 10, 3 << 10)
+    saved = {"row": wide, "turned": wide.t().contiguous(), "none": torch.empty(0), "one": torch.tensor(7)}
+    data = staged(saved)
+    turned = torch.zeros_like(wide).t()
+    live = {"row": torch.zeros_like(wide), "turned": turned, "none": torch.empty(0), "one": torch.tensor(0)}
+    digest = seal(data)
+    assert restore(data, live, digest) == 5
+    assert all(torch.equal(live[name], tensor) for name, tensor in saved.items())
+    data[len(data) // 3] ^= 1
+    with pytest.raises(RestoreError, match="the digest of bytes"):
+        restore(data, live, digest)
+
+
 def test_a_flipped_bit_is_found(make_state: Any) -> None:
     data = staged(make_state(2))
     digest = seal(data)
