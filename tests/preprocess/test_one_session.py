@@ -45,8 +45,12 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(folder: Path, given: Path, **more: object) -> Config:
     """Nothing is made outside of `folder`."""
-    places = {"store": str(folder / "store"), "outputs": str(folder / "outputs")}
-    made = Config(tokenizer=str(given / "tokenizer.json"), spark_master="local[2]", **places)
+    made = Config(
+        tokenizer=str(given / "tokenizer.json"),
+        spark_master="local[2]",
+        store=str(folder / "store"),
+        outputs=str(folder / "outputs"),
+    )
     made = replace(made, **more)  # type: ignore[arg-type]
     made.check()
     return made

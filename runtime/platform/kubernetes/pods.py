@@ -171,7 +171,7 @@ def _shared_memory(spec: Mapping[str, Any], given: Mapping[str, Any], agent: Map
     """The volumes, /dev/shm the same share of a larger memory that it is of the template's: it counts as memory, and
     holds what the node stages.
     """
-    volumes = list(spec.get("volumes") or ())
+    volumes: list[dict[str, Any]] = list(spec.get("volumes") or ())
     before, now = (float(quantity((one.get("limits") or {}).get("memory", 0))) for one in (given, agent["resources"]))
     name = next((one["name"] for one in agent.get("volumeMounts") or () if one["mountPath"] == SHARED_MEMORY), "")
     if not before or now <= before:
