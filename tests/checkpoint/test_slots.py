@@ -1,6 +1,5 @@
 """The rules of slots: the table, and two promises over every order of events."""
 
-import itertools
 
 import pytest
 from hypothesis import settings
@@ -19,7 +18,8 @@ def table_in(state: SlotState) -> SlotTable:
     return table
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(SlotState, set(SlotEvent) - {SlotEvent.ACQUIRE})))
+@pytest.mark.parametrize("state", SlotState)
+@pytest.mark.parametrize("event", [event for event in SlotEvent if event is not SlotEvent.ACQUIRE])
 def test_an_event_that_the_table_does_not_list_raises(state: SlotState, event: SlotEvent) -> None:
     table = table_in(state)
     apply = {
