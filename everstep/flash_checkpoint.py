@@ -46,6 +46,8 @@ class _Flash:
         self.checkpoint_dir = checkpoint_dir
         self._checkpoints = Checkpoints(checkpoint_dir)
         self._made: Checkpointer | None = None
+        self._on_disk = 0
+        """The step that was saved on DISK last."""
 
     def save_checkpoint(
         self, step: int, state_dict: dict[str, Any], path: str = "", storage_type: StorageType = StorageType.DISK
@@ -54,12 +56,14 @@ class _Flash:
         state = {"path": str(path), "saved": state_dict}
         if self._made is None:
             self._made = self._checkpoints.checkpointer(state)
-        self._made.save(step, state, persist=StorageType(storage_type) is StorageType.DISK)
+        disk = StorageType(storage_type) is StorageType.DISK
+        self._made.save(step, state, persist=disk)
+        self._on_disk = step if disk else self._on_disk
 
-    def wait_latest_checkpoint(self, step: int) -> None:
-        """Wait until the state of `step`, saved on DISK, is committed."""
-        if self._made is not None:
-            self._made.flush(step)
+    def wait_latest_checkpoint(self) -> None:
+        """Wait until the state that was saved on DISK last is committed. Raises LinkError, StoreError."""
+        if self._made is not None and self._on_disk:
+            self._made.flush(self._on_disk)
 
     def _shards(self, path: str) -> list[Shard]:
         """The newest checkpoint, or the newest that was saved as `path`; empty when there is none."""

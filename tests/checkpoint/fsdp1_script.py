@@ -62,7 +62,7 @@ def work(rank: int, world_size: int, port: int, folder: str, result: Path) -> No
             state_dict = {"model": model_state, "optim": optim_state, "step": step}
             for storage_type in (StorageType.MEMORY, StorageType.DISK):
                 checkpointer.save_checkpoint(step, state_dict, f"{folder}/{step}", storage_type=storage_type)
-    checkpointer.wait_latest_checkpoint(done + 2)
+    checkpointer.wait_latest_checkpoint()
     trained = whole(model, optimizer)
     if rank == 0:
         torch.save({"done": done, "loaded": loaded, "trained": trained}, result)

@@ -68,7 +68,7 @@ def test_memory_and_disk_saves_of_dlrovers_api_all_commit_in_any_order(node: Any
         model.weight.data.fill_(step)
         for kind in kinds:
             checkpointer.save_checkpoint(step, {"model": model.state_dict(), "step": step}, f"at/{step}", kind)
-    checkpointer.wait_latest_checkpoint(4)
+    checkpointer.wait_latest_checkpoint()
     assert {held.iteration for held in node.persisted} == {1, 3, 4}
     node.keeper.worker_died(0)
     node.begin(2, node.newest())
@@ -89,7 +89,7 @@ def test_what_the_readme_tells_users_of_dlrover_is_true_when_pasted(worker: Any,
     saved = {"weight": torch.arange(3), "step": 7}
     names: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "step": 7, "path": "7.pt", "state_dict": saved}
     exec(saving, names)
-    names["checkpointer"].wait_latest_checkpoint(7)
+    names["checkpointer"].wait_latest_checkpoint()
     exec(assignment + loading, names)
     assert same(names["state_dict"], saved)
     assert list(tmp_path.glob("jobs/*/checkpoints/000001-000000007/manifest.json"))
@@ -100,7 +100,7 @@ def test_a_checkpoint_is_loaded_by_the_path_that_it_was_saved_under(worker: Any,
     checkpointer = DdpCheckpointer(str(tmp_path))
     for step in (1, 2):
         checkpointer.save_checkpoint(step, {"weight": torch.full((3,), step)}, path=f"checkpoint-{step}.pt")
-    checkpointer.wait_latest_checkpoint(2)
+    checkpointer.wait_latest_checkpoint()
     again = DdpCheckpointer(str(tmp_path))
     assert again.load_checkpoint("checkpoint-1.pt")["weight"].tolist() == [1, 1, 1]
     assert again.load_checkpoint()["weight"].tolist() == [2, 2, 2]
