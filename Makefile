@@ -49,7 +49,7 @@ accept-elastic: $(READY)  ## every line the elastic runtime promises: wanted, me
 accept-executor: $(READY)  ## every line the executor of Argo manifests promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_executor
 
-accept-preprocess: $(READY)  ## every line the tokenization promises: wanted, measured, holds or not
+accept-preprocess: $(READY)  ## every line the tokenization promises: wanted, measured, holds or not (about 10 minutes)
 	$(BIN)/python -m benchmarks.accept_preprocess
 
 accept-checkpoint: $(READY)  ## every line that checkpoints promise: wanted, measured, holds or not

@@ -27,11 +27,14 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_session() -> Iterator[None]:
-    """Commands find Spark started."""
-    with session.spark("local[2]", 2, 2) as context, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "spark", lambda *_: nullcontext(context))
-        yield
+def one_session(minio: MinIO) -> Iterator[None]:
+    """Commands find Spark started; its workers know the store."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in minio.environment.items():
+            patch.setenv(name, value)
+        with session.spark("local[2]", 2, 2) as context:
+            patch.setattr(session, "spark", lambda *_: nullcontext(context))
+            yield
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 The expected bytes are put together here from the public description of both formats, number by number.
 """
 
+import errno
 import json
 import struct
 from dataclasses import replace
@@ -175,6 +176,15 @@ def test_documents_that_are_left_out_leave_no_trace_in_the_dataset(tmp_path: Pat
     assemble(tmp_path / "right", np.dtype("uint16"), job.uri, sources(again))
     for suffix in ("bin", "idx"):
         assert (tmp_path / f"less.{suffix}").read_bytes() == (tmp_path / f"right.{suffix}").read_bytes()
+
+
+def test_a_disk_that_is_full_while_shards_are_put_together_leaves_no_index(tmp_path: Path) -> None:
+    job, written = tokenize(tmp_path, DOCUMENTS * 20, 2)
+    (tmp_path / "out.bin").symlink_to("/dev/full")
+    with pytest.raises(OSError) as error:
+        assemble(tmp_path / "out", np.dtype("uint16"), job.uri, sources(written))
+    assert error.value.errno == errno.ENOSPC
+    assert not (tmp_path / "out.idx").exists()
 
 
 def test_the_documents_that_are_shown_do_not_depend_on_the_tasks(tmp_path: Path) -> None:
