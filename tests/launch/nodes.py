@@ -24,7 +24,7 @@ with open(os.path.join(os.path.dirname(__file__), "lines"), "a") as lines:
         time.sleep(0.02)
 dist.destroy_process_group()
 """
-QUICK = "last_call_timeout=2,keep_alive_interval=5,keep_alive_max_attempt=2"
+QUICK = "last_call_timeout=2,keep_alive_interval=5,keep_alive_max_attempt=2,read_timeout=300"
 """A lost node is missed after 10 s, and not waited for much longer."""
 
 
