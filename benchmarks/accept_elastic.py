@@ -87,7 +87,7 @@ def faults() -> Iterator[Line]:
     yield proven(
         "a faulty node at the start, and one that comes later", f"{LAUNCH}/test_checked.py", "-k", "faulty or later"
     )
-    yield proven("network loss: done without, and back again", f"{LAUNCH}/test_network_loss.py")
+    yield proven("network loss: done without, and back again, every sample once", f"{LAUNCH}/test_network_loss.py")
     yield proven("3 -> 4 -> 3 nodes, every sample once", f"{LAUNCH}/test_samples_follow.py")
     yield proven(
         "out of memory: the cgroup's own count; twice as much the next time", f"{AGENT}/test_agent_watching.py",

@@ -35,12 +35,16 @@ class Nodes:
     launcher: Launcher
     port: int
     host: str = "127.0.0.1"
+    arguments: Sequence[str] = ()
+    """Of the script."""
 
     def start(self, name: str, *flags: str, nodes: str = "1:2", within: Sequence[str] = (), **more: str) -> int:
         """Start a node, by the command `within` if there is one; its process."""
         common = ("--nnodes", nodes, "--rdzv-backend=c10d", f"--rdzv-endpoint={self.host}:{self.port}")
         usual = (*common, f"--rdzv-conf={QUICK}", "--cooldown=0")
-        return self.launcher.start((*within, *EVERSTEP), *usual, *flags, "train.py", name=name, **more).pid
+        return self.launcher.start(
+            (*within, *EVERSTEP), *usual, *flags, "train.py", *self.arguments, name=name, **more
+        ).pid
 
     def progress(self) -> list[tuple[int, int, int]]:
         """(restart count, world size, iteration) of rank 0, as it went."""
