@@ -22,7 +22,10 @@ DIAGNOSIS, SURVIVAL = "tests/diagnosis", "tests/survival"
 def launching() -> Iterator[Line]:
     """`everstep launch` in place of torchrun."""
     yield proven("launch: every flag of torch's own parser, and dlrover-run's", f"{LAUNCH}/test_flags.py")
-    yield proven("launch: torchrun's environment, logs, error files, exit codes", f"{LAUNCH}/test_like_torchrun.py")
+    yield proven(
+        "launch: torchrun's environment, logs in whole lines, error files, exit codes",
+        f"{LAUNCH}/test_like_torchrun.py", f"{LAUNCH}/test_teed_lines.py",
+    )  # fmt: skip
     yield proven("launch: --standalone, MIN:MAX, --rdzv-conf, etcd refused by name", f"{LAUNCH}/test_options.py")
     yield proven(
         "launch: nodes that find each other; NODE_RANK and DLROVER_MASTER_ADDR", f"{LAUNCH}/test_nodes.py",
@@ -57,7 +60,10 @@ def rounds() -> Iterator[Line]:
         "rounds: node unit, topology, cool-down, windows, gang, extras, a role that waits; hosts in rank order",
         f"{JOB}/test_membership.py", f"{JOB}/test_topology.py",
     )  # fmt: skip
-    yield proven("scale RUN: 2 -> 1 -> 2 nodes, every sample once", f"{SURVIVAL}/test_samples.py")
+    yield proven(
+        "scale RUN: 2 -> 1 -> 2 nodes, every sample once; without a master it says what to do",
+        f"{SURVIVAL}/test_samples.py", "tests/face/test_scale_command.py",
+    )  # fmt: skip
     yield proven(
         "leaving: a preemption notice hands over, then leaves", f"{JOB}/test_leaving.py",
         f"{AGENT}/test_agent_rounds.py", f"{LAUNCH}/test_nodes.py", f"{LAUNCH}/test_resuming.py",
@@ -72,12 +78,16 @@ def faults() -> Iterator[Line]:
     yield proven("docs/faults.md is the table of the code", f"{JOB}/test_fault_table.py", "-k", "rendered")
     yield proven("a worker crashes at each named point: equal weights", training, "-k", "worker_killed")
     yield proven("a node is lost", training, f"{LAUNCH}/test_nodes.py", "-k", "node_lost or killed_node")
-    yield proven("a node that cannot start, faulty hardware: replaced on another host", training, "-k", "faulty_node")
+    yield proven(
+        "a node that cannot start, faulty hardware, a frozen agent: replaced on another host",
+        training, "-k", "faulty_node",
+    )  # fmt: skip
+    yield proven("a replacement in a train step is checked before it joins", training, "-k", "unfit_one")
     yield proven("a slow node is left out", f"{LAUNCH}/test_checked.py", "-k", "straggler")
     yield proven(
         "a faulty node at the start, and one that comes later", f"{LAUNCH}/test_checked.py", "-k", "faulty or later"
     )
-    yield proven("network loss: done without, and back again", f"{LAUNCH}/test_network_loss.py")
+    yield proven("network loss: done without, and back again, every sample once", f"{LAUNCH}/test_network_loss.py")
     yield proven("3 -> 4 -> 3 nodes, every sample once", f"{LAUNCH}/test_samples_follow.py")
     yield proven(
         "out of memory: the cgroup's own count; twice as much the next time", f"{AGENT}/test_agent_watching.py",
@@ -123,7 +133,10 @@ def bad_input() -> Iterator[Line]:
         f"{MASTER}/test_server.py", f"{AGENT}/test_agent_rounds.py",
         "-k", "test_endpoints or test_server or another_jobs_master",
     )  # fmt: skip
-    yield proven("a port in use, an unresolvable master, no such script: one line, exit 2", f"{LAUNCH}/test_meeting.py")
+    yield proven(
+        "a port in use, an unresolvable master, no such script, a wrong flag: one line, exit 2",
+        f"{LAUNCH}/test_meeting.py", "tests/face/test_flag_help.py",
+    )  # fmt: skip
 
 
 def restarts(folder: Path, count: int) -> Iterator[Line]:

@@ -10,14 +10,18 @@ import traceback
 from collections.abc import Callable
 
 from runtime import faults
+from runtime.agent.admitted import run_checked
 from runtime.agent.agent import Agent
 from runtime.agent.output import NodeLog
 from runtime.agent.settings import Settings, settings_of
-from runtime.agent.surroundings import TRY_AGAIN, Surroundings
+from runtime.agent.surroundings import TRY_AGAIN, Ending, Surroundings
 from runtime.checkpoint.keeper import Keeper
+from runtime.diagnosis.admitting import check_port
+from runtime.diagnosis.checked import Checked
+from runtime.diagnosis.errors import NoQuorumError
 from runtime.job.messages import Holding
 from runtime.master.journal import find_master
-from runtime.store import StoreError, open_store
+from runtime.store import Store, StoreError, open_store
 
 BAD_INPUT = 2
 
@@ -56,7 +60,27 @@ async def _run(settings: Settings, persist_interval: int) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, agent.leave, signum)
     faults.point("agent.start")
-    return (await agent.run()).code
+    return (await _checked(agent, settings, store)).code
+
+
+async def _checked(agent: Agent, settings: Settings, store: Store) -> Ending:
+    """The agent's life, after a check of this node where that is asked for."""
+    if settings.unfit is None:
+        return await agent.run()
+
+    async def where() -> tuple[str, int]:
+        found = await asyncio.to_thread(find_master, store, settings.job)
+        host, _, port = (found.address if found else settings.master.removeprefix("http://")).rpartition(":")
+        return host.strip("[]"), check_port(int(port))
+
+    checked = Checked(settings.node, settings.host, settings.address, settings.token, where, settings.connect_s)
+    try:
+        ending = await run_checked(agent, checked, settings.unfit)
+    except NoQuorumError as error:
+        ending = Ending(TRY_AGAIN, str(error))
+    if not agent.seat:
+        print(f"agent {settings.node}: {ending.reason}", file=sys.stderr, flush=True)
+    return ending
 
 
 def main() -> None:

@@ -158,6 +158,7 @@ class MasterClient:
             if await self._moved(address):
                 continue
             if status_of(wrong) == 409:
+                self.heard = time.monotonic()  # It lives, whatever it thinks of this node.
                 raise NoPlace(_said(text))
             self._say_lost(address, path, wrong)
             await asyncio.sleep(pause * self._chance.uniform(0.5, 1.5))

@@ -38,6 +38,10 @@ class Departure:
             self.signal = signum
             self._given.set()
 
+    async def noticed(self) -> None:
+        """Until notice was given."""
+        await self._given.wait()
+
     async def on_notice(
         self, client: MasterClient, known: Callable[[], bool], save: Callable[[], Awaitable[None]]
     ) -> NoReturn:

@@ -1,7 +1,8 @@
-"""A port for torch's rendezvous that will still be free when rank 0 binds it, some milliseconds later."""
+"""Ports that will still be free when somebody else binds them, some milliseconds later."""
 
 import random
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 _LOWEST = 10_000
@@ -29,3 +30,12 @@ def free_port(chance: random.Random, below: int | None = None) -> int:
                 continue
             return port
     raise OSError(f"no free port between {low} and {high} in 200 tries; is something holding them all?")
+
+
+def free_ports(chance: random.Random) -> int:
+    """A free port with another one after it: a master's, and where its nodes may be checked."""
+    while True:
+        port = free_port(chance)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port + 1))
+            return port

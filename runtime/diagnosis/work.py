@@ -47,7 +47,7 @@ def work_alone(told: Measurement, round_number: int, box: Box | None = None) -> 
 
     stage = "matmul"
     try:
-        told = replace(told, matmul_s=matmul(told.node, round_number))
+        told = replace(told, matmul_s=matmul(told.node, told.host, round_number))
         stage = "all-reduce alone"
         told = replace(told, self_reduce_s=all_reduce(HashStore(), 0, 1, "127.0.0.1", ALONE_TIMEOUT_S))
         if box is not None:
@@ -68,7 +68,7 @@ def work_together(told: Measurement, order: Together, address: str, listener: so
     from torch.distributed import TCPStore
 
     def pass_fault_point() -> None:
-        faults.point("check.all_reduce", node=told.node, round=order.round)
+        faults.point("check.all_reduce", node=told.node, host=told.host, round=order.round)
 
     wait = timedelta(seconds=order.timeout_s)
     host, _, port = order.store.rpartition(":")
@@ -81,7 +81,7 @@ def work_together(told: Measurement, order: Together, address: str, listener: so
         return replace(told, error=_one_line("all-reduce", error))
 
 
-def matmul(node: str, round_number: int) -> float:
+def matmul(node: str, host: str, round_number: int) -> float:
     """Seconds for PRODUCTS products of SIZE x SIZE. Whole numbers below 2^24, so float32 must be exact."""
     import torch
 
@@ -90,7 +90,7 @@ def matmul(node: str, round_number: int) -> float:
     wanted = (left.double().sum(0) @ right.double()).sum().item()
     product = torch.mm(left, right)
     started = time.perf_counter()
-    faults.point("check.matmul", node=node, round=round_number)
+    faults.point("check.matmul", node=node, host=host, round=round_number)
     for _ in range(PRODUCTS):
         torch.mm(left, right, out=product)
     seconds = time.perf_counter() - started

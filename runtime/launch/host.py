@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 
 from runtime.agent.forkserver import die_with_parent
+from runtime.diagnosis.admitting import Admission, admitting, check_port
 from runtime.job.spec import JobSpec
-from runtime.launch.admitting import Admission, admitting, check_port
 from runtime.launch.farewell import Farewell
 from runtime.launch.scratch import discard, own
 from runtime.master import Outcome, Progress, find_master, run

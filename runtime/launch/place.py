@@ -4,15 +4,12 @@ import hashlib
 import random
 import re
 import secrets
-import socket
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.agent.ports import free_port
+from runtime.agent.ports import free_ports
 from runtime.launch import meeting
-from runtime.launch.admitting import check_port
 from runtime.launch.options import Launch
 from runtime.launch.probe import Answer, ask
 from runtime.launch.scratch import Scratch
@@ -67,15 +64,6 @@ def find_place(told: Launch, environment: Mapping[str, str], scratch: Scratch, c
         hosts = nobody_hosts(ip, port, token, job)
     private = None if store else scratch.store()
     return Place(job, node, token, ip, port, address, hosts, store or open_store(str(private)), private)
-
-
-def free_ports(chance: random.Random) -> int:
-    """A free port with another one after it, where nodes may be checked."""
-    while True:
-        port = free_port(chance)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("", check_port(port)))
-            return port
 
 
 def nobody_hosts(ip: str, port: int, token: str, job: str) -> bool:

@@ -3,32 +3,33 @@
 import asyncio
 import os
 import random
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from msgspec.structs import replace
 
+from runtime.agent.admitted import run_checked
 from runtime.agent.agent import Agent
 from runtime.agent.environment import own_device
 from runtime.agent.logs import LaunchLogs
+from runtime.agent.ports import free_ports
 from runtime.agent.settings import Settings
 from runtime.agent.surroundings import Ending, Surroundings
 from runtime.checkpoint.keeper import Keeper
-from runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, NoQuorumError
+from runtime.diagnosis import admitting
+from runtime.diagnosis.admitting import Admission, check_port
+from runtime.diagnosis.checked import Checked
+from runtime.diagnosis.errors import NoQuorumError
 from runtime.job.messages import Holding
 from runtime.job.records import JobResult, Reason
-from runtime.launch import admitting, meeting
-from runtime.launch.admitting import Admission, check_port
-from runtime.launch.checking import Checked
+from runtime.launch import meeting
 from runtime.launch.failure import copy_error_file, failure_lines
 from runtime.launch.host import Hosting
 from runtime.launch.job import job_of
 from runtime.launch.mastering import Master
 from runtime.launch.options import Launch
-from runtime.launch.place import Place, find_place, free_ports, nobody_hosts
+from runtime.launch.place import Place, find_place, nobody_hosts
 from runtime.launch.scratch import Scratch, discard
 from runtime.master.journal import find_master
 
@@ -89,8 +90,6 @@ class _Node:
         self._environment = environment
         self._master: Master | None = None
         self._hosting: asyncio.Task[int] | None = None
-        self._checking: asyncio.Task[None] | None = None
-        self._notice = asyncio.Event()
         around = Surroundings(
             make_keeper=self._keeper,
             find_master=self._find_master,
@@ -106,7 +105,7 @@ class _Node:
         told, place = self._told, self._place
         loop = asyncio.get_running_loop()
         for signum in told.signals:
-            loop.add_signal_handler(signum, self._leave, signum)
+            loop.add_signal_handler(signum, self._agent.leave, signum)
         if told.sets_threads:
             say(f"OMP_NUM_THREADS=1 for each of the {told.slots} workers, as torchrun sets it; set it to have more")
         acting = asyncio.create_task(self._act())
@@ -121,18 +120,13 @@ class _Node:
                 self._master.stop()
             raise
         finally:
-            tasks: list[asyncio.Task[Any]] = [task for task in (watching, acting, self._checking) if task]
-            for task in tasks:
+            for task in (watching, acting):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(watching, acting, return_exceptions=True)
             if self._hosting is not None and self._master is not None and self._master.stopped:
                 await asyncio.wait([self._hosting], timeout=_HOST_ENDS_S)
             if place.private is not None and not (self._hosting and not self._hosting.done()):
                 discard(place.private)
-
-    def _leave(self, signum: signal.Signals) -> None:
-        self._notice.set()
-        self._agent.leave(signum)
 
     async def _act(self) -> Ending:
         """Be checked, where that is asked for; then be the agent."""
@@ -140,28 +134,22 @@ class _Node:
         if not told.check:
             return await self._agent.run()
         checked = Checked(
-            place.node, place.address, place.token, told.box, self._check_address, told.rendezvous.connect_s
+            place.node,
+            socket.gethostname(),
+            place.address,
+            place.token,
+            self._where,
+            told.rendezvous.connect_s,
+            told.box,
         )
-        self._checking = asyncio.create_task(checked.run())
-        notice = asyncio.ensure_future(self._notice.wait())
-        await asyncio.wait([checked.verdict, notice], return_when=asyncio.FIRST_COMPLETED)
-        if not checked.verdict.done():
-            return Ending(128 + self._agent.departure.signal, "told to end while it was checked")
-        notice.cancel()
         try:
-            verdict = checked.verdict.result()
+            return await run_checked(self._agent, checked, NO_QUORUM)
         except NoQuorumError as error:
             if self._master is not None:
                 self._master.stop()  # There is no job.
             return Ending(NO_QUORUM, str(error))
-        except (CoordinatorLostError, MeasuringError) as error:
-            return Ending(TRY_AGAIN, str(error))
-        if verdict.avoid:
-            return Ending(NO_QUORUM, f"it is left out, as it is {verdict.health}: {verdict.reason}")
-        self._agent.checked_s = verdict.best_s or 0.0
-        return await self._agent.run()
 
-    def _check_address(self) -> tuple[str, int]:
+    async def _where(self) -> tuple[str, int]:
         host, port = self._agent.client.address
         return host, check_port(port)
 

@@ -64,6 +64,8 @@ class Config:
     """Checkpoints that stay in the store, the newest; 0: all."""
     keep_every: int = 0
     """Beside those, each whose iteration is a multiple of this; 0: none."""
+    network_check: bool = False
+    """Check each node before it joins, with a healthy one; an unfit one is replaced on another host."""
     avoid_hosts: str = "[]"
     """JSON list of hosts not to use, as steps.check gives it."""
     job: str = "by-hand-train"

@@ -6,6 +6,8 @@ they are pods beside it, owned by the Workflow.
 
 import asyncio
 import json
+import random
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
     from runtime.job.spec import JobSpec
     from runtime.platform import Platform
     from runtime.platform.kubernetes import Access
+    from steps.train.config import Config
 
+HARDWARE = 201
+"""The exit code of a node that the check found unfit, where the spec lists none for faulty hardware."""
 POD_VARIABLE = "EVERSTEP_POD"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """For the agents, before anything imports numpy or torch: nodes share this machine, and sums keep their order."""
@@ -83,6 +88,32 @@ async def pods_beside(pod: str, spec: "JobSpec", access: "Access") -> AsyncItera
 
         async with KubernetesPlatform(api, spec.job, owner, template_of(own)) as platform:
             yield Place(platform, token, own["status"]["podIP"], there, {}, stopped)
+
+
+@asynccontextmanager
+async def checking(config: "Config", place: Place) -> AsyncIterator[tuple[int, list[str]]]:
+    """Nodes are checked before they join, where that is asked for: (port of the master, flags for the agents).
+
+    Raises OSError when its port cannot be had.
+    """
+    if not config.network_check:
+        yield 0, []
+        return
+    from runtime.agent.ports import free_ports
+    from runtime.diagnosis.admitting import Admission, admitting, check_port
+
+    spec, patience = place.spec, place.spec.patience
+    roles = [role for role in spec.roles.values() if not role.waits_for]  # Others come when these have joined.
+    nodes, least = sum(role.nodes for role in roles), sum(role.min_nodes for role in roles)
+    admission = Admission(nodes, least, patience.join_window_s, patience.join_timeout_s)
+    unfit = next(iter(spec.hardware_exit_codes), HARDWARE)
+    port = free_ports(random.Random())
+    async with admitting(admission, place.address, check_port(port), place.token, _tell):
+        yield port, [f"--network-check={unfit}"]
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 async def heard(asked: asyncio.Event, stop: asyncio.Event, place: Place) -> bool:

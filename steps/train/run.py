@@ -20,7 +20,7 @@ from steps.entry import TRY_AGAIN, Result, StepError, Terminated, of_the_disk
 from steps.model.directory import TINY
 from steps.train.config import Config
 from steps.train.job import job_of
-from steps.train.nodes import heard, place_of
+from steps.train.nodes import checking, heard, place_of
 
 if TYPE_CHECKING:
     from runtime.job.spec import JobSpec
@@ -96,7 +96,7 @@ async def _train(
         str(config.script_path()),
         *config.script_flags(),
     ]
-    async with place_of(spec, folder, os.environ) as place:
+    async with place_of(spec, folder, os.environ) as place, checking(config, place) as (port, check):
         hearing = asyncio.create_task(heard(asked, stop, place))
         try:
             return await run_master(
@@ -104,12 +104,13 @@ async def _train(
                 store,
                 place.platform,
                 token=place.token,
-                agent_arguments=script,
+                agent_arguments=[*check, *script],
                 agent_environment=place.environment,
                 stop=stop,
                 remove_nodes=hearing.result,
                 on_progress=show,
                 host=place.address,
+                port=port,
             )
         finally:
             hearing.cancel()

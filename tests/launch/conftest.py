@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launchers import Launcher, Pair
+from tests.launch.launchers import Launcher, Pair, Torchrun
 
 
 @pytest.fixture
@@ -18,11 +18,21 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
         made.close()
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    """Both launchers."""
+@pytest.fixture(scope="session")
+def torchrun() -> Iterator[Torchrun]:
+    """torch's launcher."""
     pytest.importorskip("torch")
-    made = Pair(tmp_path)
+    made = Torchrun()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path, torchrun: Torchrun) -> Iterator[Pair]:
+    """Both launchers."""
+    made = Pair(tmp_path, torchrun)
     try:
         yield made
     finally:

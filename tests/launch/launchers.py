@@ -1,6 +1,8 @@
 """Launchers as real processes: torch's own, and ours; whatever a failed test leaves is ended."""
 
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,7 +15,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 EVERSTEP = (sys.executable, "-m", "everstep.cli", "launch")
 _OURS = (
     "EVERSTEP_",
@@ -132,17 +133,55 @@ class Launcher:
             process.wait(DEADLINE_S)
 
 
+class Torchrun:
+    """torch's own launcher, imported once for all tests of a session."""
+
+    def __init__(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.launch.torchrun_server"],
+            cwd=ROOT,
+            env={**environment, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, launcher: Launcher, arguments: Sequence[str], more: Mapping[str, str]) -> Ended:
+        """One launch, to its end."""
+        out, err = launcher.folder / "node.out", launcher.folder / "node.err"
+        told = {
+            "folder": str(launcher.folder), "arguments": arguments, "environment": launcher.environment(more),
+            "out": str(out), "err": str(err),
+        }  # fmt: skip
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(told) + "\n")
+        self._server.stdin.flush()
+        ready, _, _ = select.select([self._server.stdout], [], [], DEADLINE_S)
+        assert ready, (
+            f"torchrun did not end within {DEADLINE_S} s: {err.read_text() if err.exists() else 'it did not begin'}"
+        )
+        return Ended(int(self._server.stdout.readline()), out.read_text(), err.read_text(), launcher.folder)
+
+    def close(self) -> None:
+        """With whatever it runs."""
+        self._server.kill()
+        self._server.communicate()
+
+
 @dataclass
 class Pair:
     """The same command under torchrun and under `everstep launch`, each in a folder of its own."""
 
     folder: Path
+    torchrun: Torchrun
     launchers: list[Launcher] = field(default_factory=list)
 
     def run(self, script: str, *arguments: str, **more: str) -> tuple[Ended, Ended]:
         """(torchrun's, ours) for a script's text; `train.py` among the arguments is the script."""
         found = []
-        for name, command in (("torchrun", TORCHRUN), ("everstep", EVERSTEP)):
+        for name in ("torchrun", "everstep"):
             folder = self.folder / name
             folder.mkdir()
             (folder / "train.py").write_text(script)
@@ -150,6 +189,9 @@ class Pair:
             self.launchers.append(launcher)
             own = [argument.replace("{folder}", str(folder)) for argument in arguments]
             told = {key: value.replace("{folder}", str(folder)) for key, value in more.items()}
-            found.append(launcher.ended(launcher.start(command, *own, **told)))
+            if name == "torchrun":
+                found.append(self.torchrun.run(launcher, own, told))
+            else:
+                found.append(launcher.ended(launcher.start(EVERSTEP, *own, **told)))
         assert self.launchers[-1].processes() == []
         return found[0], found[1]

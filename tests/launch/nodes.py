@@ -24,7 +24,7 @@ with open(os.path.join(os.path.dirname(__file__), "lines"), "a") as lines:
         time.sleep(0.02)
 dist.destroy_process_group()
 """
-QUICK = "last_call_timeout=2,keep_alive_interval=5,keep_alive_max_attempt=2"
+QUICK = "last_call_timeout=2,keep_alive_interval=5,keep_alive_max_attempt=2,read_timeout=300"
 """A lost node is missed after 10 s, and not waited for much longer."""
 
 
@@ -35,12 +35,16 @@ class Nodes:
     launcher: Launcher
     port: int
     host: str = "127.0.0.1"
+    arguments: Sequence[str] = ()
+    """Of the script."""
 
     def start(self, name: str, *flags: str, nodes: str = "1:2", within: Sequence[str] = (), **more: str) -> int:
         """Start a node, by the command `within` if there is one; its process."""
         common = ("--nnodes", nodes, "--rdzv-backend=c10d", f"--rdzv-endpoint={self.host}:{self.port}")
         usual = (*common, f"--rdzv-conf={QUICK}", "--cooldown=0")
-        return self.launcher.start((*within, *EVERSTEP), *usual, *flags, "train.py", name=name, **more).pid
+        return self.launcher.start(
+            (*within, *EVERSTEP), *usual, *flags, "train.py", *self.arguments, name=name, **more
+        ).pid
 
     def progress(self) -> list[tuple[int, int, int]]:
         """(restart count, world size, iteration) of rank 0, as it went."""

@@ -1,5 +1,5 @@
 """Two nodes on networks of their own. The wire between them is cut: the job goes on without the one, and with it again
-when the wire is whole.
+when the wire is whole, at the iteration it was at and with every sample applied once.
 """
 
 import os
@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from runtime.agent.ports import free_port
+from tests.launch import sampled
 from tests.launch.launchers import Launcher, until
-from tests.launch.nodes import SCRIPT, Nodes
+from tests.launch.nodes import Nodes
 
 pytest.importorskip("torch")
 
@@ -105,22 +106,29 @@ def network() -> Iterator[Network]:
 
 
 def test_a_node_whose_network_is_lost_is_done_without_and_comes_back(launcher: Launcher, network: Network) -> None:
-    (launcher.folder / "train.py").write_text(SCRIPT)
-    nodes = Nodes(launcher, free_port(random.Random()), network.address(0))
+    folder = launcher.folder
+    dataset = sampled.make_dataset(folder)
+    (folder / "train.py").write_text(sampled.SCRIPT)
+    nodes = Nodes(launcher, free_port(random.Random()), network.address(0), (dataset,))
+
+    def trains(world: int, after: int) -> int:
+        """Wait for a round later than `after`; its number."""
+        until(lambda: sampled.trained(folder, world, after), nodes.told)
+        return sampled.trained(folder, world, after)
+
     for number, name in enumerate("ab"):
-        more = {"EVERSTEP_JOB_TOKEN": "of both", "GLOO_SOCKET_IFNAME": f"ever{number}"}
-        nodes.start(name, within=network.enter(number), **more)
-    first = nodes.trains(world=2)
+        more = {"EVERSTEP_JOB_TOKEN": "of both", "GLOO_SOCKET_IFNAME": f"ever{number}", "OMP_NUM_THREADS": "1"}
+        nodes.start(name, nodes="1:2", within=network.enter(number), **more)
+    first = trains(2, 0)
     assert network.reaches(nodes.port)
 
     network.wire("down")
     assert not network.reaches(nodes.port), "the fault fired"
-    alone = nodes.trains(world=1, after=first)
+    alone = trains(1, first)
     until(lambda: "does not answer" in launcher.text("b", "err"), nodes.told)
 
     network.wire("up")
-    nodes.trains(world=2, after=alone)
-    rounds = [count for count, _, _ in nodes.progress()]
-    assert rounds == sorted(rounds), "no two rounds at a time"
+    trains(2, alone)
     assert [ended.code for ended in nodes.finish("a", "b")] == [0, 0], nodes.told()
     nodes.gone()
+    sampled.assert_applied_once(folder, dataset, [2, 1, 2])

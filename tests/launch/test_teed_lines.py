@@ -17,9 +17,7 @@ async def teed(folder: Path, pieces: list[tuple[int, bytes]]) -> bytes:
     logs.begin(0)
     outputs = [logs.open(rank, rank) for rank in (0, 1)]
     for rank, piece in pieces:
-        os.write(outputs[rank].stdout, piece)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)  # One turn of the loop looks for what can be read, the next one reads it.
+        await asyncio.to_thread(os.write, outputs[rank].stdout, piece)  # Meanwhile the loop reads.
     for output in outputs:
         output.handed_over()
         output.close()

@@ -64,9 +64,9 @@ def test_after_a_hang_the_job_is_restarted_where_restarts_are_allowed(launcher: 
 def test_while_one_rank_moves_nobody_hangs(launcher: Launcher) -> None:
     pytest.importorskip("torch")
     script = HANGS.replace("while True:", "for _ in range(100):").replace("threading.Event().wait()", "sys.exit(3)", 1)
-    script = script.replace("def stuck_for_ever():", "def stuck_for_ever():\n    threading.Event().wait(20)")
+    script = script.replace("def stuck_for_ever():", "def stuck_for_ever():\n    threading.Event().wait(12)")
     (launcher.folder / "train.py").write_text(script)
-    flags = ("--standalone", "--nproc-per-node=2", "--hang-timeout=5")
+    flags = ("--standalone", "--nproc-per-node=2", "--hang-timeout=4")
     ended = launcher.ended(launcher.start(EVERSTEP, *flags, "train.py", "one"))
     assert "stood still" not in ended.err
     assert "ended with exit code 3" in ended.err

@@ -2,6 +2,7 @@
 
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ EVERY = 4
 FIRST = 31
 
 
-def broken_rounds(training: TrainStep) -> list[dict[str, object]]:
+def broken_rounds(training: TrainStep) -> list[dict[str, Any]]:
     """The journal's broken rounds."""
     return [record for record in training.records() if record["kind"] == "RoundBroken"]
 
@@ -33,6 +34,15 @@ def assert_whole(training: TrainStep, undisturbed: dict[str, bytes]) -> None:
     assert tensors(training.checkpoint()) == undisturbed
     assert (training.outputs / "iterations").read_text() == training.flags["iterations"]
     assert training.left() == []
+
+
+def assert_went_on(training: TrainStep) -> None:
+    """Each round that a fault ended was followed by one that lost at most its newest iteration."""
+    records = training.records()
+    broken = {record["round"]: record["iteration"] for record in broken_rounds(training)}
+    formed = [record["round"] for record in records if record["kind"] == "RoundFormed"]
+    begins = {round_["number"]: (round_["restore"] or {"iteration": 0})["iteration"] for round_ in formed}
+    assert all(begins[number + 1] >= reached - 1 for number, reached in broken.items()), (broken, begins)
 
 
 def test_an_undisturbed_training_gives_the_same_weights_twice(
@@ -53,6 +63,7 @@ def test_a_worker_killed_at_a_point_changes_no_weight(
     assert training.finish() == 0, training.last_words()
     assert training.fired() == [point] * ROUNDS
     assert len(broken_rounds(training)) == ROUNDS
+    assert_went_on(training)
     assert_whole(training, undisturbed)
 
 
@@ -66,6 +77,7 @@ def test_a_node_lost_at_a_point_changes_no_weight(
     assert training.finish() == 0, training.last_words()
     assert training.fired() == [point] * ROUNDS
     assert [record["node"] for record in training.records() if record["kind"] == "NodeLost"][:ROUNDS] == nodes
+    assert_went_on(training)
     assert_whole(training, undisturbed)
 
 
@@ -74,12 +86,14 @@ def test_a_node_lost_at_a_point_changes_no_weight(
     [
         ("agent.start,node=worker-1-0=exit:1", "start failed"),
         (f"train.iteration,iteration={FIRST},node=worker-1-0=exit:201", "hardware"),
+        ("keeper.after_put,node=worker-0-0=stop", "no heartbeat"),
     ],
+    ids=["start failed", "hardware", "frozen"],
 )
 def test_a_faulty_node_is_replaced_on_another_host_and_changes_no_weight(
     fault: str, reason: str, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
-    spec = {"replicaSpecs": {"worker": {"replicas": 2}}, "patience": {"silence": 20}}
+    spec = {"replicaSpecs": {"worker": {"replicas": 2}}, "patience": {"silence": 15}}
     training.flags = {**training.flags, "job-spec": json.dumps(spec)}
     training.arm(fault)
     training.start()
@@ -90,6 +104,27 @@ def test_a_faulty_node_is_replaced_on_another_host_and_changes_no_weight(
     (replacement,) = [record for record in records if record["kind"] == "NodeRequested" and record["replaces"]]
     assert replacement["replaces"] in fault
     assert replacement["host"] == "local-2"
+    assert_went_on(training)
+    assert_whole(training, undisturbed)
+
+
+def test_a_replacement_is_checked_before_it_joins_and_an_unfit_one_replaced(
+    training: TrainStep, undisturbed: dict[str, bytes]
+) -> None:
+    training.flags = {**training.flags, "network-check": "True", "replacement-wait-s": "600"}
+    training.arm(f"train.iteration,iteration={FIRST},node=worker-1-0=exit:201;check.matmul,host=local-2=kill")
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    assert training.fired() == ["check.matmul", "train.iteration"]
+    records = training.records()
+    judged = [(record["node"], record["reason"]) for record in records if record["kind"] == "FaultJudged"]
+    assert judged == [("worker-1-0", "hardware"), ("worker-1-1", "hardware")]
+    joined = {record["node"]: record["checked"] for record in records if record["kind"] == "NodeJoined"}
+    assert sorted(joined) == ["worker-0-0", "worker-1-0", "worker-1-2"]
+    assert all(seconds > 0 for seconds in joined.values())
+    told = [line for line in training.log.read_text().splitlines() if line.startswith("Round")]
+    assert any("worker-0-0" in line and "worker-1-2" in line for line in told), told
+    assert_went_on(training)
     assert_whole(training, undisturbed)
 
 

@@ -1,4 +1,4 @@
-"""The node check of a launched job, on the master's side: who comes is checked before it may join.
+"""The node check of a job, on the master's side: who comes is checked before it may join.
 
 It listens at the port after the master's. All that come at first are checked together; who comes later, with a healthy
 node that trains meanwhile (the work is half a second of one core). Nothing is journaled: a new master checks again, and

@@ -1,9 +1,9 @@
-"""The node check of a launched job, on a node's side: be checked before joining, then stand by as a partner."""
+"""The node check of a job, on a node's side: be checked before joining, then stand by as a partner."""
 
 import asyncio
 import secrets
-import socket
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 
@@ -16,20 +16,29 @@ from runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
 from runtime.diagnosis.verdicts import Verdict
 
 _PAUSE_S = 1.0
+_PATIENCE_S = 30.0
+"""So long one address is tried before it is asked again where the check is."""
 
 
 class Checked:
     """One node's part in the checks of its job."""
 
     def __init__(
-        self, node: str, address: str, token: str, box: Box | None, master: Callable[[], tuple[str, int]], wait_s: float
+        self,
+        node: str,
+        host: str,
+        address: str,
+        token: str,
+        where: Callable[[], Awaitable[tuple[str, int]]],
+        wait_s: float,
+        box: Box | None = None,
     ) -> None:
-        """`master` gives its address and port now; `wait_s`: so long it is tried to be reached for the first time."""
+        """`where` gives the check's address and port now; `wait_s`: so long it is tried to be reached at first."""
         # A node that comes again under its name is another one to the check.
-        self._me = Arrive(f"{node}-{secrets.token_hex(3)}", socket.gethostname(), address)
+        self._me = Arrive(f"{node}-{secrets.token_hex(3)}", host, address)
         self._token = token
         self._box = box
-        self._master = master
+        self._where = where
         self._wait_s = wait_s
         self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         """The first one. Raises NoQuorumError, RefusedError, MeasuringError, SwitchboxError, CoordinatorLostError."""
@@ -40,18 +49,30 @@ class Checked:
             async with started() as measuring, aiohttp.ClientSession() as http:
                 if self._box is not None and (why := missing_devices(self._box, await measuring.devices())):
                     raise SwitchboxError(why)
-                self.verdict.set_result(await self._check(http, measuring, self._wait_s))
+                self.verdict.set_result(await self._first(http, measuring))
                 while True:
                     try:
                         await self._check(http, measuring, self._wait_s)
                     except (CoordinatorLostError, UnknownNodeError):
                         await asyncio.sleep(_PAUSE_S)  # A new master is on its way.
-        except (CoordinatorLostError, MeasuringError, OSError, ValueError, RuntimeError) as error:
+        except (CoordinatorLostError, UnknownNodeError, MeasuringError, OSError, ValueError, RuntimeError) as error:
             if self.verdict.done():
                 return  # Nobody needs this partner any more, or it cannot be one.
             self.verdict.set_exception(error)
 
+    async def _first(self, http: aiohttp.ClientSession, measuring: Measuring) -> Verdict:
+        """A new master begins the check anew, maybe elsewhere. Raises CoordinatorLostError when its time is over."""
+        deadline = time.monotonic() + self._wait_s
+        while True:
+            try:
+                return await self._check(http, measuring, deadline - time.monotonic())
+            except (CoordinatorLostError, UnknownNodeError):
+                if time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+
     async def _check(self, http: aiohttp.ClientSession, measuring: Measuring, wait_s: float) -> Verdict:
-        host, port = self._master()
-        link = HttpLink(http, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", self._token, arrival_s=wait_s)
+        host, port = await self._where()
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        link = HttpLink(http, address, self._token, arrival_s=min(wait_s, _PATIENCE_S))
         return (await check_node(link, self._me, measuring, self._box)).verdict

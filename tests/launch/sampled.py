@@ -1,0 +1,98 @@
+"""A script that writes down the samples it applies, and what must be true of them whatever came between."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from runtime.data import IndexedWriter, Sampler, open_dataset, sample_count
+
+LENGTH, BATCH, SEED = 16, 7, 3
+SCRIPT = f"""
+import json, os, sys, threading
+import torch
+import everstep
+
+folder = os.path.dirname(__file__)
+job = everstep.init()
+model = torch.nn.Linear(1, 1)
+batches = everstep.batches(sys.argv[1], sequence_length={LENGTH}, global_batch={BATCH}, seed={SEED})
+state = {{"model": model, "batches": batches}}
+checkpointer = everstep.Checkpointer(state)
+checkpointer.load(state)
+told = open(f"{{folder}}/samples/{{job.round}}-{{job.rank}}-{{os.getpid()}}.jsonl", "a", buffering=1)
+stop = torch.zeros(1)
+for batch in batches:
+    line = {{"round": job.round, "iteration": batch.iteration, "world": job.world_size, "rank": job.rank}}
+    told.write(json.dumps({{**line, "samples": batch.samples.tolist()}}) + "\\n")
+    threading.Event().wait(0.02)
+    stop[0] = job.rank == 0 and os.path.exists(f"{{folder}}/stop")
+    torch.distributed.all_reduce(stop)
+    checkpointer.save(batch.iteration, state)
+    everstep.report(loss=0.0)
+    if stop:
+        break
+checkpointer.finish(state)
+"""
+
+
+def make_dataset(folder: Path) -> str:
+    """60 samples of 16 tokens; also a folder for what the script writes down."""
+    (folder / "samples").mkdir()
+    place = folder / "dataset"
+    place.mkdir()
+    order = np.random.default_rng(0)
+    meta: dict[str, object] = {"version": 1, "tokenizer": "tokenizer.json", "vocab_size": 50, "dtype": "uint16"}
+    for split, documents in (("train", 10), ("validation", 2)):
+        with IndexedWriter(place / split, np.uint16) as writer:
+            for _ in range(documents):
+                writer.add(order.integers(0, 50, 97))
+        meta[split] = {"prefix": split, "documents": documents, "tokens": documents * 97}
+    (place / "dataset.json").write_text(json.dumps(meta))
+    return str(place)
+
+
+Applied = dict[int, dict[int, dict[int, list[int]]]]
+"""Samples by iteration, round and rank."""
+
+
+def applied(folder: Path) -> Applied:
+    """What the workers wrote down so far; a line that is being written is left out."""
+    found: Applied = {}
+    for path in (folder / "samples").iterdir():
+        for text in path.read_text().splitlines():
+            if text.endswith("}"):
+                line = json.loads(text)
+                found.setdefault(line["iteration"], {}).setdefault(line["round"], {})[line["rank"]] = line["samples"]
+    return found
+
+
+def trained(folder: Path, world: int, after: int) -> int:
+    """The newest round, if it is later than `after` and has done 20 iterations with so many workers; else 0."""
+    done: dict[int, int] = {}
+    for rounds in applied(folder).values():
+        for number, ranks in rounds.items():
+            done[number] = done.get(number, 0) + (len(ranks) == world)
+    newest = max(done, default=0)
+    return newest if newest > after and done[newest] >= 20 else 0
+
+
+def assert_applied_once(folder: Path, dataset: str, worlds: list[int]) -> None:
+    """With so many workers one after the other every sample was applied once an epoch, in the order of its seed.
+
+    Each change cost at most the last iteration and the one that was begun.
+    """
+    found = applied(folder)
+    seen = [len(found[iteration][max(found[iteration])]) for iteration in sorted(found)]
+    assert [world for at, world in enumerate(seen) if at == 0 or world != seen[at - 1]] == worlds
+    assert sorted(found) == list(range(1, len(found) + 1)), "no iteration is missing"
+    assert sum(len(rounds) - 1 for rounds in found.values()) <= 2 * (len(worlds) - 1), "iterations done again"
+    order: list[int] = []
+    for iteration in sorted(found):
+        ranks = found[iteration][max(found[iteration])]
+        order += [sample for rank in sorted(ranks) for sample in ranks[rank]]
+    samples = sample_count(len(open_dataset(dataset).tokens), LENGTH)
+    sampler = Sampler(samples, BATCH, SEED)
+    assert order == np.concatenate([sampler.indices(BATCH * number) for number in range(len(found))]).tolist()
+    for epoch in range(len(order) // samples):
+        assert sorted(order[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
