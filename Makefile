@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test lint bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint soak clean
+.PHONY: help finetune test lint cluster-up cluster-down test-cluster bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -29,6 +29,15 @@ lint: $(READY)  ## style, types, import contracts
 JOBS ?= 2
 test: lint  ## lint, then all tests, JOBS at a time; says what this machine could not run and why
 	$(BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal
+
+cluster-up: $(READY)  ## a real Kubernetes of two nodes with MinIO on this machine, as root (built by Go the first time)
+	$(BIN)/python -m tests.cluster up
+
+cluster-down: $(READY)  ## stop it, and leave nothing behind
+	$(BIN)/python -m tests.cluster down
+
+test-cluster: $(READY)  ## what only a real cluster can show; starts it and stops it
+	$(BIN)/python -m pytest -rs tests/cluster
 
 bench: $(READY)  ## every figure beside its budget or peer, one table each (about 25 minutes on an idle machine)
 	$(BIN)/python -m benchmarks.main_job

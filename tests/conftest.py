@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from tests.minio import MinIO, NoGoError, binary, running
+from tests.golang import NoGoError
+from tests.minio import MinIO, binary, running
 
 # A shell starts background jobs with SIGINT ignored, and what they start inherits it: tests that press Ctrl-C mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

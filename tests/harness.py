@@ -28,13 +28,13 @@ PATIENCE_S = 240.0
 """Nothing that is waited for here takes so long; then the wait fails, whatever the machine is busy with."""
 
 
-def wait_until(found: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
+def wait_until(found: Callable[[], Any], what: str, seconds: float = PATIENCE_S, pause_s: float = 0.005) -> Any:
     """The first true value of `found`. Raises TimeoutError that names what was waited for."""
     pause, deadline = threading.Event(), time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := found():
             return value
-        pause.wait(0.005)
+        pause.wait(pause_s)
     raise TimeoutError(f"{what}: not within {seconds:.0f} s")
 
 

