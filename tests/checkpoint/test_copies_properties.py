@@ -148,17 +148,6 @@ class Ranks(RuleBasedStateMachine):
             if told:
                 self.known = with_shard(self.known, Holding(*identity, key=f"{identity}"))
 
-    @rule(told=st.integers(0, 6))
-    def the_newest_state_of_all_is_persisted(self, told: int) -> None:
-        """As the interval asks all ranks for it; the first so many agents tell the master."""
-        newest = min(rank.staged for rank in self.ranks)
-        for number, rank in enumerate(self.ranks):
-            identity = self.identity(number, newest)
-            if rank.stages and rank.own.find(identity) is not None:
-                self.objects.add(identity)
-                if number < told:
-                    self.known = with_shard(self.known, Holding(*identity, key=f"{identity}"))
-
     @rule(written=st.booleans(), journaled=st.booleans())
     def commits(self, written: bool, journaled: bool) -> None:
         """A master that dies before the manifest, or between it and its record, leaves the rest to the next."""

@@ -1,6 +1,5 @@
 """The rules of slots: the table, and two promises over every order of events."""
 
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
