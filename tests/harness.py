@@ -150,10 +150,15 @@ class Watched:
         return [*found, *(str(path) for path in [*self.segments(), *self.folders()])]
 
     def kill_all(self) -> None:
-        """End whatever is left of a failed test."""
-        for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        """End whatever is left of a failed test; first who would start it again."""
+        for one in self.started:
+            one.kill()
+            one.wait()
+        while found := self.processes():
+            for process in found:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(found, 1)
         for path in self.segments():
             path.unlink(missing_ok=True)
         for path in self.folders():
