@@ -16,7 +16,7 @@ RESOURCES = (
     ("argoproj.io", "workflowtasksets"),
 )  # fmt: skip
 MAY = {
-    "pods": {"get", "list", "watch", "create", "delete"},
+    "pods": {"get", "list", "watch", "create", "patch", "delete", "deletecollection"},
     "secrets": {"get", "create"},
     "workflows": {"get"},
     "workflowtaskresults": {"create", "patch"},
