@@ -63,10 +63,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     verb("list", "the runs, newest last")
     _selecting(verb("resume", "let suspended steps go on; take up a run that lost its launcher", "name"))
-    again = verb("retry", "take up a run that failed or was stopped: what did not succeed runs again", "name")
-    _selecting(again).add_argument("--restart-successful", action="store_true",
+    again = _selecting(
+        verb("retry", "take up a run that failed or was stopped: what did not succeed runs again", "name")
+    )
+    again.add_argument("--restart-successful", action="store_true",
                                    help="also steps of --node-field-selector, and what came after them")  # fmt: skip
-    verb("stop", "stop a run with all its processes; its exit handler still runs", "name")
+    again.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="another value")
+    stopped = _selecting(verb("stop", "stop a run with all its processes; its exit handler still runs", "name"))
+    stopped.add_argument("--message", default="", help="of the suspended steps that --node-field-selector fails")
     verb("terminate", "stop a run at once, without its exit handler", "name")
     given = _selecting(verb("set", "give a suspended step its outputs, or its end", "name"))
     given.add_argument("--phase", choices=["Succeeded", "Failed", "Error"], default="")
@@ -129,7 +133,7 @@ def _parameters(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _run(arguments: argparse.Namespace) -> int:
     from runtime.workflow import ManifestError, parse
-    from runtime.workflow.files import with_arguments
+    from runtime.workflow.manifest import with_arguments
 
     loaded = _load(arguments)
     manifest = with_arguments(loaded.document.value, _parameters(arguments), arguments.entrypoint)
@@ -171,8 +175,9 @@ def _dump(value: Any, output: str) -> None:
 
 
 def _execute(
-    manifest: Any, name: str, folder: Path, library: "Library", path: tuple[Path, ...], restart: str = ""
-) -> int:
+    manifest: Any, name: str, folder: Path, library: "Library", path: tuple[Path, ...], restart: str = "",
+    parameters: Mapping[str, str] | None = None,
+) -> int:  # fmt: skip
     from runtime.platform.process import end_nodes
     from runtime.workflow import ManifestError, RunOptions
     from runtime.workflow import run as run_workflow
@@ -181,7 +186,7 @@ def _execute(
     try:
         print(name, file=sys.stderr)
         with watch() as show:
-            result = run_workflow(manifest, RunOptions(name, folder, library, path, show, restart))
+            result = run_workflow(manifest, RunOptions(name, folder, library, path, show, restart, parameters or {}))
     except ManifestError as error:
         raise BadInput(str(error)) from None
     end_nodes(result.folder)
@@ -226,7 +231,7 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _ask(arguments: argparse.Namespace, wish: "Ask") -> int:
-    from runtime.workflow.asks import AskError, ask
+    from runtime.workflow.asks import AskError, ask, refusal
     from runtime.workflow.runfolder import launcher
 
     folder = runs.folder_of(arguments.runs, arguments.name)
@@ -234,9 +239,13 @@ def _ask(arguments: argparse.Namespace, wish: "Ask") -> int:
     if holder is None:
         raise BadInput(f"{arguments.name}: nobody runs it; `everstep workflow resume {arguments.name}` takes it up")
     try:
-        ask(folder, wish)
+        left = ask(folder, wish)
     except AskError as error:
         raise BadInput(str(error)) from None
+    while left.exists() and launcher(folder) is not None:
+        time.sleep(0.05)
+    if why := refusal(left):
+        raise BadInput(f"{arguments.name}: {why}")
     print(f"{arguments.name}: asked process {holder} to {arguments.what}", file=sys.stderr)
     return 0
 
@@ -257,15 +266,15 @@ def _retry(arguments: argparse.Namespace) -> int:
     if status["phase"] == "Succeeded" and not arguments.restart_successful:
         mend = "--restart-successful --node-field-selector displayName=STEP runs a step again"
         raise BadInput(f"{arguments.name}: has succeeded; {mend}")
-    return _take_up(arguments, arguments.node_field_selector)
+    return _take_up(arguments, arguments.node_field_selector, _pairs(arguments.parameter, "-p"))
 
 
-def _take_up(arguments: argparse.Namespace, restart: str = "") -> int:
+def _take_up(arguments: argparse.Namespace, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
     from runtime.workflow.runfolder import beside
 
     folder = runs.folder_of(arguments.runs, arguments.name)
     manifest = json.loads((folder / "manifest.json").read_text())
-    return _execute(manifest, arguments.name, arguments.runs, *beside(folder), restart)
+    return _execute(manifest, arguments.name, arguments.runs, *beside(folder), restart, parameters)
 
 
 def _stop(arguments: argparse.Namespace) -> int:
@@ -273,6 +282,8 @@ def _stop(arguments: argparse.Namespace) -> int:
     from runtime.workflow.runfolder import launcher
 
     folder = runs.folder_of(arguments.runs, arguments.name)
+    if arguments.what == "stop" and arguments.node_field_selector:
+        return _ask(arguments, Ask("set", arguments.node_field_selector, "Failed", arguments.message))
     if launcher(folder) is not None:
         return _ask(arguments, Ask(arguments.what))
     status = runs.workflow_of(folder)["status"]

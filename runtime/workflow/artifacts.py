@@ -115,6 +115,8 @@ def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Librar
             else:
                 remote.clone(entry["git"], library, to)
         except (remote.RemoteError, NotThereError) as error:
+            if isinstance(error, remote.AbsentError) and entry.get("optional"):
+                return False
             raise ArtifactError(f"artifact {entry['name']} failed to load: {error}") from None
         return True
     key = str((entry.get("s3") or {}).get("key") or "")

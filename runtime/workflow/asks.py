@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from runtime import atomic
+from runtime.workflow.ends import NOT_SET
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import Event, NodeSet, NodesResumed, ShutdownAsked
 from runtime.workflow.nodes import Node, NodeType, Phase, node_id
@@ -36,12 +37,30 @@ class AskError(ValueError):
 FIELDS = ("displayName", "name", "templateName", "phase", "id", "inputs.parameters")
 
 
-def ask(folder: Path, wish: Ask) -> None:
-    """Leave it for the launcher of that run folder. Raises AskError for a selector that cannot be read."""
+def ask(folder: Path, wish: Ask) -> Path:
+    """Leave it for the launcher of that run folder, which takes the file away, after `refuse` if it cannot be done.
+
+    Raises AskError for a selector that cannot be read.
+    """
     _conditions(wish.selector)
     asks = folder / "asks"
     asks.mkdir(exist_ok=True)
-    atomic.replace(asks / f"{time.time_ns()}-{os.getpid()}.json", msgspec.json.encode(wish))
+    path = asks / f"{time.time_ns()}-{os.getpid()}.json"
+    atomic.replace(path, msgspec.json.encode(wish))
+    return path
+
+
+def refuse(path: Path, why: str) -> None:
+    """Say to who asked that nothing was done."""
+    atomic.replace(path.with_suffix(".refused"), why.encode())
+
+
+def refusal(path: Path) -> str:
+    """Why an ask that was taken away was not done; empty when it was."""
+    try:
+        return path.with_suffix(".refused").read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def asked(folder: Path) -> Iterator[tuple[Path, Ask]]:
@@ -51,14 +70,37 @@ def asked(folder: Path) -> Iterator[tuple[Path, Ask]]:
 
 
 def events(engine: Engine, wish: Ask, now: float) -> list[Event]:
-    """What it means for the run as it is."""
+    """What it means for the run as it is. Raises AskError: it cannot be done, and nothing of it was."""
     if wish.what in ("stop", "terminate"):
         return [ShutdownAsked(now, wish.what.capitalize())]
     waiting = [node for node in engine.nodes.values() if node.type is NodeType.SUSPEND and not node.phase.fulfilled]
     chosen = [node.name for node in waiting if _matches(engine, node, _conditions(wish.selector))]
     if wish.what == "resume":
-        return [NodesResumed(now, chosen)]
+        for name in chosen:
+            _check_resumable(engine.nodes[name])
+        return [NodesResumed(now, chosen, bool(wish.selector))]
+    if not chosen:
+        raise AskError(f"no suspended node matches --node-field-selector {wish.selector}")
+    for name in chosen:
+        _check_settable(engine.nodes[name], wish.parameters)
     return [NodeSet(now, name, wish.phase, wish.message, wish.parameters) for name in chosen]
+
+
+def _check_resumable(node: Node) -> None:
+    for entry in node.outputs.parameters:
+        if entry.get("value") is None and (entry.get("valueFrom") or {}).get("default") is None:
+            raise AskError(NOT_SET.format(entry["name"]))
+
+
+def _check_settable(node: Node, parameters: Mapping[str, str]) -> None:
+    known = {entry["name"]: entry for entry in node.outputs.parameters}
+    for name in parameters:
+        if name not in known:
+            raise AskError(f"node is not expecting output parameter '{name}'")
+        entry = known[name]
+        if "supplied" not in (entry.get("valueFrom") or {}) or entry.get("value") is not None:
+            why = "because it is not supplied or was already set"
+            raise AskError(f"cannot set output parameter '{name}' {why}")
 
 
 def succeeded(engine: Engine, selector: str) -> list[str]:

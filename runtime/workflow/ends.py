@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 TOO_LONG = "Pod was active on the node longer than the specified deadline"
 TOO_LATE = "Step exceeded its deadline"
+NOT_SET = "raw output parameter '{}' has not been set and does not have a default value"
 
 
 def begun(engine: "Engine", node: Node, now: float) -> None:
@@ -96,6 +97,8 @@ def resume(engine: "Engine", event: NodesResumed) -> None:
     for name in event.nodes:
         node = engine.nodes[name]
         if node.type is NodeType.SUSPEND and not node.phase.fulfilled:
+            if node.message and not event.chosen:
+                node.message += "; "  # Argo names here who resumed it, if it knows.
             _go_on(engine, node, event.time)
 
 
@@ -105,6 +108,7 @@ def set_node(engine: "Engine", event: NodeSet) -> None:
     for entry in node.outputs.parameters:
         if entry["name"] in event.parameters:
             entry["value"] = event.parameters[entry["name"]]
+    engine.variables.export(node)
     if event.phase:
         engine.become(node, Phase(event.phase), event.time, event.message)
     elif event.message:
@@ -116,10 +120,10 @@ def _go_on(engine: "Engine", node: Node, now: float) -> None:
         if entry.get("value") is None:
             default = (entry.get("valueFrom") or {}).get("default")
             if default is None:
-                said = f"raw output parameter '{entry['name']}' has not been set and does not have a default value"
-                _raise(engine, node, said, now)
+                _raise(engine, node, NOT_SET.format(entry["name"]), now)
                 return
             entry["value"] = parameter_text(default)
+    engine.variables.export(node)
     engine.become(node, Phase.SUCCEEDED, now, node.message)
 
 
@@ -237,18 +241,22 @@ def worth_keeping(engine: "Engine", again: set[str]) -> dict[str, Node]:
 
     `again`: nodes that shall all the same, with everything below and after them.
     """
-    anew, queue = set(again), list(again)
+    pods = {node.owner for name in again if (node := engine.nodes[name]).type is NodeType.CONTAINER}
+    anew, queue = again | pods, [*again, *pods]
     for name in queue:
         more = [one for one in engine.nodes[name].children if one not in anew]
         anew.update(more)
         queue += more
     found = dict(engine.kept)
     for node in engine.nodes.values():
-        if node.type in (NodeType.POD, NodeType.HTTP, NodeType.SUSPEND) and not engine.in_exit(node):
+        exits = node.name.startswith(f"{engine.name}.onExit")
+        if node.type in (NodeType.POD, NodeType.HTTP, NodeType.SUSPEND) and not exits:
             kept, above = node.phase is Phase.SUCCEEDED, engine.nodes.get(node.owner)
             while above is not None and not kept:
                 kept = above.type is NodeType.RETRY and above.phase is Phase.SUCCEEDED
                 above = engine.nodes.get(above.owner)
             if kept and node.phase.fulfilled:
                 found[node.name] = node
+        elif node.type is NodeType.CONTAINER and node.owner in found:
+            found[node.name] = node
     return {name: node for name, node in found.items() if name not in anew}

@@ -134,6 +134,7 @@ class Engine:
                 gate.then(Found(event.hit, event.parameters, event.artifacts, event.result), event.time)
             case RunResumed():
                 self.kept = ends.worth_keeping(self, {*event.again})
+                self.manifest = self.manifest.with_parameters(event.parameters)
                 self.lives += 1
                 self._begin(event.time)
         self.advance(event.time)

@@ -91,9 +91,15 @@ def known_field(path: str) -> bool:
 
 
 def resource(reference: Mapping[str, Any], container: Mapping[str, Any]) -> str:
-    """What a resourceFieldRef reads of a container; without a limit it is the machine's. In divisors, rounded up."""
+    """What a resourceFieldRef reads of a container, in divisors, rounded up.
+
+    A request that is not given is the limit, a limit that is not given the machine's.
+    """
     kind, _, name = str(reference.get("resource")).partition(".")
-    given = ((container.get("resources") or {}).get(kind) or {}).get(name)
+    resources = container.get("resources") or {}
+    given = (resources.get(kind) or {}).get(name)
+    if given is None and kind == "requests":
+        given = (resources.get("limits") or {}).get(name)
     if given is None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         given = 0 if kind == "requests" else {"cpu": os.cpu_count() or 1, "memory": memory}.get(name, 0)

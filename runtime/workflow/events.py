@@ -65,6 +65,8 @@ class RunResumed(msgspec.Struct, frozen=True, tag=True):
     time: float
     again: list[str] = []
     """Nodes that did, and begin anew all the same, with what came after them."""
+    parameters: dict[str, str] = {}
+    """The workflow's, with other values than before."""
 
 
 class NodesResumed(msgspec.Struct, frozen=True, tag=True):
@@ -72,6 +74,8 @@ class NodesResumed(msgspec.Struct, frozen=True, tag=True):
 
     time: float
     nodes: list[str]
+    chosen: bool = False
+    """They were selected; all were meant otherwise."""
 
 
 class GateOpened(msgspec.Struct, frozen=True, tag=True):

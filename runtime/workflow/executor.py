@@ -6,7 +6,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +60,8 @@ class RunOptions:
     """Called after each change, and about twice a second while pods run."""
     restart: str = ""
     """Of a run that has ended: nodes (as `asks` selects them) that run again although they succeeded."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Of a run that has ended: other values of the workflow's parameters."""
 
 
 class RunResult(NamedTuple):
@@ -113,7 +115,8 @@ class _Executor:
         for event in rest:
             self.engine.handle(event)
         if self.engine.finished and (options.restart or self.engine.phase is not Phase.SUCCEEDED):
-            self._record(RunResumed(time.time(), asks.succeeded(self.engine, options.restart)))
+            again = asks.succeeded(self.engine, options.restart)
+            self._record(RunResumed(time.time(), again, dict(options.parameters)))
         self._changed = asyncio.Event()
         self._runner = runner
         self._watched: dict[str, asyncio.Task[None]] = {}
@@ -344,8 +347,11 @@ class _Executor:
 
     def _hear(self) -> None:
         for path, wish in asks.asked(self._folder):
-            for event in asks.events(self.engine, wish, time.time()):
-                self._record(event)
+            try:
+                for event in asks.events(self.engine, wish, time.time()):
+                    self._record(event)
+            except asks.AskError as error:
+                asks.refuse(path, str(error))
             path.unlink()
             self._changed.set()
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from runtime.workflow.library import KINDS, WORKFLOW_TEMPLATES, Library
 from runtime.workflow.manifest import ManifestError
@@ -77,22 +76,3 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
 
 def _kind(document: Document) -> str:
     return str(document.value.get("kind") or "") if isinstance(document.value, Mapping) else ""
-
-
-def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypoint: str = "") -> dict[str, Any]:
-    """The workflow with parameters of the command line, and another entrypoint."""
-    spec = dict(source.get("spec") or {})
-    if entrypoint:
-        spec["entrypoint"] = entrypoint
-    if values:
-        arguments = dict(spec.get("arguments") or {})
-        left = dict(values)
-        parameters = []
-        for entry in arguments.get("parameters") or []:
-            if entry.get("name") in left:
-                entry = {key: value for key, value in entry.items() if key != "valueFrom"}
-                entry["value"] = left.pop(entry["name"])
-            parameters.append(entry)
-        parameters += [{"name": name, "value": value} for name, value in left.items()]
-        spec["arguments"] = {**arguments, "parameters": parameters}
-    return {**source, "spec": spec}

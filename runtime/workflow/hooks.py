@@ -102,7 +102,7 @@ class HookRun:
         name = f"{node.name}.{suffix}"
         call = Call(
             name, f"{node.display_name}.{suffix}", {}, {}, node.boundary, self.key, hooked=True,
-            title=self._engine.manifest.title(hook), reference=hook.get("templateRef") or {},
+            exits=suffix == "onExit", title=self._engine.manifest.title(hook), reference=hook.get("templateRef") or {},
         )  # fmt: skip
         node.children.append(name)
         self._engine.call_task(call, hook, now)

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,15 @@ class Launch:
         told: dict[str, Any] = node.spec["data"]
         try:
             found: Any = await asyncio.to_thread(self._repository.paths, told["source"]["artifactPaths"])
-            for step in listed(told, "transformation"):
+            if not found and not told.get("transformation"):
+                found = None  # Go's empty list, as its JSON says it.
+        except artifacts.ArtifactError as error:
+            return _not_data(node, f"source: unable to source artifact paths: {error}")
+        for number, step in enumerate(listed(told, "transformation")):
+            try:
                 found = evaluate(str(step.get("expression") or "data"), {"data": found})
-        except (artifacts.ArtifactError, ExpressionError) as error:
-            return PodEnded(time.time(), node.name, None, error=f"main: Error (exit code 64): {error}")
+            except ExpressionError as error:
+                return _not_data(node, f"transformation: error processing data step {number}: {error}")
         return PodEnded(time.time(), node.name, 0, result=go_json(found))
 
     async def load(self, node: Node) -> None:
@@ -133,7 +139,7 @@ class Launch:
         }
         return facts_of(
             pod_name(engine.name, node.name, node.pod_template), scope["workflow.namespace"],
-            scope["workflow.serviceAccountName"], engine.uid,
+            scope["workflow.serviceAccountName"], str(uuid.uuid5(uuid.UUID(engine.uid), f"{node.name} {node.life}")),
             {**labels, **(every.get("labels") or {}), **(own.get("labels") or {})},
             {**annotations, **(every.get("annotations") or {}), **(own.get("annotations") or {})},
         )  # fmt: skip
@@ -189,6 +195,10 @@ class Launch:
     def forget_claims(self) -> None:
         """The workflow has ended: its own volume claims go."""
         volumes.forget_claims(self._engine.manifest.spec, self._engine.name, self._folder / "claims")
+
+
+def _not_data(node: Node, why: str) -> PodEnded:
+    return PodEnded(time.time(), node.name, 64, said=f"unable to process data template: unable to process data {why}")
 
 
 def _expanded(

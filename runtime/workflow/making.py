@@ -117,7 +117,7 @@ class Maker:
         engine = self._engine
         kept = engine.kept.get(call.name)
         if kept is not None and kind in (*PROCESSES, "suspend"):
-            self._engine.nodes[call.name] = kept
+            self._keep(kept)
             self._engine.tell(call.name)
             return
         phase = Phase.PENDING if kind in PROCESSES else Phase.RUNNING
@@ -137,6 +137,16 @@ class Maker:
                 return
         ends.begun(self._engine, node, now)
         self._engine.tell(call.name)
+
+    def _keep(self, node: Node) -> None:
+        """It ended in an earlier life, with its containers; what hung from them then hangs anew, or not at all."""
+        queue = [node]
+        for one in queue:
+            below = [found for name in one.children if (found := self._engine.kept.get(name))]
+            below = [found for found in below if found.type is NodeType.CONTAINER and found.owner == node.name]
+            one.children = [found.name for found in below]
+            self._engine.nodes[one.name] = one
+            queue += below
 
     def _node(self, call: Call, type_: NodeType, phase: Phase, spec: dict[str, Any], now: float) -> Node:
         inputs = {key: value for key, value in (spec.get("inputs") or {}).items() if value}

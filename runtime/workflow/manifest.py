@@ -5,7 +5,7 @@ What this executor does not do is refused by name: `schema` marks it.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.workflow import cycles, environment, pod_rules, requests, schema, validate, volumes
@@ -40,6 +40,11 @@ class Manifest:
     """With what it refers to merged in."""
     library: Library
     templates: Mapping[str, Mapping[str, Any]]
+
+    def with_parameters(self, values: Mapping[str, str]) -> "Manifest":
+        """With other values of the workflow's parameters."""
+        spec = with_arguments({"spec": self.spec}, values)["spec"]
+        return replace(self, raw=with_arguments(self.raw, values), spec=spec) if values else self
 
     @property
     def name(self) -> str:
@@ -186,3 +191,22 @@ def _pod_problems(
         for index, step in enumerate(group or []):
             if step.get("inline"):
                 yield from _pod_problems(step["inline"], spec, library, (*where, "steps", number, index, "inline"))
+
+
+def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypoint: str = "") -> dict[str, Any]:
+    """The workflow with parameters of the command line, and another entrypoint."""
+    spec = dict(source.get("spec") or {})
+    if entrypoint:
+        spec["entrypoint"] = entrypoint
+    if values:
+        arguments = dict(spec.get("arguments") or {})
+        left = dict(values)
+        parameters = []
+        for entry in arguments.get("parameters") or []:
+            if entry.get("name") in left:
+                entry = {key: value for key, value in entry.items() if key != "valueFrom"}
+                entry["value"] = left.pop(entry["name"])
+            parameters.append(entry)
+        parameters += [{"name": name, "value": value} for name, value in left.items()]
+        spec["arguments"] = {**arguments, "parameters": parameters}
+    return {**source, "spec": spec}

@@ -12,7 +12,7 @@ from runtime.workflow.nodes import Node, NodeType, Phase, node_id
 
 FILE = "/var/run/argo/progress"
 LEAVES = (NodeType.POD, NodeType.HTTP, NodeType.SUSPEND)
-_SAID = re.compile(r"(\d+)/(\d+)\s*")
+_SAID = re.compile(r"(\d+)/(\d+)")
 
 
 class Progress:
@@ -38,21 +38,21 @@ class Progress:
         return told.pop("", "0/0"), told
 
     def _of_leaf(self, node: Node) -> tuple[int, int]:
-        """(done, of how many); what has ended has done all."""
+        """(done, of how many); what has ended well has done all."""
         known = self._ended.get((node.name, node.life))
         if known:
             return known
         done, whole = self._said(node) if node.type is NodeType.POD and node.phase is not Phase.PENDING else (0, 1)
         if not node.phase.fulfilled:
             return done, whole
-        self._ended[node.name, node.life] = found = (whole, whole)
+        self._ended[node.name, node.life] = found = (done if node.phase.bad else whole, whole)
         return found
 
     def _said(self, node: Node) -> tuple[int, int]:
         root = place(self._engine, node, self._folder) / "root"
         for path in (FILE, os.path.realpath(FILE)):
             try:
-                said = _SAID.fullmatch(Path(f"{root}{path}").read_text())
+                said = _SAID.fullmatch(Path(f"{root}{path}").read_text().strip().split("\n")[-1].strip())
             except OSError:
                 continue
             if said and 0 < int(said[2]) >= int(said[1]):

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ HTTP_S = 60.0
 
 class RemoteError(OSError):
     """It cannot be fetched or put."""
+
+
+class AbsentError(RemoteError):
+    """It is not there: an optional artifact is none."""
 
 
 def _secret(holder: Mapping[str, Any], name: str, library: Library) -> str:
@@ -68,8 +73,14 @@ def _opened(http: Mapping[str, Any], library: Library, body: Any = None, size: i
             request.add_header(str(one["name"]), str(one.get("value") or ""))
         context = _certificate(auth["clientCert"], library) if auth.get("clientCert") else None
         return urllib.request.urlopen(request, timeout=HTTP_S, context=context)
+    except urllib.error.HTTPError as error:
+        status = f"{error.code} {error.reason}"
+        if error.code == HTTPStatus.NOT_FOUND and not body:
+            raise AbsentError(status) from None
+        what = f"saving file {body.name} to {url}" if body else f"loading content from {url}"
+        raise RemoteError(f"{what} failed with reason: {status}") from None
     except (urllib.error.URLError, OSError) as error:
-        what = f"saving file to {url}" if body else f"loading file from {url}"
+        what = f"saving file {body.name} to {url}" if body else f"loading file from {url}"
         raise RemoteError(f"{what} failed: {error}") from None
 
 
@@ -108,6 +119,7 @@ def clone(git: Mapping[str, Any], library: Library, to: Path) -> None:
     if single and not git.get("branch"):
         raise RemoteError("single branch mode without a branch specified")
     shallow = [f"--depth={int(depth)}"] if depth else []
+    over = ["--no-local"] if depth else []  # A path that is only linked has no depth.
     which = ["--single-branch", f"--branch={git['branch']}"] if single else ["--no-single-branch"]
     with tempfile.TemporaryDirectory() as keys:
         environment = _environment(git, library, Path(keys))
@@ -124,7 +136,7 @@ def clone(git: Mapping[str, Any], library: Library, to: Path) -> None:
                 raise RemoteError(f"failed to {words[0]} {json.dumps(repo)}: {said[-1] if said else done.returncode}")
             return done.returncode == 0
 
-        run("clone", "--quiet", *shallow, *which, "--", repo, str(to), at=None)
+        run("clone", "--quiet", *shallow, *over, *which, "--", repo, str(to), at=None)
         for one in listed(git, "fetch"):
             run("fetch", "--quiet", "--update-head-ok", *shallow, "origin", "--", str(one))
         revision = str(git.get("revision") or "")
@@ -132,8 +144,8 @@ def clone(git: Mapping[str, Any], library: Library, to: Path) -> None:
             ways = (f"refs/tags/{revision}", f"refs/remotes/origin/{revision}", revision)
             known = (one for one in ways if run("rev-parse", "--verify", "--quiet", f"{one}^{{commit}}", may_fail=True))
             at = next(known, "")
-            if not at:
-                run("fetch", "--quiet", "origin", "--", revision)
+            if not at and not run("fetch", "--quiet", "origin", "--", revision, may_fail=True):
+                raise RemoteError("failed to get resolve revision: reference not found")
             run("checkout", "--quiet", "--detach", at or "FETCH_HEAD", "--")
         if not git.get("disableSubmodules"):
             run("submodule", "--quiet", "update", "--init", "--recursive")

@@ -74,12 +74,12 @@ class Repository:
             artifacts.load({**entry, "s3": {"key": "got"}}, Path(folder), into, self.library)
 
     def paths(self, entry: Mapping[str, Any]) -> list[str]:
-        """The keys of all that lies at or below the artifact's. Raises ArtifactError."""
+        """The keys of all that lies below the artifact's. Raises ArtifactError."""
         at = self.location(entry)
-        key = str(at.get("key") or "")
+        key = f"{at['key'].strip('/')}/" if at.get("key") else ""
         try:
             if at.get("bucket"):
-                return [one.key for one in self._store(at).list(key)]
+                return [one.key for one in self._store(at).list(key) if not one.key.endswith("/")]
         except (StoreError, NotThereError, ValueError) as error:
             raise ArtifactError(f"failed to list {key!r}: {error}") from None
         kept = (one.relative_to(self.folder) for one in self.folder.rglob("*") if one.is_file())

@@ -80,7 +80,9 @@ class RetryRun:
         self._attempts.append(child)
         strategy = self._node.spec["retryStrategy"]
         if self._stopped():
-            decision = Decision(None, child.phase, child.message)
+            said = f"Stopped with strategy '{self._engine.shutdown}'"
+            stopped = self._engine.shutdown and child.phase.bad
+            decision = Decision(None, child.phase, said if stopped else child.message)
         else:
             decision = decide(strategy, self._attempts, now)
         if decision.at is None:

@@ -79,11 +79,12 @@ def _fill(folder: Path, volume: Mapping[str, Any], shown: Shown) -> None:
     """Write the files as the kubelet does: below ..data, with a link for each name at the top."""
     data = folder / "..data"
     given = next((volume[kind] for kind in ("configMap", "secret", "projected", "downwardAPI") if volume.get(kind)), {})
+    own = {str(item["path"]): item["mode"] for item in listed(given, "items") if item.get("mode") is not None}
     for name, text in _files(volume, shown):
         place = data / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
-        place.chmod(int(given.get("defaultMode", 0o644)))
+        place.chmod(int(own.get(name, given.get("defaultMode", 0o644))))
         top = folder / name.split("/")[0]
         if not top.is_symlink():
             top.symlink_to(f"..data/{top.name}")
