@@ -56,11 +56,13 @@ def refuse(path: Path, why: str) -> None:
 
 
 def refusal(path: Path) -> str:
-    """Why an ask that was taken away was not done; empty when it was."""
-    try:
-        return path.with_suffix(".refused").read_text()
-    except FileNotFoundError:
+    """Why an ask that was taken away was not done, told once; empty when it was."""
+    said = path.with_suffix(".refused")
+    if not said.exists():
         return ""
+    why = said.read_text()
+    said.unlink()
+    return why
 
 
 def asked(folder: Path) -> Iterator[tuple[Path, Ask]]:
