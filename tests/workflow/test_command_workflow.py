@@ -87,6 +87,7 @@ def test_a_run_whose_launcher_was_killed_is_ended_with_its_pods(verb: str, tmp_p
         wait_until((tmp_path / "pid").exists, "the step")
         pid = int(wait_until((tmp_path / "pid").read_text, "its pid"))
         wait_until(lambda: b"PodStarted" in (tmp_path / "runs/h/events.jsonl").read_bytes(), "that it is known")
+        wait_until((tmp_path / "runs/h/workflow.json").exists, "that others can see it")
         launcher.kill()
     assert psutil.pid_exists(pid)
     assert everstep(verb, "h", cwd=tmp_path).returncode == 0
