@@ -26,7 +26,8 @@ lint: $(READY)  ## style, types, import contracts
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-JOBS ?= 2
+# Tests of processes mostly wait: for imports, for a deadline, for each other.
+JOBS ?= 4
 test: lint  ## lint, then all tests, JOBS at a time; says what this machine could not run and why
 	$(BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal
 
