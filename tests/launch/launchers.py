@@ -3,9 +3,11 @@
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -67,19 +69,14 @@ class Launcher:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
     named: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     """The last one of each name."""
+    tmp: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="everstep-")))
+    """Where launchers put what they share: not with other tests. Short: multiprocessing makes sockets below it."""
 
     def environment(self, more: Mapping[str, str]) -> dict[str, str]:
         """Ours without what would tell a launcher something, and what the test adds."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         added = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.tmp), **more}
         return {**kept, **{name: value for name, value in added.items() if value}}
-
-    @property
-    def tmp(self) -> Path:
-        """Where launchers put what they share: not with other tests."""
-        path = self.folder / "tmp"
-        path.mkdir(exist_ok=True)
-        return path
 
     def start(self, command: Sequence[str], *arguments: str, name: str = "node", **more: str) -> subprocess.Popen[str]:
         """Start one; its streams go to files of that name. Capitals are environment."""
@@ -131,6 +128,7 @@ class Launcher:
                 os.kill(pid, signal.SIGKILL)
         for process in self.started:
             process.wait(DEADLINE_S)
+        shutil.rmtree(self.tmp, ignore_errors=True)
 
 
 class Torchrun:
