@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
+from runtime.pages import environment
 from runtime.report import charts, flow
 from runtime.report.charts import Chart, Timeline
 from runtime.report.history import History
@@ -44,7 +43,7 @@ def render(run: Run, now: float) -> str:
     found = flow.steps(run, now)
     jobs = [view(name, told, found, now) for name, told in run.jobs.items()]
     phase = run.phase or ("Failed" if any(step.phase in ("Failed", "Error") for step in found) else "Unknown")
-    template = _environment().get_template("page.html")
+    template = environment(Path(__file__).parent, _FILTERS).get_template("page.html")
     return template.render(
         run=run,
         phase=phase,
@@ -165,13 +164,4 @@ def _clock(time: float | None, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
     return "–" if time is None else datetime.fromtimestamp(time, UTC).strftime(form)
 
 
-def _environment() -> jinja2.Environment:
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {"span": span, "clock": _clock, "percent": lambda share: f"{share * 100:.1f} %"}
-    return made
+_FILTERS = {"span": span, "clock": _clock, "percent": lambda share: f"{share * 100:.1f} %"}

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 
+from runtime.pages import environment
 from steps.preprocess.config import Config
 from steps.preprocess.parts import Sample
 
@@ -74,18 +74,12 @@ class Page:
 
 def render(page: Page) -> str:
     """The page."""
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {
+    filters = {
         "number": lambda value: f"{value:,}".replace(",", " "),
         "short": short,
         "named": lambda split: "train" if split == WHOLE else split,
     }
+    made = environment(Path(__file__).parent, filters)
     return made.get_template("page.html").render(
         page=page,
         keys=page.config.keys,

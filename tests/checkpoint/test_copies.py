@@ -186,6 +186,8 @@ def test_a_peer_without_room_says_so_and_the_training_goes_on(nodes: list[Node],
     stage(nodes[0], 1)
     stage(nodes[0], 2)
     wait_until(lambda: "this node is leaving" in caplog.text)
+    stage(nodes[0], 3)
+    assert (1, 3) in held(nodes[0], 0)
 
 
 def test_no_copy_outlives_its_node(nodes: list[Node]) -> None:

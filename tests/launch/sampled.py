@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.data import IndexedWriter, Sampler, open_dataset, sample_count
+from runtime.data import Sampler, open_dataset, sample_count
+from tests.datasets import write_dataset
 
 LENGTH, BATCH, SEED = 16, 7, 3
 SCRIPT = f"""
@@ -39,17 +40,7 @@ checkpointer.finish(state)
 def make_dataset(folder: Path) -> str:
     """60 samples of 16 tokens; also a folder for what the script writes down."""
     (folder / "samples").mkdir()
-    place = folder / "dataset"
-    place.mkdir()
-    order = np.random.default_rng(0)
-    meta: dict[str, object] = {"version": 1, "tokenizer": "tokenizer.json", "vocab_size": 50, "dtype": "uint16"}
-    for split, documents in (("train", 10), ("validation", 2)):
-        with IndexedWriter(place / split, np.uint16) as writer:
-            for _ in range(documents):
-                writer.add(order.integers(0, 50, 97))
-        meta[split] = {"prefix": split, "documents": documents, "tokens": documents * 97}
-    (place / "dataset.json").write_text(json.dumps(meta))
-    return str(place)
+    return write_dataset(folder / "dataset")
 
 
 Applied = dict[int, dict[int, dict[int, list[int]]]]

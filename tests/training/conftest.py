@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from runtime.data import IndexedWriter
+from tests.datasets import write_dataset
 
 SCRIPT = Path(__file__).parent / "training_script.py"
 
@@ -19,17 +18,7 @@ SCRIPT = Path(__file__).parent / "training_script.py"
 @pytest.fixture
 def dataset(tmp_path: Path) -> str:
     """About 60 samples of 16 tokens."""
-    folder = tmp_path / "dataset"
-    folder.mkdir()
-    order = np.random.default_rng(0)
-    meta: dict[str, object] = {"version": 1, "tokenizer": "tokenizer.json", "vocab_size": 50, "dtype": "uint16"}
-    for split, documents in (("train", 10), ("validation", 2)):
-        with IndexedWriter(folder / split, np.uint16) as writer:
-            for _ in range(documents):
-                writer.add(order.integers(0, 50, 97))
-        meta[split] = {"prefix": split, "documents": documents, "tokens": documents * 97}
-    (folder / "dataset.json").write_text(json.dumps(meta))
-    return str(folder)
+    return write_dataset(tmp_path / "dataset")
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from runtime.job.policy import reason_of
 from runtime.job.records import Reason
 
 
-def session(restored: int, iteration: int) -> Any:
-    link: Any = SimpleNamespace(tell=lambda report: None)
+def session(restored: int, iteration: int, told: list[Any] | None = None) -> Any:
+    link: Any = SimpleNamespace(tell=[].append if told is None else told.append)
     checkpointer: Any = SimpleNamespace(restored=restored, stall_s=0.0)
     return _Session(Context(0, 1, 0, torch.device("cpu"), 2, link), checkpointer, iteration)
 
@@ -28,7 +28,9 @@ def test_right_after_a_restore_the_worker_says_so_and_ends(loss: float, capfd: A
 
 
 def test_later_or_without_a_restore_it_is_the_trainings_own_matter() -> None:
-    session(7, 8 + WATCHED).send({"loss": math.nan})
-    session(0, 1).send({"loss": math.nan})
-    session(7, 8).send({"loss": 1.5})
-    session(7, 8).send({"grad_norm": math.nan})
+    told: list[Any] = []
+    session(7, 8 + WATCHED, told).send({"loss": math.nan})
+    session(0, 1, told).send({"loss": math.nan})
+    session(7, 8, told).send({"loss": 1.5})
+    session(7, 8, told).send({"grad_norm": math.nan})
+    assert [report.iteration for report in told] == [8 + WATCHED, 1, 8, 8]

@@ -1,0 +1,19 @@
+"""HTML pages of one file: what is written into them is escaped, and a name that is not there is an error."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jinja2
+
+
+def environment(folder: Path, filters: Mapping[str, Callable[..., str]]) -> jinja2.Environment:
+    """For the templates of that folder, with these filters besides jinja2's own."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= filters
+    return made
