@@ -1,5 +1,6 @@
 """The preprocess step with a real Spark."""
 
+import contextlib
 import json
 import os
 import signal
@@ -25,6 +26,13 @@ from steps.preprocess.run import run
 
 DEADLINE_S = 600.0
 TEXTS = [f"def function_{number}(a, b):\n    return a + {number * 7919} * b  # naïve\n" * 30 for number in range(300)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def working_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where a step that is not told its outputs leaves them."""
+    with contextlib.chdir(tmp_path_factory.mktemp("work")):
+        yield
 
 
 @pytest.fixture(scope="module")
