@@ -11,19 +11,33 @@ from everstep.errors import BadInput
 
 UNITS = (("d", "day", 86400), ("h", "hour", 3600), ("m", "minute", 60), ("s", "second", 1))
 FOLLOW_EVERY_S = 0.3
+FILES = ("manifest.json", "workflow.json")
+"""A run begins with the first; the second is written before any of its pods is started."""
 
 
 def folder_of(runs: Path, name: str) -> Path:
-    """The folder of a run. Raises BadInput when there is none."""
+    """The folder of a run, from its manifest on. Raises BadInput when there is none."""
     folder = runs / name
-    if not (folder / "workflow.json").exists():
+    if not any((folder / file).exists() for file in FILES):
         raise BadInput(f"{folder}: no such run; `everstep workflow list --runs {runs}` shows them")
     return folder
 
 
 def workflow_of(folder: Path) -> dict[str, Any]:
-    """The run as Argo's object."""
-    return json.loads((folder / "workflow.json").read_text())
+    """The run as Argo's object; Pending, without nodes, where its launcher has not come further than its manifest.
+
+    Raises BadInput for a file that is no JSON.
+    """
+    try:
+        return json.loads((folder / "workflow.json").read_text())
+    except ValueError as error:
+        raise BadInput(f"{folder / 'workflow.json'}: not JSON: {error}; resuming the run writes it anew") from None
+    except FileNotFoundError:
+        known = folder / "manifest.json"
+        given, at = json.loads(known.read_text()), datetime.fromtimestamp(known.stat().st_mtime, UTC)
+        metadata = {key: value for key, value in (given.get("metadata") or {}).items() if key != "generateName"}
+        told = {"name": folder.name, "creationTimestamp": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
+        return {**given, "metadata": {**metadata, **told}, "status": {"phase": "Pending", "nodes": {}}}
 
 
 def got(workflow: Mapping[str, Any], now: float) -> str:
@@ -55,10 +69,10 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
     if status.get("message"):
         yield "Message", status["message"]
     began, ended = moment(status.get("startedAt")), moment(status.get("finishedAt"))
-    for name, at in (("Created", began), ("Started", began), ("Finished", ended)):
+    for name, at in (("Created", _created(workflow)), ("Started", began), ("Finished", ended)):
         if at:
             yield name, f"{datetime.fromtimestamp(at, UTC):%a %b %d %H:%M:%S %z} ({long(now - at)} ago)"
-    yield "Duration", long((ended or now) - began)
+    yield "Duration", long((ended or now) - began if began else 0)
     yield "Progress", status.get("progress") or ""
     for title, holder in (("Parameters", spec.get("arguments")), ("Output Parameters", status.get("outputs"))):
         entries = [one for one in (holder or {}).get("parameters") or () if one.get("value") is not None]
@@ -71,16 +85,24 @@ def listed(runs: Path, now: float) -> str:
     """What `argo list` prints; the newest last, where the eye is."""
     from runtime.submission.tree import moment
 
-    found = [workflow_of(path.parent) for path in runs.glob("*/workflow.json")]
+    folders = {path.parent for file in FILES for path in runs.glob(f"*/{file}")}
+    found = [workflow_of(folder) for folder in folders]
     if not found:
         return "No workflows found"
     table = [("NAME", "STATUS", "AGE", "DURATION", "PRIORITY", "MESSAGE")]
-    for one in sorted(found, key=lambda one: one["status"]["startedAt"]):
-        status, began = one["status"], moment(one["status"]["startedAt"])
-        lasted = (moment(status.get("finishedAt")) or now) - began
-        table.append((one["metadata"]["name"], status["phase"], short(now - began), short(lasted),
+    for one in sorted(found, key=lambda one: (_created(one), one["metadata"]["name"])):
+        status, began = one["status"], moment(one["status"].get("startedAt"))
+        lasted = (moment(status.get("finishedAt")) or now) - began if began else 0
+        table.append((one["metadata"]["name"], status["phase"], short(now - _created(one)), short(lasted),
                       str(one["spec"].get("priority") or 0), status.get("message") or ""))  # fmt: skip
     return "\n".join(aligned(table, 3))
+
+
+def _created(workflow: Mapping[str, Any]) -> float:
+    """When it was given to a launcher."""
+    from runtime.submission.tree import moment
+
+    return moment(workflow["status"].get("startedAt") or workflow["metadata"].get("creationTimestamp"))
 
 
 def logged(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
@@ -104,7 +126,7 @@ def logged(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
         if over or not follow:
             break
         time.sleep(FOLLOW_EVERY_S)
-    if not read:
+    if not read and wanted:
         raise BadInput(f"{folder.name}: no pod of that name has a log, and no step begins with {wanted!r}")
 
 

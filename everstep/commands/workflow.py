@@ -7,7 +7,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from everstep.errors import BadInput
 
 if TYPE_CHECKING:
     from runtime.workflow.asks import Ask
+    from runtime.workflow.engine import Engine
     from runtime.workflow.files import Loaded
     from runtime.workflow.library import Library
 
@@ -101,10 +102,17 @@ def _load(arguments: argparse.Namespace, templates: bool = False) -> "Loaded":
     from runtime.workflow.files import load
 
     try:
-        images = {name: shlex.split(command) for name, command in _pairs(arguments.image, "--image").items()}
+        images = {name: _words(name, command) for name, command in _pairs(arguments.image, "--image").items()}
         return load([Path(file) for file in arguments.file], arguments.with_, images, templates)
     except ManifestError as error:
         raise BadInput(str(error)) from None
+
+
+def _words(image: str, command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise BadInput(f"--image {image}={command}: {error}") from None
 
 
 def _pairs(texts: list[str], flag: str) -> dict[str, str]:
@@ -116,7 +124,7 @@ def _pairs(texts: list[str], flag: str) -> dict[str, str]:
 
 
 def _parameters(arguments: argparse.Namespace) -> dict[str, str]:
-    from runtime.workflow.expressions.values import parameter_text
+    from runtime.workflow.expressions.values import go_json
     from runtime.workflow.reading import ReadError, read
 
     values: dict[str, str] = {}
@@ -127,7 +135,8 @@ def _parameters(arguments: argparse.Namespace) -> dict[str, str]:
             raise BadInput(str(error)) from None
         if len(found) != 1 or not isinstance(found[0].value, Mapping):
             raise BadInput(f"{arguments.parameter_file}: is no map of parameters")
-        values = {str(name): parameter_text(value) for name, value in found[0].value.items()}
+        entries = found[0].value.items()
+        values = {str(name): value if isinstance(value, str) else go_json(value) for name, value in entries}
     return {**values, **_pairs(arguments.parameter, "-p")}
 
 
@@ -148,6 +157,9 @@ def _run(arguments: argparse.Namespace) -> int:
     name = arguments.name or metadata.get("name") or made_up
     folder = arguments.runs.absolute()
     path = tuple(one.absolute() for one in arguments.path)
+    for one in path:
+        if not one.is_dir():
+            raise BadInput(f"--path {one}: is no folder")
     if arguments.work_dir:
         try:
             os.chdir(arguments.work_dir)
@@ -179,19 +191,37 @@ def _execute(
     parameters: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
     from runtime.platform.process import end_nodes
-    from runtime.workflow import ManifestError, RunOptions
+    from runtime.workflow import ManifestError, RunOptions, check_name
     from runtime.workflow import run as run_workflow
+    from runtime.workflow.asks import AskError
     from runtime.workflow.view import watch
 
     try:
-        print(name, file=sys.stderr)
+        check_name(name)
+        try:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"--runs {error.filename}: {error.strerror}; choose another folder") from None
         with watch() as show:
-            result = run_workflow(manifest, RunOptions(name, folder, library, path, show, restart, parameters or {}))
-    except ManifestError as error:
+            shown = _named(name, show)
+            result = run_workflow(manifest, RunOptions(name, folder, library, path, shown, restart, parameters or {}))
+    except (ManifestError, AskError) as error:
         raise BadInput(str(error)) from None
     end_nodes(result.folder)
     print(f"{result.phase.value}  {result.message}".rstrip(), file=sys.stderr)
     return result.exit_code if result.exit_code in (0, STOPPED) else 1
+
+
+def _named(name: str, show: "Callable[[Engine, Path], None]") -> "Callable[[Engine, Path], None]":
+    """Show what a run does, its name first: a run that is refused is not named."""
+    unsaid = [name]
+
+    def shown(engine: "Engine", folder: Path) -> None:
+        if unsaid:
+            print(unsaid.pop(), file=sys.stderr)
+        show(engine, folder)
+
+    return shown
 
 
 def _lint(arguments: argparse.Namespace) -> int:

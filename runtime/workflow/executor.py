@@ -149,6 +149,7 @@ class _Executor:
             print(SHARED_FOLDERS, file=sys.stderr)
         view, listener = asyncio.create_task(self._show()), asyncio.create_task(self._listen())
         try:
+            self._status.write()  # Before the first pod: whoever finds one without its launcher sees the run.
             self._hear()
             while not self.engine.finished:
                 self._changed.clear()

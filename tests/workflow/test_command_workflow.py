@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -87,7 +88,6 @@ def test_a_run_whose_launcher_was_killed_is_ended_with_its_pods(verb: str, tmp_p
         wait_until((tmp_path / "pid").exists, "the step")
         pid = int(wait_until((tmp_path / "pid").read_text, "its pid"))
         wait_until(lambda: b"PodStarted" in (tmp_path / "runs/h/events.jsonl").read_bytes(), "that it is known")
-        wait_until((tmp_path / "runs/h/workflow.json").exists, "that others can see it")
         launcher.kill()
     assert psutil.pid_exists(pid)
     assert everstep(verb, "h", cwd=tmp_path).returncode == 0
@@ -95,6 +95,29 @@ def test_a_run_whose_launcher_was_killed_is_ended_with_its_pods(verb: str, tmp_p
     assert f"Stopped with strategy '{verb.capitalize()}'" in everstep("get", "h", cwd=tmp_path).stdout
     again = everstep(verb, "h", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (2, f"everstep workflow {verb}: h: has ended already: Failed\n")
+
+
+@pytest.mark.parametrize(
+    ("verb", "point", "phase"),
+    [("stop", "after_manifest", "Pending"), ("terminate", "before_status", "Pending"),
+     ("resume", "after_manifest", "Pending"), ("stop", "after_start,node=h", "Running")],
+)  # fmt: skip
+def test_a_run_whose_launcher_was_killed_at_its_beginning_is_seen(
+    verb: str, point: str, phase: str, tmp_path: Path
+) -> None:
+    path = manifest(tmp_path, "test -e begun && exit 9; touch begun")
+    command = [sys.executable, "-m", "everstep", "workflow", "run", str(path), "--name", "h"]
+    faults = {"EVERSTEP_FAULT_DIR": str(tmp_path), "EVERSTEP_FAULT": f"executor.{point}=kill"}
+    killed = subprocess.run(command, cwd=tmp_path, env=os.environ | faults, stderr=subprocess.DEVNULL, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert f"Status:              {phase}" in everstep("get", "h", cwd=tmp_path).stdout
+    assert f"h      {phase}" in everstep("list", cwd=tmp_path).stdout
+    assert everstep("logs", "h", "-f", cwd=tmp_path).returncode == 0
+    asked = everstep(verb, "h", cwd=tmp_path)
+    assert asked.returncode == 0, asked.stderr
+    ended = "Status:              Succeeded" if verb == "resume" else f"Stopped with strategy '{verb.capitalize()}'"
+    assert ended in everstep("get", "h", cwd=tmp_path).stdout
+    assert phase == "Running" or (tmp_path / "begun").exists() == (verb == "resume")
 
 
 def test_an_unknown_run_and_an_unreadable_file_are_one_line(tmp_path: Path) -> None:
@@ -149,6 +172,30 @@ def test_a_run_finds_templates_and_config_maps_in_other_files_and_takes_paramete
     alone = everstep("run", "calls.yaml", cwd=tmp_path)
     assert alone.returncode == 2
     assert "calls.yaml:12: spec.templates[0].steps[0][0].templateRef: there is no WorkflowTemplate" in alone.stderr
+
+
+OTHER = """
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {name: w}
+spec:
+  entrypoint: main
+  arguments: {parameters: [{name: a}, {name: b, value: own}]}
+  templates:
+  - {name: main, container: {image: i, command: ["false"]}}
+  - name: other
+    container: {image: i, command: [sh, -c, "pwd; echo {{workflow.parameters.a}} {{workflow.parameters.b}}"]}
+"""
+
+
+def test_a_run_takes_a_file_of_parameters_another_entrypoint_and_a_folder_to_work_in(tmp_path: Path) -> None:
+    (tmp_path / "w.yaml").write_text(OTHER)
+    (tmp_path / "values.json").write_text('{"a": 5, "b": {"c": [1]}}')
+    (tmp_path / "place").mkdir()
+    flags = ["--parameter-file", "values.json", "--entrypoint", "other", "--work-dir", "place", "-o", "name"]
+    ran = everstep("run", "w.yaml", *flags, "-n", "named", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, "named\n"), ran.stderr
+    assert everstep("logs", "named", cwd=tmp_path).stdout == f"named: {tmp_path}/place\nnamed: 5 {{c:[1]}}\n"
 
 
 WAITS = """
