@@ -18,6 +18,8 @@ UNSHARED = ("path", "mode", "recurseMode", "optional", "globalName", "from", "fr
 """What an artifact does not take along to whom it is given."""
 ABSENT = "inputs.parameters.{}: argument references an absent optional (skipped/omitted node output with no default)"
 LOCATIONS = ("raw", "s3", "http", "git", "gcs", "azure", "oss", "hdfs", "artifactory", "plugin")
+UNLISTED = ("raw", "http", "git")
+"""Those whose paths cannot be listed."""
 
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -79,9 +79,7 @@ def plan(
     kept = {os.path.normpath(path) for path in keep} | _named(words, declared)
     maker = _Maker(own, kept, _below(private))
     maker.make("/", empty=False)
-    over = {os.path.normpath(path) for path in mounts}
-    binds = [path for path in maker.binds if path not in over]
-    return Plan(str(root), maker.folders, binds, maker.links, {os.path.normpath(p): m for p, m in mounts.items()})
+    return Plan(str(root), maker.folders, maker.binds, maker.links, {os.path.normpath(p): m for p, m in mounts.items()})
 
 
 class _Maker:

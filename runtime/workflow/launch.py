@@ -73,19 +73,29 @@ class Launch:
             found = requests.told(node.spec["http"], self._engine.manifest.library, pod.folder, pod.report)
             return pod.request(node.spec, found, self._cwd)
         several = containers.several(node.spec)
-        found = self._several(node, pod) if several else self._told(node, self._main(node))
+        mounted = self._mounts(node, pod)
+        found = self._several(node, pod, mounted) if several else self._told(node, self._main(node))
         if not several and node.spec.get("script"):
             found = found._replace(command=[*found.command, SCRIPT])
-        return pod.request(node.spec, found, self._cwd, node.captures and not several, self._mounts(node, pod))
+        captures = node.captures and not several
+        return pod.request(node.spec, found, self._cwd, captures, mounted.together, mounted.staged)
 
     def _main(self, node: Node) -> Mapping[str, Any]:
         return node.spec.get("container") or node.spec["script"]
 
-    def _several(self, node: Node, pod: Pod) -> Told:
+    def _several(self, node: Node, pod: Pod, mounted: volumes.Mounted) -> Told:
         """The command that runs several containers, and the file that tells it which."""
         groups = containers.of_pod(node.spec)
         strategy = (node.spec.get("containerSet") or {}).get("retryStrategy") or {}
-        spec: dict[str, Any] = {kind: [self._container(node, one) for one in some] for kind, some in groups.items()}
+        staged = mounted.staged
+        own = {
+            name: {path: (staged[mount.source], mount.read_only) for path, mount in some.items()}
+            for name, some in mounted.own.items()
+        }
+        spec: dict[str, Any] = {
+            kind: [{**self._container(node, one), "mounts": own[one["name"]]} for one in some]
+            for kind, some in groups.items()
+        }
         spec["retries"] = int(strategy.get("retries") or 0)
         spec["wait_s"] = seconds(strategy.get("duration") or 0)
         spec["capture"] = str(pod.stdout) if node.captures else ""
@@ -153,8 +163,8 @@ class Launch:
             return found._replace(command=[str(own), *found.command[1:]])
         return found
 
-    def _mounts(self, node: Node, pod: Pod) -> dict[str, volumes.Mount]:
-        """The volumes that a pod mounts, all its containers together."""
+    def _mounts(self, node: Node, pod: Pod) -> volumes.Mounted:
+        """The volumes that a pod's containers mount."""
         spec = self._engine.manifest.spec
         own = substitute(spec.get("volumes") or [], self._engine.variables.globals(node.started))
         known = [*volumes.claimed(spec, self._engine.name), *own, *(node.spec.get("volumes") or [])]

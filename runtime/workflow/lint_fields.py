@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runtime.workflow import gates
+from runtime.workflow.calls import UNLISTED
 from runtime.workflow.durations import DurationError, seconds
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.fields import METRIC_NAME, kind_of, listed
@@ -36,8 +37,10 @@ def findings(source: Mapping[str, Any], spec: Mapping[str, Any], library: Librar
         yield from _artifacts(at)
         yield from _config_maps(listed(at.template, "inputs", "parameters"), (*at.where, "inputs"), library)
         yield from _metrics(at.template, at.where)
+        yield from _data(at)
         yield from _enums(at)
     yield from _retry(spec.get("retryStrategy"), ("spec", "retryStrategy"))
+    yield from _patch({}, spec.get("podSpecPatch") or "", ("spec", "podSpecPatch"))
     yield from _config_maps(listed(spec, "arguments", "parameters"), ("spec", "arguments"), library)
     yield from _metrics(spec, ("spec",))
     yield from _clashes(spec)
@@ -51,6 +54,15 @@ def findings(source: Mapping[str, Any], spec: Mapping[str, Any], library: Librar
         gates.locks(spec, "default", library)
     except ExpressionError as error:
         yield "lock", True, Problem(("spec", "synchronization"), str(error))
+
+
+def _data(at: At) -> Iterator[Found]:
+    """A source that fails when it runs."""
+    told = ((at.template.get("data") or {}).get("source") or {}).get("artifactPaths") or {}
+    for kind in UNLISTED:
+        if told.get(kind):
+            where = (*at.where, "data", "source", "artifactPaths", kind)
+            yield "data", True, Problem(where, f"paths of {kind} cannot be listed; use s3")
 
 
 def _durations(at: At) -> Iterator[Found]:
@@ -123,9 +135,7 @@ def _containers(at: At) -> Iterator[Found]:
             yield "script", False, Problem((*at.where, "script"), "has no source")
         elif listed(script, "command") and PYTHON.match(str(script["command"][0])) and "{{" not in source:
             yield from _python(source, (*at.where, "script", "source"))
-    patch = template.get("podSpecPatch")
-    if patch and "{{" not in patch:
-        yield from _patch(template, patch, (*at.where, "podSpecPatch"))
+    yield from _patch(template, template.get("podSpecPatch") or "", (*at.where, "podSpecPatch"))
 
 
 def _python(source: str, where: Where) -> Iterator[Found]:
@@ -137,6 +147,8 @@ def _python(source: str, where: Where) -> Iterator[Found]:
 
 
 def _patch(template: Mapping[str, Any], patch: str, where: Where) -> Iterator[Found]:
+    if not patch or "{{" in patch:
+        return
     try:
         patched(template, patch)
         pod = next(iter(one.value for one in read_text(patch)), {})

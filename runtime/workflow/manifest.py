@@ -176,8 +176,8 @@ def _pod_problems(
             yield from missing_secrets(entry, library, (*where, side, "artifacts", index))
             if entry.get("git") and not entry["git"].get("repo"):
                 yield Problem((*where, side, "artifacts", index, "git"), "needs a repo")
-    if template.get("data") and not ((template["data"].get("source") or {}).get("artifactPaths") or {}).get("s3"):
-        yield Problem((*where, "data", "source"), "needs artifactPaths with an s3: only its paths can be listed here")
+    if template.get("data") and (template["data"].get("source") or {}).get("artifactPaths") is None:
+        yield Problem((*where, "data", "source"), "needs artifactPaths: an s3 whose paths are listed")
     if template.get("http"):
         yield from requests.problems(template["http"], library, (*where, "http"))
     if template.get("memoize") and not (template["memoize"].get("cache") or {}).get("configMap"):
@@ -195,7 +195,11 @@ def _pod_problems(
 
 def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypoint: str = "") -> dict[str, Any]:
     """The workflow with parameters of the command line, and another entrypoint."""
-    spec = dict(source.get("spec") or {})
+    given = source.get("spec") or {}
+    told = given.get("arguments") or {} if isinstance(given, Mapping) else None
+    if not isinstance(told, Mapping) or not all(isinstance(one, Mapping) for one in told.get("parameters") or []):
+        return dict(source)  # Nobody can run it; `parse` says so.
+    spec = dict(given)
     if entrypoint:
         spec["entrypoint"] = entrypoint
     if values:

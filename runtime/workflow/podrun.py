@@ -2,8 +2,9 @@
 
 Sidecars run beside them. `python podrun.py SPEC REPORT`, with the standard library only; its exit code is main's.
 
-SPEC is JSON: `init`, `main`, `sidecars`, each a list of {name, command, environment, cwd, dependencies}; `retries` and
-`wait_s` of a containerSet; `capture`, a file for main's standard output. REPORT gets [[name, code, blamed], ...].
+SPEC is JSON: `init`, `main`, `sidecars`, each a list of {name, command, environment, cwd, dependencies, mounts};
+`retries` and `wait_s` of a containerSet; `capture`, a file for main's standard output. The mounts of a container are
+its own: `spawner` binds them. REPORT gets [[name, code, blamed], ...].
 """
 
 import json
@@ -86,9 +87,12 @@ def _once(spec: dict[str, Any], one: dict[str, Any]) -> int:
 
 
 def _start(one: dict[str, Any], stdout: int | None = None) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        one["command"], env=one["environment"], cwd=one["cwd"], stdin=subprocess.DEVNULL, stdout=stdout
-    )
+    command, folder = one["command"], one["cwd"]
+    if one["mounts"]:
+        program = os.path.join(os.path.dirname(__file__), "spawner.py")
+        command = [sys.executable, "-I", "-S", program, json.dumps(one["mounts"]), folder, *command]
+        folder = None  # It may be in a volume.
+    return subprocess.Popen(command, env=one["environment"], cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout)
 
 
 def _code(status: int) -> int:

@@ -35,6 +35,7 @@ OUTPUTS = "/var/run/argo/outputs"
 
 
 NO_MOUNTS: Mapping[str, tuple[str, bool]] = MappingProxyType({})
+NO_STAGED: Mapping[str, str] = MappingProxyType({})
 
 
 class PodError(OSError):
@@ -72,10 +73,13 @@ class Pod:
         cwd: Path,
         captures: bool = False,
         mounts: Mapping[str, tuple[str, bool]] = NO_MOUNTS,
+        staged: Mapping[str, str] = NO_STAGED,
     ) -> dict[str, Any]:
         """What the runner is asked for: the command in a session of its own.
 
-        `captures`: keep its standard output for `result`. Raises PodError when it cannot be started.
+        `captures`: keep its standard output for `result`. `mounts`: volumes by path; where containers differ, main's.
+        `staged`: where several containers find the folders from which each mounts its own. Raises PodError when it
+        cannot be started.
         """
         command = list(told.command)
         environment = {**told.environment, MARK: str(self.folder)}
@@ -83,18 +87,19 @@ class Pod:
         root = self._root(template, [*command, *told.environment.values()], cwd, mounts)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         isolated = namespaces()
-        moved = {} if isolated else self._moved(template, root)
+        moved = {} if isolated else self._moved(template, root, staged)
         if template.get("script"):
             source = isolation.rewritten(str(template["script"].get("source") or ""), moved)
             self._write(root, SCRIPT, source)
         command = [isolation.rewritten(word, moved) for word in command]
         return {
-            "claim": str(self.claim), "exit": str(self.exit_file), "log": str(self.log), "cwd": _working(template, cwd),
-            "command": command, "environment": environment, "captures": captures, "namespace": isolated,
-            **root._asdict(),
+            "claim": str(self.claim), "exit": str(self.exit_file), "log": str(self.log), "command": command,
+            "cwd": str(cwd) if several(template) else _working(template, cwd), "environment": environment,
+            "captures": captures, "namespace": isolated,
+            **(_shown_once(root, mounts, staged) if several(template) else root)._asdict(),
         }  # fmt: skip
 
-    def _moved(self, template: Mapping[str, Any], root: isolation.Plan) -> dict[str, str]:
+    def _moved(self, template: Mapping[str, Any], root: isolation.Plan, staged: Mapping[str, str]) -> dict[str, str]:
         """Where the pod's folders are, for a pod without a root of its own; several containers are told at once."""
         for path in _declared(template):
             root.place(path).parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +107,10 @@ class Pod:
         moved |= {path: path for path in root.binds}
         moved |= {path: source for path, (source, _) in root.mounts.items()}
         if several(template):
-            self.spec.write_text(isolation.rewritten(self.spec.read_text(), moved))
+            spec, sources = json.loads(self.spec.read_text()), {place: source for source, place in staged.items()}
+            for kind in ("init", "main", "sidecars"):
+                spec[kind] = [_rewritten(one, moved, sources) for one in spec[kind]]
+            self.spec.write_text(json.dumps(spec))
         return moved
 
     @property
@@ -258,6 +266,21 @@ class Pod:
             return f"{error}; "
         found.artifacts[name] = keys[name]
         return ""
+
+
+def _shown_once(
+    root: isolation.Plan, volumes: Mapping[str, tuple[str, bool]], staged: Mapping[str, str]
+) -> isolation.Plan:
+    """The plan with each volume in one place instead of where containers mount it."""
+    at = {os.path.normpath(path) for path in volumes}
+    others = {path: mount for path, mount in root.mounts.items() if path not in at}
+    return root._replace(mounts={**others, **{place: (source, False) for source, place in staged.items()}})
+
+
+def _rewritten(container: Mapping[str, Any], moved: Mapping[str, str], sources: Mapping[str, str]) -> dict[str, Any]:
+    """The container's words for a pod without a root of its own; its mounts are where they come from."""
+    own = {path: sources[place] for path, (place, _) in container["mounts"].items()}
+    return json.loads(isolation.rewritten(json.dumps({**container, "mounts": {}}), {**moved, **own}))
 
 
 def _in_volume(plan: isolation.Plan, path: str) -> bool:

@@ -15,10 +15,12 @@ from runtime import atomic
 from runtime.store import NoSuchKey, Store, StoreError, open_store
 from runtime.workflow import artifacts, remote
 from runtime.workflow.artifacts import ArtifactError
+from runtime.workflow.calls import UNLISTED
 from runtime.workflow.library import Library, NotThereError
 
 KEY_FORMAT = "{{workflow.name}}/{{pod.name}}"
 CHUNK = 16 << 20
+NOT_LISTED = "ListObjects is currently not supported for this artifact type, but it will be in a future version"
 SECRETS = {
     "AWS_ACCESS_KEY_ID": "accessKeySecret",
     "AWS_SECRET_ACCESS_KEY": "secretKeySecret",
@@ -75,6 +77,8 @@ class Repository:
 
     def paths(self, entry: Mapping[str, Any]) -> list[str]:
         """The keys of all that lies below the artifact's. Raises ArtifactError."""
+        if any(entry.get(kind) for kind in UNLISTED):
+            raise ArtifactError(NOT_LISTED)
         at = self.location(entry)
         key = f"{at['key'].strip('/')}/" if at.get("key") else ""
         try:

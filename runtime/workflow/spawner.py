@@ -4,6 +4,9 @@ Run as a file, with the standard library only. Each request is a line of JSON on
 answer is a line on standard output: the claim, a tab, and `started`, `late` (somebody else has it) or what is wrong.
 Between fork and exec the child takes the claim, makes the pod's root in a mount namespace and becomes the shell that
 runs the command and records its exit code. It lives on when the launcher dies.
+
+`python spawner.py MOUNTS FOLDER COMMAND...`, inside a pod, becomes that command, in that folder, as a container whose
+volumes are only its own. MOUNTS is JSON: {path: [what is bound there, read only]}.
 """
 
 import ctypes
@@ -16,6 +19,8 @@ from typing import Any
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
+LOCKED = 2 | 4 | 8 | 1024 | 2048
+"""Flags of a mount (nosuid, nodev, noexec, noatime, nodiratime) that a user namespace cannot take away."""
 RUN = """
 trap : TERM INT
 exit=$1; shift
@@ -32,7 +37,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input ends; with arguments, become a container."""
+    if len(sys.argv) > 1:
+        _contain(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3:])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -90,6 +97,36 @@ def _claim(path: str) -> bool:
 def _enter(start: dict[str, Any]) -> None:
     """A mount namespace whose root is the pod's."""
     root = start["root"]
+    _unshare()
+    _call("mount", root.encode(), root.encode(), None, MS_BIND | MS_REC, None)
+    for folder in start["folders"]:
+        os.makedirs(root + folder, exist_ok=True)
+    for link, target in start["links"].items():
+        if not os.path.lexists(root + link):
+            os.symlink(target, root + link)
+    for path in start["binds"]:
+        _bind(path, root + path)
+    _mount(start["mounts"], root)
+    os.chdir(root)
+    _call("pivot_root", b".", b".")
+    _call("umount2", b".", MNT_DETACH)
+    os.chdir("/")
+
+
+def _contain(mounts: dict[str, tuple[str, bool]], folder: str, command: list[str]) -> None:
+    """Become the command, with those mounts. Never returns."""
+    try:
+        _unshare()
+        _mount(mounts, "")
+        os.chdir(folder)
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"{error.filename or 'container'}: {error.strerror}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _unshare() -> None:
+    """Mounts of our own from here on."""
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
         _call("unshare", CLONE_NEWNS)
@@ -99,22 +136,15 @@ def _enter(start: dict[str, Any]) -> None:
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
     _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
-    _call("mount", root.encode(), root.encode(), None, MS_BIND | MS_REC, None)
-    for folder in start["folders"]:
-        os.makedirs(root + folder, exist_ok=True)
-    for link, target in start["links"].items():
-        if not os.path.lexists(root + link):
-            os.symlink(target, root + link)
-    for path in start["binds"]:
-        _bind(path, root + path)
-    for path, (source, read_only) in sorted(start["mounts"].items()):
+
+
+def _mount(mounts: dict[str, tuple[str, bool]], root: str) -> None:
+    """Outer ones first."""
+    for path, (source, read_only) in sorted(mounts.items()):
         _bind(source, root + path)
         if read_only:
-            _call("mount", b"none", (root + path).encode(), None, MS_REMOUNT | MS_BIND | MS_RDONLY, None)
-    os.chdir(root)
-    _call("pivot_root", b".", b".")
-    _call("umount2", b".", MNT_DETACH)
-    os.chdir("/")
+            flags = MS_REMOUNT | MS_BIND | MS_RDONLY | (os.statvfs(root + path).f_flag & LOCKED)
+            _call("mount", b"none", (root + path).encode(), None, flags, None)
 
 
 def _bind(path: str, place: str) -> None:

@@ -24,6 +24,31 @@ class Mount(NamedTuple):
     read_only: bool = False
 
 
+STAGED = "/argo/staging/volumes"
+"""Where a pod of several containers has the folders from which each mounts its own."""
+
+
+class Mounted(NamedTuple):
+    """The volumes of a pod's containers."""
+
+    own: dict[str, dict[str, Mount]]
+    """By container, by path."""
+
+    @property
+    def together(self) -> dict[str, Mount]:
+        """By path; where containers differ, as main has it."""
+        found: dict[str, Mount] = {}
+        for name in sorted(self.own, key=lambda name: name == "main"):
+            found |= self.own[name]
+        return found
+
+    @property
+    def staged(self) -> dict[str, str]:
+        """Where in the pod each of their folders is."""
+        sources = sorted({mount.source for own in self.own.values() for mount in own.values()})
+        return {source: f"{STAGED}/{number}" for number, source in enumerate(sources)}
+
+
 class Shown(NamedTuple):
     """What files of volumes are made of."""
 
@@ -41,12 +66,14 @@ def mounts(
     claims: Path,
     library: Library,
     facts: Mapping[str, str],
-) -> dict[str, Mount]:
+) -> Mounted:
     """Where each volume mount of these containers comes from; its folders are made. Raises NotThereError."""
     known = {str(volume.get("name")): volume for volume in volumes}
     shown = Shown(library, facts, containers)
-    found: dict[str, Mount] = {}
+    every = Mounted({})
     for container in containers:
+        found: dict[str, Mount] = {}
+        every.own[str(container.get("name"))] = found
         for mount in listed(container, "volumeMounts"):
             path, name = str(mount.get("mountPath")), str(mount.get("name"))
             if path.startswith(KEPT) or name not in known:
@@ -56,7 +83,7 @@ def mounts(
             if not source.exists():
                 source.mkdir(parents=True)
             found[path.rstrip("/")] = Mount(str(source), bool(mount.get("readOnly")) or fixed)
-    return found
+    return every
 
 
 def _folder(volume: Mapping[str, Any], pod: Path, claims: Path, shown: Shown) -> tuple[Path, bool]:

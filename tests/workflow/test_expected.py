@@ -33,12 +33,6 @@ from tests.minio import BUCKET, MinIO
 EXPECTED = Path(__file__).with_name("expected")
 CASES = sorted(path.stem for path in EXPECTED.glob("*.yaml"))
 IN_A_BUCKET = {"data-bucket", "data-failing"}
-DIFFERENT: dict[str, str] = {
-    "data-raw": "told before anything runs: only what lies in a bucket can be listed",
-    "subpath-init": "the containers of a pod have one view of its volumes here: of two that mount otherwise at one path"
-    " the first is heard",
-}
-"""Cases that end otherwise here, and why."""
 PATIENCE_S = 240.0
 
 
@@ -255,15 +249,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, server: str, request: pytest.
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_ends_as_the_documentation_says(
-    case: str, told: dict[str, list[str]], request: pytest.FixtureRequest
-) -> None:
+def test_it_ends_as_the_documentation_says(case: str, told: dict[str, list[str]]) -> None:
     if case not in told:
         pytest.skip("MinIO cannot be built here")
-    if case in DIFFERENT:
-        request.applymarker(pytest.mark.xfail(reason=DIFFERENT[case], strict=True))
     assert not told[case], "\n".join(told[case])
-
-
-def test_every_difference_is_of_a_case_that_is_there() -> None:
-    assert set(DIFFERENT) <= set(CASES)

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.workflow import RunOptions, execute
 from runtime.workflow.asks import Ask, ask
+from runtime.workflow.pods import namespaces
 from tests.harness import PATIENCE_S, wait_until
 
 WRITES = "echo {{inputs.parameters.x}} > /tmp/mine; touch {{inputs.parameters.x}}; " \
@@ -57,3 +58,39 @@ def test_a_stop_ends_also_what_a_pod_has_made_a_daemon(
 
     pid = asyncio.run(stopped())
     wait_until(lambda: not psutil.pid_exists(pid), "the daemon's end")
+
+
+APART = [
+    {"name": "before", "command": ["sh", "-c", "echo before > /data/x; test ! -e /told"],
+     "volumeMounts": [{"name": "two", "mountPath": "/data"}]},
+    {"name": "beside", "command": ["sh", "-c", "cat /data/x > /data/y; test ! -e /work/f; sleep 600"],
+     "volumeMounts": [{"name": "two", "mountPath": "/data"}]},
+]  # fmt: skip
+MAIN = """
+echo main > /data/x
+until test -s /other/y; do sleep 0.05; done
+touch /other/z 2> /dev/null || echo read only; cat /other/y; pwd; touch f; ls /work
+"""
+
+
+@pytest.mark.skipif(not namespaces(), reason="this kernel gives no namespaces: pods share this machine's folders")
+def test_each_container_of_a_pod_has_the_mounts_that_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before, beside = ({**one, "image": "i"} for one in APART)
+    mounts = [{"name": "one", "mountPath": "/data"}, {"name": "two", "mountPath": "/other", "readOnly": True},
+              {"name": "work", "mountPath": "/work"}]  # fmt: skip
+    main = {"image": "i", "command": ["sh", "-c", MAIN], "workingDir": "/work", "volumeMounts": mounts}
+    pod = {
+        "name": "pod", "initContainers": [before], "sidecars": [beside], "container": main,
+        "volumes": [{"name": name, "emptyDir": {}} for name in ("one", "two", "work")],
+        "outputs": {"parameters": [{"name": "x", "valueFrom": {"path": "/data/x"}}]},
+    }  # fmt: skip
+    source = workflow("true", ["a"])
+    source["spec"] = {"entrypoint": "pod", "templates": [pod]}
+    ended = asyncio.run(execute(source, RunOptions(name="w", runs=tmp_path / "runs")))
+    log = (tmp_path / "runs/w/logs/w.log").read_text()
+    assert ended.phase == "Succeeded", log
+    assert log == "read only\nbefore\n/work\nf\n"
+    assert ended.outputs == {"x": "main"}
