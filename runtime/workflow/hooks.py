@@ -101,7 +101,7 @@ class HookRun:
             hook = {**hook, "arguments": substitute(hook.get("arguments") or {}, {**scope, **known})}
         name = f"{node.name}.{suffix}"
         call = Call(
-            name, f"{node.display_name}.{suffix}", {}, {}, node.boundary, self.key, hooked=True,
+            name, f"{self._call.display_name}.{suffix}", {}, {}, node.boundary, self.key, hooked=True,
             exits=suffix == "onExit", title=self._engine.manifest.title(hook), reference=hook.get("templateRef") or {},
         )  # fmt: skip
         node.children.append(name)

@@ -16,6 +16,9 @@ WORKFLOW_TEMPLATES = ("WorkflowTemplate", "ClusterWorkflowTemplate")
 TYPE_LABEL = "workflows.argoproj.io/configmap-type"
 REPOSITORIES = "artifact-repositories"
 DEFAULT_REPOSITORY = "workflows.argoproj.io/default-artifact-repository"
+BY_NAME = ("volumes", "imagePullSecrets")
+"""Lists of a spec that a workflow and its workflowTemplateRef have together."""
+ONE_BY_ONE = ("hooks", "labelsFrom")
 KINDS = ("Workflow", *WORKFLOW_TEMPLATES, "ConfigMap", "Secret")
 
 
@@ -148,7 +151,11 @@ class Library:
             raise NotThereError(f"failed to resolve artifact repository: {why}") from None
 
     def merged(self, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The spec with that of its workflowTemplateRef below it; None when that is not there."""
+        """The spec with that of its workflowTemplateRef below it; None when that is not there.
+
+        Maps are merged, lists of named things by name; a hook or a label's expression is one thing. Whether the
+        workflow is suspended only it says itself.
+        """
         reference = spec.get("workflowTemplateRef")
         if not reference:
             return spec
@@ -156,7 +163,8 @@ class Library:
             below = self.workflow_template(reference)
         except NotThereError:
             return None
-        return {**below, **spec, "arguments": _arguments(below.get("arguments") or {}, spec.get("arguments") or {})}
+        merged = _joined({key: value for key, value in below.items() if key != "suspend"}, spec, "")
+        return {**merged, "arguments": _arguments(below.get("arguments") or {}, spec.get("arguments") or {})}
 
 
 def with_defaults(template: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -177,6 +185,21 @@ def _merged(below: Any, above: Any) -> Any:
         named = {one["name"]: one for one in above}
         return [*(_merged(one, named.pop(one["name"], {})) for one in below), *named.values()]
     return below if above is None else above
+
+
+def _joined(below: Any, above: Any, field: str) -> Any:
+    """What the upper says, over the lower."""
+    if above is None:
+        return below
+    if isinstance(below, Mapping) and isinstance(above, Mapping):
+        if field in ONE_BY_ONE:
+            return {**below, **above}
+        return {**below, **{key: _joined(below.get(key), value, key) for key, value in above.items()}}
+    if field in BY_NAME and isinstance(below, list) and isinstance(above, list):
+        named = {one.get("name"): one for one in below}
+        own = [_joined(named.pop(one.get("name"), None), one, "") for one in above]
+        return [*own, *named.values()]
+    return above
 
 
 def _arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, list[Any]]:

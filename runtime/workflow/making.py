@@ -1,10 +1,11 @@
 """From a call to its node: inputs, locks, remembered outputs, retries, and the kind of node that the template makes."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runtime.workflow import ends, gates
-from runtime.workflow.calls import Call, ConfigMapError, prepare
+from runtime.workflow.calls import Call, ConfigMapError, own_scope, prepare
 from runtime.workflow.dag import DagRun
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.fields import PODS, PROCESSES, kind_of
@@ -24,6 +25,8 @@ TOO_DEEP = (
     "Maximum recursion depth exceeded. See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/"
     "#maximum-recursion-depth"
 )
+SHOWN, SHOWN_AS = "workflows.argoproj.io/display-name", re.compile(r"[a-zA-Z0-9][a-zA-Z0-9-.]{0,61}[a-zA-Z0-9]")
+"""The annotation of a template that names its nodes otherwise, and how names may look."""
 TYPES = {"dag": NodeType.DAG, "steps": NodeType.STEPS, "suspend": NodeType.SUSPEND, "http": NodeType.HTTP}
 
 
@@ -61,6 +64,11 @@ class Maker:
         except ExpressionError as error:
             told = isinstance(error, ConfigMapError) and isinstance(self._engine.composites.get(call.owner), DagRun)
             self.skip(call, Phase.ERROR, str(error), now, raised="" if told else str(error))
+            return
+        shown = (spec.get("annotations") or {}).get(SHOWN)
+        if shown and not SHOWN_AS.fullmatch(shown):
+            wrong = f"displayName must match the regex ^{SHOWN_AS.pattern}$"
+            self.skip(call, Phase.ERROR, wrong, now, raised=wrong)
             return
         self._locked(call, kind, spec, now)
 
@@ -128,15 +136,21 @@ class Maker:
             )
             return
         node.captures = self._engine.variables.captures(node)
-        patch = spec.get("podSpecPatch") or self._engine.manifest.spec.get("podSpecPatch")
-        if patch and kind in PODS:
+        if kind in PODS:
             try:
-                node.spec = patched(spec, str(substitute(patch, self._engine.variables.globals(now))))
+                node.spec = self._patched(call, spec, now)
             except ExpressionError as error:
                 self._engine.become(node, Phase.ERROR, now, str(error), raised=str(error))
                 return
         ends.begun(self._engine, node, now)
         self._engine.tell(call.name)
+
+    def _patched(self, call: Call, spec: dict[str, Any], now: float) -> dict[str, Any]:
+        """The template of a pod with the workflow's podSpecPatch over it, and its own over that."""
+        known = {**self._engine.variables.globals(now), "pod.name": self._engine.variables.pod_name(call)}
+        for patch in filter(None, (self._engine.manifest.spec.get("podSpecPatch"), spec.get("podSpecPatch"))):
+            spec = patched(spec, str(substitute(substitute(patch, known), {**known, **own_scope(spec)})))
+        return spec
 
     def _keep(self, node: Node) -> None:
         """It ended in an earlier life, with its containers; what hung from them then hangs anew, or not at all."""
@@ -151,8 +165,9 @@ class Maker:
     def _node(self, call: Call, type_: NodeType, phase: Phase, spec: dict[str, Any], now: float) -> Node:
         inputs = {key: value for key, value in (spec.get("inputs") or {}).items() if value}
         title = str(call.template.get("name") or "") if call.title is None else call.title
+        shown = "" if call.scope.get("retries") else (spec.get("annotations") or {}).get(SHOWN)
         node = Node(
-            call.name, call.display_name, type_, title, call.boundary, phase, now, call.owner, inputs=inputs,
+            call.name, shown or call.display_name, type_, title, call.boundary, phase, now, call.owner, inputs=inputs,
             home=call.home, hooked=call.hooked, spec=spec, template_ref=dict(call.reference), life=self._engine.lives,
             children=[], outbound=[],
         )  # fmt: skip

@@ -54,7 +54,7 @@ class RetryRun:
         number = len(self._attempts)
         self._node.message = ""
         call = self._call._replace(
-            name=f"{self._node.name}({number})", display_name=f"{self._node.display_name}({number})",
+            name=f"{self._node.name}({number})", display_name=f"{self._call.display_name}({number})",
             owner=self._node.name, scope=self._scope(number),
         )  # fmt: skip
         self._node.children.append(call.name)
@@ -64,8 +64,9 @@ class RetryRun:
         if not self._attempts:
             return {"retries": "0", "lastRetry.exitCode": "0", "lastRetry.status": "", "lastRetry.duration": "0",
                     "lastRetry.message": ""}  # fmt: skip
-        last = last_of(self._attempts)
-        return {**last, "retries": str(number), "lastRetry.exitCode": self._attempts[-1].outputs.exit_code or "-1"}
+        # An attempt reads 0 where the expression that decides on it reads -1: the one before had no exit code.
+        code = self._attempts[-1].outputs.exit_code or "0"
+        return {**last_of(self._attempts), "retries": str(number), "lastRetry.exitCode": code}
 
     def done(self, child: Node, now: float) -> None:
         """An attempt has ended: decide. One that is a daemon and ready makes its Retry one, too."""

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from runtime.workflow.calls import Call, from_config_map, parameters_json
@@ -16,6 +17,8 @@ from runtime.workflow.tags import FUNCTIONS
 if TYPE_CHECKING:
     from runtime.workflow.engine import Engine
 
+STRFTIME = "ABHIMSYZabdmpyz"
+"""Parts of the creation time, as strftime names them, that have a variable each ("Workflow Variables")."""
 _RESULT = re.compile(r"""(?:steps|tasks)(?:\.([-\w]+)|\[(?:'|\\")?([-\w]+)(?:'|\\")?\])\.outputs\.result""")
 _SUFFIX = re.compile(r"\(\d+(?::.*)?\)$", re.DOTALL)
 
@@ -49,8 +52,10 @@ class Variables:
             "workflow.serviceAccountName": str(spec.get("serviceAccountName") or "default"),
             "workflow.status": "", "workflow.creationTimestamp": moment(engine.created),
             "workflow.creationTimestamp.RFC3339": moment(engine.created),
-            "workflow.creationTimestamp.s": str(int(engine.created)),
+            "workflow.creationTimestamp.s": str(int(engine.created)), "workflow.creationTimestamp.L": ".000",
         }  # fmt: skip
+        created = datetime.fromtimestamp(int(engine.created), UTC)
+        found |= {f"workflow.creationTimestamp.{letter}": created.strftime(f"%{letter}") for letter in STRFTIME}
         if spec.get("priority") is not None:
             found["workflow.priority"] = str(spec["priority"])
         more = spec.get("workflowMetadata") or {}
@@ -145,7 +150,7 @@ class Variables:
             for node in engine.nodes.values()
             if node.phase.bad and not engine.in_exit(node)
         ]
-        return json.dumps(go_json(failed or None, sort_keys=False))
+        return json.dumps(go_json(failed or None, sort_keys=False), ensure_ascii=False)
 
     def captures(self, node: Node) -> bool:
         """Does somebody read its standard output? Told, as by Argo, from the text of the template around it."""

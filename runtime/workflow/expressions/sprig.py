@@ -54,7 +54,7 @@ def _camel(text: str) -> str:
 
 
 def _title(text: str) -> str:
-    return re.sub(r"(^|\s)(\S)", lambda m: m[1] + m[2].upper(), text)
+    return re.sub(r"(?<![\w])([^\W\d_])", lambda m: m[1].upper(), text)
 
 
 def _untitle(text: str) -> str:
@@ -87,6 +87,11 @@ def _indented(spaces: int, text: str) -> str:
 def _replacement(text: str) -> str:
     """Go's `${1}` and `$1` as Python's."""
     return re.sub(r"\$\{?(\w+)\}?", r"\\g<\1>", text.replace("\\", "\\\\"))
+
+
+def _regex_split(regex: str, text: str, count: int) -> list[str]:
+    """At most so many parts; all of them below 0."""
+    return re.split(regex, text, maxsplit=max(0, count - 1)) if count not in (0, 1) else [text] * count
 
 
 def _strings(values: Any) -> list[str]:
@@ -223,7 +228,7 @@ TEXT: dict[str, Callable[..., Any]] = {
     "regexFindAll": lambda r, s, n: [m.group() for m in re.finditer(r, s)][: n if n >= 0 else None],
     "regexReplaceAll": lambda r, s, new: re.sub(r, _replacement(new), s),
     "regexReplaceAllLiteral": lambda r, s, new: re.sub(r, lambda _: new, s),
-    "regexSplit": lambda r, s, n: re.split(r, s, maxsplit=max(0, n - 1)), "regexQuoteMeta": re.escape,
+    "regexSplit": _regex_split, "regexQuoteMeta": re.escape,
     "semverCompare": _compare_versions, "b64enc": lambda s: base64.b64encode(s.encode()).decode(),
     "b64dec": lambda s: base64.b64decode(s).decode(), "b32enc": lambda s: base64.b32encode(s.encode()).decode(),
     "b32dec": lambda s: base64.b32decode(s).decode(), "sha1sum": _digest("sha1"), "sha256sum": _digest("sha256"),

@@ -1,0 +1,174 @@
+"""What users of Argo write every day, in virtual time: each expectation is of Argo's sources or documentation.
+
+Every case found something when it was written; what the recorded answers tell is not told again.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from runtime.workflow import parse
+from runtime.workflow.engine import Engine
+from runtime.workflow.events import GateOpened, PodEnded, PodStarted, RunCreated
+from runtime.workflow.expressions import evaluate
+from runtime.workflow.library import Library
+from runtime.workflow.nodes import Node
+from runtime.workflow.tags import FUNCTIONS
+
+CREATED = 1767225845.0
+"""2026-01-01T00:04:05Z, a Thursday."""
+POD = "container: {image: i, command: [echo]"
+
+
+class Ended(NamedTuple):
+    """A run at its end."""
+
+    nodes: Mapping[str, Node]
+    containers: Mapping[str, Mapping[str, Any]]
+    """What each pod was started with, by node."""
+
+
+def ended(spec: str, codes: Mapping[str, int] | None = None) -> Ended:
+    """The run of that spec; `codes` are the exit codes, by node, that are not 0."""
+    manifest = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "spec": yaml.safe_load(spec)}
+    engine, now = Engine(parse(manifest), RunCreated(CREATED, "w", "u")), CREATED
+    containers: dict[str, Any] = {}
+    for _ in range(1000):
+        if engine.finished:
+            break
+        now = max(now + 1, engine.next_deadline() or 0)
+        for name in list(engine.gates):
+            engine.handle(GateOpened(now, name))
+        for node in engine.pending():
+            containers[node.name] = node.spec["container"]
+            engine.handle(PodStarted(now, node.name, 7, 7))
+        for node in engine.running():
+            engine.handle(PodEnded(now, node.name, (codes or {}).get(node.name, 0)))
+        engine.advance(now)
+    assert engine.finished, {node.name: node.phase for node in engine.nodes.values()}
+    return Ended(engine.nodes, containers)
+
+
+def test_each_part_of_the_creation_time_has_a_variable() -> None:
+    parts = " ".join(f"{{{{workflow.creationTimestamp.{letter}}}}}" for letter in "YymBbdAaHIMSpZzLs")
+    run = ended(f"""
+      entrypoint: main
+      templates: [{{name: main, {POD}, args: ["{parts}"]}}}}]
+    """)
+    said = "2026 26 01 January Jan 01 Thursday Thu 00 12 04 05 AM UTC +0000 .000 1767225845"
+    assert run.containers["w"]["args"] == [said]
+
+
+def test_a_template_s_patch_stands_over_the_workflow_s_and_both_read_inputs() -> None:
+    run = ended(f"""
+      entrypoint: main
+      arguments: {{parameters: [{{name: x, value: five}}]}}
+      podSpecPatch: |
+        containers:
+        - name: main
+          env: [{{name: A, value: workflow}}, {{name: B, value: "{{{{inputs.parameters.x}}}}"}}]
+      templates:
+      - name: main
+        inputs: {{parameters: [{{name: x}}]}}
+        podSpecPatch: '{{"containers": [{{"name": "main", "env": [{{"name": "A", "value": "own"}}]}}]}}'
+        {POD}}}
+    """)
+    env = {one["name"]: one["value"] for one in run.containers["w"]["env"]}
+    assert env == {"A": "own", "B": "five"}
+
+
+def test_a_template_s_annotation_names_its_nodes() -> None:
+    spec = f"""
+      entrypoint: main
+      templates:
+      - name: main
+        steps: [[{{name: a, template: t, arguments: {{parameters: [{{name: x, value: blue}}]}}}}]]
+      - name: t
+        inputs: {{parameters: [{{name: x}}]}}
+        annotations: {{workflows.argoproj.io/display-name: "os-{{{{inputs.parameters.x}}}}"}}
+        retryStrategy: {{limit: 1}}
+        {POD}}}
+    """
+    shown = {node.name: node.display_name for node in ended(spec).nodes.values()}
+    assert shown == {"w": "w", "w[0]": "[0]", "w[0].a": "os-blue", "w[0].a(0)": "a(0)"}
+    wrong = ended(spec.replace("blue", "blue sky")).nodes["w[0].a"]
+    assert wrong.message == "displayName must match the regex ^[a-zA-Z0-9][a-zA-Z0-9-.]{0,61}[a-zA-Z0-9]$"
+
+
+def test_an_attempt_after_one_without_exit_code_reads_0() -> None:
+    run = ended(
+        f"""
+      entrypoint: main
+      templates:
+      - name: main
+        retryStrategy: {{limit: 1}}
+        steps:
+        - - name: a
+            template: t
+            arguments: {{parameters: [{{name: x, value: "{{{{lastRetry.exitCode}}}}"}}]}}
+      - name: t
+        inputs: {{parameters: [{{name: x}}]}}
+        {POD}, args: ["{{{{inputs.parameters.x}}}}"]}}
+    """,
+        {"w(0)[0].a": 3},
+    )
+    assert [run.containers[f"w({number})[0].a"]["args"] for number in (0, 1)] == [["0"], ["0"]]
+
+
+def test_failures_are_told_in_their_own_letters() -> None:
+    run = ended(
+        f"""
+      entrypoint: main
+      onExit: bye
+      templates:
+      - {{name: main, steps: [[{{name: a, template: t, withItems: [größe]}}]]}}
+      - {{name: t, {POD}}}}}
+      - {{name: bye, {POD}, args: ["{{{{workflow.failures}}}}"]}}}}
+    """,
+        {"w[0].a(0:größe)": 1},
+    )
+    assert '\\"displayName\\":\\"a(0:größe)\\"' in run.containers["w.onExit"]["args"][0]
+
+
+TEMPLATE = {
+    "kind": "WorkflowTemplate",
+    "metadata": {"name": "t"},
+    "spec": {
+        "entrypoint": "main",
+        "suspend": True,
+        "volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}],
+        "hooks": {"exit": {"template": "main"}, "running": {"template": "main", "expression": "true"}},
+        "podMetadata": {"labels": {"team": "blue", "kind": "x"}},
+        "templates": [{"name": "main", "container": {"image": "i", "command": ["true"]}}],
+    },
+}
+
+
+def test_a_workflow_is_merged_deep_with_its_workflow_template() -> None:
+    own = {
+        "workflowTemplateRef": {"name": "t"},
+        "volumes": [{"name": "b", "hostPath": {"path": "/b"}}],
+        "hooks": {"exit": {"template": "other"}},
+        "podMetadata": {"labels": {"kind": "y"}},
+    }
+    merged = Library.of([TEMPLATE]).merged(own)
+    assert merged is not None
+    assert {one["name"]: "hostPath" in one for one in merged["volumes"]} == {"a": False, "b": True}
+    assert {name: hook["template"] for name, hook in merged["hooks"].items()} == {"exit": "other", "running": "main"}
+    assert merged["podMetadata"] == {"labels": {"team": "blue", "kind": "y"}}
+    assert "suspend" not in merged
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("sprig.title('north-west of x')", "North-West Of X"),
+        ("sprig.regexSplit(',', 'a,b,c', 1)", ["a,b,c"]),
+        ("sprig.regexSplit(',', 'a,b,c', 2)", ["a", "b,c"]),
+        ("sprig.regexSplit(',', 'a,b,c', -1)", ["a", "b", "c"]),
+    ],
+)
+def test_sprig_s_functions_give_what_sprig_s_give(text: str, value: Any) -> None:
+    assert evaluate(text, {}, FUNCTIONS) == value
