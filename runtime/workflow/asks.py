@@ -106,10 +106,13 @@ def _check_settable(node: Node, parameters: Mapping[str, str]) -> None:
 
 
 def succeeded(engine: Engine, selector: str) -> list[str]:
-    """Nodes that succeeded and are selected; none without a selector."""
+    """Nodes that succeeded and are selected; none without a selector. Raises AskError where it selects none."""
     conditions = _conditions(selector)
     well = [node for node in engine.nodes.values() if node.phase is Phase.SUCCEEDED and conditions]
-    return [node.name for node in well if _matches(engine, node, conditions)]
+    found = [node.name for node in well if _matches(engine, node, conditions)]
+    if conditions and not found:
+        raise AskError(f"no node that has succeeded matches --node-field-selector {selector}")
+    return found
 
 
 def _conditions(selector: str) -> list[tuple[str, str, bool]]:

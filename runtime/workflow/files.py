@@ -1,15 +1,17 @@
 """A workflow and what it refers to, out of files and folders: `load([run.yaml], with_=[library/])`."""
 
+import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from runtime.workflow.library import KINDS, WORKFLOW_TEMPLATES, Library
 from runtime.workflow.manifest import ManifestError
 from runtime.workflow.pipelines import declared
 from runtime.workflow.reading import Document, ReadError, read
-from runtime.workflow.schema import Problem
+from runtime.workflow.schema import Problem, Where, dotted
 
 ENDINGS = (".yaml", ".yml", ".json")
 
@@ -49,6 +51,8 @@ def load(
     for one in [*documents, *others]:
         if _kind(one) not in KINDS:
             raise ManifestError(f"{_head(one)}: kind {_kind(one) or 'none'}: use {', '.join(KINDS)}")
+        for where, said in _wrong(one.value):
+            raise ManifestError(f"{one.file}:{one.line(where)}: {dotted(where)}: {said}")
     workflows = [one for one in documents if _kind(one) == "Workflow"]
     if not workflows and templates:
         workflows = [one for one in documents if _kind(one) in WORKFLOW_TEMPLATES][:1]
@@ -64,6 +68,31 @@ def load(
 def _head(document: Document) -> str:
     """Where a document says what it is."""
     return f"{document.file}:{document.line(('kind',))}"
+
+
+def _wrong(value: Mapping[str, Any]) -> Iterator[tuple[Where, str]]:
+    """What nobody could look up in an object, and what a cluster would not take as a ConfigMap or Secret."""
+    for field in ("metadata", "spec", "data", "stringData"):
+        if not isinstance(value.get(field) or {}, Mapping):
+            yield (field,), "is no map"
+            return
+    kind, metadata = value.get("kind"), value.get("metadata") or {}
+    if kind != "Workflow" and not isinstance(metadata.get("name"), str):
+        yield ("metadata", "name"), "is required: a text"
+    for field in ("data", "stringData") if kind in ("ConfigMap", "Secret") else ():
+        for key, text in (value.get(field) or {}).items():
+            if not isinstance(text, str):
+                yield (field, str(key)), "is no text; put quotes around it"
+            elif kind == "Secret" and field == "data" and not _base64(text):
+                yield (field, str(key)), "is no base64; what is plain text stands in stringData"
+
+
+def _base64(text: str) -> bool:
+    try:
+        base64.b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:

@@ -98,6 +98,8 @@ def read_text(text: str, file: str = "") -> list[Document]:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         said = " ".join(str(error.problem or error.context or error).split())
         raise ReadError(f"{file}:{line}: not YAML: {said}" if file else f"line {line}: not YAML: {said}") from None
+    except RecursionError:
+        raise ReadError(f"{file}: not YAML as JSON has it: an alias stands inside of what it names") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ReadError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
     finally:

@@ -18,7 +18,9 @@ RESERVED = ("artifacts", "store")
 
 def check_name(name: str) -> None:
     """Raise ManifestError for what Kubernetes would not take as a workflow's name."""
-    if not NAME.fullmatch(name) or len(name) > 63 or name in RESERVED:
+    if name in RESERVED:
+        raise ManifestError(f"name {name!r}: all runs have that folder; choose another name")
+    if not NAME.fullmatch(name) or len(name) > 63:
         raise ManifestError(f"name {name!r}: use at most 63 of a-z, 0-9 and -, a letter or digit at both ends")
 
 

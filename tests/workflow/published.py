@@ -194,8 +194,7 @@ PROGRAMS = {
     "argosay": SAY,
     "cowsay": '#!/bin/sh\necho "< $* >"\n',
     "sh": '#!/bin/bash\nexec /bin/bash "$@"\n',
-    "sleep": '#!/bin/bash\ncase $1 in *[smhd]) exec /bin/sleep "$@";; esac\n'
-    'exec /bin/sleep "$(awk "BEGIN {print $1 / 20}")"\n',
+    "sleep": '#!/bin/bash\nexec /bin/sleep "$(awk "BEGIN {print ${1%s} / 20}")"\n',
     "apk": "#!/bin/sh\nexit 0\n",
     "nginx": SERVE.replace("@PORT", "80"),
     "influxd": SERVE.replace("@PORT", "8086"),

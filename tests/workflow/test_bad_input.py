@@ -73,3 +73,93 @@ def test_what_stands_in_another_file_is_told_there(
     assert "far.yaml:9: invalid: spec.templates[0].container.comand: there is no" in capsys.readouterr().err
     Path("far.yaml").write_text(far)
     assert main(["workflow", "lint", "far.yaml"]) == 0
+
+
+WRONG = {
+    "a folder of programs": (["--path", "nowhere"], r"--path \S*nowhere: is no folder"),
+    "a library": (["--with", "nowhere"], r"run: nowhere: No such file or directory"),
+    "an image's quotes": (["--image", 'i="x'], r'--image i="x: No closing quotation'),
+    "an image": (["--image", "i"], r"--image 'i': write NAME=VALUE"),
+    "a parameter": (["-p", "x"], r"-p 'x': write NAME=VALUE"),
+    "a file of parameters": (["--parameter-file", "nothing"], r"nothing: No such file or directory"),
+    "a list of parameters": (["--parameter-file", "list.yaml"], r"list.yaml: is no map of parameters"),
+    "a folder to work in": (["--work-dir", "nowhere"], r"--work-dir nowhere: No such file or directory"),
+    "a place for runs": (["--runs", "w.yaml"], r"--runs \S*w: Not a directory; choose another folder"),
+    "a name": (["-n", "Bad_Name"], r"name 'Bad_Name': use at most 63 of a-z, 0-9 and -"),
+    "a name that is taken": (["-n", "artifacts"], r"name 'artifacts': all runs have that folder; choose another name"),
+    "an entrypoint": (["--entrypoint", "mian"], r"w\.yaml:6: spec.entrypoint: .*mian.*; did you mean main\?"),
+    "a second workflow": (["w.yaml"], r"w\.yaml:3: a second Workflow; one is run at a time"),
+    "a file": (["nothing.yaml"], r"nothing\.yaml: No such file or directory"),
+    "a binary": (["binary.yaml"], r"binary\.yaml: not YAML: it is no UTF-8 text"),
+    "a Secret": (["secret.yaml"], r"secret\.yaml:3: data.k: is no base64; what is plain text stands in stringData"),
+    "a ConfigMap": (["config.yaml"], r"config\.yaml:3: data.k: is no text; put quotes around it"),
+    "an object without a name": (["nameless.yaml"], r"nameless\.yaml:1: metadata.name: is required: a text"),
+    "an object's metadata": (["headless.yaml"], r"headless\.yaml:2: metadata: is no map"),
+    "an alias": (["alias.yaml"], r"alias\.yaml: not YAML as JSON has it: an alias stands inside of what it names"),
+}
+FILES = {
+    "list.yaml": b"[1]",
+    "binary.yaml": b"\xff\xfe\x00",
+    "secret.yaml": b"kind: Secret\nmetadata: {name: s}\ndata: {k: plain text}",
+    "config.yaml": b"kind: ConfigMap\nmetadata: {name: s}\ndata: {k: 5}",
+    "nameless.yaml": b"kind: ConfigMap\ndata: {}",
+    "headless.yaml": b"kind: ConfigMap\nmetadata: name",
+    "alias.yaml": b"kind: ConfigMap\nmetadata: &a {name: *a}",
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_argument_or_object_is_one_line(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, said = WRONG[what]
+    monkeypatch.chdir(tmp_path)
+    Path("w.yaml").write_text(GOOD)
+    for name, content in FILES.items():
+        Path(name).write_bytes(content)
+    assert main(["workflow", "run", "w.yaml", *arguments]) == 2
+    out, told = capsys.readouterr()
+    assert (out, told.count("\n")) == ("", 1), told
+    assert re.search(said, told), told
+    assert {path.name for path in tmp_path.iterdir()} == {"w.yaml", *FILES}
+
+
+def test_a_spec_that_is_no_map_is_told_also_with_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for spec, said in (("main", "spec: is no map"), ("{arguments: [1]}", "spec.arguments: must be a mapping")):
+        Path("w.yaml").write_text(f"apiVersion: argoproj.io/v1alpha1\nkind: Workflow\nspec: {spec}\n")
+        assert main(["workflow", "run", "w.yaml", "-p", "a=b"]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("everstep workflow run: w.yaml:3: "), told
+        assert said in told
+        assert told.count("\n") == 1
+
+
+def test_what_is_asked_of_a_run_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("w.yaml").write_text(GOOD)
+    assert main(["workflow", "run", "w.yaml"]) == 0
+    Path("other.yaml").write_text(GOOD.replace("hello", "bye"))
+    Path("runs/broken").mkdir()
+    Path("runs/broken/workflow.json").write_text("{")
+    capsys.readouterr()
+    again = ["--restart-successful", "--node-field-selector"]
+    for words, said in (
+        (["run", "other.yaml"], "has a run of another manifest; choose another name"),
+        (["retry", "w"], "w: has succeeded; --restart-successful --node-field-selector displayName=STEP"),
+        (["retry", "w", *again, "colour=red"], "'colour=red': write FIELD=VALUE with one of displayName, "),
+        (["retry", "w", *again, "displayName=nobody"], "no node that has succeeded matches"),
+        (["stop", "w"], "w: has ended already: Succeeded"),
+        (["set", "w", "--phase", "Failed"], "w: nobody runs it; `everstep workflow resume w` takes it up"),
+        (["get", "nobody"], "nobody: no such run; `everstep workflow list --runs runs` shows them"),
+        (["logs", "w", "z"], "w: no pod of that name has a log, and no step begins with 'z'"),
+        (["get", "broken"], "broken/workflow.json: not JSON: "),
+    ):
+        assert main(["workflow", *words]) == 2, words
+        told = capsys.readouterr().err
+        assert said in told, told
+        assert told.count("\n") == 1, told

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime.workflow.library import Library
-from runtime.workflow.lint import Finding, as_sarif, findings
+from runtime.workflow.lint import Finding, as_json, as_sarif, findings
 from runtime.workflow.reading import Document, read, read_text
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -66,6 +66,14 @@ def test_a_finding_says_the_line_the_code_the_path_and_the_mend() -> None:
         '(hint: try wrapping the affected expression in quotes (")); '
         "put quotes around what may be empty or have spaces",
     ]
+
+
+def test_json_has_a_map_for_each_finding() -> None:
+    (document,) = read_text(WARNED, "w.yaml")
+    first, second = as_json(findings(document, Library()))
+    assert (first["severity"], second["severity"]) == ("warning", "error")
+    assert (second["file"], second["line"], second["code"]) == ("w.yaml", 14, "when")
+    assert second["path"] == "spec.templates[0].dag.tasks[0].when"
 
 
 def test_sarif_names_file_line_and_rule() -> None:
