@@ -40,20 +40,29 @@ def proven(promise: str, *tests: str) -> Line:
     return Line(promise, "tests pass", last, run.returncode == 0 and "skipped" not in last)
 
 
-def proven_together(paths: Sequence[str], promises: Mapping[str, Sequence[str]]) -> Iterator[Line]:
+def proven_together(paths: Sequence[str], promises: Mapping[str, Sequence[str]], only: bool = False) -> Iterator[Line]:
     """Promises that tests below these paths prove, which run once, two files at a time: they share what they start.
 
-    A promise is proven by the tests whose `path::name` has one of its words. One that is skipped proves nothing.
+    A promise is proven by the tests whose `path::name` has one of its words; of words with a space between them it has
+    all. One that is skipped proves nothing. `only` these tests are run, not all below the paths.
     """
+    if not promises:
+        return
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as folder:
         told = Path(folder, "tests.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths]
         command += ["-n", "2", "--dist", "loadfile", f"--junit-xml={told}", "-o", "junit_family=xunit1"]
+        if only:
+            each = sorted({word for words in promises.values() for word in words})
+            names = [" and ".join(part.rpartition("/")[2] for part in word.split()) for word in each]
+            command += ["-k", " or ".join(f"({name})" for name in names)]
         subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
         cases = list(ElementTree.parse(told).iter("testcase")) if told.exists() else []
     ended = {f"{case.get('file')}::{case.get('name')}": [one.tag for one in case] for case in cases}
     for promise, words in promises.items():
-        mine = [tags for name, tags in ended.items() if any(word in name for word in words)]
+        mine = [
+            tags for name, tags in ended.items() if any(all(part in name for part in word.split()) for word in words)
+        ]
         wrong = sum(bool({"failure", "error", "skipped"} & set(tags)) for tags in mine)
         measured = f"{len(mine) - wrong} of {len(mine)} pass" if mine else "no test ran"
         yield Line(promise, "tests pass", measured, bool(mine) and not wrong)
