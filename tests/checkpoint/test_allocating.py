@@ -16,7 +16,7 @@ from runtime.checkpoint.segment import SegmentFile
 from runtime.job.messages import Restore
 from tests.checkpoint.test_keeper import PATIENCE_S, trained, wait_until
 
-LARGE = 1 << 20
+LARGE = 4 << 20
 """What is allocated only when the test says so."""
 
 
@@ -123,7 +123,7 @@ def test_memory_that_could_not_be_had_can_be_asked_for_again(node: Any, gate: Ga
     node.begin(1)
     gate.error = OSError(28, "No space left on device")
     gate.open.release()
-    with pytest.raises(SegmentError, match=r"3 slots of 1.0 MB need 3.1 MB"):
+    with pytest.raises(SegmentError, match=r"3 slots of 4.2 MB need 12.6 MB"):
         node.keeper.announce(0, LARGE)
     gate.error = None
     gate.open.release()

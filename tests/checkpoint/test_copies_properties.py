@@ -64,6 +64,8 @@ class Ranks(RuleBasedStateMachine):
         """What the master has journaled of it."""
         self.manifests: dict[tuple[int, int], set[Identity]] = {}
         """What each of those that lie in the store names."""
+        self.unjournaled = False
+        """Did a master die between a manifest and its record?"""
         self.committed: set[tuple[int, int]] = set()
         """Ever; retention takes some away."""
 
@@ -147,7 +149,13 @@ class Ranks(RuleBasedStateMachine):
             assert identity is not None
             self.objects.add(identity)
             if told:
-                self.known = with_shard(self.known, Holding(*identity, key=f"{identity}"))
+                self.tell(identity)
+
+    def tell(self, identity: Identity) -> None:
+        """The master journals that it lies in the store; what the one before it left whole it commits first."""
+        if self.unjournaled:
+            self.commits(written=True, journaled=True)
+        self.known = with_shard(self.known, Holding(*identity, key=f"{identity}"))
 
     @rule(told=st.integers(0, 4), written=st.booleans(), journaled=st.booleans())
     def the_newest_state_of_all_is_persisted(self, told: int, written: bool, journaled: bool) -> None:
@@ -159,7 +167,7 @@ class Ranks(RuleBasedStateMachine):
             if rank.stages and rank.own.find(identity) is not None:
                 self.objects.add(identity)
                 if number < told:
-                    self.known = with_shard(self.known, Holding(*identity, key=f"{identity}"))
+                    self.tell(identity)
         self.commits(written, journaled)
 
     @rule(written=st.booleans(), journaled=st.booleans())
@@ -178,6 +186,7 @@ class Ranks(RuleBasedStateMachine):
                     continue
                 self.manifests.setdefault(place, named)
                 self.committed.add(place)
+                self.unjournaled = not journaled
                 if journaled:
                     self.known = with_manifest(self.known, place, "manifest")
 
