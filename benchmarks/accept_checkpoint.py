@@ -1,10 +1,10 @@
 """`make accept-checkpoint`: every promise about checkpoints: wanted, measured, holds or not.
 
-What tests prove is proven by the tests whose names the line has; ratios (`benchmarks.checkpoint`), runs that leave
-nothing behind, the long series of kills and the fine-tuning of a real model are measured here. `--lines WORD` judges
-the lines with that word only, `--list` names them all.
+What tests prove is proven by tests named here; ratios (`benchmarks.checkpoint`), runs that leave nothing behind, the
+long series of kills and the fine-tuning of a real model are measured here. Words choose lines that have one of them.
 """
 
+import argparse
 import os
 import random
 import signal
@@ -14,86 +14,80 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import checkpoint
-from benchmarks.acceptance import Line, judge, proven_together
+from benchmarks.acceptance import Line, asked, chosen, judge, proven_if_asked
 from benchmarks.main_job import memory_of
 from tests.harness import ROOT, SHARED_MEMORY, Pipeline, job_mark, kill
 
-PATHS = (
-    "tests/checkpoint", "tests/store", "tests/training", "tests/model", "tests/master", "tests/report",
-    "tests/launch/test_resuming.py", "tests/face/test_checkpoint_command.py", "tests/job/test_job_rules.py",
-)  # fmt: skip
+CHECKPOINT, STORE, MASTER = "tests/checkpoint/", "tests/store/", "tests/master/"
+KEEPER, FRAMEWORKS = f"{CHECKPOINT}test_keeper.py", f"{CHECKPOINT}test_frameworks.py"
+SHARDED, COPIES = f"{CHECKPOINT}test_sharded.py", f"{CHECKPOINT}test_copies.py"
+RESTORING, WIRE = f"{CHECKPOINT}test_restoring.py", f"{STORE}test_s3_on_a_wire.py"
 WORKS = {
-    "1 save blocks for a copy, load restores in place, under everstep launch": [
-        "test_keeper.py",
-        "test_restoring.py",
-        "test_resuming.py",
-    ],
-    "1 a plain python script keeps its own, on one rank and on several": ["training without_agent", "test_alone.py"],
-    "2 plain and DDP state": ["test_restoring.py", "test_walk.py"],
-    "2 FSDP2 and tensor parallelism, no all-gather in save; 2 -> 3 -> 1, another mesh": [
-        "test_sharded.py",
-        "test_no_collective.py",
-    ],
-    "2 FSDP1's SHARDED_STATE_DICT, loaded at another world size": ["test_frameworks.py fsdp1"],
-    "2 Hugging Face Trainer: a callback; killed, it goes on": ["test_frameworks.py trainer"],
-    "2 DLRover's names and their meaning": ["test_frameworks.py dlrover", "test_frameworks.py path"],
-    "3 own memory -> peer -> store; the plan says from where and why; a wrong digest falls through": [
-        "test_keeper.py memory",
-        "test_keeper.py peer",
-        "test_keeper.py source",
-        "test_copies.py",
-    ],
-    "4 one contract for the directory and a real MinIO; create is atomic": ["test_store_contract.py"],
-    "4 parts, in parallel, bounded memory, retries, bandwidth limit": ["test_s3_on_a_wire.py", "test_pace.py"],
-    "4 the usual variables, CA file; what is wrong is one line": ["test_s3_store.py"],
-    "4 the whole main job on MinIO": ["test_main_job_on_s3.py"],
-    "5 when workers die the newest state is persisted unasked": ["test_keeper.py unasked"],
-    "5 every N iterations, or --checkpoint-overhead; in log and report": [
-        "test_cadence.py",
-        "test_thinning.py",
-        "test_keeper.py interval",
-        "tests/report interval",
-    ],
-    "6 --model s3://..., and smollm2 converted once": ["tests/model"],
-    "7 keeps the last N and every Mth; debris": ["test_retention.py", "test_keeper.py debris", "tests/master delete"],
-    "7 everstep checkpoint ls, verify, export": ["test_checkpoint_command.py"],
-    "7 memory arithmetic at the start; /dev/shm too small is told with the mend": ["arithmetic", "room_for"],
-    "7 NaN after a restore steps back": ["test_diverged.py", "test_job_rules.py no_number"],
-}
+    "1 save blocks for a copy, load restores in place, under everstep launch": (
+        KEEPER, f"{CHECKPOINT}test_allocating.py", RESTORING, "tests/launch/test_resuming.py",
+    ),
+    "1 a plain python script keeps its own, on one rank and on several": (
+        "tests/training/test_training_loop.py::without_agent", f"{CHECKPOINT}test_alone.py",
+    ),
+    "2 plain and DDP state": (RESTORING, f"{CHECKPOINT}test_walk.py"),
+    "2 FSDP2 and tensor parallelism, no all-gather in save; 2 -> 3 -> 1, another mesh": (
+        SHARDED, f"{CHECKPOINT}test_no_collective.py",
+    ),
+    "2 FSDP1's SHARDED_STATE_DICT, loaded at another world size": (f"{FRAMEWORKS}::fsdp1",),
+    "2 Hugging Face Trainer: a callback; killed, it goes on": (f"{FRAMEWORKS}::trainer",),
+    "2 DLRover's names and their meaning": (f"{FRAMEWORKS}::dlrover", f"{FRAMEWORKS}::by_the_path"),
+    "3 own memory -> peer -> store; the plan says from where and why; a wrong digest falls through": (
+        f"{KEEPER}::memory", f"{KEEPER}::peer", f"{KEEPER}::source", COPIES,
+    ),
+    "4 one contract for the directory and a real MinIO; create is atomic": (f"{STORE}test_store_contract.py",),
+    "4 parts, in parallel, bounded memory, retries, bandwidth limit": (WIRE, f"{STORE}test_pace.py"),
+    "4 the usual variables, CA file; what is wrong is one line": (f"{STORE}test_s3_store.py",),
+    "4 the whole main job on MinIO": (f"{STORE}test_main_job_on_s3.py",),
+    "5 when workers die the newest state is persisted unasked": (f"{KEEPER}::unasked",),
+    "5 every N iterations, or --checkpoint-overhead; in log and report": (
+        f"{CHECKPOINT}test_cadence.py", f"{CHECKPOINT}test_thinning.py", f"{KEEPER}::interval", "tests/report/",
+    ),
+    "6 --model s3://..., and smollm2 converted once": ("tests/model/",),
+    "7 keeps the last N and every Mth; debris": (
+        f"{CHECKPOINT}test_retention.py", f"{KEEPER}::debris", f"{MASTER}test_troubled_store.py::deleted",
+        f"{MASTER}test_troubled_store.py::debris",
+    ),
+    "7 everstep checkpoint ls, verify, export": ("tests/face/test_checkpoint_command.py",),
+    "7 memory arithmetic at the start; /dev/shm too small is told with the mend": (
+        f"{KEEPER}::arithmetic", f"{CHECKPOINT}::room_for",
+    ),
+    "7 NaN after a restore steps back": ("tests/training/test_diverged.py", "tests/job/test_job_rules.py::no_number"),
+}  # fmt: skip
 PROOFS = {
-    "every interleaving: some state is held whole, a restore is of one, a manifest names what is there": [
-        "test_copies_properties.py",
-        "test_slots.py",
-    ],
-    "the contract on a store that is slow, truncates, hides its success": ["test_store_contract.py wire"],
-    "ambiguous success, 412 after own success, truncated, full: S3 on a bad wire": ["test_s3_on_a_wire.py"],
-    "saves and restores on a store that refuses, lies about its success, is full, slow, truncates": [
-        "test_on_a_bad_store.py",
-        "test_keeper.py refused",
-        "test_keeper.py slow",
-    ],
-    "the master on such a store; a list that lags behind": ["tests/master troubled", "tests/master lags"],
-    "a bit flipped in memory, a peer's copy, the store's object: found, named, the next tier used": [
-        "tests/checkpoint flipped",
-        "test_keeper.py no_source",
-    ],
-    "SIGKILL at every named point, DDP and FSDP2": ["test_save_kill", "test_sharded.py", "test_random_kills.py"],
-    "DISK after MEMORY and MEMORY after DISK all commit": ["test_frameworks.py memory_and_disk"],
-    "/dev/shm holds nothing of ours after a node has left": [
-        "leaves_no_shared",
-        "close_leaves",
-        "outlives",
-        "debris_of",
-    ],
-    "an unsupported object is named by its key path": ["test_layout.py key_path"],
-    "a store that ignores If-None-Match is refused at the start": ["test_s3_on_a_wire.py if_none_match"],
-    "another model's checkpoint: at most 10 keys of a kind, nothing loaded": ["test_restoring.py another_model"],
-}
-"""What tests prove, and words in their names."""
+    "every interleaving: some state is held whole, a restore is of one, a manifest names what is there": (
+        f"{CHECKPOINT}test_copies_properties.py", f"{CHECKPOINT}test_slots.py",
+    ),
+    "the contract on a store that is slow, truncates, hides its success": (f"{STORE}test_store_contract.py::wire",),
+    "ambiguous success, 412 after own success, truncated, full: S3 on a bad wire": (WIRE,),
+    "saves and restores on a store that refuses, lies about its success, is full, slow, truncates": (
+        f"{CHECKPOINT}test_on_a_bad_store.py", f"{KEEPER}::refused", f"{KEEPER}::slow",
+    ),
+    "the master on such a store; a list that lags behind": (f"{MASTER}test_troubled_store.py", f"{MASTER}::lags"),
+    "a bit flipped in memory, a peer's copy, the store's object: found, named, the next tier used": (
+        f"{CHECKPOINT}::flipped", f"{CHECKPOINT}test_damaged.py", f"{KEEPER}::no_source",
+    ),
+    "SIGKILL at every named point, DDP and FSDP2": (
+        f"{CHECKPOINT}test_save_kill_restore.py", SHARDED, f"{CHECKPOINT}test_random_kills.py",
+    ),
+    "DISK after MEMORY and MEMORY after DISK all commit": (f"{FRAMEWORKS}::memory_and_disk",),
+    "/dev/shm holds nothing of ours after a node has left": (
+        f"{KEEPER}::leaves_no_shared", f"{KEEPER}::close_leaves", f"{KEEPER}::debris_of", f"{COPIES}::outlives",
+        f"{CHECKPOINT}test_allocating.py::leaves_nothing",
+    ),
+    "an unsupported object is named by its key path": (f"{CHECKPOINT}test_layout.py::key_path",),
+    "a store that ignores If-None-Match is refused at the start": (f"{WIRE}::if_none_match",),
+    "another model's checkpoint: at most 10 keys of a kind, nothing loaded": (f"{RESTORING}::another_model",),
+}  # fmt: skip
+PROVEN = WORKS | PROOFS
+"""Promise -> the tests that prove it, in the words of `acceptance.proven_together`."""
 KILLS, RUNS = 200, 50
 CUDA = "on CUDA: stall of an overlapped save, bit-exact restore"
 SERIES = f"SIGKILL at {KILLS} random moments of save and persist, DDP and FSDP2: never an empty, never a mixed load"
@@ -124,7 +118,7 @@ KILL_AT = 8
 PATIENCE_S = 1800.0
 
 
-def cuda() -> Iterator[Line]:
+def cuda(_: argparse.Namespace) -> Iterator[Line]:
     """Proven where there is a device, skipped by name elsewhere."""
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/checkpoint/test_cuda.py"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -135,9 +129,10 @@ def cuda() -> Iterator[Line]:
     yield Line(CUDA, "tests pass" if there else "skipped by name", told, run.returncode == 0 and bool(skipped) != there)
 
 
-def series(kills: int) -> Iterator[Line]:
+def series(options: argparse.Namespace) -> Iterator[Line]:
     """As many kills as the issue asks for, of each kind of state."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/checkpoint/test_random_kills.py"]
+    kills = options.kills
     environment = {**os.environ, "EVERSTEP_ROUNDS": str(kills)}
     began = time.monotonic()
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -148,14 +143,14 @@ def series(kills: int) -> Iterator[Line]:
     yield Line(SERIES, "tests pass", told, run.returncode == 0 and "skipped" not in last[0])
 
 
-def leftovers(runs: int) -> Iterator[Line]:
+def leftovers(options: argparse.Namespace) -> Iterator[Line]:
     """Launches of a small script, of which every other one, or its worker, is killed and then started again."""
     chance, found = random.Random(0), set[str]()
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
         killed = failed = 0
-        for number in range(runs):
+        for number in range(options.runs):
             job, kills = f"accept-{os.getpid()}-{number}", number % 2
             (folder / "going").unlink(missing_ok=True)
             process = _launched(folder, job)
@@ -169,7 +164,7 @@ def leftovers(runs: int) -> Iterator[Line]:
             failed += process.wait(PATIENCE_S) != 0
             found |= {path.name for path in SHARED_MEMORY.glob(f"*{job_mark(job)}*")}
     told = f"{killed} killed, {failed} failed, left: {', '.join(sorted(found)[:3]) or 'nothing'}"
-    yield Line(LEFT, "nothing", told, not found and not failed and killed == runs // 2)
+    yield Line(LEFT, "nothing", told, not found and not failed and killed == options.runs // 2)
 
 
 def _launched(folder: Path, job: str) -> subprocess.Popen[bytes]:
@@ -183,7 +178,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def finetuned() -> Iterator[Line]:
+def finetuned(_: argparse.Namespace) -> Iterator[Line]:
     """A real model, through the pipeline with a worker killed, and out again."""
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         folder = Path(name)
@@ -223,41 +218,32 @@ def finetuned() -> Iterator[Line]:
         yield Line(EXPORTED, f"{PARAMETERS} True", told, loaded == f"{PARAMETERS} True")
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Lines that are measured together."""
+MEASURED: dict[tuple[str, ...], Callable[[argparse.Namespace], Iterator[Line]]] = {
+    (CUDA,): cuda,
+    (SERIES,): series,
+    (LEFT,): leftovers,
+    (RATIOS,): lambda options: (line for line in checkpoint.lines(options) if line.wanted),
+    (REAL, EXPORTED): finetuned,
+}
+"""Lines that are measured together."""
 
-    names: tuple[str, ...]
-    lines: Callable[[], Iterator[Line]]
+
+def lines(options: argparse.Namespace) -> Iterator[Line]:
+    """Those that are asked for: the figures first, alone on the machine."""
+    for names, measure in MEASURED.items():
+        if any(asked(name, options.words) for name in names):
+            yield from measure(options)
+    yield from proven_if_asked(PROVEN, options)
 
 
 def main() -> None:
     """Measure, print the table, exit 1 if a line does not hold."""
     parser = checkpoint.arguments()
-    parser.add_argument("--lines", default="", help="judge only lines with this word")
-    parser.add_argument("--list", action="store_true", help="name the lines and end")
-    parser.add_argument("--kills", type=int, default=KILLS)
-    parser.add_argument("--runs", type=int, default=RUNS)
-    told = parser.parse_args()
-    measured = [
-        Measured((CUDA,), cuda),
-        Measured((SERIES,), lambda: series(told.kills)),
-        Measured((LEFT,), lambda: leftovers(told.runs)),
-        Measured((RATIOS,), lambda: (line for line in checkpoint.lines(told) if line.wanted)),
-        Measured((REAL, EXPORTED), finetuned),
-    ]
-    proofs = {name: words for name, words in (WORKS | PROOFS).items() if told.lines in name}
-    chosen = [one for one in measured if any(told.lines in name for name in one.names)]
-    if told.list:
-        print("\n".join([*proofs, *(name for one in chosen for name in one.names)]))
-        return
-
-    def lines() -> Iterator[Line]:
-        yield from proven_together(PATHS, proofs, only=True)
-        for one in chosen:
-            yield from one.lines()
-
-    judge(lines())
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--kills", type=int, default=KILLS, help="of each kind of state")
+    parser.add_argument("--runs", type=int, default=RUNS, help="after which nothing may be left")
+    judge(lines(chosen(parser, [*(name for names in MEASURED for name in names), *PROVEN])))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from runtime.agent.keeping import Keeper
 from runtime.job.messages import Holding
 
 _CHUNK = 1 << 20
+_WAITED_FOR = 64 << 10
+"""A write of more bytes waits until they are sent, one of fewer may leave them in a buffer."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
@@ -76,11 +78,12 @@ async def _send(request: web.Request, shard: memoryview) -> web.StreamResponse:
     if transport is None:
         raise ConnectionResetError("the peer hung up")
     # Each write waits until all of it is the kernel's: the bytes go out from where they are, and the slot, which is
-    # unpinned when we return, is not read any more.
+    # unpinned when we return, is not read any more. A short end is copied, for nobody waits for it.
     transport.set_write_buffer_limits(high=0)
     try:
         for at in range(start, end, _CHUNK):
-            await response.write(shard[at : min(at + _CHUNK, end)])
+            chunk = shard[at : min(at + _CHUNK, end)]
+            await response.write(chunk if len(chunk) > _WAITED_FOR else bytes(chunk))
         await response.write_eof()
     finally:
         transport.set_write_buffer_limits()
