@@ -1,28 +1,112 @@
 """`make accept-checkpoint`: every promise about checkpoints: wanted, measured, holds or not.
 
-What tests prove is proven by the tests named in the line; ratios (`benchmarks.checkpoint`) and the fine-tuning of a
-real model are measured here.
+What tests prove is proven by tests named here; ratios (`benchmarks.checkpoint`), runs that leave nothing behind, the
+long series of kills and the fine-tuning of a real model are measured here. Words choose lines that have one of them.
 """
 
-import itertools
-import json
+import argparse
+import os
+import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import checkpoint
-from benchmarks.acceptance import Line, judge, proven
-from benchmarks.main_job import default_run
-from tests.harness import ROOT
+from benchmarks.acceptance import Line, asked, chosen, judge, proven_if_asked
+from benchmarks.main_job import memory_of
+from tests.harness import ROOT, SHARED_MEMORY, Pipeline, job_mark, kill
 
-CHECKPOINT, STORE, SURVIVAL = "tests/checkpoint", "tests/store", "tests/survival"
-KEEPER, SHARDED, COPIES, FRAMEWORKS, ALONE = (
-    f"{CHECKPOINT}/test_{name}.py" for name in ("keeper", "sharded", "copies", "frameworks", "alone")
-)
-CONTRACT, WIRE = f"{STORE}/test_store_contract.py", f"{STORE}/test_s3_on_a_wire.py"
+CHECKPOINT, STORE, MASTER = "tests/checkpoint/", "tests/store/", "tests/master/"
+KEEPER, FRAMEWORKS = f"{CHECKPOINT}test_keeper.py", f"{CHECKPOINT}test_frameworks.py"
+SHARDED, COPIES = f"{CHECKPOINT}test_sharded.py", f"{CHECKPOINT}test_copies.py"
+RESTORING, WIRE = f"{CHECKPOINT}test_restoring.py", f"{STORE}test_s3_on_a_wire.py"
+WORKS = {
+    "1 save blocks for a copy, load restores in place, under everstep launch": (
+        KEEPER, f"{CHECKPOINT}test_allocating.py", RESTORING, "tests/launch/test_resuming.py",
+    ),
+    "1 a plain python script keeps its own, on one rank and on several": (
+        "tests/training/test_training_loop.py::without_agent", f"{CHECKPOINT}test_alone.py",
+    ),
+    "2 plain and DDP state": (RESTORING, f"{CHECKPOINT}test_walk.py"),
+    "2 FSDP2 and tensor parallelism, no all-gather in save; 2 -> 3 -> 1, another mesh": (
+        SHARDED, f"{CHECKPOINT}test_no_collective.py",
+    ),
+    "2 FSDP1's SHARDED_STATE_DICT, loaded at another world size": (f"{FRAMEWORKS}::fsdp1",),
+    "2 Hugging Face Trainer: a callback; killed, it goes on": (f"{FRAMEWORKS}::trainer",),
+    "2 DLRover's names and their meaning": (f"{FRAMEWORKS}::dlrover", f"{FRAMEWORKS}::by_the_path"),
+    "3 own memory -> peer -> store; the plan says from where and why; a wrong digest falls through": (
+        f"{KEEPER}::memory", f"{KEEPER}::peer", f"{KEEPER}::source", COPIES,
+    ),
+    "4 one contract for the directory and a real MinIO; create is atomic": (f"{STORE}test_store_contract.py",),
+    "4 parts, in parallel, bounded memory, retries, bandwidth limit": (WIRE, f"{STORE}test_pace.py"),
+    "4 the usual variables, CA file; what is wrong is one line": (f"{STORE}test_s3_store.py",),
+    "4 the whole main job on MinIO": (f"{STORE}test_main_job_on_s3.py",),
+    "5 when workers die the newest state is persisted unasked": (f"{KEEPER}::unasked",),
+    "5 every N iterations, or --checkpoint-overhead; in log and report": (
+        f"{CHECKPOINT}test_cadence.py", f"{CHECKPOINT}test_thinning.py", f"{KEEPER}::interval", "tests/report/",
+    ),
+    "6 --model s3://..., and smollm2 converted once": ("tests/model/",),
+    "7 keeps the last N and every Mth; debris": (
+        f"{CHECKPOINT}test_retention.py", f"{KEEPER}::debris", f"{MASTER}test_troubled_store.py::deleted",
+        f"{MASTER}test_troubled_store.py::debris",
+    ),
+    "7 everstep checkpoint ls, verify, export": ("tests/face/test_checkpoint_command.py",),
+    "7 memory arithmetic at the start; /dev/shm too small is told with the mend": (
+        f"{KEEPER}::arithmetic", f"{CHECKPOINT}::room_for",
+    ),
+    "7 NaN after a restore steps back": ("tests/training/test_diverged.py", "tests/job/test_job_rules.py::no_number"),
+}  # fmt: skip
+PROOFS = {
+    "every interleaving: some state is held whole, a restore is of one, a manifest names what is there": (
+        f"{CHECKPOINT}test_copies_properties.py", f"{CHECKPOINT}test_slots.py",
+    ),
+    "the contract on a store that is slow, truncates, hides its success": (f"{STORE}test_store_contract.py::wire",),
+    "ambiguous success, 412 after own success, truncated, full: S3 on a bad wire": (WIRE,),
+    "saves and restores on a store that refuses, lies about its success, is full, slow, truncates": (
+        f"{CHECKPOINT}test_on_a_bad_store.py", f"{KEEPER}::refused", f"{KEEPER}::slow",
+    ),
+    "the master on such a store; a list that lags behind": (f"{MASTER}test_troubled_store.py", f"{MASTER}::lags"),
+    "a bit flipped in memory, a peer's copy, the store's object: found, named, the next tier used": (
+        f"{CHECKPOINT}::flipped", f"{CHECKPOINT}test_damaged.py", f"{KEEPER}::no_source",
+    ),
+    "SIGKILL at every named point, DDP and FSDP2": (
+        f"{CHECKPOINT}test_save_kill_restore.py", SHARDED, f"{CHECKPOINT}test_random_kills.py",
+    ),
+    "DISK after MEMORY and MEMORY after DISK all commit": (f"{FRAMEWORKS}::memory_and_disk",),
+    "/dev/shm holds nothing of ours after a node has left": (
+        f"{KEEPER}::leaves_no_shared", f"{KEEPER}::close_leaves", f"{KEEPER}::debris_of", f"{COPIES}::outlives",
+        f"{CHECKPOINT}test_allocating.py::leaves_nothing",
+    ),
+    "an unsupported object is named by its key path": (f"{CHECKPOINT}test_layout.py::key_path",),
+    "a store that ignores If-None-Match is refused at the start": (f"{WIRE}::if_none_match",),
+    "another model's checkpoint: at most 10 keys of a kind, nothing loaded": (f"{RESTORING}::another_model",),
+}  # fmt: skip
+PROVEN = WORKS | PROOFS
+"""Promise -> the tests that prove it, in the words of `acceptance.proven_together`."""
+KILLS, RUNS = 200, 50
+CUDA = "on CUDA: stall of an overlapped save, bit-exact restore"
+SERIES = f"SIGKILL at {KILLS} random moments of save and persist, DDP and FSDP2: never an empty, never a mixed load"
+LEFT = f"/dev/shm holds nothing of ours after {RUNS} runs, every other one killed"
+RATIOS = "ratios: save, restore and persist beside memcpy, loopback and a plain upload"
+REAL = "6 smollm2: 20 iterations of 512 tokens by the pipeline, a worker killed"
+EXPORTED = "7 that model exported, loaded by transformers"
+SCRIPT = """
+import os, threading, torch, everstep
+everstep.init()
+state = {"model": torch.nn.Linear(64, 64), "done": 0}
+checkpointer = everstep.Checkpointer(state)
+for iteration in range(checkpointer.load(state) + 1, 31):
+    everstep.phase("work")
+    checkpointer.save(iteration, state)
+    open("going", "w").close()
+    threading.Event().wait(0.02)
+checkpointer.finish(state)
+"""
 LOADED = """
 import sys, torch, transformers
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
@@ -30,99 +114,136 @@ print(sum(p.numel() for p in model.parameters()), bool(torch.isfinite(model(torc
 """
 PARAMETERS = 134_515_008
 """Of SmolLM2-135M."""
+KILL_AT = 8
+PATIENCE_S = 1800.0
 
 
-def works() -> Iterator[Line]:
-    """The seven things that work at the end."""
-    yield proven("1 save blocks for a copy, load restores in place, under everstep launch", KEEPER,
-                 f"{CHECKPOINT}/test_restoring.py", "tests/launch/test_resuming.py")  # fmt: skip
-    yield proven("1 a plain python script keeps its own, on one rank and on several", "tests/training", ALONE,
-                 "-k", "without_agent or alone")  # fmt: skip
-    yield proven("2 plain and DDP state", f"{CHECKPOINT}/test_restoring.py", f"{CHECKPOINT}/test_walk.py")
-    yield proven("2 FSDP2 and tensor parallelism, no all-gather in save; 2 -> 3 -> 1, another mesh", SHARDED)
-    yield proven("2 FSDP1's SHARDED_STATE_DICT, loaded at another world size", FRAMEWORKS, "-k", "fsdp1")
-    yield proven("2 Hugging Face Trainer: a callback; killed, it goes on", FRAMEWORKS, "-k", "trainer")
-    yield proven("2 DLRover's names and their meaning", FRAMEWORKS, "-k", "dlrover or path")
-    yield proven("3 own memory -> peer -> store; the plan says from where and why; a wrong digest falls through",
-                 KEEPER, COPIES, "-k", "memory or peer or source or flipped")  # fmt: skip
-    yield proven("4 one contract for the directory and a real MinIO; create is atomic", CONTRACT)
-    yield proven("4 parts, in parallel, bounded memory, retries, bandwidth limit", WIRE, f"{STORE}/test_pace.py")
-    yield proven("4 the usual variables, CA file; what is wrong is one line", f"{STORE}/test_s3_store.py")
-    yield proven("4 the whole main job on MinIO", f"{STORE}/test_main_job_on_s3.py")
-    yield proven("5 when workers die the newest state is persisted unasked", KEEPER, "-k", "unasked")
-    yield proven("5 every N iterations, or --checkpoint-overhead; in log and report", f"{CHECKPOINT}/test_cadence.py",
-                 KEEPER, "tests/report", "-k", "cadence or interval or overhead")  # fmt: skip
-    yield proven("6 --model s3://..., and smollm2 converted once", "tests/model")
-    yield proven("7 keeps the last N and every Mth; debris", f"{CHECKPOINT}/test_retention.py", KEEPER,
-                 "-k", "retention or debris")  # fmt: skip
-    yield proven("7 everstep checkpoint ls, verify, export", "tests/face/test_checkpoint_command.py")
-    yield proven("7 memory arithmetic at the start; /dev/shm too small is told with the mend", CHECKPOINT,
-                 "-k", "arithmetic")  # fmt: skip
-    yield proven("7 NaN after a restore steps back", "tests/training/test_diverged.py",
-                 "tests/job/test_job_rules.py", "-k", "diverged or no_number")  # fmt: skip
+def cuda(_: argparse.Namespace) -> Iterator[Line]:
+    """Proven where there is a device, skipped by name elsewhere."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/checkpoint/test_cuda.py"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    skipped = [line for line in run.stdout.splitlines() if line.startswith("SKIPPED")]
+    last = (run.stdout.strip().splitlines() or [run.stderr[-80:]])[-1]
+    there = Path("/dev/nvidia0").exists()
+    told = skipped[0].rpartition(": ")[2] if skipped else last
+    yield Line(CUDA, "tests pass" if there else "skipped by name", told, run.returncode == 0 and bool(skipped) != there)
 
 
-def proofs() -> Iterator[Line]:
-    """Faults."""
-    yield proven("every interleaving: some state is held whole, a restore is of one, a manifest names what is there",
-                 f"{CHECKPOINT}/test_copies_properties.py", f"{CHECKPOINT}/test_slots.py")  # fmt: skip
-    yield proven("the contract on a store that is slow, truncates, hides its success", CONTRACT, "-k", "wire")
-    yield proven("ambiguous success, 412 after own success, truncated, full: S3 on a bad wire", WIRE)
-    yield proven("saves and restores on a store that refuses, lies about its success, is full, slow, truncates",
-                 f"{CHECKPOINT}/test_on_a_bad_store.py", KEEPER, "-k", "bad_store or refused or slow")  # fmt: skip
-    yield proven("the master on such a store; a list that lags behind", "tests/master", "-k", "troubled or lags")
-    yield proven("a bit flipped in memory, a peer's copy, the store's object: found, named, the next tier used",
-                 KEEPER, COPIES, f"{CHECKPOINT}/test_on_a_bad_store.py", "-k", "flipped or no_source")  # fmt: skip
-    yield proven("SIGKILL at every named point, DDP and FSDP2", f"{CHECKPOINT}/test_save_kill_restore.py", SHARDED)
-    yield proven("SIGKILL at random moments of save and persist: never an empty, never a mixed load",
-                 f"{CHECKPOINT}/test_random_kills.py", ALONE, "-k", "killed")  # fmt: skip
-    yield proven("DISK after MEMORY and MEMORY after DISK all commit", FRAMEWORKS, "-k", "memory_and_disk")
-    yield proven("/dev/shm holds nothing of ours after runs, killed or not", CHECKPOINT, SURVIVAL,
-                 "-k", "leaves_no or leaves_nothing or outlives or debris")  # fmt: skip
-    yield proven("on CUDA: stall of an overlapped save, bit-exact restore", f"{CHECKPOINT}/test_cuda.py")
+def series(options: argparse.Namespace) -> Iterator[Line]:
+    """As many kills as the issue asks for, of each kind of state."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/checkpoint/test_random_kills.py"]
+    kills = options.kills
+    environment = {**os.environ, "EVERSTEP_ROUNDS": str(kills)}
+    began = time.monotonic()
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    last = run.stdout.strip().splitlines()[-1:] or [run.stderr.strip()[-80:]]
+    if run.returncode:
+        print(run.stdout[-6000:], file=sys.stderr)
+    told = f"{kills} of each: {last[0]}, {(time.monotonic() - began) / (2 * kills):.1f} s a kill"
+    yield Line(SERIES, "tests pass", told, run.returncode == 0 and "skipped" not in last[0])
 
 
-def bad_input() -> Iterator[Line]:
-    """What is refused."""
-    yield proven("an unsupported object is named by its key path", f"{CHECKPOINT}/test_layout.py", "-k", "key_path")
-    yield proven("a store that ignores If-None-Match is refused at the start", WIRE, "-k", "if_none_match")
-    yield proven("another model's checkpoint: at most 10 keys of a kind, nothing loaded",
-                 f"{CHECKPOINT}/test_restoring.py", "-k", "another_model")  # fmt: skip
-
-
-def finetuned() -> Iterator[Line]:
-    """A real model, through the pipeline, and out again."""
+def leftovers(options: argparse.Namespace) -> Iterator[Line]:
+    """Launches of a small script, of which every other one, or its worker, is killed and then started again."""
+    chance, found = random.Random(0), set[str]()
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         folder = Path(name)
-        ran = default_run(folder, "--model", "smollm2", "--nodes", "1", "--iterations", "20")
-        job = next((folder / "runs" / "store" / "jobs").iterdir())
-        first, last = losses(job)
-        told = f"exit code {ran.exit_code}, {ran.seconds:.0f} s, {ran.peak_bytes / 1e9:.1f} GB"
-        yield Line("6 smollm2: 20 iterations by the pipeline", "ends well, the loss falls",
-                   f"{told}, loss {first:.2f} -> {last:.2f}", ran.exit_code == 0 and last < first)  # fmt: skip
-        target = folder / "exported"
-        command = [sys.executable, "-m", "everstep", "checkpoint", "export", str(job), str(target)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        (folder / "train.py").write_text(SCRIPT)
+        killed = failed = 0
+        for number in range(options.runs):
+            job, kills = f"accept-{os.getpid()}-{number}", number % 2
+            (folder / "going").unlink(missing_ok=True)
+            process = _launched(folder, job)
+            while kills and not (folder / "going").exists() and process.poll() is None:
+                time.sleep(0.01)
+            if kills:
+                time.sleep(chance.random() * 0.3)
+                process.send_signal(signal.SIGKILL)
+                killed += process.wait() == -signal.SIGKILL
+                process = _launched(folder, job)
+            failed += process.wait(PATIENCE_S) != 0
+            found |= {path.name for path in SHARED_MEMORY.glob(f"*{job_mark(job)}*")}
+    told = f"{killed} killed, {failed} failed, left: {', '.join(sorted(found)[:3]) or 'nothing'}"
+    yield Line(LEFT, "nothing", told, not found and not failed and killed == options.runs // 2)
+
+
+def _launched(folder: Path, job: str) -> subprocess.Popen[bytes]:
+    flags = ["--standalone", "--store=store", f"--rdzv-id={job}", "--rdzv-conf=keep_alive_interval=2"]
+    command = [sys.executable, "-m", "everstep", "launch", *flags, "train.py"]
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(command, cwd=folder, env=_environment(), stdout=log, stderr=log)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def finetuned(_: argparse.Namespace) -> Iterator[Line]:
+    """A real model, through the pipeline with a worker killed, and out again."""
+    with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
+        folder = Path(name)
+        flags = ("--model", "smollm2", "--nodes", "1", "--iterations", "20", "--sequence-length", "128")
+        run = Pipeline(folder / "runs" / "real", folder / "runs" / "store", name="real",
+                       flags=(*flags, "--global-batch", "4"))  # fmt: skip
+        began, killed = time.monotonic(), 0
+        process = run.start()
+        with memory_of(run, process.pid) as memory:
+            while process.poll() is None and time.monotonic() < began + PATIENCE_S:
+                if not killed and run.iteration() >= KILL_AT and (workers := run.workers()):
+                    kill(workers[0])
+                    killed = run.iteration()
+                time.sleep(0.1)
+        code, took = process.poll(), time.monotonic() - began
+        lines = [line for line in run.telemetry() if "loss" in line]
+        last = {line["iteration"]: line["loss"] for line in lines}
+        losses = [last[iteration] for iteration in sorted(last)]
+        first, end = (statistics.mean(part) if part else 0.0 for part in (losses[:5], losses[-5:]))
+        told = (
+            f"exit code {code}, {took:.0f} s, {memory.peak / 1e9:.1f} GB, killed at {killed}, {len(losses)} iterations"
+        )
+        told += f", loss {first:.2f} -> {end:.2f}, left: {run.left() or 'nothing'}"
+        holds = code == 0 and end < first and bool(killed) and len(losses) == 20 and not run.left()
+        yield Line(REAL, "ends well, the loss falls", told, holds)
+        if code != 0:
+            print(run.last_words()[-6000:], file=sys.stderr)
+            run.kill_all()
+            yield Line(EXPORTED, f"{PARAMETERS} True", "nothing to export", False)
+            return
+        job, target = f"{run.store}/jobs/{run.jobs()[0]}", folder / "exported"
+        command = [sys.executable, "-m", "everstep", "checkpoint", "export", job, str(target)]
+        done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
         load = [sys.executable, "-c", LOADED, str(target)]
         loaded = subprocess.run(load, capture_output=True, text=True, check=False).stdout.strip()
         told = loaded or done.stderr.strip()[-100:]
-        yield Line("7 that model exported, loaded by transformers", f"{PARAMETERS} True", told,
-                   loaded == f"{PARAMETERS} True")  # fmt: skip
+        yield Line(EXPORTED, f"{PARAMETERS} True", told, loaded == f"{PARAMETERS} True")
 
 
-def losses(job: Path) -> tuple[float, float]:
-    """Mean loss of a job's first five iterations, and of its last five."""
-    lines = [json.loads(line) for path in sorted(job.glob("telemetry/*")) for line in path.read_text().splitlines()]
-    found = [line["loss"] for line in lines if "loss" in line]
-    return statistics.mean(found[:5]), statistics.mean(found[-5:])
+MEASURED: dict[tuple[str, ...], Callable[[argparse.Namespace], Iterator[Line]]] = {
+    (CUDA,): cuda,
+    (SERIES,): series,
+    (LEFT,): leftovers,
+    (RATIOS,): lambda options: (line for line in checkpoint.lines(options) if line.wanted),
+    (REAL, EXPORTED): finetuned,
+}
+"""Lines that are measured together."""
+
+
+def lines(options: argparse.Namespace) -> Iterator[Line]:
+    """Those that are asked for: the figures first, alone on the machine."""
+    for names, measure in MEASURED.items():
+        if any(asked(name, options.words) for name in names):
+            yield from measure(options)
+    yield from proven_if_asked(PROVEN, options)
 
 
 def main() -> None:
     """Measure, print the table, exit 1 if a line does not hold."""
-    told = checkpoint.arguments().parse_args()
-    known = checkpoint.cases(told.mib, told.large_mib)
-    measured = checkpoint.lines([known[name] for name in told.only or known], told.rounds)
-    judge(itertools.chain(works(), proofs(), bad_input(), (line for line in measured if line.wanted), finetuned()))
+    parser = checkpoint.arguments()
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--kills", type=int, default=KILLS, help="of each kind of state")
+    parser.add_argument("--runs", type=int, default=RUNS, help="after which nothing may be left")
+    judge(lines(chosen(parser, [*(name for names in MEASURED for name in names), *PROVEN])))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 Each case is a training script under `everstep launch` (`benchmarks.checkpoint_worker`): it saves, persists, is killed
 and restores. A ratio's two sides were measured in turns in that process, medians; memcpy = the same bytes between two
 buffers that both were touched before, by as many threads. What has no budget stands there for comparison.
+
+Each part of a case measures what it must once, and again while its time lasts: all of it takes 15 minutes at most on
+an idle machine. `--only` and `--parts` choose.
 """
 
 import argparse
@@ -13,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -29,10 +33,23 @@ from tests.minio import running
 SAVE, FIRST, RESTORE, PEER, PERSIST, AGENT_MB = 1.2, 1.5, 1.5, 1.5, 0.9, 200
 """Budgets: times memcpy (PEER: times a loopback copy), share of a plain upload's speed, MB beyond the slots."""
 OTHERS = ("torch.save", "dcp.save", "dcp.async_save")
-STORE = "BENCHMARK_STORE"
-"""The variable that tells the worker."""
+PARTS = {
+    "save": "save: first, second, steady, while it trains",
+    "memory": "restore from own memory",
+    "peer": "restore from a peer's memory",
+    "store": "persist to the case's store, restore from it",
+    "minio": "restore from MinIO",
+    "others": f"{', '.join(OTHERS)}",
+}
+STORE, MINIO = "BENCHMARK_STORE", "BENCHMARK_MINIO"
+"""Variables that tell the worker."""
 SAMPLE_S = 0.05
-HUNG_S = 1200.0
+HUNG_S = 900.0
+"""No case takes so long, whatever the machine is busy with."""
+SLOTS = {False: 3, True: 4}
+"""Of a state, by whether it is sharded."""
+SPARE_MIB = 1536
+"""What programs and a store take beside the states."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +63,11 @@ class Told:
     tensors: int
     """0: a model under FSDP2 with AdamW."""
     rounds: int
-    saves: bool = True
-    """False: only what the store has to do with."""
-    others: bool = False
-    """torch.save and torch.distributed.checkpoint too."""
+    """Measurements of each, if there is time."""
+    parts: list[str]
+    others: list[str]
+    part_s: float
+    """Seconds after which a part measures nothing again."""
 
 
 @dataclass
@@ -70,99 +88,144 @@ class Case:
     tensors: int
     ranks: int = 1
     s3: bool = False
-    saves: bool = True
-    others: bool = False
+    parts: tuple[str, ...] = tuple(PARTS)
+    others: tuple[str, ...] = OTHERS
+
+    @property
+    def needed_mib(self) -> int:
+        """Memory: the state, its slots, dcp.async_save's copy, the two buffers of a memcpy."""
+        states = 1 + SLOTS[not self.tensors] + ("others" in self.parts and OTHERS[-1] in self.others)
+        return self.mib * states + min(2 * self.mib, 512 * self.ranks) + SPARE_MIB
 
 
 def cases(mib: int, large_mib: int) -> dict[str, Case]:
     """By the word that chooses them."""
     small, large = f"{mib / 1024:g} GiB", f"{large_mib / 1024:g} GiB"
     found = {
-        "plain": Case(f"{small}, 200 tensors", mib, 200, others=True),
-        "minio": Case(f"{small}, MinIO", mib, 200, s3=True, saves=False),
-        "many": Case(f"{small}, 20,000 tensors", mib, 20_000, others=True),
-        "fsdp2": Case(f"{small}, FSDP2 on 2 ranks", mib, 0, ranks=2, others=True),
+        "plain": Case(f"{small}, 200 tensors", mib, 200),
+        "minio": Case(f"{small}, MinIO", mib, 200, s3=True, parts=("store",)),
+        "many": Case(f"{small}, 20,000 tensors", mib, 20_000),
+        "fsdp2": Case(f"{small}, FSDP2 on 2 ranks", mib, 0, ranks=2),
     }
-    return {**found, "large": Case(f"{large}, 200 tensors", large_mib, 200)} if large_mib else found
+    if large_mib:  # Without dcp.async_save, whose copy of the state needs 4 GiB more.
+        found["large"] = Case(f"{large}, 200 tensors", large_mib, 200, others=OTHERS[:2])
+    return found
 
 
-def measured(case: Case, rounds: int) -> tuple[dict[str, list[float]], float, int]:
-    """(seconds by name, the agent's peak bytes beyond shared memory, bytes of the largest rank's state)."""
+def measured(case: Case, told: argparse.Namespace) -> tuple[dict[str, list[float]], float, int]:
+    """(seconds by name, the agent's peak bytes beyond shared memory, bytes of the largest rank's state).
+
+    Raises RuntimeError with the end of its log when it does not end well.
+    """
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="everstep-benchmark-")))
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         uri = str(folder / "store")
-        if case.s3:
+        if case.s3 or "minio" in case.parts:
             minio = held.enter_context(running(folder))
-            environment |= minio.environment
-            uri = minio.new_prefix()
-        told = Told(str(folder), case.mib << 20, case.tensors, rounds, case.saves, case.others)
+            environment |= minio.environment | {MINIO: minio.new_prefix()}
+            uri = minio.new_prefix() if case.s3 else uri
+        size, parts, others = case.mib << 20, list(case.parts), list(case.others)
+        asked = Told(str(folder), size, case.tensors, told.rounds, parts, others, told.part_s)
         command = [
             sys.executable, "-m", "everstep", "launch", "--standalone", f"--nproc-per-node={case.ranks}",
-            "--max-restarts=1", "--rdzv-conf=read_timeout=600", "--persist-interval=1000000", f"--store={uri}",
-            str(ROOT / "benchmarks" / "checkpoint_worker.py"), json.dumps(asdict(told)),
+            "--max-restarts=1", "--rdzv-conf=read_timeout=600", f"--hang-timeout={2 * HUNG_S:g}",
+            "--persist-interval=1000000", f"--store={uri}",
+            str(ROOT / "benchmarks" / "checkpoint_worker.py"), json.dumps(asdict(asked)),
         ]  # fmt: skip
         log = folder / "log"
         with log.open("wb") as out:
             process = subprocess.Popen(command, env={**environment, STORE: uri}, stdout=out, stderr=out)
-        peak = _watched(process)
+        peak, why = _watched(process)
         saved, restored = folder / "saved.json", folder / "restored.json"
         if process.returncode or not restored.exists():
-            raise RuntimeError(f"{case.name}: {log.read_text()[-3000:]}")
+            raise RuntimeError(f"{case.name}: {why}\n{log.read_text()[-3000:]}")
         seen = [Seen(**json.loads(path.read_text())) for path in (saved, restored)]
     # A memcpy of the first life stands beside the saves, one of the second beside the restores.
     again = {("memcpy, restoring" if name == "memcpy" else name): each for name, each in seen[1].seconds.items()}
     return {**seen[0].seconds, **again}, peak, seen[0].size
 
 
-def _watched(process: subprocess.Popen[bytes]) -> float:
-    """Wait for its end; the most that it held in memory that was its own."""
+def _watched(process: subprocess.Popen[bytes]) -> tuple[float, str]:
+    """Wait for its end: the most that it held in memory that was its own, and how it ended."""
     peak, wait = 0, threading.Event()
     agent = psutil.Process(process.pid)
-    for _ in range(int(HUNG_S / SAMPLE_S)):
+    until = time.monotonic() + HUNG_S
+    while time.monotonic() < until:
         if process.poll() is not None:
-            return peak
+            return peak, f"exit code {process.returncode}"
         with suppress(psutil.NoSuchProcess):
             memory = agent.memory_info()
             peak = max(peak, memory.rss - memory.shared)
         wait.wait(SAMPLE_S)
-    process.kill()
-    raise TimeoutError(f"not done within {HUNG_S:.0f} s: {process.args}")
+    workers = agent.children(recursive=True)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(30)
+    for one in [process, *workers]:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait()
+    return peak, f"not done within {HUNG_S:.0f} s"
 
 
-def lines(chosen: Sequence[Case], rounds: int) -> Iterator[Line]:
+def lines(told: argparse.Namespace) -> Iterator[Line]:
     """Everything that is measured. A line that wants nothing is there for comparison."""
-    for case in chosen:
-        seconds, agent, size = measured(case, rounds)
-        median = {name: statistics.median(each) for name, each in seconds.items()}
-        told = f"{case.name}: "
-        if case.saves:
-            yield from _saves(told, median)
-        yield from _stores(told, median, "MinIO" if case.s3 else "directory", size)
-        yield Line(f"{told}agent's memory beyond the slots", f"<= {AGENT_MB} MB", f"{agent / 1e6:.0f} MB",
-                   agent <= AGENT_MB * 1e6)  # fmt: skip
+    known = cases(told.mib, told.large_mib)
+    for case in (known[name] for name in told.only or known):
+        parts = tuple(part for part in case.parts if part in (told.parts or PARTS))
+        if not parts:
+            continue
+        yield from _lines_of(replace(case, parts=parts), told)
 
 
-def _saves(told: str, median: dict[str, float]) -> Iterator[Line]:
+def _lines_of(case: Case, told: argparse.Namespace) -> Iterator[Line]:
+    there = psutil.virtual_memory().available >> 20
+    if there < case.needed_mib:
+        yield Line(f"{case.name}: memory", f">= {case.needed_mib} MiB", f"{there} MiB are free", False)
+        return
+    began = time.monotonic()
+    try:
+        seconds, agent, size = measured(case, told)
+    except RuntimeError as error:
+        print(error, file=sys.stderr, flush=True)
+        yield Line(f"{case.name}: it ends", "exit code 0", str(error).splitlines()[0], False)
+        return
+    median = {name: statistics.median(each) for name, each in seconds.items()}
+    before = f"{case.name}: "
+    yield from _memory(before, median, case.parts)
+    yield from _stores(before, median, "MinIO" if case.s3 else "directory", size)
+    yield Line(f"{before}agent's memory beyond the slots", f"<= {AGENT_MB} MB", f"{agent / 1e6:.0f} MB",
+               agent <= AGENT_MB * 1e6)  # fmt: skip
+    yield Line(f"{before}all of it", "", f"{time.monotonic() - began:.0f} s", True)
+
+
+def _memory(told: str, median: dict[str, float], parts: Sequence[str]) -> Iterator[Line]:
     copy, back = median["memcpy"], median["memcpy, restoring"]
     yield Line(f"{told}memcpy", "", f"{copy * 1e3:.0f} ms", True)
-    yield _times(f"{told}save, the first (sizes announced)", median["first"], copy, FIRST)
-    yield _times(f"{told}save, the second", median["second"], copy, SAVE)
-    yield _times(f"{told}save, steady", median["steady"], copy, SAVE)
-    yield _times(f"{told}save, stall while it trains", median["training"], copy, SAVE)
-    yield _times(f"{told}restore from own memory, a new process's first", median["restore, first"], back, RESTORE)
-    yield _times(f"{told}restore from own memory, again", median["restore"], back, RESTORE)
-    yield _times(f"{told}restore from a peer, beside loopback", median["restore, peer"], median["loopback"], PEER)
+    if "save" in parts:
+        yield _times(f"{told}save, the first (sizes announced)", median["first"], copy, FIRST)
+        yield _times(f"{told}save, the second", median["second"], copy, SAVE)
+        yield _times(f"{told}save, steady", median["steady"], copy, SAVE)
+        yield _times(f"{told}save, stall while it trains", median["training"], copy, SAVE)
+    if "memory" in parts:
+        yield _times(f"{told}restore from own memory, a new process's first", median["restore, first"], back, RESTORE)
+        yield _times(f"{told}restore from own memory, again", median["restore"], back, RESTORE)
+    if "peer" in parts:
+        yield _times(f"{told}restore from a peer, beside loopback", median["restore, peer"], median["loopback"], PEER)
     for name in OTHERS:
         if name in median:
             yield _times(f"{told}{name}, how long training waits", median[name], copy, None)
 
 
 def _stores(told: str, median: dict[str, float], store: str, size: int) -> Iterator[Line]:
-    share = median["upload"] / median["persist"]
-    measured = f"{share:.2f} x ({size / 1e6 / median['persist']:.0f} MB/s)"
-    yield Line(f"{told}persist to {store}, of a plain upload's speed", f">= {PERSIST}", measured, share >= PERSIST)
-    yield _times(f"{told}restore from {store}", median["restore, store"], median["memcpy, restoring"], None)
+    if "upload" in median:
+        share = median["upload"] / median["persist"]
+        measured = f"{share:.2f} x ({size / 1e6 / median['persist']:.0f} MB/s)"
+        yield Line(f"{told}persist to {store}, of a plain upload's speed", f">= {PERSIST}", measured, share >= PERSIST)
+    for name, kind in (("restore, store", store), ("restore, MinIO", "MinIO")):
+        if name in median:
+            yield _times(f"{told}restore from {kind}", median[name], median["memcpy, restoring"], None)
 
 
 def _times(promise: str, seconds: float, beside: float, budget: float | None) -> Line:
@@ -176,17 +239,21 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--large-mib", type=int, default=4096, help="0: without it")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each, at most")
+    parser.add_argument(
+        "--part-s", type=float, default=20.0, help="after so many seconds a part measures nothing again"
+    )
     parser.add_argument("--only", nargs="+", choices=[*cases(1, 1)], help="some of the cases")
+    told = "; ".join(f"{name}: {what}" for name, what in PARTS.items())
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS], help=f"some of each case's rows; {told}")
     return parser
 
 
 def main() -> None:
     """Print the table."""
     told = arguments().parse_args()
-    known = cases(told.mib, told.large_mib)
     shown = Table("what", "budget", "measured", "holds")
-    for line in lines([known[name] for name in told.only or known], told.rounds):
+    for line in lines(told):
         print(f"{line.verdict:4}{line.promise}: {line.measured}", file=sys.stderr, flush=True)
         shown.add_row(line.promise, line.wanted, line.measured, line.verdict if line.wanted else "")
     Console().print(shown)

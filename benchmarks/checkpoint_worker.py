@@ -26,12 +26,13 @@ import psutil
 import torch
 import torch.distributed as dist
 from minio import Minio
+from msgspec.structs import replace
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import everstep
-from benchmarks.checkpoint import STORE, Seen, Told
+from benchmarks.checkpoint import MINIO, OTHERS, STORE, Seen, Told
 from runtime.agent.link import Fetch, Fetched
 from runtime.checkpoint.committed import shards_of
 from runtime.checkpoint.fetch import fetch
@@ -43,7 +44,7 @@ from runtime.store.s3_settings import settings_of
 
 LAYERS = 64
 """Of the model that FSDP2 shards; each has a weight and two moments."""
-BLOCK = 1 << 30
+BLOCK = 256 << 20
 """Bytes of the two buffers of a memcpy; more are copied by copying these again."""
 ITERATION_S = 0.4
 SETTLES = 30
@@ -112,6 +113,17 @@ class Bench:
             before = now
         dist.barrier()
 
+    def rounds(self, least: int, most: int) -> Iterator[int]:
+        """Measure at least so often, and more while the part's time lasts; alike on all ranks."""
+        began = time.perf_counter()
+        for number in range(max(least, most)):
+            if number >= least:
+                late = torch.tensor([float(time.perf_counter() - began > self.told.part_s)])
+                dist.broadcast(late, 0)
+                if late.item():
+                    return
+            yield number
+
     def train(self) -> None:
         """What an iteration would compute."""
         a = torch.randn(512, 512)
@@ -137,21 +149,25 @@ def first_life(bench: Bench) -> None:
         iteration += 1
         bench.timed(name, lambda: checkpointer.save(iteration, state))
 
-    for _ in range(told.rounds + 2 if told.saves else 1):
+    saves = "save" in told.parts
+    for _ in bench.rounds(3 if saves else 1, told.rounds + 2 if saves else 1):
         bench.memcpy()
         bench.settle()
         stage(next(names, "steady"))
-        if told.saves:
+        if saves:
             bench.train()
             stage("training")
-    for _ in range(max(2, told.rounds // 2)):
+    iteration += 1
+    checkpointer.save(iteration, state, persist=True)
+    checkpointer.flush(iteration)
+    for _ in bench.rounds(1, max(2, told.rounds // 2)) if "store" in told.parts else ():
         iteration += 1
         bench.settle()
         checkpointer.save(iteration, state, persist=True)
         bench.timed("persist", partial(checkpointer.flush, iteration))
         with plain_upload(os.environ[STORE], bench) as upload:
             assert bench.timed("upload", upload)
-    if told.others:
+    if "others" in told.parts:
         others(bench)
     write(bench, "saved.json")
     bench.settle()
@@ -166,61 +182,78 @@ def second_life(bench: Bench) -> None:
     checkpointer = everstep.Checkpointer(state)
     bench.memcpy()  # Meanwhile the agent has looked at what it holds.
     bench.timed("restore, first", lambda: checkpointer.load(state))
-    for _ in range(told.rounds if told.saves else 0):
+    for _ in bench.rounds(2, told.rounds) if "memory" in told.parts else ():
         bench.memcpy()
         bench.timed("restore", lambda: checkpointer.load(state))
     store = open_store(os.environ[STORE], read_only=True)
     place = bench.context.link.ask(Fetch(), Fetched) if bench.context.link else None
     assert place is not None
     buffer = _unused_slot(place)
-    rank = bench.context.rank
     shards = shards_of(*_newest_manifest(store))
-    kept = next(shard for shard in shards if shard.shard == rank or shard.shards == 1)
-    port = next(c.laddr.port for c in bench.agent.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
-    held = Holding(
-        place.round,
-        place.iteration,
-        kept.shard,
-        kept.shards,
-        size=place.size,
-        digest=place.digest,
-        node="peer",
-        address=f"127.0.0.1:{port}",
-    )
+    kept = next(shard for shard in shards if shard.shard == bench.context.rank or shard.shards == 1)
 
-    def from_(source: Holding) -> Callable[[], None]:
+    def from_(source: Holding, there: Store) -> Callable[[], None]:
         def load() -> None:
-            fetch(source, buffer[: source.size], store, place.token)
+            fetch(source, buffer[: source.size], there, place.token)
             restore(buffer[: source.size], state, source.digest)
 
         return load
 
-    for _ in range(max(2, told.rounds // 2)):
-        if told.saves:
-            bench.timed("restore, peer", from_(held))
-            with loopback(buffer) as copy:
-                bench.timed("loopback", copy)
+    for _ in bench.rounds(2, max(2, told.rounds // 2)) if "peer" in told.parts else ():
+        bench.timed("restore, peer", from_(_at_the_agent(bench, place, kept), store))
+        with loopback(buffer) as copy:
+            bench.timed("loopback", copy)
+    for _ in bench.rounds(1, max(2, told.rounds // 2)) if "store" in told.parts else ():
         bench.memcpy()
-        bench.timed("restore, store", from_(kept))
+        bench.timed("restore, store", from_(kept, store))
+    if "minio" in told.parts:
+        minio = open_store(os.environ[MINIO])
+        copied = replace(kept, key=f"shard-{bench.context.rank}")
+        minio.put(copied.key, SegmentFile.open(Path(place.path)).bytes_at(place.offset, place.size))
+        copied = replace(copied, size=place.size, digest=place.digest)
+        for _ in bench.rounds(1, max(2, told.rounds // 2)):
+            bench.timed("restore, MinIO", from_(copied, minio))
+        minio.delete(copied.key)
     write(bench, "restored.json")
 
 
+def _at_the_agent(bench: Bench, place: Fetched, kept: Holding) -> Holding:
+    """What lies in this node's memory, as a peer's."""
+    port = next(c.laddr.port for c in bench.agent.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+    identity = (place.round, place.iteration, kept.shard, kept.shards)
+    return Holding(*identity, size=place.size, digest=place.digest, node="peer", address=f"127.0.0.1:{port}")
+
+
 def others(bench: Bench) -> None:
-    """What one would use without us."""
+    """What one would use without us; what each wrote is removed before the next one."""
     folder, state, plain = Path(bench.told.folder) / "others", bench.state, bench.state
     if not bench.told.tensors:
         plain = {name: part.state_dict() for name, part in state.items()}
     rank = bench.context.rank
-    for _ in range(2):
-        folder.mkdir(exist_ok=True)
-        bench.timed("torch.save", lambda: torch.save(plain, folder / f"plain-{rank}.pt"))
-        bench.timed("dcp.save", lambda: save(state, checkpoint_id=folder / "dcp"))
-        going = bench.timed("dcp.async_save", lambda: async_save(state, checkpoint_id=folder / "async"))
-        going.result()
-        dist.barrier()
-        if rank == 0:
-            shutil.rmtree(folder)
-        dist.barrier()
+
+    def going() -> None:
+        running.append(async_save(state, checkpoint_id=folder / "async"))
+
+    running: list[Any] = []
+    works: list[Callable[[], Any]] = [
+        lambda: torch.save(plain, folder / f"plain-{rank}.pt"),
+        lambda: save(state, checkpoint_id=folder / "dcp"),
+        going,
+    ]
+    for _ in bench.rounds(1, 2):
+        for name, work in zip(OTHERS, works, strict=True):
+            if name not in bench.told.others:
+                continue
+            folder.mkdir(exist_ok=True)
+            dist.barrier()
+            bench.timed(name, work)
+            for one in running:
+                one.result()
+            running.clear()
+            dist.barrier()
+            if rank == 0:
+                shutil.rmtree(folder)
+            dist.barrier()
 
 
 @contextmanager

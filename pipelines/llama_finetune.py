@@ -28,6 +28,10 @@ class Config:
     """YAML file of the training's roles and policies; `nodes` says how many machines are checked."""
     iterations: int = 200
     """Optimizer steps."""
+    sequence_length: int = 96
+    """Tokens a sample."""
+    global_batch: int = 8
+    """Samples an iteration, over all nodes, whatever their number."""
 
     def check(self) -> None:
         """Raise for input that no step could use, before anything starts."""
@@ -40,6 +44,8 @@ class Config:
             min_nodes=self.min_nodes,
             job_spec=self.job_spec,
             iterations=self.iterations,
+            sequence_length=self.sequence_length,
+            global_batch=self.global_batch,
         ).check()
 
 
@@ -61,6 +67,8 @@ def build(config: Config) -> Workflow:
                 min_nodes=everstep.parameter("min_nodes"),
                 job_spec=everstep.parameter("job_spec"),
                 iterations=everstep.parameter("iterations"),
+                sequence_length=everstep.parameter("sequence_length"),
+                global_batch=everstep.parameter("global_batch"),
                 avoid_hosts=health.avoid_hosts,
             )
             score = evaluate.task(checkpoint=trained.checkpoint, validation=tokens.validation, model=start.uri)

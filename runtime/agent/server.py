@@ -18,6 +18,8 @@ from runtime.agent.keeping import Keeper
 from runtime.job.messages import Holding
 
 _CHUNK = 1 << 20
+_WAITED_FOR = 64 << 10
+"""A write of more bytes waits until they are sent, one of fewer may leave them in a buffer."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
@@ -72,8 +74,17 @@ async def _send(request: web.Request, shard: memoryview) -> web.StreamResponse:
     if status == 206:
         response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(shard)}"
     await response.prepare(request)
-    for at in range(start, end, _CHUNK):
-        # The transport may keep what it cannot send at once, and the slot is unpinned when we return: hence a copy.
-        await response.write(bytes(shard[at : min(at + _CHUNK, end)]))
-    await response.write_eof()
+    transport = request.transport
+    if transport is None:
+        raise ConnectionResetError("the peer hung up")
+    # Each write waits until all of it is the kernel's: the bytes go out from where they are, and the slot, which is
+    # unpinned when we return, is not read any more. A short end is copied, for nobody waits for it.
+    transport.set_write_buffer_limits(high=0)
+    try:
+        for at in range(start, end, _CHUNK):
+            chunk = shard[at : min(at + _CHUNK, end)]
+            await response.write(chunk if len(chunk) > _WAITED_FOR else bytes(chunk))
+        await response.write_eof()
+    finally:
+        transport.set_write_buffer_limits()
     return response

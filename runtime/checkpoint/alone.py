@@ -108,7 +108,11 @@ class Alone:
         data = self._buffer[: layout.size]
         seal(data)
         faults.point("alone.before_put", iteration=iteration)
-        self.store.put(self._key(iteration, self._rank), data)
+        try:
+            self.store.put(self._key(iteration, self._rank), data)
+        except OSError:
+            self._saved.discard(iteration)  # It may be saved again.
+            raise
         faults.point("alone.after_put", iteration=iteration)
         self._commit(iteration)
         self._due = time.monotonic() + self._every_s

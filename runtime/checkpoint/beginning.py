@@ -188,6 +188,8 @@ class Beginning:
         with self._around.changed:
             while not self.over:
                 held = self._around.segments.ensure(local_rank, size, identity.shards > 1)
+                if self.over:
+                    break
                 slot = held.table.acquire(identity)
                 if slot is not None:
                     return held, slot

@@ -12,6 +12,7 @@ every iteration's state to a fixed peer.
 import http.client
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -38,7 +39,8 @@ class Sender:
         """`described` is what others are told of a pinned slot; it is called without the lock."""
         self._changed, self._token, self._described = changed, token, described
         self._peer = ""
-        self._under_way: dict[int, Identity] = {}
+        self._under_way: dict[int, object] = {}
+        """What stands for the copy that is on its way: another round may send the same state to another peer."""
         self._told = ""
 
     def begin(self, peer: str) -> None:
@@ -61,17 +63,20 @@ class Sender:
         if not self._peer or identity is None or local_rank in self._under_way:
             return
         held.table.pin(slot)
-        self._under_way[local_rank] = identity
-        job = (self._peer, local_rank, held, slot, identity)
+        mark = self._under_way[local_rank] = object()
+        job = (self._peer, local_rank, held, slot, identity, mark)
         threading.Thread(target=self._run, args=job, name="everstep-copy", daemon=True).start()
 
-    def _run(self, peer: str, local_rank: int, held: Held, slot: int, identity: Identity) -> None:
+    def _run(self, peer: str, local_rank: int, held: Held, slot: int, identity: Identity, mark: object) -> None:
+        why = ""
         try:
             why = _ask(peer, self._described(held, slot), self._token)
+        except RestoreError as error:
+            why = str(error)
         finally:
             with self._changed:
                 held.table.unpin(slot)
-                if self._under_way.get(local_rank) == identity:
+                if self._under_way.get(local_rank) is mark:
                     del self._under_way[local_rank]
                 self._changed.notify_all()
         with self._changed:
@@ -106,19 +111,10 @@ def receive(source: Holding, around: Around) -> None:
     identity = Identity(source.round, source.iteration, source.shard, source.shards)
     changed, segments = around.changed, around.segments
     with changed:
-        if segments.find(identity):
-            return
-        if segments.undone(identity):
-            raise KeeperError(_UNDONE)
-        try:
-            held = segments.ensure(copies_of(source.shard), source.size)
-        except SegmentError as error:
-            raise KeeperError(str(error)) from None
-        # Both slots are busy while somebody reads one and an earlier fetch goes on.
-        changed.wait_for(lambda: held.table.writable() is not None, PEER_TIMEOUT_S)
-        slot = held.table.acquire(identity)
-    if slot is None:
-        raise KeeperError(f"shard {source.shard} is still read or fetched after {PEER_TIMEOUT_S:g} s")
+        place = _place(identity, source.size, around)
+    if place is None:
+        return
+    held, slot = place
     try:
         fetch(source, held.file.slot(slot)[: source.size], around.store, around.token)
     except RestoreError as error:
@@ -136,3 +132,31 @@ def receive(source: Holding, around: Around) -> None:
         assert whole is not None
         held.table.digested(whole, source.digest)
         changed.notify_all()
+
+
+def _place(identity: Identity, size: int, around: Around) -> tuple[Held, int] | None:
+    """A slot to write that copy to, None when it is held already; called holding the keeper's lock, which it lets go
+    while it waits and while memory is allocated."""
+    segments, given_up = around.segments, time.monotonic() + PEER_TIMEOUT_S
+
+    def there() -> bool:
+        if segments.find(identity):
+            return True
+        if segments.undone(identity):
+            raise KeeperError(_UNDONE)
+        return False
+
+    while not there():
+        try:
+            held = segments.ensure(copies_of(identity.shard), size)
+        except SegmentError as error:
+            raise KeeperError(str(error)) from None
+        if there():
+            break
+        slot = held.table.acquire(identity)
+        if slot is not None:
+            return held, slot
+        # Both slots are busy while somebody reads one and an earlier fetch goes on.
+        if not around.changed.wait(max(0.0, given_up - time.monotonic())):
+            raise KeeperError(f"shard {identity.shard} is still read or fetched after {PEER_TIMEOUT_S:g} s")
+    return None

@@ -2,11 +2,12 @@
 
 import hashlib
 import re
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.checkpoint.errors import SegmentError
-from runtime.checkpoint.segment import SegmentFile, require_room, rounded
+from runtime.checkpoint.segment import NewSegment, SegmentFile, require_room, rounded
 from runtime.checkpoint.slots import KEPT_SHARDED, Identity, SlotTable
 
 COPY_SLOTS = 2
@@ -33,6 +34,8 @@ class Held:
     table: SlotTable
     sharded: bool = False
     """Is it some rank's own shard?"""
+    told: bool = False
+    """Does a worker know of it? It writes to no other one until it is told so."""
 
     def data(self, slot: int) -> memoryview:
         """The bytes of the whole state in a slot."""
@@ -42,15 +45,23 @@ class Held:
         """Nothing worth keeping, nobody at work."""
         return not self.table.whole() and not self.table.writing()
 
+    def busy(self) -> bool:
+        """Somebody writes to it or reads it."""
+        return bool(self.table.writing()) or any(self.table[slot].pins for slot in range(len(self.table)))
+
 
 @dataclass
 class Segments:
     """All segments of a node. A rank has a second one for a while when its state changed its size: the first keeps what
     can be restored until the second holds a whole state."""
 
+    changed: threading.Condition
+    """The keeper's lock."""
     directory: Path
     prefix: str
     slots: int
+    _making: dict[int, NewSegment] = field(default_factory=dict)
+    """Memory that is being allocated for a rank, one at a time."""
     _held: dict[int, list[Held]] = field(default_factory=dict)
     _made: int = 0
     _closed: bool = False
@@ -92,33 +103,66 @@ class Segments:
                 return held, slot
         return None
 
-    def ensure(self, local_rank: int, capacity: int, sharded: bool = False, copies: bool = False) -> Held:
+    def ensure(
+        self, local_rank: int, capacity: int, sharded: bool = False, told: bool = False, peer: bool = False
+    ) -> Held:
         """A segment with slots of exactly that capacity (0: a control page only). Raises SegmentError: no room.
 
-        One more slot for a sharded state, of which the two newest are kept; `copies`: there must be room for those of
-        a peer's shard, too, which come later and are about as large.
+        Lets go of the keeper's lock while memory is allocated, as a wait does: whoever calls it looks again at what
+        else counts. One more slot for a sharded state, of which the two newest are kept. `told`: the worker will write
+        to it. With a `peer` there must be room for copies of its shard, too, which come later and are about as large.
         """
-        held = self.current(local_rank)
         count = COPY_SLOTS if local_rank < 0 else self.slots + sharded
-        if held is not None and held.file.capacity == rounded(capacity) and len(held.table) == count:
-            return held
-        if held is not None and held.idle():
-            self._held[local_rank].remove(held)
-            held.file.unlink()
+        self.changed.wait_for(lambda: self._closed or local_rank not in self._making)
         if self._closed:
             raise SegmentError("this node is leaving")
-        if sharded and copies:
-            ranks = {one.local_rank for one in self.staged() if one.sharded} | {local_rank}
-            coming = len(ranks) - sum(one.local_rank < 0 for one in self.all())
-            require_room(self.directory, count, COPY_SLOTS * max(coming, 0), capacity)
+        if held := self._fitting(local_rank, rounded(capacity), count, told):
+            held.told |= told
+            return held
+        held = self.current(local_rank)
+        if held is not None and held.idle() and (told or not held.told):
+            self._held[local_rank].remove(held)
+            held.file.unlink()
+        if sharded and peer:
+            self._require_room(local_rank, count, capacity)
+        file = self._allocated(local_rank, count if capacity else 0, capacity)
+        made = Held(local_rank, file, SlotTable(count, KEPT_SHARDED if sharded else 1), sharded, told)
+        every = self._held.setdefault(local_rank, [])
+        behind = not told and bool(every) and every[-1].told
+        every.insert(len(every) - behind, made)
+        return made
+
+    def _fitting(self, local_rank: int, capacity: int, count: int, told: bool) -> Held | None:
+        """A worker goes on with the newest segment or gets a new one; others take any."""
+        every = self._held.get(local_rank, [])[-told:]
+        fitting = (held for held in reversed(every) if held.file.capacity == capacity and len(held.table) == count)
+        return next(fitting, None)
+
+    def _require_room(self, local_rank: int, count: int, capacity: int) -> None:
+        ranks = {one.local_rank for one in self.staged() if one.sharded} | {local_rank}
+        ranks |= {rank for rank in self._making if rank >= 0}
+        copies = [one for one in (*(held.local_rank for held in self.all()), *self._making) if one < 0]
+        others = sum(new.missing for new in self._making.values())
+        coming = COPY_SLOTS * max(len(ranks) - len(copies), 0)
+        require_room(self.directory, count, coming, capacity, others)
+
+    def _allocated(self, local_rank: int, slots: int, capacity: int) -> SegmentFile:
+        """The new file, made without the lock."""
         self._made += 1
         suffix = f".{self._made}" if self._held.get(local_rank) else ""
         name = f"{local_rank}" if local_rank >= 0 else f"copy{copies_of(local_rank)}"
-        path = self.directory / f"{self.prefix}{name}{suffix}"
-        file = SegmentFile.create(path, count if capacity else 0, capacity)
-        made = Held(local_rank, file, SlotTable(count, KEPT_SHARDED if sharded else 1), sharded)
-        self._held.setdefault(local_rank, []).append(made)
-        return made
+        new = NewSegment(self.directory / f"{self.prefix}{name}{suffix}", slots, capacity)
+        self._making[local_rank] = new
+        self.changed.release()
+        try:
+            file = new.allocate()
+        finally:
+            self.changed.acquire()
+            del self._making[local_rank]
+            self.changed.notify_all()
+        if self._closed:
+            raise SegmentError("this node is leaving")  # The file is removed already.
+        return file
 
     def forget_earlier(self, local_rank: int) -> None:
         """The current segment holds a whole state: let go of the earlier ones that nobody reads.
@@ -128,7 +172,7 @@ class Segments:
         *earlier, current = self._held[local_rank]
         if current.sharded and len(current.table.whole()) < 2:
             return
-        kept = [held for held in earlier if any(held.table[slot].pins for slot in range(len(held.table)))]
+        kept = [held for held in earlier if held.busy()]
         for held in earlier:
             if held not in kept:
                 held.file.unlink()
@@ -155,14 +199,13 @@ class Segments:
         for held in self.all():
             newest = held.table.newest()
             identity = held.table[newest].identity if newest is not None else None
-            busy = held.table.writing() or any(held.table[slot].pins for slot in range(len(held.table)))
-            if held.local_rank < 0 and (identity is None or identity.round < round) and not busy:
+            if held.local_rank < 0 and (identity is None or identity.round < round) and not held.busy():
                 held.file.unlink()
                 self._held[held.local_rank].remove(held)
 
     def unlink(self) -> None:
         """Remove every file; no more are made."""
         self._closed = True
-        for held in self.all():
-            held.file.unlink()
+        for one in (*(held.file for held in self.all()), *self._making.values()):
+            one.path.unlink(missing_ok=True)
         self._held.clear()

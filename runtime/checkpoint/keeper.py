@@ -7,6 +7,7 @@ one a local rank sees to the copy of its shard. What cannot be done raises Keepe
 memory), one line for the worker.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from runtime.job.messages import Holding, Seat
 from runtime.store import Store
 
 _SHM = Path("/dev/shm")
+_log = logging.getLogger("everstep.checkpoint")
 _ALL_COPIED = 3
 """A rank that stages its third state of a round knows that all have staged two and copied one to the peers of it."""
 
@@ -57,9 +59,9 @@ class Keeper:
         self._node, self._cadence, self._persists = node, Cadence(persist_interval, overhead), persists
         self._overhead, self._thinned = overhead, ""
         """Why workers do not stage every iteration."""
-        self._segments = Segments(directory, segment_prefix(job, node), slots)
-        self._segments.reclaim()
         self._changed = threading.Condition()
+        self._segments = Segments(self._changed, directory, segment_prefix(job, node), slots)
+        self._segments.reclaim()
         self._beginning: Beginning | None = None
         self._sealing = threading.Lock()
         self._writing: dict[int, tuple[Held, int]] = {}
@@ -110,7 +112,7 @@ class Keeper:
         """
         with self._changed:
             self._check_open()
-            held = self._segments.ensure(local_rank, capacity, sharded, self._sender.has_peer)
+            held = self._segments.ensure(local_rank, capacity, sharded, told=True, peer=self._sender.has_peer)
             held.sharded = sharded
             return Segment(str(held.file.path), held.file.slots, held.file.capacity, self._overhead)
 
@@ -141,8 +143,10 @@ class Keeper:
                 Digests(held.file.slot(slot)[: message.size])
             except RestoreError as error:
                 raise KeeperError(f"iteration {message.iteration} of worker {local_rank}: {error}") from None
-            del self._writing[local_rank]
             identity = self._identity(held, message.iteration)
+            if held.table[slot].identity != identity:
+                raise KeeperError(f"slot {slot} was given to worker {local_rank} for another iteration")
+            del self._writing[local_rank]
             held.table.stage(slot, message.size)
             assert self._beginning is not None
             stages = self._beginning.staged(local_rank)
@@ -227,11 +231,11 @@ class Keeper:
             for held, slot in whole:
                 held.table.pin(slot)
         for held, slot in whole:
-            found.append(self._holding(held, slot))
-        with self._changed:
-            for held, slot in whole:
-                held.table.unpin(slot)
-            self._changed.notify_all()
+            try:
+                found.append(self._holding(held, slot))
+            except RestoreError as error:
+                self._tell_damaged(held, slot, error)
+            self._unpin(held, slot)
         return tuple(found)
 
     def keep(self, source: Holding) -> None:
@@ -364,8 +368,23 @@ class Keeper:
                     return
                 held, slot = self._undigested()[0]
                 held.table.pin(slot)
-            self._digest(held, slot)
-            self._unpin(held, slot)
+            try:
+                self._digest(held, slot)
+            except RestoreError as error:
+                self._tell_damaged(held, slot, error)
+                self._unpin(held, slot)
+                with self._changed:
+                    self._changed.wait_for(lambda held=held, slot=slot: self._closed or not held.table[slot].pins)
+                    if (held, slot) in self._undigested():
+                        held.table.drop(slot)
+                        self._changed.notify_all()
+            else:
+                self._unpin(held, slot)
+
+    def _tell_damaged(self, held: Held, slot: int, error: RestoreError) -> None:
+        identity = held.table[slot].identity
+        assert identity is not None
+        _log.warning("iteration %d of round %d is damaged in memory: %s", identity.iteration, identity.round, error)
 
     def _undigested(self) -> list[tuple[Held, int]]:
         newest = ((held, held.table.newest()) for held in self._segments.all())

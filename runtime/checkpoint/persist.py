@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from runtime import faults
 from runtime.checkpoint.cadence import Cadence
-from runtime.checkpoint.errors import KeeperError
+from runtime.checkpoint.errors import KeeperError, RestoreError
 from runtime.checkpoint.fetch import shard_key
 from runtime.checkpoint.held import Held, Segments
 from runtime.checkpoint.slots import Identity
@@ -153,14 +153,14 @@ class Persister:
         return _Job(held, slot, identity)
 
     def _put(self, job: _Job) -> str:
-        """Copy one shard to the store and tell the agent; the error's text when the store refuses."""
+        """Copy one shard to the store and tell the agent; the error's text when the store refuses or it is damaged."""
         data, identity = job.held.data(job.slot), job.identity
-        digest = self._digest(job.held, job.slot)
         key = shard_key(self._job, identity.round, identity.iteration, identity.shard)
-        faults.point("keeper.before_put", iteration=identity.iteration)
         try:
+            digest = self._digest(job.held, job.slot)
+            faults.point("keeper.before_put", iteration=identity.iteration)
             self._store.put(key, data)
-        except OSError as error:
+        except (OSError, RestoreError) as error:
             _log.warning("iteration %d is not persisted: %s", identity.iteration, error)
             return f"iteration {identity.iteration} cannot be persisted: {error}"
         faults.point("keeper.after_put", iteration=identity.iteration)

@@ -76,6 +76,7 @@ class Desk:
         self._sooner = asyncio.Event()
         self._alarm: float | None = None
         self._commits: asyncio.Queue[WriteManifest] = asyncio.Queue()
+        self._deleting = asyncio.Lock()
         self._segments, self._records = journal.replayed
         self._last_segment = 0
         self._long = asyncio.Event()
@@ -217,20 +218,43 @@ class Desk:
         """Make whole checkpoints visible, until cancelled. Raises StoreError when the store fails for minutes."""
         while True:
             asked = await self._commits.get()
-            commit = partial(manifest.commit, self.store, self.spec.job, asked)
-            key = await retried(f"the manifest of iteration {asked.iteration}", commit)
-            self.feed(ManifestWritten(asked.round, asked.iteration, key))
-            spec, round_ = self.spec, self.state.round
-            if spec.keep_last and self._commits.empty():
+            if key := await self._committed(asked):
+                self.feed(ManifestWritten(asked.round, asked.iteration, key))
+            if self.spec.keep_last and self._commits.empty():
+                # What is deleted before its commit is journaled would be committed again by the next master.
+                await self.durable()
+                spec, round_ = self.spec, self.state.round
                 begun = (round_.restore.round, round_.restore.iteration) if round_ and round_.restore else (0, 0)
                 await self.tidy(Kept(spec.keep_last, spec.keep_every, begun))
 
+    def _overtaken(self, asked: WriteManifest) -> bool:
+        """Is a newer checkpoint whole in the store? What is older may be deleted."""
+        place = asked.round, asked.iteration
+        return any(
+            newer > place and known.shards and len(known.shards) >= known.shards[0].shards
+            for newer, known in self.state.checkpoints.items()
+        )
+
+    async def _committed(self, asked: WriteManifest) -> str:
+        """The manifest's key; "" when an object of the checkpoint was deleted before all were there."""
+        what = f"the manifest of iteration {asked.iteration}"
+        commit = partial(manifest.commit, self.store, self.spec.job, asked)
+        if not self._overtaken(asked):
+            return await retried(what, commit)
+        async with self._deleting:
+            gone = await retried(what, partial(manifest.missing, self.store, asked))
+            if not gone:
+                return await retried(what, commit)
+        _log.warning("iteration %d is not committed: %s is gone, a newer one is there", asked.iteration, gone[0])
+        return ""
+
     async def tidy(self, kept: Kept) -> None:
         """Delete the checkpoints that need not stay, and debris; what cannot be deleted now the next time finds."""
-        try:
-            await asyncio.to_thread(collect, self.store, self.spec.job, kept)
-        except StoreError as error:
-            _log.warning("old checkpoints and debris stay until the next commit: %s", error)
+        async with self._deleting:
+            try:
+                await asyncio.to_thread(collect, self.store, self.spec.job, kept)
+            except StoreError as error:
+                _log.warning("old checkpoints and debris stay until the next commit: %s", error)
 
     async def confirm(self) -> None:
         """Until it is known that this master still is the job's. Raises Fenced when another has taken it over."""

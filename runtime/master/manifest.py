@@ -4,7 +4,8 @@ import json
 
 from runtime import faults
 from runtime.job.brain import WriteManifest
-from runtime.store import Store
+from runtime.job.messages import Holding
+from runtime.store import NoSuchKey, Store
 
 
 def checkpoint_key(job: str, round_: int, iteration: int) -> str:
@@ -30,3 +31,16 @@ def commit(store: Store, job: str, asked: WriteManifest) -> str:
     store.create(key, json.dumps(told, indent=1).encode())
     faults.point("master.after_manifest", iteration=asked.iteration)
     return key
+
+
+def missing(store: Store, asked: WriteManifest) -> list[str]:
+    """Keys of shards that do not lie in the store, whole: what a late shard completes may have been taken for debris.
+    Blocking."""
+    return [shard.key for shard in asked.shards if not _whole(store, shard)]
+
+
+def _whole(store: Store, shard: Holding) -> bool:
+    try:
+        return len(store.get(shard.key, shard.size - 1, 2)) == 1
+    except NoSuchKey:
+        return False

@@ -116,17 +116,27 @@ def test_what_a_killed_run_has_begun_is_never_completed_by_the_next(tmp_path: Pa
     assert check(tmp_path) == {(2, 1): 201.0}
 
 
-def test_a_store_that_refuses_is_told_at_the_next_save(tmp_path: Path) -> None:
+def test_a_store_that_refuses_is_told_at_the_next_save_and_the_same_iteration_may_be_saved_again(
+    tmp_path: Path,
+) -> None:
     class Full(DirectoryStore):
-        def put(self, key: str, source: Any) -> None:
-            raise StoreError(f"{key}: cannot write: No space left on device")
+        full = True
 
-    alone = Alone(Full(tmp_path), "j")
+        def put(self, key: str, source: Any) -> None:
+            if self.full:
+                raise StoreError(f"{key}: cannot write: No space left on device")
+            super().put(key, source)
+
+    store = Full(tmp_path)
+    alone = Alone(store, "j")
     alone.save(1, part(1, 0, 0), persist=True)
     with pytest.raises(StoreError, match="No space left"):
         alone.save(2, part(2, 0, 0), persist=True)
     with pytest.raises(StoreError, match="iteration 9 was not saved"):
         alone.flush(9)
+    store.full = False
+    alone.save(1, part(1, 0, 0), persist=True)
+    assert alone.flush(1) == f"{JOB}000001-000000001/manifest.json"
 
 
 @given(st.lists(st.lists(st.integers(0, 25), min_size=1, max_size=3), min_size=1, max_size=3))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from runtime.checkpoint.held import COPY_SLOTS
-from runtime.checkpoint.retention import Found, Kept, surplus
+from runtime.checkpoint.retention import DEBRIS_S, Found, Kept, surplus
 from runtime.checkpoint.slots import KEPT_SHARDED, Identity, SlotTable
 from runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
 from runtime.job.messages import Holding
@@ -62,7 +62,10 @@ class Ranks(RuleBasedStateMachine):
         """What lies in the store."""
         self.known: Checkpoints = {}
         """What the master has journaled of it."""
-        self.manifests: set[tuple[int, int]] = set()
+        self.manifests: dict[tuple[int, int], set[Identity]] = {}
+        """What each of those that lie in the store names."""
+        self.unjournaled = False
+        """Did a master die between a manifest and its record?"""
         self.committed: set[tuple[int, int]] = set()
         """Ever; retention takes some away."""
 
@@ -146,30 +149,62 @@ class Ranks(RuleBasedStateMachine):
             assert identity is not None
             self.objects.add(identity)
             if told:
-                self.known = with_shard(self.known, Holding(*identity, key=f"{identity}"))
+                self.tell(identity)
+
+    def tell(self, identity: Identity) -> None:
+        """The master journals that it lies in the store; what the one before it left whole it commits first."""
+        if self.unjournaled:
+            self.commits(written=True, journaled=True)
+        self.known = with_shard(self.known, Holding(*identity, key=f"{identity}"))
+
+    @rule(told=st.integers(0, 4), written=st.booleans(), journaled=st.booleans())
+    def the_newest_state_of_all_is_persisted(self, told: int, written: bool, journaled: bool) -> None:
+        """As the interval asks all ranks for it; the first so many agents tell the master."""
+        self.iterations_go_by({0, 1, 2, 3}, 1)
+        newest = min(rank.staged for rank in self.ranks)
+        for number, rank in enumerate(self.ranks):
+            identity = self.identity(number, newest)
+            if rank.stages and rank.own.find(identity) is not None:
+                self.objects.add(identity)
+                if number < told:
+                    self.tell(identity)
+        self.commits(written, journaled)
 
     @rule(written=st.booleans(), journaled=st.booleans())
     def commits(self, written: bool, journaled: bool) -> None:
-        """A master that dies before the manifest, or between it and its record, leaves the rest to the next."""
+        """A master that dies before the manifest, or between it and its record, leaves the rest to the next.
+
+        Where a newer checkpoint is whole it looks first whether the objects are still there.
+        """
         for place, checkpoint in self.known.items():
             if len(checkpoint.shards) == checkpoint.shards[0].shards and not checkpoint.manifest and written:
-                self.manifests.add(place)
+                named = {Identity(*place, held.shard, held.shards) for held in checkpoint.shards}
+                if (
+                    any(one.manifest for newer, one in self.known.items() if newer > place)
+                    and not named <= self.objects
+                ):
+                    continue
+                self.manifests.setdefault(place, named)
                 self.committed.add(place)
+                self.unjournaled = not journaled
                 if journaled:
                     self.known = with_manifest(self.known, place, "manifest")
 
-    @rule(last=st.integers(1, 2))
-    def old_checkpoints_are_deleted(self, last: int) -> None:
+    @rule(last=st.integers(1, 2), old=st.booleans(), deletes=st.integers(0, 9))
+    def old_checkpoints_are_deleted(self, last: int, old: bool, deletes: int) -> None:
+        """By a master that has journaled all it committed, and that may die when it has deleted so much."""
+        self.commits(written=True, journaled=True)
         found = {identity[:2]: Found(committed=identity[:2] in self.manifests) for identity in self.objects}
-        for place in surplus(found, Kept(last, begun=self.start), 0.0):
-            self.manifests.discard(place)
-            self.objects = {identity for identity in self.objects if identity[:2] != place}
+        for place in surplus(found, Kept(last, begun=self.start), 2 * DEBRIS_S * old):
+            for identity in [None, *sorted(one for one in self.objects if one[:2] == place)][:deletes]:
+                if identity is None:
+                    self.manifests.pop(place, None)
+                self.objects.discard(identity or Identity(0, 0))
 
     @invariant()
     def a_manifest_names_only_what_is_there_whole(self) -> None:
-        for place in self.manifests:
-            shards = self.known[place].shards if place in self.known else ()
-            assert {Identity(*place, held.shard, held.shards) for held in shards} <= self.objects
+        for named in self.manifests.values():
+            assert named <= self.objects
 
     @invariant()
     def what_was_committed_once_is_still_there_or_a_newer_one(self) -> None:

@@ -92,6 +92,56 @@ def test_after_a_commit_the_checkpoints_that_need_not_stay_are_deleted() -> None
     assert kept == {"000001-000000005", "000001-000000007", "000001-000000008"}
 
 
+def test_nothing_is_deleted_before_the_commit_that_replaces_it_is_journaled() -> None:
+    """Else the next master would commit it again, with objects that are gone."""
+    store = TroubledStore()
+    shell = Shell(replace(SPEC, keep_last=1), store)
+    old, newest = (f"jobs/j/checkpoints/000001-{iteration:09d}" for iteration in (4, 5))
+
+    def troubles(key: str) -> Trouble:
+        return Trouble.REFUSED if "/journal/" in key and f"{newest}/manifest.json" in store.objects else Trouble.NONE
+
+    async def story() -> None:
+        await shell.open()
+        await _two_seats(shell)
+        for folder in (old, newest):
+            store.objects[f"{folder}/rank-00000.safetensors"] = b"x"
+        while not msgspec.json.decode((await shell.persist(NODES[0], 1, 4)).body, type=Ack).committed:
+            pass
+        store.troubles = troubles
+        persisting = asyncio.create_task(shell.persist(NODES[0], 1, 5))
+        await passes(20)
+        assert Trouble.REFUSED in store.suffered, "the fault must have fired"
+        assert f"{old}/rank-00000.safetensors" in store.objects
+        store.troubles = lambda key: Trouble.NONE
+        await persisting
+        await passes(10)
+        assert f"{old}/rank-00000.safetensors" not in store.objects
+        await shell.close()
+
+    in_virtual_time(store, story)
+
+
+def test_a_late_shard_does_not_commit_what_was_taken_for_debris(caplog: pytest.LogCaptureFixture) -> None:
+    store = TroubledStore()
+    shell = Shell(SPEC, store)
+
+    async def story() -> None:
+        await shell.open()
+        await _two_seats(shell)
+        store.objects["jobs/j/checkpoints/000001-000000005/rank-00000.safetensors"] = b"x"
+        for iteration in (5, 4):
+            await shell.persist(NODES[0], 1, iteration)
+        await passes(1)
+        assert "iteration 4 is not committed" in caplog.text
+        committed = {place for place, known in shell.desk.state.checkpoints.items() if known.manifest}
+        assert committed == {(1, 5)}
+        await shell.close()
+
+    in_virtual_time(store, story)
+    assert not [key for key in store.objects if "000004/manifest" in key]
+
+
 def test_nothing_is_shown_before_it_is_durable() -> None:
     store = TroubledStore()
     shell = Shell(SPEC, store)
