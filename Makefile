@@ -28,8 +28,9 @@ lint: $(READY)  ## style, types, import contracts
 
 # Tests of processes mostly wait: for imports, for a deadline, for each other.
 JOBS ?= 4
+ENDED := .pytest_cache/tests.xml
 test: lint  ## lint, then all tests, JOBS at a time; says what this machine could not run and why
-	$(BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal --junit-xml=$(ENDED) -o junit_family=xunit1
 
 cluster-up: $(READY)  ## a real Kubernetes of two nodes with MinIO on this machine, as root (built by Go the first time)
 	$(BIN)/python -m tests.cluster up

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import checkpoint
-from benchmarks.acceptance import Line, asked, chosen, judge, proven_if_asked
+from benchmarks.acceptance import Line, asked, chosen, judge, proven
 from benchmarks.main_job import memory_of
 from tests.harness import ROOT, SHARED_MEMORY, Pipeline, job_mark, kill
 
@@ -87,7 +87,7 @@ PROOFS = {
     "another model's checkpoint: at most 10 keys of a kind, nothing loaded": (f"{RESTORING}::another_model",),
 }  # fmt: skip
 PROVEN = WORKS | PROOFS
-"""Promise -> the tests that prove it, in the words of `acceptance.proven_together`."""
+"""Promise -> the tests that prove it, in the words of `acceptance.proven`."""
 KILLS, RUNS = 200, 50
 CUDA = "on CUDA: stall of an overlapped save, bit-exact restore"
 SERIES = f"SIGKILL at {KILLS} random moments of save and persist, DDP and FSDP2: never an empty, never a mixed load"
@@ -233,7 +233,7 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
     for names, measure in MEASURED.items():
         if any(asked(name, options.words) for name in names):
             yield from measure(options)
-    yield from proven_if_asked(PROVEN, options)
+    yield from proven(PROVEN, options)
 
 
 def main() -> None:

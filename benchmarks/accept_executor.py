@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import executor
-from benchmarks.acceptance import Line, judge, proven
+from benchmarks.acceptance import Line, asked, chosen, judge, proven
 from tests.harness import ROOT
 from tests.workflow.different import DIFFERENT
 from tests.workflow.golden_cases import answers
@@ -82,58 +82,59 @@ MEASURED = {
 """In this order: the memory of the figures is only theirs."""
 
 
-def in_tests(names: str, words: str = "") -> tuple[str, ...]:
-    """Arguments of pytest: files of tests/workflow, and which of their tests."""
-    files = [f"{WORKFLOW}/test_{name}.py" for name in names.split()]
-    return (*files, "-k", words) if words else tuple(files)
-
-
+WORKFLOWS, COMMAND = "tests/workflow/test_", f"{WORKFLOW}/test_command_workflow.py"
 PROVEN = {
-    "lint: file:line: code: message and the mend; json, sarif": in_tests("lint", "says or sarif or json"),
-    "lint runs in everstep.submit": ("tests/face/test_pipeline.py", "-k", "linted"),
-    "run: -p, --parameter-file, --entrypoint, -n, -o, --work-dir, --with, --path, --image; exit codes 0, 1, 2":
-        in_tests("command_workflow", "run or exit or programs"),
-    "run: a pipeline's Python file is as good as its YAML": in_tests("runs", "python"),
-    "get, list, logs: printed as by the argo command": in_tests("runs", "argo or logs or times"),
-    "logs -f, resume, set, retry, stop, terminate: as the argo command names them":
-        in_tests("command_workflow readme engine", "logs or stop or suspended or again or killed"),
-    "rules without a recorded answer, their ends written down from Argo's documentation": in_tests("expected everyday"),
-    "both expression languages: own grammars, own types; errors say where": in_tests("expressions"),
-    "what the README says of it is true when pasted": in_tests("readme"),
-    "bad input: one line with file and line, exit 2, nothing run":
-        in_tests("bad_input command_workflow", "bad or another_file or one_line or lint"),
+    "lint: file:line: code: message and the mend; json, sarif": (
+        f"{WORKFLOWS}lint.py::says", f"{WORKFLOWS}lint.py::sarif", f"{WORKFLOWS}lint.py::json",
+    ),
+    "lint runs in everstep.submit": ("tests/face/test_pipeline.py::linted",),
+    "run: -p, --parameter-file, --entrypoint, -n, -o, --work-dir, --with, --path, --image; exit codes 0, 1, 2": (
+        f"{COMMAND}::run", f"{COMMAND}::exit", f"{COMMAND}::programs",
+    ),
+    "run: a pipeline's Python file is as good as its YAML": (f"{WORKFLOWS}runs.py::python",),
+    "get, list, logs: printed as by the argo command": (f"{WORKFLOWS}runs.py", "!python"),
+    "logs -f, resume, set, retry, stop, terminate: as the argo command names them": (
+        f"{COMMAND}::stop", f"{COMMAND}::suspended", f"{COMMAND}::killed", f"{WORKFLOWS}readme.py::stopped",
+        f"{WORKFLOWS}engine.py::again",
+    ),
+    "rules without a recorded answer, their ends written down from Argo's documentation": (
+        f"{WORKFLOWS}expected.py", f"{WORKFLOWS}everyday.py",
+    ),
+    "both expression languages: own grammars, own types; errors say where": (f"{WORKFLOWS}expressions.py",),
+    "what the README says of it is true when pasted": (f"{WORKFLOWS}readme.py",),
+    "bad input: one line with file and line, exit 2, nothing run": (
+        f"{WORKFLOWS}bad_input.py", f"{COMMAND}::one_line", f"{COMMAND}::lint",
+    ),
     "kill -9 at any write, then the same again: nothing runs twice": ("tests/survival/test_executor_killed.py",),
-    "two pods write one absolute path and do not meet; stop ends what was made a daemon": in_tests("isolation"),
-    "a kernel without namespaces: it is said once, and declared files are still found":
-        in_tests("laptop", "namespaces"),
-    "http templates, daemons with a probe, artifacts in a bucket, artifactRepositoryRef": in_tests("services"),
-    "git, http with a password, data templates, the pod's own facts, progress": in_tests("laptop", "not namespaces"),
-    "what needs a cluster: refused by name": in_tests("engine bad_input", "refused or cluster"),
-    "locks and remembered outputs, also between runs": in_tests("shared"),
-    "random DAGs and retries against a slow model; a crash after any event": in_tests("properties"),
-    "the engine: virtual time, every order of ends, replay": in_tests("engine"),
-    "the runner of processes stands behind a Protocol": in_tests("runner"),
-    "twice the nodes are twice the work, counted in calls": in_tests("growth"),
+    "two pods write one absolute path and do not meet; stop ends what was made a daemon": (f"{WORKFLOWS}isolation.py",),
+    "a kernel without namespaces: it is said once, and declared files are still found": (
+        f"{WORKFLOWS}laptop.py::namespaces",
+    ),
+    "http templates, daemons with a probe, artifacts in a bucket, artifactRepositoryRef": (f"{WORKFLOWS}services.py",),
+    "git, http with a password, data templates, the pod's own facts, progress": (
+        f"{WORKFLOWS}laptop.py", "!namespaces",
+    ),
+    "what needs a cluster: refused by name": (f"{WORKFLOWS}engine.py::refused",),
+    "locks and remembered outputs, also between runs": (f"{WORKFLOWS}shared.py",),
+    "random DAGs and retries against a slow model; a crash after any event": (f"{WORKFLOWS}properties.py",),
+    "the engine: virtual time, every order of ends, replay": (f"{WORKFLOWS}engine.py",),
+    "the runner of processes stands behind a Protocol": (f"{WORKFLOWS}runner.py",),
+    "twice the nodes are twice the work, counted in calls": (f"{WORKFLOWS}growth.py",),
 }  # fmt: skip
+"""Promise -> the tests that prove it, in the words of `acceptance.proven`."""
 
 
-def lines(words: list[str]) -> Iterator[Line]:
-    """Those that are meant, or all."""
-
-    def meant(name: str) -> bool:
-        return not words or any(word.lower() in name.lower() for word in words)
-
+def lines(options: argparse.Namespace) -> Iterator[Line]:
+    """Those that are asked for: the figures first, alone on the machine."""
     for name, measure in MEASURED.items():
-        if meant(name):
+        if asked(name, options.words):
             yield from measure()
-    yield from (proven(promise, *tests) for promise, tests in PROVEN.items() if meant(promise))
+    yield from proven(PROVEN, options)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*", metavar="WORD", help="only lines that have it")
-    judge(lines(parser.parse_args().words))
+    judge(lines(chosen(argparse.ArgumentParser(description=__doc__), [*MEASURED, *PROVEN])))
 
 
 if __name__ == "__main__":

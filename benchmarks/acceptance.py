@@ -31,33 +31,41 @@ class Line:
         return "yes" if self.holds else "NO"
 
 
-def proven(promise: str, *tests: str) -> Line:
-    """A promise that tests prove: they are run. One that is skipped proves nothing."""
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    last = run.stdout.strip().splitlines()[-1] if run.stdout.strip() else run.stderr.strip()[-80:]
-    return Line(promise, "tests pass", last, run.returncode == 0 and "skipped" not in last)
-
-
-def proven_together(
-    paths: Sequence[str], promises: Mapping[str, Sequence[str]], jobs: int = 2, dist: str = "loadfile"
+def proven(
+    promises: Mapping[str, Sequence[str]], options: argparse.Namespace, paths: Sequence[str] = ()
 ) -> Iterator[Line]:
-    """Promises that tests below these paths prove, which run once, some at a time: they share what they start.
+    """Promises that tests prove, as far as the options of `chosen` ask for them; the tests run once, some at a time.
 
     A promise is proven by the tests whose `path::name` has one of its words (`FILE::PART`: both), without those that
-    have a word after `!`. A test that is skipped proves nothing, nor does a word that no test has.
+    have a word after `!`. A test that is skipped proves nothing, nor does a word that no test has. `paths`: where the
+    tests are, when words do not begin with it.
     """
+    wanted = {promise: words for promise, words in promises.items() if asked(promise, options.words)}
+    if not wanted:
+        return
+    ended = _ends(options.tests) if options.tests else _run(wanted, options, paths)
+    for promise, words in wanted.items():
+        yield _proven_by(promise, words, ended)
+
+
+def _run(wanted: Mapping[str, Sequence[str]], options: argparse.Namespace, paths: Sequence[str]) -> dict[str, set[str]]:
+    each = [word for words in wanted.values() for word in words if not word.startswith("!")]
+    inner = list(paths) or list(dict.fromkeys(word.partition("::")[0] for word in each))
+    outer = [path for path in inner if not any(path != other and path.startswith(other) for other in inner)]
+    if options.words:  # Of these files, only what is needed; names of files are names to -k.
+        outer += ["-k", " or ".join(sorted({Path(word.rpartition("::")[2]).stem for word in each}))]
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as folder:
         told = Path(folder, "tests.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths]
-        command += ["-n", str(jobs), "--dist", dist, f"--junit-xml={told}", "-o", "junit_family=xunit1"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *outer]
+        command += ["-n", str(options.jobs), "--dist", "worksteal", f"--junit-xml={told}", "-o", "junit_family=xunit1"]
         subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)
-        cases = list(ElementTree.parse(told).iter("testcase")) if told.exists() else []
-    ended = {f"{case.get('file')}::{case.get('name')}": {one.tag for one in case} for case in cases}
-    for promise, words in promises.items():
-        yield _proven_by(promise, words, ended)
+        return _ends(told) if told.exists() else {}
+
+
+def _ends(told: Path) -> dict[str, set[str]]:
+    """`path::name` of each test -> the tags of its JUnit case."""
+    cases = ElementTree.parse(told).iter("testcase")
+    return {f"{case.get('file')}::{case.get('name')}": {one.tag for one in case} for case in cases}
 
 
 def _proven_by(promise: str, words: Sequence[str], ended: Mapping[str, set[str]]) -> Line:
@@ -75,19 +83,6 @@ def _has(name: str, word: str) -> bool:
     return all(part in name for part in word.split("::"))
 
 
-def proven_if_asked(promises: Mapping[str, Sequence[str]], options: argparse.Namespace) -> Iterator[Line]:
-    """Those of the promises that the options of `chosen` ask for, `proven_together`."""
-    wanted = {promise: words for promise, words in promises.items() if asked(promise, options.words)}
-    if not wanted:
-        return
-    each = [word for words in wanted.values() for word in words if not word.startswith("!")]
-    paths = list(dict.fromkeys(word.partition("::")[0] for word in each))
-    outer = [path for path in paths if not any(path != other and path.startswith(other) for other in paths)]
-    if options.words:  # Of these files, only what is needed; names of files are names to -k.
-        outer += ["-k", " or ".join(sorted({Path(word.rpartition("::")[2]).stem for word in each}))]
-    yield from proven_together(outer, wanted, options.jobs, "worksteal")
-
-
 def asked(promise: str, words: Sequence[str]) -> bool:
     """Has the promise one of these words? No words: all are asked for."""
     return not words or any(word.lower() in promise.lower() for word in words)
@@ -97,6 +92,9 @@ def chosen(parser: argparse.ArgumentParser, known: Sequence[str]) -> argparse.Na
     """The command line, with words for the lines that are asked for. Other words: the known lines, exit code 2."""
     parser.add_argument("words", nargs="*", metavar="WORD", help="only lines that have one of these words")
     parser.add_argument("--jobs", type=int, default=4, help="tests at a time (they mostly wait)")
+    parser.add_argument(
+        "--tests", type=Path, metavar="FILE", help="the tests have run: how they ended, as `make test` writes it"
+    )
     options = parser.parse_args()
     if unknown := [word for word in options.words if not any(asked(promise, [word]) for promise in known)]:
         told = "\n  ".join(known)
