@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -79,7 +80,7 @@ def draft(store: str, key: str, manifest: str) -> Iterator[Draft]:
     parent = place_of(uri(store, key)).parent
     parent.mkdir(parents=True, exist_ok=True)
     _sweep(parent)
-    folder = parent / f"{_DRAFT}{Path(key).name}-{os.getpid()}"
+    folder = parent / f"{_DRAFT}{Path(key).name}-{secrets.token_hex(4)}"  # pods that share a folder share process ids
     lock = _make_locked(folder)
     try:
         yield Draft(folder, store, key, manifest)

@@ -7,11 +7,15 @@ half-written object. Imports nothing else of Everstep. The story begins in `prot
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runtime.store.cache import Cache, download
 from runtime.store.directory import DirectoryStore
 from runtime.store.pace import Pace
 from runtime.store.protocol import Entry, NoSuchKey, Store, StoreError, TooLarge
+
+if TYPE_CHECKING:
+    from runtime.store.s3 import S3Objects
 
 __all__ = [
     "DirectoryStore",
@@ -24,6 +28,7 @@ __all__ = [
     "download",
     "in_s3",
     "local_folder",
+    "open_objects",
     "open_store",
     "place_of",
     "require_space",
@@ -52,6 +57,14 @@ def open_store(
     if colon and scheme != "file":
         raise StoreError(f"{uri}: give a directory or s3://bucket/prefix, not {scheme}://")
     return DirectoryStore(uri.removeprefix("file://"), read_only, Pace(bytes_per_s))
+
+
+def open_objects(bucket: str, environment: Mapping[str, str] = os.environ) -> "S3Objects":
+    """All that is in a bucket (`s3://bucket`), under whatever names others gave it: to be read. Raises StoreError."""
+    from runtime.store.s3 import S3Objects
+    from runtime.store.s3_settings import settings_of
+
+    return S3Objects(settings_of(bucket, environment))
 
 
 def absolute(uri: str) -> str:

@@ -35,6 +35,30 @@ _PIECE = 1 << 20
 T = TypeVar("T")
 
 
+class S3Objects:
+    """What is in a bucket, under whatever names others gave it: to be read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.requests = Requests(settings)
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """As a Store's."""
+        if length == 0:
+            self.requests.send("HEAD", name)
+            return b""
+        if start == 0 and length is None:
+            return self.requests.send("GET", name).data
+        last = "" if length is None else start + length - 1
+        answer = self.requests.send("GET", name, headers={"Range": f"bytes={start}-{last}"}, wanted=(416,))
+        return answer.data if answer.status == 206 else b""
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """As a Store's, without markers of folders and what proves that a Store is one."""
+        for entry in self.requests.list(prefix):
+            if entry.key.rpartition("/")[2] not in ("", PROBE):
+                yield entry
+
+
 class S3Store:
     """The Store at `settings`; uploads take turns by `pace`.
 
@@ -45,20 +69,13 @@ class S3Store:
     def __init__(self, settings: Settings, pace: Pace, read_only: bool = False) -> None:
         self.uri = settings.uri
         self._base, self._pace = settings.prefix, pace
-        self._requests = Requests(settings)
+        self._objects = S3Objects(settings)
+        self._requests = self._objects.requests
         if not read_only:
             self._prove()
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        name = self._name(key)
-        if length == 0:
-            self._requests.send("HEAD", name)
-            return b""
-        if start == 0 and length is None:
-            return self._requests.send("GET", name).data
-        last = "" if length is None else start + length - 1
-        answer = self._requests.send("GET", name, headers={"Range": f"bytes={start}-{last}"}, wanted=(416,))
-        return answer.data if answer.status == 206 else b""
+        return self._objects.get(self._name(key), start, length)
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         name = self._name(key)
@@ -85,9 +102,9 @@ class S3Store:
 
     def list(self, prefix: str) -> Iterator[Entry]:
         check_prefix(prefix)
-        for entry in self._requests.list(self._base + prefix):
+        for entry in self._objects.list(self._base + prefix):
             key = entry.key.removeprefix(self._base)
-            with suppress(ValueError):  # What is no key is not ours: the probe, markers of folders.
+            with suppress(ValueError):  # What is no key is not ours.
                 check_key(key)
                 yield entry._replace(key=key)
 

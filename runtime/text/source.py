@@ -5,9 +5,12 @@ import io
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from runtime.store import Entry, NoSuchKey, Store, StoreError, open_store
+from runtime.store import Entry, NoSuchKey, StoreError, open_objects
+
+if TYPE_CHECKING:
+    from runtime.store.s3 import S3Objects
 
 S3 = "s3://"
 _SMALLEST, _LARGEST = 64 << 10, 4 << 20
@@ -38,7 +41,7 @@ def open_bytes(name: str) -> io.RawIOBase:
     if not name.startswith(S3):
         return io.FileIO(name)
     bucket, key = _split(name)
-    return _Object(name, _store(bucket), key, facts(name).size)
+    return _Object(name, _in_bucket(bucket), key, facts(name).size)
 
 
 def objects(pattern: str, endings: tuple[str, ...]) -> list[str]:
@@ -51,12 +54,12 @@ def objects(pattern: str, endings: tuple[str, ...]) -> list[str]:
         if not key.endswith("/") and key and _entry(pattern):
             return [pattern]
         folder = key.rstrip("/") + "/" if key.rstrip("/") else ""
-        names = [entry.key for entry in _store(bucket).list(folder)]
+        names = [entry.key for entry in _in_bucket(bucket).list(folder)]
         right_there = [name for name in names if "/" not in name.removeprefix(folder)]
         return [f"{S3}{bucket}/{name}" for name in right_there if name.endswith(endings)]
     fixed = re.split(r"[*?[]", key)[0]
     fits = re.compile(_expression(key)).fullmatch
-    return [f"{S3}{bucket}/{entry.key}" for entry in _store(bucket).list(fixed) if fits(entry.key)]
+    return [f"{S3}{bucket}/{entry.key}" for entry in _in_bucket(bucket).list(fixed) if fits(entry.key)]
 
 
 def _expression(pattern: str) -> str:
@@ -82,25 +85,22 @@ def _split(name: str) -> tuple[str, str]:
 def _entry(name: str) -> Entry | None:
     """The object of that name: of all that begin with it, the first in order."""
     bucket, key = _split(name)
-    try:
-        first = next(_store(bucket).list(key), None)
-    except ValueError as error:
-        raise StoreError(f"{name}: {error}") from None
+    first = next(_in_bucket(bucket).list(key), None)
     return first if first and first.key == key else None
 
 
 @lru_cache
-def _store(bucket: str) -> Store:
+def _in_bucket(bucket: str) -> "S3Objects":
     """Its connections are kept."""
-    return open_store(f"{S3}{bucket}", read_only=True)
+    return open_objects(f"{S3}{bucket}")
 
 
 class _Object(io.RawIOBase):
     """An object of a store as a file. Holds the bytes of one request, _LARGEST at most."""
 
-    def __init__(self, name: str, store: Store, key: str, size: int) -> None:
+    def __init__(self, name: str, objects: "S3Objects", key: str, size: int) -> None:
         super().__init__()
-        self._name, self._store, self._key, self._size = name, store, key, size
+        self._name, self._objects, self._key, self._size = name, objects, key, size
         self._at = self._begin = 0
         self._held = b""
         self._ahead = _SMALLEST
@@ -137,7 +137,7 @@ class _Object(io.RawIOBase):
         forwards = 0 <= self._at - (self._begin + len(self._held)) < self._ahead
         self._ahead = min(_LARGEST, 2 * self._ahead) if forwards else _SMALLEST
         try:
-            self._held = self._store.get(self._key, self._at, self._ahead)
+            self._held = self._objects.get(self._key, self._at, self._ahead)
         except NoSuchKey:
             raise StoreError(f"{self._name}: was removed while it was read") from None
         self._begin = self._at

@@ -10,18 +10,24 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, takewhile
-from typing import Any
+from functools import cache
+from itertools import chain, islice, takewhile
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runtime.text import open_bytes
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 GPT2_PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s++"
 """What ByteLevel(use_regex=True) splits at (openai/gpt-2, encoder.py), without places to try again at."""
 BLOCK = 2048
 """Characters. A run of one kind (letters and digits, spaces, others) that is longer than two blocks fills one. On such
 a run tiktoken's regular expression might overflow its stack, and merging takes time that grows with its square."""
+_AT_ONCE = 512
+"""Texts of a proof that tokenizers gets together: one by one, most of the time would be its threads' waiting."""
 HARD_CASES = (
     "",
     " ",
@@ -91,13 +97,17 @@ def encoder(recipe: Recipe) -> Encoder:
 
 def make_encoder(tokenizer_json: str, samples: Iterable[str], special: bool = False) -> Encoder:
     """The fastest encoder whose result on `samples`, hard cases and each token's own text is that of tokenizers."""
-    plain, fast = plain_encoder(tokenizer_json, special), fast_encoder(tokenizer_json)
+    tokenizer = _loaded(tokenizer_json)
+    plain, fast = _plain(tokenizer, special), fast_encoder(tokenizer_json)
     if fast is None:
         return plain
-    for text in chain(HARD_CASES, own_texts(tokenizer_json), samples):
-        if not not_for_tiktoken(text, fast.added) and not np.array_equal(fast.encode(text), plain.encode(text)):
+    every = chain(HARD_CASES, own_texts(tokenizer_json), samples)
+    texts = (text for text in every if not not_for_tiktoken(text, fast.added))
+    while some := list(islice(texts, _AT_ONCE)):
+        wanted = tokenizer.encode_batch_fast(some, add_special_tokens=special)
+        if any(fast.encode(text).tolist() != one.ids for text, one in zip(some, wanted, strict=True)):
             return plain
-    return proven_encoder(tokenizer_json, special)
+    return _together(fast, lambda: plain)
 
 
 def own_texts(tokenizer_json: str) -> Iterator[str]:
@@ -110,19 +120,34 @@ def own_texts(tokenizer_json: str) -> Iterator[str]:
 
 def proven_encoder(tokenizer_json: str, special: bool = False) -> Encoder:
     """tiktoken with tokenizers for what it cannot take: for a tokenizer.json that `make_encoder` has proven."""
-    slow, fast = plain_encoder(tokenizer_json, special).encode, fast_encoder(tokenizer_json)
+    fast = fast_encoder(tokenizer_json)
     if fast is None:
         raise ValueError("not a byte-level BPE")
+    return _together(fast, cache(lambda: plain_encoder(tokenizer_json, special)))
+
+
+def _together(fast: "FastEncoder", plain: Callable[[], Encoder]) -> Encoder:
+    """`plain` is asked for when a text needs it: most inputs have none that does."""
     quick, added = fast.encode, fast.added
-    return Encoder(How.TIKTOKEN, lambda text: slow(text) if not_for_tiktoken(text, added) else quick(text))
+    return Encoder(How.TIKTOKEN, lambda text: plain().encode(text) if not_for_tiktoken(text, added) else quick(text))
 
 
 def plain_encoder(tokenizer_json: str, special: bool = False) -> Encoder:
     """tokenizers, for everything."""
+    return _plain(_loaded(tokenizer_json), special)
+
+
+def _loaded(tokenizer_json: str) -> "Tokenizer":
+    """Without what some files keep from their last use: documents are neither cut off nor filled up."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
+
+def _plain(tokenizer: "Tokenizer", special: bool) -> Encoder:
     def encode(text: str) -> np.ndarray:
         (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=special)
         return np.asarray(encoded.ids, dtype=np.int64)

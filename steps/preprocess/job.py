@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.store import in_s3
+from runtime.store import NoSuchKey, Store, in_s3
 from runtime.text import Reader
-from steps.entry import StepError
+from steps.entry import TRY_AGAIN, StepError
 from steps.preprocess import progress
 from steps.preprocess.cleaning import UNREADABLE
 from steps.preprocess.config import Config
@@ -95,11 +95,24 @@ def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) 
         with progress.told(shelf, total, config.log_interval):
             tasks = context.parallelize(planned, len(planned))
             results = tasks.mapPartitions(partial(write_shards, job)).collect()
+        require_all(planned, results, store)
         written = whole(config, results)
         refuse_far_shards(job, written)
         later = _later(context, job, splits_of(written)) if job.cleaning.unique else {}
         seconds = time.monotonic() - started
     return Tokenized(written, later, seconds)
+
+
+def require_all(planned: list[Shard], results: list[Written | Refused], store: Store) -> None:
+    """Raises StepError when tasks left out their shards because of another's refusal, and this one was lost."""
+    if len(results) == len(planned) or any(isinstance(result, Refused) for result in results):
+        return
+    try:
+        told = store.get(REFUSED).decode()
+    except NoSuchKey:
+        missing = len(planned) - len(results)
+        raise StepError(f"{missing} of {len(planned)} tasks left nothing; run the step again", code=TRY_AGAIN) from None
+    raise StepError(told)
 
 
 def refuse_far_shards(job: Job, written: list[Written]) -> None:

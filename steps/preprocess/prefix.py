@@ -18,6 +18,8 @@ from steps.preprocess.run import PAGE, shown
 from steps.preprocess.shard import VALIDATION
 from steps.preprocess.workspace import workspace
 
+VERSION = 2
+"""Of PREFIX_preprocess.json."""
 SPLIT = WHOLE
 """It is also the last word of Megatron's file names."""
 _UNTOLD = (
@@ -49,7 +51,7 @@ def run(config: Config) -> Result:
     told = _found(config, place, name, names, wanted)
     if told is None:
         told, seconds = _make(config, given, place, name, names, wanted)
-        place.write(f"{name}_preprocess.json", (json.dumps(told, indent=1) + "\n").encode())
+        _record(place, name, told)
     counts = [count for split in ("keys", VALIDATION) for count in told[split].values()]
     tokens = sum(count["tokens"] for count in counts)
     size = sum(count["bytes"] for count in counts)
@@ -64,6 +66,10 @@ def run(config: Config) -> Result:
         facts={**told, "tokens": tokens, **rate},
         artifacts={PAGE: shown(config, place.read(f"{name}_preprocess.html") or b"")},
     )
+
+
+def _record(place: Place, name: str, told: Mapping[str, Any]) -> None:
+    place.write(f"{name}_preprocess.json", (json.dumps(told, indent=1) + "\n").encode())
 
 
 def _names(config: Config, name: str) -> Names:
@@ -99,6 +105,8 @@ def _found(config: Config, place: Place, name: str, names: Names, wanted: dict[s
         return None
     try:
         told = json.loads(place.read(record) or b"")
+        if told["settings"] == wanted and "keys" not in told:
+            return None  # a command of the same work was ended while its files got their names
         if told["settings"] == wanted and set(files) < set(there):
             print(f"{place.uri}/{record} says that this is done already", file=sys.stderr)
             return told
@@ -120,6 +128,7 @@ def _make(
         outputs = {split_and_key: folder / output for split_and_key, output in names.items()}
         built = build(config, given, words, folder, elsewhere(config, place.uri, digest), outputs, config.output_prefix)
         started = time.monotonic()
+        _record(place, name, {"version": VERSION, "settings": wanted})
         for suffix in ("bin", "idx"):  # without its .idx nobody reads a .bin
             for output in names.values():
                 place.publish(folder / f"{output}.{suffix}")
@@ -132,4 +141,4 @@ def _make(
         for split in (SPLIT, VALIDATION)
     }
     told = {"keys": counts[SPLIT], VALIDATION: counts[VALIDATION]}
-    return {"version": 2, **built.facts, **told, "settings": wanted}, seconds
+    return {"version": VERSION, **built.facts, **told, "settings": wanted}, seconds

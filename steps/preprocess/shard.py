@@ -27,6 +27,7 @@ from steps.preprocess.workspace import Teller, opened, scratch
 VALIDATION = "validation"
 """The split of documents that are held out."""
 REFUSED = "refused"
+"""Why a text was refused, for the driver: the task that met it may be lost before it answers."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def write_shards(job: Job, planned: Iterable[Shard]) -> Iterator[Written | Refus
         try:
             yield write_shard(job, shard, attempt)
         except TextError as error:
-            store.create(REFUSED, b"")
+            store.create(REFUSED, str(error).encode())
             yield Refused(str(error))
 
 

@@ -12,7 +12,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,14 +27,7 @@ _TELL_S, _TELL_STORE_S = 0.25, 5.0
 @contextmanager
 def workspace(folder: Path) -> Iterator[Path]:
     """A folder for shards, with those that are finished. It is kept when the work was only interrupted."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        folder = folder.with_name(f"{folder.name}-{os.getpid()}")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+    folder, lock = _locked(folder)
     for path in folder.iterdir():  # what a killed driver's tasks did not finish
         if not (folder / f"{path.name.split('.')[0]}.done").exists():
             path.unlink()
@@ -50,6 +43,23 @@ def workspace(folder: Path) -> Iterator[Path]:
         if folder.is_dir() and not any(folder.glob("*.done")):
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def _locked(folder: Path) -> tuple[Path, int]:
+    """The folder and its lock; a new one beside it, while another driver has it."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # its last driver has ended in between
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+                continue
+            if folder.is_dir() and os.path.samestat(folder.stat(), os.fstat(lock)):
+                return folder, lock
+            os.close(lock)
 
 
 @contextmanager

@@ -46,6 +46,17 @@ def test_the_draft_of_a_dead_writer_is_removed_and_that_of_a_living_one_kept(tmp
     assert [path.name for path in (tmp_path / "corpora").iterdir()] == [living.name]
 
 
+def test_two_writers_of_one_folder_have_drafts_of_their_own(tmp_path: Path) -> None:
+    """Also where their process ids are the same, as those of pods often are."""
+    with (
+        finished.draft(str(tmp_path), "corpora/abc", "corpus.json") as one,
+        finished.draft(str(tmp_path), "corpora/abc", "corpus.json") as other,
+    ):
+        assert one.folder.is_dir()
+        assert other.folder.is_dir()
+        assert one.folder != other.folder
+
+
 def test_a_folder_without_its_manifest_is_finished_by_the_next_writer(tmp_path: Path) -> None:
     store = str(tmp_path)
     for wanted in (None, {"documents": 1}):

@@ -141,3 +141,15 @@ def test_a_difference_on_a_hard_case_alone_is_enough(monkeypatch: pytest.MonkeyP
 def test_training_twice_gives_the_same_file() -> None:
     assert trained() == trained()
     assert isinstance(Tokenizer.from_str(PLAIN).decoder, decoders.ByteLevel)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_a_file_keeps_of_its_last_use_cuts_off_no_document_and_fills_up_none(fast: bool) -> None:
+    tokenizer = Tokenizer.from_str(PLAIN)
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=8)
+    kept = tokenizer.to_str() if fast else tokenizer.to_str().replace('"dropout":null', '"dropout":0.0000001')
+    made = make_encoder(kept, TEXTS)
+    assert made.how is (How.TIKTOKEN if fast else How.TOKENIZERS)
+    for text in ("a", TEXTS[0] * 3):
+        assert made.encode(text).tolist() == DIRECT.encode(text, add_special_tokens=False).ids

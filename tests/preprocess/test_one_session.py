@@ -15,7 +15,7 @@ from steps.corpus import Config as CorpusConfig
 from steps.corpus import archive
 from steps.corpus.run import run as make_corpus
 from steps.entry import StepError
-from steps.preprocess import Config, session
+from steps.preprocess import Config, place, session
 from steps.preprocess.cleaning import digest_of
 from steps.preprocess.run import run
 from steps.preprocess.vocabulary import train
@@ -133,3 +133,26 @@ def test_a_torn_line_is_told_with_its_place_and_leaves_nothing(
     assert not list((tmp_path / "out").iterdir())
     skipped = run(config(tmp_path, given, **files, tasks=3, on_error="skip"))
     assert (skipped.facts["documents"], skipped.facts["dropped"]["unreadable"]) == (199, 1)
+
+
+def test_a_command_that_ends_while_files_get_their_names_is_taken_up(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"input": str(given / "a.jsonl"), "output_prefix": str(tmp_path / "out/result"), "append_eod": True}
+    publish = place._Folder.publish
+
+    def ended(self: place._Folder, file: Path) -> None:
+        if file.suffix == ".idx":
+            raise KeyboardInterrupt
+        publish(self, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place._Folder, "publish", ended)
+        with pytest.raises(KeyboardInterrupt):
+            run(config(tmp_path, given, **files))
+    names = sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_file())
+    assert names == ["result_preprocess.json", "result_text_document.bin"]
+    with pytest.raises(StepError, match="give --force"):
+        run(config(tmp_path, given, **files, ftfy=True))
+    told = run(config(tmp_path, given, **files))
+    assert told.facts["documents"] == len(IndexedDataset(tmp_path / "out/result_text_document")) == len(TEXTS)

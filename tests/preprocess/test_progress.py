@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from steps.entry import StepError
+from runtime.store import open_store
+from runtime.text import extents
+from steps.entry import TRY_AGAIN, StepError
 from steps.preprocess import Config
 from steps.preprocess.cleaning import UNREADABLE
-from steps.preprocess.job import whole
+from steps.preprocess.job import require_all, whole
+from steps.preprocess.plan import shards
 from steps.preprocess.progress import ARGO_FILE, Done, Total, done, line, told
-from steps.preprocess.shard import Refused, Written
+from steps.preprocess.shard import REFUSED, Refused, Written
 from steps.preprocess.workspace import COUNTS
 from tests.harness import wait_until
 
@@ -56,3 +59,17 @@ def test_the_first_refused_text_is_told_and_skipped_documents_are_counted(capfd:
         whole(Config(), [written(1), Refused("a.jsonl:3:1: not JSON"), Refused("a.jsonl:9:1: not JSON")])
     whole(Config(), [written(1, skipped=2), written(1, skipped=1)])
     assert "3 documents could not be read and were skipped" in capfd.readouterr().err
+
+
+def test_no_shard_is_missing_without_a_word(tmp_path: Path) -> None:
+    """The task that refused its text was lost before it could say so; the others had heard of it and left."""
+    (tmp_path / "a.jsonl").write_bytes(b"{}\n" * 30)
+    planned, store = shards("document", extents(str(tmp_path / "a.jsonl")), 3), open_store(str(tmp_path / "work"))
+    require_all(planned, [written(1), written(1), written(1)], store)
+    require_all(planned, [written(1), Refused("a.jsonl:3:1: not JSON")], store)  # which is told
+    with pytest.raises(StepError, match="2 of 3 tasks left nothing") as error:
+        require_all(planned, [written(1)], store)
+    assert error.value.code == TRY_AGAIN
+    store.create(REFUSED, b"a.jsonl:3:1: not JSON")
+    with pytest.raises(StepError, match=r"^a\.jsonl:3:1: not JSON$"):
+        require_all(planned, [written(1)], store)

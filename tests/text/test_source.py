@@ -1,10 +1,12 @@
 """Files of an S3 store: a real MinIO."""
 
+import io
 import random
 from pathlib import Path
 
 import pytest
 import zstandard
+from minio import Minio
 from pyarrow import parquet, table
 
 from runtime.store import Store, StoreError, open_store
@@ -66,6 +68,22 @@ def test_objects_are_found_by_name_pattern_and_folder(store: Store) -> None:
     for wrong in ("nothing.jsonl", "c/*.parquet", "d"):
         with pytest.raises(TextError, match="matches no file"):
             find(f"{store.uri}/{wrong}", "--input")
+
+
+def test_objects_under_others_names_are_read_and_none_is_left_out(store: Store, s3: MinIO) -> None:
+    """Names that no store of ours would give: of Hive's partitions, with spaces, in other alphabets."""
+    place = s3.endpoint.removeprefix("http://")
+    client = Minio(endpoint=place, access_key=s3.access_key, secret_key=s3.secret_key, secure=False)
+    bucket, _, prefix = store.uri.removeprefix("s3://").partition("/")
+    names = ["lang=de/a b+(1).jsonl", "lang=de/caf\u00e9.jsonl"]
+    for name, data in ((names[0], b"".join(LINES)), (names[1], b"".join(LINES)), ("lang=de/", b"")):
+        key = f"{prefix}/{name}"
+        client.put_object(bucket_name=bucket, object_name=key, data=io.BytesIO(data), length=len(data))
+    wanted = [f"{store.uri}/{name}" for name in names]
+    for given in ("lang=de", "lang=de/*", "**/*.jsonl"):
+        assert find(f"{store.uri}/{given}", "--input") == wanted
+    assert find(wanted[1], "--input") == wanted[1:]
+    assert read(wanted) == 2 * TEXTS
 
 
 def test_an_object_that_goes_away_or_shrinks_meanwhile_is_told_by_name(store: Store) -> None:
