@@ -1,28 +1,27 @@
 """The node check of a job, on the master's side: who comes is checked before it may join.
 
-It listens at the port after the master's. All that come at first are checked together; who comes later, with a healthy
-node that trains meanwhile (the work is half a second of one core). Nothing is journaled: a new master checks again, and
+It listens at the port after the master's. All that come at first are checked together; who comes later, with healthy
+nodes that train meanwhile (the work is half a second of one core). Nothing is journaled: a new master checks again, and
 nodes that have joined already stay whatever it finds.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
 from aiohttp import web
 
 from runtime.diagnosis.coordinator import Coordinator
-from runtime.diagnosis.orders import Arrive
 from runtime.diagnosis.serving import Guard
 from runtime.diagnosis.telling import round_line, verdict_lines
-from runtime.diagnosis.verdicts import Verdict
+from runtime.diagnosis.verdicts import Health, Verdict
 
 TIMEOUT_S = 300.0
 """For a node's part in one round of the check."""
 _LOOK_S = 0.5
-_PARTNER_S = 5.0
+PARTNER_S = 5.0
 """So long a new node waits for a healthy one to work with; then it is checked alone."""
 
 
@@ -44,40 +43,41 @@ class Admission(msgspec.Struct, frozen=True):
     exclude_straggler: bool = False
 
 
-class _Door(Coordinator):
-    """A coordinator that says who has come."""
+class Gate:
+    """Who is to be checked next, and with whom. Pure: time comes in."""
 
-    def __init__(self, admission: Admission, say: Callable[[str], None]) -> None:
-        super().__init__(
-            timeout_s=TIMEOUT_S,
-            exclude_straggler=admission.exclude_straggler,
-            on_round=lambda told: say(round_line(told)),
-        )
-        self._came: dict[str, None] = {}
-        self._changed = asyncio.Event()
+    def __init__(self) -> None:
+        self._judged: set[str] = set()
+        self._healthy: set[str] = set()
+        self._fresh_since: float | None = None
 
-    async def arrive(self, arrive: Arrive) -> None:
-        """A node is ready, or stands by."""
-        await super().arrive(arrive)
-        self._came[arrive.node] = None
-        self._changed.set()
+    def next(self, ready: Iterable[str], now: float) -> tuple[list[str], list[str]]:
+        """Nodes to check, and healthy ones as their partners: one each, and one in case one of these is gone by then.
 
-    def ready(self) -> list[str]:
-        """Who came, was not checked since, and asks for orders now: it is alive. In the order of coming."""
-        return [node for node in self._came if self.waits(node)]
+        No nodes: nobody is to be checked now. `ready` wait to be checked, or stand by as partners.
+        """
+        ready = list(ready)
+        fresh = [node for node in ready if node not in self._judged]
+        partners = [node for node in ready if node in self._healthy][: len(fresh) + 1]
+        if not fresh:
+            self._fresh_since = None
+            return [], []
+        if self._fresh_since is None:
+            self._fresh_since = now
+        if partners or not self._healthy or now - self._fresh_since >= PARTNER_S:
+            return fresh, partners
+        return [], []
 
-    async def check(self, nodes: Sequence[str], trusted: Iterable[str] = ()) -> list[Verdict]:
-        """Check these; each must come again to be checked again."""
-        for node in nodes:
-            del self._came[node]
-        return await super().check(nodes, trusted)
-
-    async def sleep(self, seconds: float) -> None:
-        """Until somebody comes, at most so long."""
-        self._changed.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
+    def judged(self, verdicts: Iterable[Verdict]) -> None:
+        """What a check said. A partner that turned out to be unfit (or gone) is none any more; it trains on."""
+        for one in verdicts:
+            known = one.node in self._judged
+            if one.health in (Health.FAULTY, Health.UNDECIDED) if known else one.avoid:
+                self._healthy.discard(one.node)
+            elif not known:
+                self._healthy.add(one.node)
+            self._judged.add(one.node)
+        self._fresh_since = None
 
 
 @contextlib.asynccontextmanager
@@ -85,12 +85,18 @@ async def admitting(
     admission: Admission, host: str, port: int, token: str, say: Callable[[str], None]
 ) -> AsyncIterator[None]:
     """Nodes are checked while the block runs. Raises OSError when the port cannot be had."""
-    door = _Door(admission, say)
-    runner = web.AppRunner(Guard(token).application(door), access_log=None, shutdown_timeout=0.2)
+    coordinator = Coordinator(
+        timeout_s=TIMEOUT_S,
+        exclude_straggler=admission.exclude_straggler,
+        on_round=lambda told: say(round_line(told)),
+    )
+    runner = web.AppRunner(
+        Guard(token).application(coordinator), access_log=None, shutdown_timeout=0.2, handler_cancellation=True
+    )  # A handler ends with its connection: else a node that is gone would seem to wait for as long as a poll is held.
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
-        checks = asyncio.create_task(_check_all(door, admission, say))
+        checks = asyncio.create_task(_check_all(coordinator, admission, say))
         try:
             yield
         finally:
@@ -100,33 +106,30 @@ async def admitting(
         await runner.cleanup()
 
 
-async def _check_all(door: _Door, admission: Admission, say: Callable[[str], None]) -> None:
-    if not await _first_nodes(door, admission):
-        why = f"{len(door.ready())} of {admission.least} nodes came to be checked within {admission.timeout_s:g} s"
+async def _check_all(coordinator: Coordinator, admission: Admission, say: Callable[[str], None]) -> None:
+    if not await _first_nodes(coordinator, admission):
+        came = len(coordinator.ready())
+        why = f"{came} of {admission.least} nodes came to be checked within {admission.timeout_s:g} s"
         say(why)
-        door.call_off(why)
+        coordinator.call_off(why)
         return
-    healthy: set[str] = set()
-    seen = time.monotonic()
+    gate = Gate()
     while True:
-        fresh = [node for node in door.ready() if node not in healthy]
-        partner = [node for node in door.ready() if node in healthy][:1]
+        fresh, partners = gate.next(coordinator.ready(), time.monotonic())
         if not fresh:
-            seen = time.monotonic()
-        elif partner or not healthy or time.monotonic() - seen > _PARTNER_S:
-            verdicts = await door.check([*fresh, *partner], partner)
-            for line in verdict_lines([verdict for verdict in verdicts if verdict.node not in partner]):
-                say(line)
-            healthy.update(verdict.node for verdict in verdicts if not verdict.avoid)
+            await coordinator.changed(_LOOK_S)
             continue
-        await door.sleep(_LOOK_S)
+        verdicts = await coordinator.check([*fresh, *partners], partners)
+        for line in verdict_lines([one for one in verdicts if one.node in fresh or one.health is Health.FAULTY]):
+            say(line)
+        gate.judged(verdicts)
 
 
-async def _first_nodes(door: _Door, admission: Admission) -> bool:
+async def _first_nodes(coordinator: Coordinator, admission: Admission) -> bool:
     """Wait for all nodes; or for enough, and then for nobody more to come. False when too few came in time."""
     began = changed = time.monotonic()
     before = 0
-    while (here := len(door.ready())) < admission.nodes:
+    while (here := len(coordinator.ready())) < admission.nodes:
         now = time.monotonic()
         if here > before:
             before, changed = here, now
@@ -134,5 +137,5 @@ async def _first_nodes(door: _Door, admission: Admission) -> bool:
             break
         if now >= began + admission.timeout_s:
             return here >= admission.least
-        await door.sleep(_LOOK_S)
+        await coordinator.changed(_LOOK_S)
     return True

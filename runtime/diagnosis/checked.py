@@ -33,7 +33,7 @@ class Checked:
         wait_s: float,
         box: Box | None = None,
     ) -> None:
-        """`where` gives the check's address and port now; `wait_s`: so long it is tried to be reached at first."""
+        """`where` gives the check's address and port now, or raises; `wait_s`: so long it is tried at first."""
         # A node that comes again under its name is another one to the check.
         self._me = Arrive(f"{node}-{secrets.token_hex(3)}", host, address)
         self._token = token
@@ -72,7 +72,10 @@ class Checked:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _check(self, http: aiohttp.ClientSession, measuring: Measuring, wait_s: float) -> Verdict:
-        host, port = await self._where()
+        try:
+            host, port = await self._where()
+        except (OSError, RuntimeError, KeyError) as error:
+            raise CoordinatorLostError(f"nobody says where the check is: {error}") from error
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         link = HttpLink(http, address, self._token, arrival_s=min(wait_s, _PATIENCE_S))
         return (await check_node(link, self._me, measuring, self._box)).verdict

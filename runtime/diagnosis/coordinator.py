@@ -13,6 +13,8 @@ from runtime.diagnosis.verdicts import Verdict
 
 POLL_S = 20.0
 """How long a question for orders is held."""
+SILENCE_S = POLL_S + 10.0
+"""A node that asks for nothing for so long is gone; its `HttpLink` gives the coordinator up after that time, too."""
 _ANYTHING = ""
 """Key of those who wait for whatever happens; other keys are nodes."""
 
@@ -24,6 +26,7 @@ class Coordinator:
         timeout_s: for a node's part in one round; a node that takes longer has failed.
         exclude_straggler: the verdict on a straggler is to avoid it.
         on_round: told of each finished round.
+        silence_s: a node that is being checked and asks for no orders for so long is gone.
     """
 
     def __init__(
@@ -33,16 +36,20 @@ class Coordinator:
         exclude_straggler: bool = False,
         on_round: Callable[[Round], None] = lambda told: None,
         clock: Callable[[], float] = time.monotonic,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._timeout_s = timeout_s
         self._exclude_straggler = exclude_straggler
         self._on_round = on_round
         self._clock = clock
+        self._silence_s = silence_s
         self._arrived: dict[str, Arrive] = {}
         self._sessions: dict[str, Session] = {}
         self._left: set[str] = set()
         self._events: dict[str, asyncio.Event] = {}
         self._asking: Counter[str] = Counter()
+        self._silent: dict[str, float] = {}
+        """Who asks for nothing just now -> since when; the longest silent first."""
         self._called_off = ""
 
     async def arrived(self, nodes: Collection[str], timeout_s: float, more_than: int | None = None) -> set[str]:
@@ -71,13 +78,15 @@ class Coordinator:
         session.begin(self._clock())
         known = 0
         while True:
+            self._lose_the_silent()
             self._wake(*session.take_ordered())
             for told in session.past[known:]:
                 self._on_round(told)
             known = len(session.past)
             if session.verdicts is not None:
                 return session.verdicts
-            await self._sleep(_ANYTHING, session.next_deadline())
+            look = self._clock() + self._silence_s / 6
+            await self._sleep(_ANYTHING, min(look, session.next_deadline() or look))
             session.wake(self._clock())
 
     async def dismissed(self, nodes: Collection[str], timeout_s: float) -> set[str]:
@@ -93,6 +102,14 @@ class Coordinator:
         """The IP address of a node that has arrived."""
         return self._arrived[node].address
 
+    def ready(self) -> list[str]:
+        """Who has arrived, was not checked since, and asks for orders now: it is alive. In the order of arrival."""
+        return [node for node in self._arrived if self.waits(node)]
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait until something happens, at most so long."""
+        await self._sleep(_ANYTHING, self._clock() + timeout_s)
+
     def waits(self, node: str) -> bool:
         """Does this node wait for an order now? Then it is alive."""
         return self._asking[node] > 0
@@ -104,6 +121,18 @@ class Coordinator:
             self._sessions[node].lose(node, reason, self._clock())
         self._wake()
 
+    def _lose_the_silent(self) -> None:
+        due = self._clock() - self._silence_s
+        while self._silent and self._silent[node := next(iter(self._silent))] <= due:
+            del self._silent[node]
+            self.lose(node, f"it asked for no orders for {self._silence_s:g} s")
+
+    def _heard(self, node: str) -> None:
+        """From now on this node asks, or is silent."""
+        self._silent.pop(node, None)
+        if not self.waits(node):
+            self._silent[node] = self._clock()
+
     async def arrive(self, arrive: Arrive) -> None:
         """A node is ready. Raises TakenNameError when another one of this name is here, and alive."""
         session = self._sessions.get(arrive.node)
@@ -111,6 +140,7 @@ class Coordinator:
         known = session.members[arrive.node] if session and checking else self._arrived.get(arrive.node)
         if known is not None and known != arrive and (checking or self.waits(arrive.node)):
             raise TakenNameError(f"node {arrive.node} is here already, on {known.host}; give each its own rank")
+        self._heard(arrive.node)
         if not checking:
             self._arrived[arrive.node] = arrive
             self._wake()
@@ -119,6 +149,7 @@ class Coordinator:
         """The newest order of the node, as soon as there is one that it has not seen; None after POLL_S."""
         deadline = self._clock() + POLL_S
         self._asking[ask.node] += 1
+        self._heard(ask.node)
         try:
             while True:
                 order = self._order(ask)
@@ -127,6 +158,7 @@ class Coordinator:
                 await self._sleep(ask.node, deadline)
         finally:
             self._asking[ask.node] -= 1
+            self._heard(ask.node)
 
     def _order(self, ask: Ask) -> Order | None:
         if self._called_off:

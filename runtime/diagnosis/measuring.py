@@ -128,11 +128,16 @@ async def started(environment: Mapping[str, str] = os.environ) -> AsyncIterator[
         env={name: value for name, value in environment.items() if name not in _SECRETS},
     )
     assert process.stdout is not None
-    line = await process.stdout.readline()
-    if not line or not isinstance(_decode(line), Ready):
-        raise MeasuringError(f"the node check's process ended with exit code {await process.wait()}; see above")
-    measuring = Measuring(process)
     try:
-        yield measuring
+        line = await process.stdout.readline()
+        if not line or not isinstance(_decode(line), Ready):
+            raise MeasuringError(f"the node check's process ended with exit code {await process.wait()}; see above")
+        measuring = Measuring(process)
+        try:
+            yield measuring
+        finally:
+            await measuring.close()
     finally:
-        await measuring.close()
+        if process.returncode is None:  # Nobody waited until it was ready.
+            process.kill()
+            await process.wait()

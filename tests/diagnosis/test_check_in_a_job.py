@@ -2,16 +2,22 @@
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runtime.diagnosis import checked
 from runtime.diagnosis.coordinator import Coordinator
 from runtime.diagnosis.errors import UnknownNodeError
+from runtime.diagnosis.evidence import Measurement
 from runtime.diagnosis.measuring import started
 from runtime.diagnosis.node import check_node
-from runtime.diagnosis.orders import Arrive, Ask
-from runtime.diagnosis.verdicts import Health
+from runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Stop, Told, Work
+from runtime.diagnosis.verdicts import Health, Verdict
+from runtime.store import StoreError
 
 
 def test_a_new_node_is_checked_with_a_healthy_partner_and_named_when_it_fails(tmp_path: Path) -> None:
@@ -74,5 +80,85 @@ def test_without_its_process_a_node_is_told_to_have_died_and_not_waited_for() ->
             assert verdicts[0].health is Health.FAULTY
             assert verdicts[0].reason == "the process that measures was ended"
             assert (await end).verdict.avoid
+
+    asyncio.run(story())
+
+
+def test_a_node_that_asks_for_nothing_is_given_up_long_before_its_time_is_up() -> None:
+    async def story() -> None:
+        coordinator = Coordinator(timeout_s=7200.0, silence_s=0.2)
+        for node in ("a", "b"):
+            await coordinator.arrive(Arrive(node, node, "127.0.0.1"))
+        checking = asyncio.create_task(coordinator.check(["a", "b"], trusted=["b"]))
+        order = await coordinator.order(Ask("a"))
+        assert isinstance(order, Work)
+        await coordinator.told(Told("a", 1, Stage.ALONE, Measurement("a", "a", 0.5, 0.01)))
+        over = await coordinator.order(Ask("a", order.number))
+        assert isinstance(over, Stop | Over)
+        verdicts = await checking
+        assert [verdict.health for verdict in verdicts] == [Health.HEALTHY, Health.FAULTY]
+        assert verdicts[1].reason == "it asked for no orders for 0.2 s"
+
+    asyncio.run(story())
+
+
+def test_a_store_that_cannot_be_read_for_a_while_ends_no_nodes_part_in_the_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    over = Over(1, Verdict("a", "a", Health.HEALTHY, "so it is", False, 0.5))
+    answers: list[tuple[str, int] | StoreError] = [StoreError("busy"), ("h", 1), StoreError("busy"), ("h", 2)]
+    asked, checks = iter(answers), asyncio.Queue[Any]()
+
+    async def where() -> tuple[str, int]:
+        answer = next(asked, ("h", 3))
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer
+
+    async def check_node(*_: object) -> Over:
+        checks.put_nowait(over)
+        if checks.qsize() == 3:
+            await asyncio.Event().wait()
+        return over
+
+    @asynccontextmanager
+    async def ready() -> AsyncIterator[None]:
+        yield
+
+    monkeypatch.setattr(checked, "started", ready)
+    monkeypatch.setattr(checked, "check_node", check_node)
+    monkeypatch.setattr(checked, "_PAUSE_S", 0.0)
+
+    async def story() -> None:
+        part = checked.Checked("a", "a", "127.0.0.1", "secret", where, 60.0)
+        running = asyncio.create_task(part.run())
+        async with asyncio.timeout(60):
+            assert await part.verdict == over.verdict
+            while checks.qsize() < 3:
+                await asyncio.sleep(0)
+        assert not running.done(), "it stands by as a partner"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_who_stops_waiting_for_the_process_that_measures_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[asyncio.subprocess.Process] = []
+    create = asyncio.create_subprocess_exec
+
+    async def recorded(*command: str, **more: Any) -> asyncio.subprocess.Process:
+        made.append(await create(*command, **more))
+        return made[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", recorded)
+
+    async def story() -> None:
+        waiting = asyncio.create_task(started().__aenter__())
+        while not made:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert made[0].returncode is not None
 
     asyncio.run(story())

@@ -143,6 +143,11 @@ def test_a_new_node_is_tried_with_a_trusted_partner_and_decided_at_once() -> Non
         assert all(len(set(group) & {"6", "7"}) == 1 for group in rounds[0].groups)
 
 
+def test_a_trusted_partner_that_is_slow_since_it_trains_costs_no_further_round() -> None:
+    rounds = check(["new", "busy", "spare"], trusted=["busy", "spare"], own={"busy": 5.0})
+    assert [told.groups for told in rounds] == [(("busy", "new"),)]
+
+
 def test_new_nodes_without_enough_trusted_partners_are_paired_among_themselves_first() -> None:
     nodes = names(4)
     for faulty in nodes[1:]:
