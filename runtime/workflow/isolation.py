@@ -62,12 +62,13 @@ class Plan(NamedTuple):
 
 def plan(
     root: Path, files: Iterable[str], mounts: Mapping[str, tuple[str, bool]], words: Iterable[str], keep: Iterable[str],
-    isolated: bool = True,
+    isolated: bool = True, made: Iterable[str] = (),
 ) -> Plan:  # fmt: skip
     """For a pod that is told these `words` and declares these `files` and `mounts`.
 
     `keep`: paths of the machine that stay what they are, such as the working directory. Not `isolated`: folders of
     files are made, too, so that they can stand in for those of the machine; else the pod makes them, as on Argo.
+    `made`: folders that are made for it all the same.
     """
     declared = [os.path.normpath(path) for path in files if path.startswith("/")]
     words = list(words)
@@ -75,7 +76,9 @@ def plan(
     own = {_real(path) for path in [*OWN, *named]}
     folders = [os.path.dirname(path) for path in declared]
     folders = [_there(folder, own) for folder in folders] if isolated else folders
-    private = own | {_real(folder) for folder in [*folders, *(os.path.dirname(os.path.normpath(at)) for at in mounts)]}
+    private = own | {
+        _real(folder) for folder in [*folders, *made, *(os.path.dirname(os.path.normpath(at)) for at in mounts)]
+    }
     kept = {os.path.normpath(path) for path in keep} | _named(words, declared)
     maker = _Maker(own, kept, _below(private))
     maker.make("/", empty=False)

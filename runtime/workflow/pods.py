@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from runtime import atomic
 from runtime.workflow import artifacts, isolation
-from runtime.workflow.containers import several
+from runtime.workflow.containers import of_pod, several
 from runtime.workflow.environment import Told
 from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import listed
@@ -149,6 +149,7 @@ class Pod:
                 place.rename(there)
             elif place.exists():
                 inputs[path] = (str(place), False)
+        absent = _absent(template) if namespaces() else []
         made = isolation.plan(
             self.folder / "root",
             _declared(template),
@@ -156,8 +157,11 @@ class Pod:
             [*words, *_sources(template)],
             [str(cwd), str(self._run)],
             namespaces(),
+            absent,
         )
         Path(made.root).mkdir(parents=True, exist_ok=True)
+        for folder in absent:
+            made.place(folder).mkdir(parents=True, exist_ok=True)
         atomic.replace(self.folder / "plan.json", json.dumps({"plan": made._asdict(), "cwd": _working(template, cwd)}))
         return made
 
@@ -306,6 +310,13 @@ def _working(template: Mapping[str, Any], cwd: Path) -> str:
     """The container's workingDir; a relative one begins where the launcher was started."""
     container = template.get("container") or template.get("script") or {}
     return os.path.join(cwd, str(container.get("workingDir") or ""))
+
+
+def _absent(template: Mapping[str, Any]) -> list[str]:
+    """Folders in which containers begin and that this machine has not: they are made, as a cluster's node does it."""
+    every = [one for some in of_pod(template).values() for one in some]
+    folders = {os.path.normpath(str(one.get("workingDir") or "/")) for one in every}
+    return sorted(folder for folder in folders if folder.startswith("/") and not os.path.isdir(folder))
 
 
 def _directory(path: str) -> str:

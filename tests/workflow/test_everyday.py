@@ -38,7 +38,8 @@ def ended(spec: str, codes: Mapping[str, int] | None = None) -> Ended:
     for _ in range(1000):
         if engine.finished:
             break
-        now = max(now + 1, engine.next_deadline() or 0)
+        busy = engine.gates or engine.pending() or engine.running()
+        now = now + 1 if busy else engine.next_deadline() or now
         for name in list(engine.gates):
             engine.handle(GateOpened(now, name))
         for node in engine.pending():

@@ -94,3 +94,15 @@ def test_each_container_of_a_pod_has_the_mounts_that_are_its_own(
     assert ended.phase == "Succeeded", log
     assert log == "read only\nbefore\n/work\nf\n"
     assert ended.outputs == {"x": "main"}
+
+
+@pytest.mark.skipif(not namespaces(), reason="this kernel gives no namespaces: pods share this machine's folders")
+def test_a_folder_to_begin_in_that_the_machine_has_not_is_the_pod_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = workflow("pwd; touch f", ["a"])
+    source["spec"]["templates"][1]["container"]["workingDir"] = "/nowhere-else/deep"
+    asyncio.run(execute(source, RunOptions(name="w", runs=tmp_path / "runs")))
+    assert (tmp_path / "runs/w/logs/t(0:a).log").read_text() == "/nowhere-else/deep\n"
+    assert not Path("/nowhere-else").exists()
