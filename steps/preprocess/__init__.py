@@ -5,8 +5,8 @@
 `build`: `plan` cuts the input into byte ranges (pure); `job` is the Spark job, `shard` what one of its tasks does in a
 `workspace` (`cleaning` keeps a document or not, `encoding` turns it into tokens, `parts` are its files), `duplicates`
 came before in the input, `assemble` puts the shards together, `page` shows them. `vocabulary` finds or trains the
-tokenizer; `session` starts and ends Spark on one of the `masters`; `executor` is what its pods run. Imported without
-its heavy parts, so that pipelines can declare it and the step itself starts without hera.
+tokenizer; `session` starts and ends Spark on one of the `masters` (`gateway`: its Java); `executor` is what its pods
+run. Imported without its heavy parts, so that pipelines can declare it and the step itself starts without hera.
 """
 
 from typing import TYPE_CHECKING

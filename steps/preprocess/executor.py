@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from steps.preprocess.java import Java, find_java, unsuited
+from steps.entry import StepError
+from steps.preprocess.java import Java, check_user, find_java, unsuited
 
 CLASS = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 _ARGUMENTS = {
@@ -39,7 +40,12 @@ def main() -> None:
     found = find_spec("pyspark")
     if found is None or found.origin is None:
         raise SystemExit("executor: this image has no pyspark; use one with everstep[preprocess]")
-    words = command(os.environ, find_java(os.environ), Path(found.origin).parent / "jars")
+    try:
+        check_user()
+        java = find_java(os.environ)
+    except StepError as error:
+        raise SystemExit(f"executor: {error}") from None
+    words = command(os.environ, java, Path(found.origin).parent / "jars")
     os.execv(words[0], words)
 
 

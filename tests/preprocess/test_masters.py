@@ -1,18 +1,23 @@
 """What Spark is told for each --spark-master: pure."""
 
 import json
+import pwd
+import re
+import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from steps.entry import StepError
-from steps.preprocess import Config, masters
+from steps.preprocess import Config, gateway, masters
 from steps.preprocess.executor import command
-from steps.preprocess.java import Java
+from steps.preprocess.java import Java, version
 from steps.preprocess.job import cores
 from steps.preprocess.masters import Kind, kind_of
-from steps.preprocess.session import own_pod, settings
+from steps.preprocess.session import own_pod, settings, spark
+from tests.harness import ROOT
 
 OWN: dict[str, Any] = {
     "serviceAccountName": "everstep",
@@ -21,6 +26,7 @@ OWN: dict[str, Any] = {
         {
             "name": "agent",
             "image": "registry.example/everstep:1",
+            "imagePullPolicy": "Always",
             "resources": {"limits": {"memory": "3Gi"}},
             "env": [{"name": "AWS_ACCESS_KEY_ID", "valueFrom": {"secretKeyRef": {"name": "store", "key": "id"}}}],
             "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
@@ -91,6 +97,7 @@ def test_executors_on_kubernetes_are_pods_like_the_driver_and_end_with_it(tmp_pa
     assert told["spark.kubernetes.driver.pod.name"] == POD.name
     assert told["spark.kubernetes.namespace"] == "ml"
     assert told["spark.kubernetes.container.image"] == "registry.example/everstep:1"
+    assert told["spark.kubernetes.container.image.pullPolicy"] == "Always"
     assert told["spark.kubernetes.authenticate.oauthTokenFile"] == "/token"
     assert told["spark.executor.memoryOverhead"] == "1600m"
     assert len(told["spark.kubernetes.executor.podNamePrefix"]) <= 47
@@ -131,3 +138,54 @@ def test_pods_are_refused_where_there_are_none_and_where_nothing_is_shared(tmp_p
     for name in ("executors", "executor_cores"):
         with pytest.raises(StepError, match=f"--{name.replace('_', '-')} 0: 1 or more"):
             Config(**{name: 0}).check()  # type: ignore[arg-type]
+
+
+def test_a_user_without_a_name_is_told_before_java_fails_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(StepError, match=r"user \d+ has no name here.*/etc/passwd"), spark("local[1]", 1, 1):
+        pass
+
+
+def test_the_user_of_the_images_has_a_name() -> None:
+    lines = (ROOT / "templates/Containerfile").read_text().splitlines()
+    users = {line.split()[1] for line in lines if line.startswith("USER")} - {"0"}
+    assert users == {"1000:1000"}
+    (named,) = [line for line in lines if line.endswith(">> /etc/passwd")]
+    assert "'everstep:x:1000:1000:" in named
+
+
+def test_the_drivers_java_is_told_what_suits_it() -> None:
+    told = {"spark.master": "local[1,3]", "spark.ui.enabled": "false"}
+    words = gateway.command(Java(Path("/java"), 25), Path("/jars"), Path("/work"), told)
+    assert words[0] == "/java"
+    assert words[words.index("-cp") + 1] == "/work:/jars/*"
+    given = ["--conf", "spark.master=local[1,3]", "--conf", "spark.ui.enabled=false", "pyspark-shell"]
+    assert words[words.index(gateway.SUBMIT) + 1 :] == given
+    gone = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+    assert not {gone, "--add-modules=jdk.incubator.vector"} & set(words)
+    assert gone in gateway.command(Java(Path("/java"), 17), Path("/jars"), Path("/work"), told)
+
+
+def test_the_modules_that_are_opened_are_those_of_sparks_launcher() -> None:
+    """The strings in its class JavaModuleOptions, each after a tag and its length (JVM specification, 4.4.7)."""
+    found = find_spec("pyspark")
+    assert found
+    assert found.origin
+    (jar,) = Path(found.origin).parent.glob("jars/spark-launcher_*.jar")
+    data = zipfile.ZipFile(jar).read("org/apache/spark/launcher/JavaModuleOptions.class")
+    strings = re.findall(rb"\x01\x00(.)(-[ -~]+)", data, re.DOTALL)
+    assert sorted(text[: size[0]].decode() for size, text in strings) == sorted(gateway.MODULES)
+
+
+@pytest.mark.parametrize(("told", "wanted"), [("21.0.4", 21), ("1.8.0_392", 8), ("25", 25)])
+def test_a_javas_version_is_read_beside_it_without_starting_it(tmp_path: Path, told: str, wanted: int) -> None:
+    program = tmp_path / "bin/java"
+    program.parent.mkdir()
+    program.write_text("")
+    (tmp_path / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION_DATE="2024-01-01"\nJAVA_VERSION="{told}"\n')
+    assert version(str(program)) == 0  # it cannot be run
+    program.chmod(0o755)
+    assert version(str(program)) == wanted
