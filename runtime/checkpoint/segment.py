@@ -51,7 +51,7 @@ class SegmentFile:
     def create(cls, path: Path, slots: int, capacity: int) -> "SegmentFile":
         """Make the file, replacing one of that name. Raises SegmentError with the arithmetic when it does not fit."""
         capacity = rounded(capacity)
-        size = PAGE + slots * capacity
+        size = segment_bytes(slots, capacity)
         path.unlink(missing_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -134,7 +134,7 @@ class SegmentFile:
 def require_room(directory: Path, slots: int, copies: int, capacity: int) -> None:
     """Raises SegmentError when that many slots, and slots for a peer's copies, cannot all be had there."""
     place = os.statvfs(directory)
-    size = PAGE + (slots + copies) * rounded(capacity)
+    size = segment_bytes(slots + copies, capacity)
     if size > place.f_bavail * place.f_frsize:
         what = f"{slots} slots of {rounded(capacity) / 1e6:.1f} MB and {copies} for copies of a peer's shard"
         raise _too_small(directory, what, size, "No space left on device")
@@ -147,6 +147,11 @@ def _too_small(directory: Path, what: str, size: int, why: str) -> SegmentError:
         f"{directory}: {what} need {size / 1e6:.1f} MB, {free / 1e6:.1f} MB are free ({why}); "
         f"enlarge {directory} (in a pod: a memory-backed emptyDir with a larger sizeLimit) or run fewer workers a node"
     )
+
+
+def segment_bytes(slots: int, capacity: int) -> int:
+    """Of a file with so many slots for states of `capacity` bytes."""
+    return PAGE + slots * rounded(capacity)
 
 
 def rounded(size: int) -> int:
