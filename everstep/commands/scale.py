@@ -1,7 +1,11 @@
-"""`everstep scale RUN[/STEP] --nodes N`: change how many nodes of a running job train together."""
+"""`everstep scale RUN[/STEP] --nodes N`: change how many nodes of a running job train together.
+
+Here its master is asked; on a cluster the ConfigMap is edited that it reads.
+"""
 
 import argparse
 import json
+import os
 import sys
 import urllib.error
 import urllib.request
@@ -16,14 +20,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="RUN[/STEP]", help="a run, and its train step if it has several")
     parser.add_argument("--nodes", type=int, required=True, help="between the job's minimum and maximum")
     parser.add_argument("--role", default="worker", help="kind of node (default: worker)")
+    parser.add_argument("-n", "--namespace", default="", help="where the run is, if it is on a cluster (kube context)")
     parser.add_argument("--runs", default="runs", help="directory of the run folders (default: runs)")
-    parser.epilog = "example: everstep scale llama-finetune-x7k2 --nodes 1"
+    parser.epilog = "examples: everstep scale llama-finetune-x7k2 --nodes 1; everstep scale RUN --nodes 4 -n ml"
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask the job's master; returns the exit code."""
     name: str = arguments.job
     try:
+        if arguments.namespace:
+            _edit(name, arguments.namespace, arguments.role, arguments.nodes)
+            asked = f"{arguments.nodes} {arguments.role} nodes"
+            print(f"{name}: {asked} asked for; the step's log says what follows", file=sys.stderr)
+            return 0
         found = find(Path(arguments.runs), name)
         if ended := found.state.ended:
             raise BadInput(f"{name}: its training is over ({ended.result.value}: {ended.reason})")
@@ -33,6 +43,31 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     print(f"{name}: {arguments.nodes} {arguments.role} nodes wanted", file=sys.stderr)
     return 0
+
+
+def _edit(name: str, namespace: str, role: str, nodes: int) -> None:
+    """Write it into the ConfigMap that the job's master reads. Raises BadInput."""
+    from runtime.platform.kubernetes.pods import JOB, NAME
+    from runtime.platform.kubernetes.sizes import KEY, sizes_in, text_of
+    from runtime.submission.custom_resource import CustomResource
+    from runtime.submission.route import ApiError
+
+    run, _, step = name.partition("/")
+    try:
+        route = CustomResource(os.environ, namespace)
+        uid = route.get(run)["metadata"]["uid"]
+        found = {one["metadata"]["annotations"][NAME].removeprefix(f"{uid}-"): one for one in route.config_maps(JOB)
+                 if one["metadata"]["annotations"].get(NAME, "").startswith(f"{uid}-")}  # fmt: skip
+        if (not step and len(found) != 1) or (step and step not in found):
+            which = f"say RUN/STEP with one of its steps that train: {', '.join(sorted(found))}"
+            raise BadInput(f"{name}: {which if found else 'no step of it trains, or not yet'}")
+        chosen = found[step or next(iter(found))]
+        sizes = sizes_in(chosen)
+        if role not in sizes:
+            raise BadInput(f"{name}: role: the job has no {role!r}, only {', '.join(sizes)}")
+        route.edit_config_map(chosen["metadata"]["name"], {KEY: text_of({**sizes, role: nodes})})
+    except (ApiError, ValueError) as error:
+        raise BadInput(f"{name}: {error}") from None
 
 
 def _post(name: str, master: str, token: str, body: dict[str, object]) -> None:

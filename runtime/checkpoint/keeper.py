@@ -29,6 +29,8 @@ from runtime.store import Store
 
 _SHM = Path("/dev/shm")
 _log = logging.getLogger("everstep.checkpoint")
+SLOTS = 3
+"""Of each segment: one is written, one is read, one is whole."""
 _ALL_COPIED = 3
 """A rank that stages its third state of a round knows that all have staged two and copied one to the peers of it."""
 
@@ -49,7 +51,7 @@ class Keeper:
         workers: int = 1,
         persists: bool = True,
         directory: Path = _SHM,
-        slots: int = 3,
+        slots: int = SLOTS,
     ) -> None:
         """`on_persisted` is called in a thread when a shard lies whole in the store: the agent tells the master.
 

@@ -118,7 +118,7 @@ class NewSegment:
     def __init__(self, path: Path, slots: int, capacity: int) -> None:
         """Makes the file, replacing one of that name."""
         self.path, self.slots, self.capacity = path, slots, rounded(capacity)
-        self.size = PAGE + slots * self.capacity
+        self.size = segment_bytes(slots, capacity)
         path.unlink(missing_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
@@ -150,7 +150,7 @@ def require_room(directory: Path, slots: int, copies: int, capacity: int, others
     """Raises SegmentError when that many slots, slots for a peer's copies, and `others` bytes that are being allocated
     cannot all be had there."""
     place = os.statvfs(directory)
-    size = PAGE + (slots + copies) * rounded(capacity)
+    size = segment_bytes(slots + copies, capacity)
     if size + others > place.f_bavail * place.f_frsize:
         what = f"{slots} slots of {rounded(capacity) / 1e6:.1f} MB and {copies} for copies of a peer's shard"
         raise _too_small(directory, what, size, "No space left on device")
@@ -163,6 +163,11 @@ def _too_small(directory: Path, what: str, size: int, why: str) -> SegmentError:
         f"{directory}: {what} need {size / 1e6:.1f} MB, {free / 1e6:.1f} MB are free ({why}); "
         f"enlarge {directory} (in a pod: a memory-backed emptyDir with a larger sizeLimit) or run fewer workers a node"
     )
+
+
+def segment_bytes(slots: int, capacity: int) -> int:
+    """Of a file with so many slots for states of `capacity` bytes."""
+    return PAGE + slots * rounded(capacity)
 
 
 def rounded(size: int) -> int:

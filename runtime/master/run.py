@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from runtime.checkpoint.retention import Kept
-from runtime.job.events import Opened, StopAsked
+from runtime.job.case import Refused
+from runtime.job.events import Opened, ScaleAsked, StopAsked
 from runtime.job.messages import Heartbeat
 from runtime.job.sizes import Wanted
 from runtime.job.spec import JobSpec, problems
@@ -32,6 +34,7 @@ TRY_AGAIN = 75
 TERMINATED = 143
 OWN_DESCRIPTORS = 256
 """Files that a master needs beside its connections."""
+_log = logging.getLogger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -66,11 +69,13 @@ async def run(
     on_progress: Callable[[Progress], None] | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    sizes: AsyncIterator[tuple[str, int]] | None = None,
 ) -> Outcome:
     """Run the job to its end, or until `stop` is set; then `remove_nodes()` says whether its nodes end or go on.
 
     `agent_arguments` are appended to each node's `--node --role --host --slots`; `agent_environment` to its
-    EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE. `port` 0 takes a free one. A job that has succeeded before
+    EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE. `port` 0 takes a free one. `sizes` tells (role, nodes) whenever
+    somebody scales the job by other means than its HTTP. A job that has succeeded before
     returns at once; one that ended otherwise is taken up again. Raises ValueError for a spec that contradicts itself,
     CannotListen when host and port cannot be had or the job has more nodes than this process may open files,
     StoreError and journal.JournalError when the journal can be neither written nor read.
@@ -103,7 +108,7 @@ async def run(
         async with serving(Endpoints(desk, token, on_telemetry), listener):
             debris = asyncio.create_task(desk.tidy(Kept()))
             try:
-                return await _live(desk, reconciler, telemetry, stop, remove_nodes)
+                return await _live(desk, reconciler, telemetry, stop, remove_nodes, sizes)
             except journal.Fenced as error:
                 return Outcome("fenced", str(error), "", None, desk.state.iteration, TRY_AGAIN)
             finally:
@@ -173,11 +178,14 @@ async def _live(
     telemetry: Telemetry,
     stop: asyncio.Event,
     remove_nodes: Callable[[], bool],
+    sizes: AsyncIterator[tuple[str, int]] | None,
 ) -> Outcome:
     """Everything at once, until the job has ended and its nodes are gone, or this master is told to stop."""
     main = asyncio.create_task(_to_the_end(desk, reconciler, stop, remove_nodes))
     parts = (*desk.parts, reconciler.watch, telemetry.run)
     tasks = {main, *(asyncio.create_task(part()) for part in parts)}
+    if sizes:
+        tasks.add(asyncio.create_task(_scaled(desk, sizes)))
     try:
         while not main.done():
             done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -188,6 +196,15 @@ async def _live(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _scaled(desk: Desk, sizes: AsyncIterator[tuple[str, int]]) -> None:
+    """Have the job the size that was asked for; what it cannot have is said."""
+    async for role, nodes in sizes:
+        try:
+            desk.feed(ScaleAsked(role, nodes))
+        except Refused as error:
+            _log.warning("not scaled: %s", error)
 
 
 async def _to_the_end(

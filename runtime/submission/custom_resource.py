@@ -86,6 +86,16 @@ class CustomResource:
         )  # fmt: skip
         yield from (line.decode(errors="replace") for line in _lines(stream))
 
+    def config_maps(self, selector: str) -> list[dict[str, Any]]:
+        """Those of the namespace with these labels. Raises ApiError."""
+        found = self._call(self._core.list_namespaced_config_map, self.namespace, label_selector=selector)
+        plain: Any = self._api.sanitize_for_serialization(found)
+        return plain["items"]
+
+    def edit_config_map(self, name: str, data: Mapping[str, str]) -> None:
+        """Give these keys these texts. Raises ApiError."""
+        self._call(self._core.patch_namespaced_config_map, name, self.namespace, {"data": dict(data)})
+
     def link(self, name: str) -> str:
         """See Route. The API knows no URL of a user interface."""
         return (

@@ -17,6 +17,7 @@ from steps.train.job import job_of, ranks
 
 LLAMA = Path(__file__).with_name("llama.py")
 EVERY = 50
+GANGS = ("none", "volcano", "koordinator", "coscheduling")
 _PEAK_TINY, _PEAK_TRAINED = 3e-3, 1e-4
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -60,14 +61,27 @@ class Config:
     measured."""
     persist_bytes_per_s: float = 0.0
     """Bytes a second that each node may write to the store; 0: no limit."""
+    state_bytes: float = 0.0
+    """Of a script of yours: bytes that a node stages; on a cluster /dev/shm gets the room. 0: not said."""
     keep_last: int = 0
     """Checkpoints that stay in the store, the newest; 0: all."""
     keep_every: int = 0
     """Beside those, each whose iteration is a multiple of this; 0: none."""
     network_check: bool = False
     """Check each node before it joins, with a healthy one; an unfit one is replaced on another host."""
+    gang: str = "none"
+    """On a cluster: whose scheduler admits min-nodes at once or not at all: none, volcano, koordinator or
+    coscheduling."""
+    queue: str = ""
+    """Volcano's Queue or Koordinator's ElasticQuota; empty: the default one."""
+    priority_class: str = ""
+    """On a cluster: PriorityClass of min-nodes nodes; empty: that of the step's own pod."""
+    extra_priority_class: str = ""
+    """On a cluster: PriorityClass of the nodes beyond min-nodes, which give way first; empty: that of the others."""
     avoid_hosts: str = "[]"
     """JSON list of hosts not to use, as steps.check gives it."""
+    taint_hosts: bool = False
+    """On a cluster: mark hosts that are avoided as everstep/unfit:NoSchedule, for everybody; needs the right to."""
     job: str = "by-hand-train"
     """Name of the job: the same name goes on where it stopped."""
     max_relaunches: int = 3
@@ -88,6 +102,7 @@ class Config:
     def check(self) -> None:
         """Raise StepError for what can be known before anything starts: numbers, paths, the model's directory."""
         self._check_numbers()
+        self._check_scheduling()
         if not _JOB.fullmatch(self.job):
             raise StepError(f"--job {self.job!r}: use letters, digits and . _ -")
         self.avoided()
@@ -106,6 +121,22 @@ class Config:
         if self.dataset:
             self._check_dataset(model)
 
+    def for_schedulers(self) -> list[str]:
+        """The flags that only a cluster's scheduler understands, as far as they are given."""
+        given = {"gang": self.gang != "none", "queue": self.queue}
+        given |= {
+            "taint-hosts": self.taint_hosts,
+            "priority-class": self.priority_class,
+            "extra-priority-class": self.extra_priority_class,
+        }
+        return [f"--{name}" for name, value in given.items() if value]
+
+    def _check_scheduling(self) -> None:
+        if self.gang not in GANGS:
+            raise StepError(f"--gang {self.gang}: not known; use {', '.join(GANGS)}")
+        if self.queue and self.gang not in ("volcano", "koordinator"):
+            raise StepError(f"--queue {self.queue}: queues are Volcano's and Koordinator's; give --gang, too")
+
     def _check_numbers(self) -> None:
         for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval"):
             if getattr(self, name) < 1:
@@ -114,7 +145,15 @@ class Config:
             raise StepError(f"--min-nodes {self.min_nodes}: more than --nodes {self.nodes}; lower it")
         if not self.learning_rate >= 0:
             raise StepError(f"--learning-rate {self.learning_rate:g}: cannot be negative")
-        for name in ("warmup", "max_relaunches", "max_restarts", "replacement_wait_s", "seed", "persist_bytes_per_s"):
+        for name in (
+            "warmup",
+            "max_relaunches",
+            "max_restarts",
+            "replacement_wait_s",
+            "seed",
+            "persist_bytes_per_s",
+            "state_bytes",
+        ):
             if getattr(self, name) < 0:
                 raise StepError(f"--{name.replace('_', '-')} {getattr(self, name):g}: cannot be negative")
         if self.keep_last < 0 or self.keep_every < 0:

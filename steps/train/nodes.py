@@ -12,16 +12,17 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
 from runtime.token import shared_token
+from steps.train.staged import shared_bytes
 
 if TYPE_CHECKING:
     from runtime.job.spec import JobSpec
     from runtime.platform import Platform
-    from runtime.platform.kubernetes import Access
+    from runtime.platform.kubernetes import Access, Scheduling
     from steps.train.config import Config
 
 HARDWARE = 201
@@ -44,17 +45,26 @@ class Place(NamedTuple):
     """For the agents."""
     stopped_for_good: Callable[[], Awaitable[bool]]
     """Asked when the step's process is told to end: whether nobody will take the nodes over."""
+    sizes: AsyncIterator[tuple[str, int]] | None = None
+    """(role, nodes) whenever somebody asks for another size otherwise than by the master's HTTP."""
+    over: Callable[[], Awaitable[None]] | None = None
+    """Called when the job has ended and its nodes are gone."""
 
 
 @asynccontextmanager
-async def place_of(spec: "JobSpec", folder: Path, environment: Mapping[str, str]) -> AsyncIterator[Place]:
+async def place_of(
+    config: "Config", spec: "JobSpec", folder: Path, environment: Mapping[str, str]
+) -> AsyncIterator[Place]:
     """This machine, or the cluster. Raises KubeError where the cluster refuses to tell or to make what is needed."""
     if pod := environment.get(POD_VARIABLE):
         from runtime.platform.kubernetes import Access
 
-        async with pods_beside(pod, spec, Access.of_this_pod(environment)) as place:
+        access, scheduling = Access.of_this_pod(environment), scheduling_of(config, spec)
+        async with pods_beside(pod, spec, access, scheduling, shared_bytes(config), config.taint_hosts) as place:
             yield place
         return
+    if ignored := config.for_schedulers():
+        _tell(f"{', '.join(ignored)}: nodes are processes of this machine, which no scheduler places")
     from runtime.platform.process import ProcessPlatform
 
     async def stopped() -> bool:
@@ -64,21 +74,44 @@ async def place_of(spec: "JobSpec", folder: Path, environment: Mapping[str, str]
     yield Place(ProcessPlatform(folder, spec.job), token, "127.0.0.1", spec, ONE_THREAD, stopped)
 
 
+def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
+    """What the flags tell the cluster's scheduler."""
+    from runtime.platform.kubernetes import Gang, Scheduling, minimum_of
+
+    return Scheduling(
+        Gang(config.gang), config.queue, config.priority_class, config.extra_priority_class, minimum_of(spec)
+    )
+
+
 @asynccontextmanager
-async def pods_beside(pod: str, spec: "JobSpec", access: "Access") -> AsyncIterator[Place]:
-    """Pods like that one, which is the step's own. Raises KubeError."""
+async def pods_beside(
+    pod: str, spec: "JobSpec", access: "Access", scheduling: "Scheduling", shared: int = 0, taints: bool = False
+) -> AsyncIterator[Place]:
+    """Pods like that one, which is the step's own, with at least `shared` bytes of /dev/shm. Raises KubeError.
+
+    `taints`: hosts to avoid are marked for everybody.
+    """
     from runtime.platform.kubernetes import (
         KubeApi,
         KubernetesPlatform,
+        group_deleted,
+        group_made,
         owner_of,
         template_of,
         topology_of,
         will_not_return,
+        wishes,
+        wishes_made,
+        with_shared_memory,
     )
+    from runtime.platform.kubernetes.api import Pauses
     from runtime.platform.kubernetes.platform import shared_token as token_of
 
     async with KubeApi(access) as api:
-        own = await api.patiently(lambda: api.get("pods", pod))
+        own, pauses = await api.patiently(lambda: api.get("pods", pod)), Pauses()
+        while not (own.get("status") or {}).get("podIP"):  # Told by its kubelet, which may be busy starting it.
+            await api.pause(pauses)
+            own = await api.patiently(lambda: api.get("pods", pod))
         owner = owner_of(own)
         token = await token_of(api, spec.job, owner)
         there = replace(spec, hosts="", topology=spec.topology or await topology_of(api))
@@ -86,8 +119,15 @@ async def pods_beside(pod: str, spec: "JobSpec", access: "Access") -> AsyncItera
         async def stopped() -> bool:
             return await will_not_return(api, owner, time.time())
 
-        async with KubernetesPlatform(api, spec.job, owner, template_of(own)) as platform:
-            yield Place(platform, token, own["status"]["podIP"], there, {}, stopped)
+        async def over() -> None:
+            await group_deleted(api, scheduling, spec.job)
+
+        await group_made(api, scheduling, spec.job, owner)
+        await wishes_made(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()})
+        sizes, template = wishes(api, spec.job, _tell), with_shared_memory(template_of(own), shared)
+        how: dict[str, Any] = {"scheduling": scheduling, "say": _tell, "taints": taints}
+        async with KubernetesPlatform(api, spec.job, owner, template, **how) as platform:
+            yield Place(platform, token, own["status"]["podIP"], there, {}, stopped, sizes, over)
 
 
 @asynccontextmanager

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from runtime.store import Store
 
 RUN_DIR_VARIABLE = "EVERSTEP_RUN_DIR"
+ENDED = ("succeeded", "failed", "no_quorum")
+"""States of an outcome after which no master takes the job's nodes over."""
 LINES_EVERY_S = 0.5
 """A line of progress at most this often."""
 
@@ -96,10 +98,10 @@ async def _train(
         str(config.script_path()),
         *config.script_flags(),
     ]
-    async with place_of(spec, folder, os.environ) as place, checking(config, place) as (port, check):
+    async with place_of(config, spec, folder, os.environ) as place, checking(config, place) as (port, check):
         hearing = asyncio.create_task(heard(asked, stop, place))
         try:
-            return await run_master(
+            outcome = await run_master(
                 place.spec,
                 store,
                 place.platform,
@@ -111,7 +113,11 @@ async def _train(
                 on_progress=show,
                 host=place.address,
                 port=port,
+                sizes=place.sizes,
             )
+            if place.over and (outcome.state in ENDED or (outcome.state == "stopped" and hearing.result())):
+                await place.over()
+            return outcome
         finally:
             hearing.cancel()
 

@@ -13,11 +13,13 @@ RESOURCES = (
     ("", "persistentvolumeclaims"), ("", "namespaces"), ("apps", "deployments"), ("batch", "jobs"),
     ("rbac.authorization.k8s.io", "roles"), ("rbac.authorization.k8s.io", "rolebindings"),
     ("argoproj.io", "workflows"), ("argoproj.io", "workflowtaskresults"), ("argoproj.io", "workflowtemplates"),
-    ("argoproj.io", "workflowtasksets"),
+    ("argoproj.io", "workflowtasksets"), ("scheduling.volcano.sh", "podgroups"), ("scheduling.volcano.sh", "queues"),
 )  # fmt: skip
 MAY = {
     "pods": {"get", "list", "watch", "create", "patch", "delete", "deletecollection"},
     "secrets": {"get", "create"},
+    "configmaps": {"get", "create"},
+    "podgroups": {"get", "create", "delete"},
     "workflows": {"get"},
     "workflowtaskresults": {"create", "patch"},
 }
@@ -46,10 +48,6 @@ def allowed(cluster: Cluster, namespace: str, name: str = "") -> dict[str, set[s
 
 def test_the_account_may_do_what_a_run_needs_and_nothing_else(cluster: Cluster) -> None:
     assert allowed(cluster, NAMESPACE) == MAY
-
-
-def test_of_all_config_maps_it_may_read_the_topology_only(cluster: Cluster) -> None:
-    assert allowed(cluster, NAMESPACE, "node-topology-config") == {**MAY, "configmaps": {"get"}}
 
 
 def test_elsewhere_it_may_do_nothing(cluster: Cluster) -> None:

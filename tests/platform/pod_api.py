@@ -26,6 +26,11 @@ class PodApi:
         self.secrets: dict[str, Object] = {}
         self.configmaps: dict[str, Object] = {}
         self.workflows: dict[str, Object] = {}
+        self.nodes: dict[str, Object] = {}
+        """The cluster's, of no namespace."""
+        self.podgroups: dict[str, Object] = {}
+        self.kinds = {"pods", "secrets", "configmaps", "workflows", "podgroups"}
+        """What the server knows."""
         self.asked: list[tuple[str, str]] = []
         """(method, path below the namespace), watches as WATCH."""
         self.refuse: list[tuple[int, str]] = []
@@ -44,7 +49,9 @@ class PodApi:
         app = web.Application()
         app.router.add_route("*", "/api/v1/namespaces/{namespace}/{kind}", self._all)
         app.router.add_route("*", "/api/v1/namespaces/{namespace}/{kind}/{name}", self._one)
-        app.router.add_get("/apis/argoproj.io/v1alpha1/namespaces/{namespace}/{kind}/{name}", self._one)
+        app.router.add_route("*", "/api/v1/nodes/{name}", self._node)
+        app.router.add_route("*", "/apis/{group}/{version}/namespaces/{namespace}/{kind}", self._all)
+        app.router.add_route("*", "/apis/{group}/{version}/namespaces/{namespace}/{kind}/{name}", self._one)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -117,10 +124,17 @@ class PodApi:
             return _no(*self.refuse.pop(0))
         return None
 
+    def _there(self, kind: str) -> dict[str, Object] | None:
+        """The objects of that kind; None: the server knows no such kind."""
+        found: dict[str, Object] | None = getattr(self, kind) if kind in self.kinds else None
+        return found
+
     async def _all(self, request: web.Request) -> web.StreamResponse:
         if refused := self._refused(request):
             return refused
-        there = self.pods if request.match_info["kind"] == "pods" else self.secrets
+        there = self._there(request.match_info["kind"])
+        if there is None:
+            return _no(404, "the server could not find the requested resource")
         if request.method == "POST":
             return self._create(request, there, await request.json())
         key, _, value = request.query["labelSelector"].partition("=")
@@ -138,8 +152,10 @@ class PodApi:
         if there is self.pods:
             self._tell("ADDED", {**made, "status": {"phase": "Pending"}})
         else:
-            text = made.pop("stringData")
-            there[name] = {**made, "data": {key: base64.b64encode(text[key].encode()).decode() for key in text}}
+            if text := made.pop("stringData", None):
+                made["data"] = {key: base64.b64encode(text[key].encode()).decode() for key in text}
+            there[name] = made
+            self._changed.set()
         if self.refuse and not self.refuse[0][0]:
             self.refuse.pop(0)
             assert request.transport
@@ -150,11 +166,8 @@ class PodApi:
         if refused := self._refused(request):
             return refused
         name = request.match_info["name"]
-        kind = request.match_info["kind"]
-        there = {
-            "pods": self.pods, "secrets": self.secrets, "configmaps": self.configmaps, "workflows": self.workflows,
-        }[kind]  # fmt: skip
-        if name not in there:
+        there = self._there(request.match_info["kind"])
+        if there is None or name not in there:
             return _no(404, f'"{name}" not found')
         if request.method == "GET":
             return web.json_response(there[name])
@@ -163,10 +176,24 @@ class PodApi:
         pod = there[name]
         if body["preconditions"]["uid"] != pod["metadata"]["uid"]:
             return _no(409, "the UID in the precondition does not match")
+        if there is not self.pods:
+            return web.json_response(there.pop(name))
         self._tell("MODIFIED", {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}})
         if self.kubelet or body["gracePeriodSeconds"] == 0:
             self.remove(name)
         return web.json_response(pod)
+
+    async def _node(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in self.nodes:
+            return _no(403, f'nodes "{name}" is forbidden')
+        if request.method == "PATCH":
+            assert request.content_type == "application/merge-patch+json"
+            change = await request.json()
+            if self.refuse:
+                return _no(*self.refuse.pop(0))
+            self.nodes[name]["spec"] |= change["spec"]
+        return web.json_response(self.nodes[name])
 
     async def _watch(self, request: web.Request, version: int, label: tuple[str, str]) -> web.StreamResponse:
         if version < self._oldest:

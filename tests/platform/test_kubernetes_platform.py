@@ -83,6 +83,29 @@ def test_a_node_that_was_made_is_there_at_once() -> None:
     tell(story)
 
 
+def test_machines_to_avoid_are_marked_for_everybody_only_where_that_is_wanted() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        other = {"key": "other", "effect": "NoExecute"}
+        server.nodes["a"] = {"metadata": {"resourceVersion": "7"}, "spec": {"taints": [other]}}
+        said: list[str] = []
+        async with KubeApi(Access(url, server.namespace), no_wait) as api:
+            async with KubernetesPlatform(api, JOB, OWNER, TEMPLATE) as made:
+                await made.create(request("worker-0-0", avoid_hosts=["a"]))
+            assert server.nodes["a"]["spec"]["taints"] == [other]
+            async with KubernetesPlatform(api, JOB, OWNER, TEMPLATE, say=said.append, taints=True) as made:
+                await made.observe()
+                server.refuse = [(409, "the object has been modified")]
+                await made.create(request("worker-1-0", avoid_hosts=["a", "b"]))
+                await made.create(request("worker-2-0", avoid_hosts=["a", "b"]))
+        taints = server.nodes["a"]["spec"]["taints"]
+        assert taints == [other, {"key": "everstep/unfit", "effect": "NoSchedule"}]
+        assert [line.partition(":")[0] for line in said] == [
+            "node a is marked everstep/unfit", "node b could not be marked everstep/unfit",
+        ]  # fmt: skip
+
+    tell(story)
+
+
 def test_a_create_whose_answer_was_lost_is_found_again() -> None:
     async def story(server: PodApi, url: str) -> None:
         async with platform(server, url) as made:

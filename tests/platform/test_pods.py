@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from runtime.agent.settings import Settings
-from runtime.job.spec import GIB, Resources
+from runtime.job.spec import GIB, JobSpec, Resources, RoleSpec
 from runtime.platform import NodeRequest
-from runtime.platform.kubernetes import Owner, template_of
-from runtime.platform.kubernetes.pods import pod_name, pod_of
+from runtime.platform.kubernetes import Owner, template_of, with_shared_memory
+from runtime.platform.kubernetes.pods import pod_name, pod_of, waiting_for
+from runtime.platform.kubernetes.scheduling import Gang, Scheduling, group_of, minimum_of, scheduled
 
 JOB = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10-train"
 OWNER = Owner("llama-finetune-x7k2", "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10")
@@ -99,6 +100,16 @@ def test_shared_memory_grows_with_the_memory_that_it_counts_as() -> None:
     assert shared(resources=Resources(memory_bytes=8 * GIB)) == str(2 * GIB)
 
 
+def test_a_state_that_needs_more_shared_memory_gets_it_and_the_memory_that_it_counts_as() -> None:
+    template = template_of(STEP)
+    roomy = with_shared_memory(template, 3 * GIB)
+    assert roomy["volumes"][0]["emptyDir"]["sizeLimit"] == str(3 * GIB)
+    limits = roomy["containers"][0]["resources"]["limits"]
+    assert limits == {"memory": str(6 * GIB), "cpu": "2"}
+    assert with_shared_memory(template, GIB // 2) == template
+    assert with_shared_memory({"containers": [{}]}, GIB) == {"containers": [{}]}
+
+
 def test_whoever_deletes_it_gives_it_the_time_to_hand_over_that_its_agent_takes() -> None:
     assert pod()["spec"]["terminationGracePeriodSeconds"] > Settings.notice_s
 
@@ -140,3 +151,78 @@ def test_names_are_deterministic_and_fit_a_host_name() -> None:
     assert "." not in pod_name(JOB, long, "worker-9999-12")
     with pytest.raises(ValueError, match="cannot be a pod's name"):
         pod_name(JOB, OWNER, "Worker_0")
+
+
+def placed(scheduling: Scheduling, extra: bool = False) -> dict[str, Any]:
+    """The pod as its scheduler gets it."""
+    return scheduled(pod(extra=extra), scheduling, JOB, extra)
+
+
+def test_the_minimum_comes_before_the_extras_where_priority_classes_say_so() -> None:
+    classes = Scheduling(priority_class="high", extra_priority_class="low")
+    assert placed(classes)["spec"]["priorityClassName"] == "high"
+    assert placed(classes, extra=True)["spec"]["priorityClassName"] == "low"
+    assert placed(Scheduling(priority_class="high"), extra=True)["spec"]["priorityClassName"] == "high"
+    assert "priorityClassName" not in placed(Scheduling())["spec"]
+    assert "schedulerName" not in placed(Scheduling())["spec"]
+
+
+def test_volcano_gets_the_whole_job_as_a_group_and_may_take_the_extras_back() -> None:
+    gang = Scheduling(Gang.VOLCANO, "research", "high", minimum=3)
+    group = group_of(gang, JOB, OWNER)
+    assert group is not None
+    assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
+    assert group["spec"] == {"minMember": 3, "queue": "research", "priorityClassName": "high"}
+    assert group["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
+    for extra in (False, True):
+        made = placed(gang, extra)
+        assert made["spec"]["schedulerName"] == "volcano"
+        assert made["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
+        assert made["metadata"]["annotations"]["volcano.sh/preemptable"] == str(extra).lower()
+
+
+def test_koordinator_needs_annotations_only_and_of_the_minimum_only() -> None:
+    gang = Scheduling(Gang.KOORDINATOR, "research", minimum=3)
+    assert group_of(gang, JOB, OWNER) is None
+    notes = placed(gang)["metadata"]["annotations"]
+    assert notes["gang.scheduling.koordinator.sh/min-available"] == "3"
+    assert notes["gang.scheduling.koordinator.sh/name"]
+    extra = placed(gang, extra=True)
+    assert not [key for key in extra["metadata"]["annotations"] if key.startswith("gang.")]
+    assert extra["spec"]["schedulerName"] == "koord-scheduler"
+    assert extra["metadata"]["labels"]["quota.scheduling.koordinator.sh/name"] == "research"
+
+
+def test_the_coscheduling_plugin_gets_a_group_of_the_minimum() -> None:
+    gang = Scheduling(Gang.COSCHEDULING, minimum=3)
+    group = group_of(gang, JOB, OWNER)
+    assert group is not None
+    assert (group["apiVersion"], group["spec"]) == ("scheduling.x-k8s.io/v1alpha1", {"minMember": 3})
+    label = "scheduling.x-k8s.io/pod-group"
+    assert placed(gang)["metadata"]["labels"][label] == group["metadata"]["name"]
+    assert label not in placed(gang, extra=True)["metadata"]["labels"]
+
+
+def test_a_gang_is_of_those_that_wait_for_nobody() -> None:
+    first, second = RoleSpec(4, 2), RoleSpec(8, 3, waits_for=("chief",))
+    assert minimum_of(JobSpec(JOB, {"chief": first, "worker": second})) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "part"),
+    [
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes: Insufficient memory"}]},
+            "no machine has room for its pod: 0/2 nodes: Insufficient memory",
+        ),
+        (
+            {"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "no such host\nx"}}}]},
+            "its container cannot start, ErrImagePull: no such host",
+        ),
+        ({"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}, ""),
+        ({"conditions": [{"type": "PodScheduled", "status": "True"}], "phase": "Running"}, ""),
+        ({}, ""),
+    ],
+)
+def test_why_a_pod_does_not_start_is_told(status: dict[str, Any], part: str) -> None:
+    assert waiting_for({"status": status}) == part

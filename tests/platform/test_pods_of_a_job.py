@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from runtime.job.messages import Ack, Action, Finished
 from runtime.job.spec import GIB, JobSpec, Patience, Resources, RoleSpec
 from runtime.master import Outcome, run
-from runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform, Owner
+from runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform, Owner, wishes, wishes_made
 from runtime.platform.kubernetes.platform import shared_token
 from runtime.platform.kubernetes.pods import NODE, pod_name
 from runtime.store import DirectoryStore
@@ -34,12 +35,14 @@ class Job:
         self._store = DirectoryStore(folder)
         self._session = session
 
-    async def master(self, stop: asyncio.Event, remove: bool = True) -> Outcome:
+    async def master(self, stop: asyncio.Event, remove: bool = True, say: Callable[[str], None] = print) -> Outcome:
         """One master's life."""
+        await wishes_made(self._api, JOB, OWNER, {"worker": 2})
         async with KubernetesPlatform(self._api, JOB, OWNER, TEMPLATE) as platform:
             return await run(
                 SPEC, self._store, platform, token=TOKEN, agent_arguments=["--", "x.py"], agent_environment={},
                 stop=stop, remove_nodes=lambda: remove,
+                sizes=wishes(self._api, JOB, say, lambda _: asyncio.sleep(0.01)),
             )  # fmt: skip
 
     async def agent(self, node: str) -> Agent:
@@ -53,6 +56,11 @@ class Job:
     def container(self, node: str) -> dict[str, Any]:
         """Of the node's pod."""
         return self.server.pods[pod_name(JOB, OWNER, node)]["spec"]["containers"][0]
+
+    def edit(self, text: str) -> None:
+        """Somebody edits the ConfigMap's `replicas`."""
+        (wish,) = self.server.configmaps.values()
+        wish["data"]["replicas"] = text
 
     def nodes(self) -> list[str]:
         """Whose pods exist."""
@@ -145,5 +153,31 @@ def test_a_pod_that_is_deleted_while_the_api_is_away_is_replaced_when_it_is_back
         stop.set()
         assert (await master).exit_code == 143
         assert job.nodes() == []
+
+    played(tmp_path, story)
+
+
+def test_editing_the_config_map_scales_the_job_and_what_it_cannot_be_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(job: Job) -> None:
+        stop, said = asyncio.Event(), []
+        master = asyncio.create_task(job.master(stop, say=said.append))
+        first, second = await job.agent("worker-0-0"), await job.agent("worker-1-0")
+        await asyncio.gather(first.join(), second.join())
+        job.edit("worker: many")
+        await job.server.until(lambda: said)
+        assert "replicas: 'worker: many' is no `role: number`" in said[0]
+        job.edit("worker: 9\n")
+        await job.server.until(lambda: "not scaled" in caplog.text)
+        assert "9 is not between 1 and 2" in caplog.text
+        job.edit("worker: 1\n")
+        await second.told(Action.LEAVE, 1)
+        await first.told(Action.REJOIN, 1)
+        assert (await first.join(1)).world_size == 1
+        job.edit("worker: 2\n")
+        await job.agent("worker-1-1")
+        stop.set()
+        await master
 
     played(tmp_path, story)

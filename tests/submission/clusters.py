@@ -38,6 +38,7 @@ class Cluster:
     workflows: dict[str, dict[str, Any]] = field(default_factory=dict)
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     submitted: list[dict[str, Any]] = field(default_factory=list)
+    config_maps: dict[str, dict[str, Any]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, workflow: dict[str, Any]) -> dict[str, Any]:
@@ -83,6 +84,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """A request with a JSON body."""
         self._ask(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def do_PATCH(self) -> None:
+        """As a POST."""
+        self.do_POST()
 
     def _ask(self, body: dict[str, Any]) -> None:
         url = urlsplit(self.path)
@@ -175,6 +180,13 @@ class KubeApi(_Handler):
                     self.stream(lines, "application/json")
             case ["apis", "argoproj.io", "v1alpha1", "namespaces", _, "workflows", name]:
                 self.one(name)
+            case ["api", "v1", "namespaces", _, "configmaps"]:
+                key = asked["labelSelector"]
+                found = [one for one in self.cluster.config_maps.values() if key in one["metadata"]["labels"]]
+                self.yes({"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {}, "items": found})
+            case ["api", "v1", "namespaces", _, "configmaps", name]:
+                self.cluster.config_maps[name]["data"] |= body["data"]
+                self.yes(self.cluster.config_maps[name])
             case ["api", "v1", "namespaces", _, "pods", pod, "log"]:
                 if pod not in self.cluster.logs:
                     self.no(404, f'pods "{pod}" not found', "pods")

@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from runtime.job.spec import JobSpec, RoleSpec
-from runtime.platform.kubernetes import Access, KubeError
+from runtime.platform.kubernetes import Access, Gang, KubeError, Scheduling
 from runtime.platform.kubernetes.workflow import is_over
-from steps.train.nodes import heard, place_of, pods_beside
+from steps.train.config import Config
+from steps.train.nodes import heard, place_of, pods_beside, scheduling_of
 from tests.platform.pod_api import PodApi
 
 UID = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10"
@@ -28,6 +29,7 @@ WORKFLOW: dict[str, Any] = {
     "status": {"phase": "Running", "startedAt": "2026-01-01T00:00:00Z"},
 }
 BEGAN = 1767225600.0
+PLAIN = Scheduling()
 
 
 def workflow(**spec: Any) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def test_in_a_pod_of_argos_the_nodes_are_pods_like_it_and_the_master_listens_on_
     async def story() -> None:
         server = PodApi()
         server.pods["step"] = STEP
-        async with server as url, pods_beside("step", SPEC, Access(url, "ml")) as place:
+        async with server as url, pods_beside("step", SPEC, Access(url, "ml"), PLAIN) as place:
             assert (place.address, place.spec.hosts) == ("10.1.2.3", "")
             assert await place.platform.observe() == []
             (secret,) = server.secrets.values()
@@ -53,7 +55,7 @@ def test_the_namespaces_topology_orders_the_ranks_unless_the_job_says_otherwise(
         server = PodApi()
         server.pods["step"] = STEP
         server.configmaps["node-topology-config"] = {"data": {"topology_config": text}}
-        async with server as url, pods_beside("step", spec, Access(url, "ml")) as place:
+        async with server as url, pods_beside("step", spec, Access(url, "ml"), PLAIN) as place:
             return place.spec.topology
 
     line, other = "asw-0 psw-0 192.168.0.1", "asw-1 psw-0 192.168.0.2"
@@ -81,7 +83,7 @@ def test_when_the_step_is_told_to_end_the_workflow_says_whether_for_good(
         server.pods["step"] = STEP
         server.workflows = {"w": there} if there else {}
         asked, stop = asyncio.Event(), asyncio.Event()
-        async with server as url, pods_beside("step", SPEC, Access(url, "ml")) as place:
+        async with server as url, pods_beside("step", SPEC, Access(url, "ml"), PLAIN) as place:
             hearing = asyncio.create_task(heard(asked, stop, place))
             asked.set()
             await stop.wait()
@@ -94,7 +96,7 @@ def test_nodes_train_on_where_nobody_knows_whether_the_step_comes_again() -> Non
     async def story() -> None:
         server = PodApi()
         server.pods["step"] = STEP
-        async with server as url, pods_beside("step", SPEC, Access(url, "ml")) as place:
+        async with server as url, pods_beside("step", SPEC, Access(url, "ml"), PLAIN) as place:
             with server.away():
                 assert not await place.stopped_for_good()
 
@@ -112,7 +114,7 @@ def test_a_pod_that_no_workflow_owns_is_refused() -> None:
         server.pods["step"] = {**STEP, "metadata": {"name": "step", "uid": "p", "labels": {}}}
         async with server as url:
             with pytest.raises(KubeError, match="no Workflow owns it"):
-                async with pods_beside("step", SPEC, Access(url, "ml")):
+                async with pods_beside("step", SPEC, Access(url, "ml"), PLAIN):
                     pass
 
     asyncio.run(story())
@@ -120,7 +122,7 @@ def test_a_pod_that_no_workflow_owns_is_refused() -> None:
 
 def test_without_a_pod_the_nodes_are_processes_of_this_machine(tmp_path: Path) -> None:
     async def story() -> None:
-        async with place_of(SPEC, tmp_path, {}) as place:
+        async with place_of(Config(), SPEC, tmp_path, {}) as place:
             assert (place.address, place.spec) == ("127.0.0.1", SPEC)
             assert await place.stopped_for_good()
 
@@ -130,7 +132,54 @@ def test_without_a_pod_the_nodes_are_processes_of_this_machine(tmp_path: Path) -
 def test_a_pod_without_a_service_account_is_told(tmp_path: Path) -> None:
     async def story() -> None:
         with pytest.raises(KubeError, match="no service account here"):
-            async with place_of(SPEC, tmp_path, {"EVERSTEP_POD": "step"}):
+            async with place_of(Config(), SPEC, tmp_path, {"EVERSTEP_POD": "step"}):
                 pass
+
+    asyncio.run(story())
+
+
+def test_flags_for_a_scheduler_are_told_to_it_and_to_nobody_on_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config(gang="volcano", queue="research", priority_class="high")
+    assert scheduling_of(config, SPEC) == Scheduling(Gang.VOLCANO, "research", "high", "", 1)
+
+    async def story() -> None:
+        async with place_of(config, SPEC, tmp_path, {}):
+            pass
+
+    asyncio.run(story())
+    assert "--gang, --queue, --priority-class: nodes are processes of this machine" in capsys.readouterr().err
+
+
+def test_the_gang_is_there_before_its_pods_and_gone_when_the_job_is_over() -> None:
+    async def story() -> None:
+        server = PodApi()
+        server.pods["step"] = STEP
+        gang = Scheduling(Gang.VOLCANO, minimum=2)
+        async with server as url:
+            async with pods_beside("step", SPEC, Access(url, "ml"), gang):
+                pass
+            (group,) = server.podgroups.values()
+            assert group["spec"] == {"minMember": 2}
+            async with pods_beside("step", SPEC, Access(url, "ml"), gang) as place:
+                assert len(server.podgroups) == 1
+                assert place.over
+                await place.over()
+                await place.over()
+        assert server.podgroups == {}
+
+    asyncio.run(story())
+
+
+def test_a_cluster_without_that_scheduler_is_told() -> None:
+    async def story() -> None:
+        server = PodApi()
+        server.pods["step"] = STEP
+        server.kinds -= {"podgroups"}
+        async with server as url:
+            with pytest.raises(KubeError, match="--gang coscheduling: this cluster has no podgroups"):
+                async with pods_beside("step", SPEC, Access(url, "ml"), Scheduling(Gang.COSCHEDULING)):
+                    pass
 
     asyncio.run(story())

@@ -18,9 +18,20 @@ STREAM_S = 240
 """How long the server may keep a watch open; a stream that outlives it by 30 s is taken for dead."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 T = TypeVar("T")
-Kind = Literal["pods", "secrets", "configmaps", "workflows"]
+Kind = Literal[
+    "pods",
+    "secrets",
+    "configmaps",
+    "nodes",
+    "workflows",
+    "podgroups.scheduling.volcano.sh",
+    "podgroups.scheduling.x-k8s.io",
+]
 GROUPS: Mapping[Kind, str] = {
-    "pods": "api/v1", "secrets": "api/v1", "configmaps": "api/v1", "workflows": "apis/argoproj.io/v1alpha1",
+    "pods": "api/v1", "secrets": "api/v1", "configmaps": "api/v1", "nodes": "api/v1",
+    "workflows": "apis/argoproj.io/v1alpha1",
+    "podgroups.scheduling.volcano.sh": "apis/scheduling.volcano.sh/v1beta1",
+    "podgroups.scheduling.x-k8s.io": "apis/scheduling.x-k8s.io/v1alpha1",
 }  # fmt: skip
 Wait = Callable[[float], Awaitable[object]]
 
@@ -98,6 +109,10 @@ class KubeApi:
         told = await self._ask("GET", kind, asked={"labelSelector": selector})
         return told.get("items") or [], told["metadata"]["resourceVersion"]
 
+    async def patch(self, kind: Kind, name: str, change: Mapping[str, Any]) -> None:
+        """Merge the change into the object. Raises KubeError (409: it is another version than the change names)."""
+        await self._ask("PATCH", kind, name, body=change)
+
     async def delete(self, kind: Kind, name: str, uid: str, grace_s: int) -> None:
         """Delete that incarnation only. Raises KubeError (404: it is gone; 409: another one has the name)."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
@@ -160,9 +175,13 @@ class KubeApi:
         limits: aiohttp.ClientTimeout | None = None,
     ) -> Any:
         assert self._session, "used outside of `async with`"
-        where = f"{self._access.url}/{GROUPS[kind]}/namespaces/{self.namespace}/{kind}{f'/{name}' if name else ''}"
+        plural = kind.partition(".")[0]
+        space = "" if kind == "nodes" else f"/namespaces/{self.namespace}"
+        where = f"{self._access.url}/{GROUPS[kind]}{space}/{plural}{f'/{name}' if name else ''}"
         token = self._access.token_file.read_text().strip() if self._access.token_file else ""
         headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        if method == "PATCH":
+            headers["Content-Type"] = "application/merge-patch+json"
         more: dict[str, Any] = {"timeout": limits} if limits else {}
         return self._session.request(method, where, params=asked, json=body, headers=headers, **more)
 

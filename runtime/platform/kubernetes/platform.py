@@ -10,7 +10,7 @@ import base64
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from runtime.platform import Gone, Node, NodeRequest
@@ -27,7 +27,10 @@ from runtime.platform.kubernetes.pods import (
     secret_name,
     secret_of,
     selector,
+    waiting_for,
 )
+from runtime.platform.kubernetes.scheduling import PLAIN, Scheduling, scheduled
+from runtime.platform.kubernetes.taints import taint
 
 FORCE_AFTER_S = 2.0 * GRACE_S
 """A pod that was told to end so long ago and is still there is on a host that nobody hears of: it is forgotten."""
@@ -56,12 +59,25 @@ class KubernetesPlatform:
         owner: Owner,
         template: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
+        scheduling: Scheduling = PLAIN,
+        say: Callable[[str], None] = lambda _: None,
+        taints: bool = False,
     ) -> None:
-        """`template`: the spec of a pod; its first container becomes the agent, see `template_of`."""
+        """`template`: the spec of a pod; its first container becomes the agent, see `template_of`.
+
+        `say` is given one line for each reason why a pod does not start. `taints`: machines to avoid are marked for
+        everybody (see `taints`).
+        """
         self._api = api
         self._job = job
         self._owner = owner
         self._template = template
+        self._scheduling = scheduling
+        self._say = say
+        self._taints = taints
+        self._tainted: set[str] = set()
+        self._said: dict[str, str] = {}
+        """By UID: why the pod does not start, as it was told last."""
         self._clock = clock
         self._known = Known()
         self._listed = asyncio.Event()
@@ -99,9 +115,11 @@ class KubernetesPlatform:
         Raises OSError where it refuses, and for a pod of that name that has ended: names are not used twice.
         """
         try:
-            manifest = pod_of(request, self._job, self._owner, self._template)
+            made = pod_of(request, self._job, self._owner, self._template)
+            manifest = scheduled(made, self._scheduling, self._job, request.extra)
         except ValueError as error:
             raise OSError(str(error)) from None
+        await self._mark(request.avoid_hosts)
         try:
             pod = await self._api.patiently(lambda: self._api.create("pods", manifest))
         except KubeError as error:
@@ -112,6 +130,12 @@ class KubernetesPlatform:
             if ended(pod) or node_of(pod).name != request.name:
                 raise OSError(f"pod {name} is there already and {'has ended' if ended(pod) else 'not ours'}") from None
         return self._known.made(pod)
+
+    async def _mark(self, hosts: Sequence[str]) -> None:
+        fresh = [host for host in hosts if self._taints and host not in self._tainted]
+        self._tainted.update(fresh)
+        for host in fresh:
+            await taint(self._api, host, self._say)
 
     async def delete(self, name: str, uid: str) -> None:
         """Tell that pod to end; forget it when it was told so long ago that its host must be lost. Idempotent."""
@@ -139,7 +163,15 @@ class KubernetesPlatform:
     def _tell(self, news: list[Gone]) -> None:
         for one in news:
             self._ending.pop(one.uid, None)
+            self._said.pop(one.uid, None)
             self._news.put_nowait(one)
+
+    def _explain(self, pod: dict[str, Any]) -> None:
+        """Say why it does not start, once for each reason."""
+        why, uid = waiting_for(pod), pod["metadata"]["uid"]
+        if why and why != self._said.get(uid):
+            self._said[uid] = why
+            self._say(f"{node_of(pod).name}: {why}")
 
     async def _watch(self) -> None:
         """List, watch, list again. Ends only with a refusal that waiting does not mend (KubeError)."""
@@ -171,4 +203,5 @@ class KubernetesPlatform:
             self._tell(self._known.deleted(pod))
         elif event["type"] != "BOOKMARK":
             self._tell(self._known.seen(pod))
+            self._explain(pod)
         return pod["metadata"]["resourceVersion"]

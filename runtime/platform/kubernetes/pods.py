@@ -36,6 +36,11 @@ GRACE_S = 10
 """For a pod that the master does not need any more."""
 NOTICE_S = 25
 """For one that anybody else tells to end: the agent's 20 seconds to hand its state over, and some to go."""
+CANNOT_START = (
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
+    "CreateContainerError", "RunContainerError",
+)  # fmt: skip
+"""Reasons of a container that waits for somebody to mend something."""
 Pod = dict[str, Any]
 
 
@@ -109,6 +114,27 @@ def template_of(step: Pod) -> dict[str, Any]:
     return copy.deepcopy(
         {**{key: spec[key] for key in KEPT if key in spec}, "containers": [container], "volumes": volumes}
     )
+
+
+def with_shared_memory(template: Mapping[str, Any], needed: int) -> dict[str, Any]:
+    """The pod spec with at least so many bytes of /dev/shm, and as much more memory: it counts as that.
+
+    A template without such a volume, or without a limit of it, is left as it is.
+    """
+    first, *others = template["containers"]
+    name = next((one["name"] for one in first.get("volumeMounts") or () if one["mountPath"] == SHARED_MEMORY), "")
+    volume = next((one for one in template.get("volumes") or () if one["name"] == name), {})
+    limit = (volume.get("emptyDir") or {}).get("sizeLimit")
+    more = needed - int(quantity(limit)) if limit else 0
+    if more <= 0:
+        return dict(template)
+    larger = {**volume, "emptyDir": {**volume["emptyDir"], "sizeLimit": str(needed)}}
+    resources = {
+        kind: {**amounts, "memory": str(int(quantity(amounts["memory"])) + more)} if "memory" in amounts else amounts
+        for kind, amounts in (first.get("resources") or {}).items()
+    }
+    volumes = [larger if one is volume else one for one in template["volumes"]]
+    return {**template, "containers": [{**first, "resources": resources}, *others], "volumes": volumes}
 
 
 def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, Any]) -> Pod:
@@ -214,6 +240,23 @@ def ended(pod: Pod) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
+def waiting_for(pod: Pod) -> str:
+    """Why it does not start, as far as it tells; "": it has started, or nothing stands in its way."""
+    status = pod.get("status") or {}
+    for one in status.get("containerStatuses") or ():
+        held = (one.get("state") or {}).get("waiting") or {}
+        if held.get("reason") in CANNOT_START:
+            return f"its container cannot start, {held['reason']}: {_line(held.get('message'))}".rstrip(": ")
+    for one in status.get("conditions") or ():
+        if one.get("type") == "PodScheduled" and one.get("status") == "False":
+            return f"no machine has room for its pod: {_line(one.get('message'))}".rstrip(": ")
+    return ""
+
+
+def _line(message: str | None) -> str:
+    return (message or "").partition("\n")[0]
+
+
 def gone_of(pod: Pod, otherwise: str) -> Gone:
     """How it ended, as far as the pod tells; `otherwise` for one that had not ended when last seen."""
     status = pod.get("status") or {}
@@ -227,7 +270,7 @@ def gone_of(pod: Pod, otherwise: str) -> Gone:
     if any(one.get("reason") == "OOMKilled" for one in dead):
         return Gone(node.name, node.uid, OOM_KILLED, "its container ran out of memory (OOMKilled)")
     if reason := status.get("reason"):
-        said = f"{reason}: {status.get('message') or ''}".rstrip(": ").partition("\n")[0]
+        said = f"{reason}: {_line(status.get('message'))}".rstrip(": ")
         return Gone(node.name, node.uid, None, f"its pod ended, {said}")
     if code is not None and ended(pod):
         return Gone(node.name, node.uid, code, f"its agent ended with exit code {code}")

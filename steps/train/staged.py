@@ -1,0 +1,42 @@
+"""How much shared memory a node needs: what it stages, times the slots that the keeper of checkpoints makes for it."""
+
+import json
+from typing import TYPE_CHECKING
+
+from steps.model.directory import TINY, opened
+
+if TYPE_CHECKING:
+    from steps.train.config import Config
+
+BYTES_A_PARAMETER = 12
+"""Of steps/train/llama.py: a weight and AdamW's two moments, in float32."""
+WIDTH = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1, "I8": 1}
+"""Bytes of a number, by the names of safetensors' format."""
+
+
+def shared_bytes(config: "Config") -> int:
+    """Bytes of /dev/shm for one node; 0: nobody knows, the template's has to do.
+
+    The ranks of a node stage one copy of a replicated state; `state_bytes` says what it is for a script of the user's.
+    """
+    from runtime.checkpoint.keeper import SLOTS
+    from runtime.checkpoint.segment import segment_bytes
+
+    state = int(config.state_bytes)
+    if not state and not config.script and config.model != TINY:
+        state = BYTES_A_PARAMETER * parameters(config.model)
+    return segment_bytes(SLOTS, state + state // 50) + (64 << 20) if state else 0
+
+
+def parameters(model: str) -> int:
+    """Numbers in the weights of a Hugging Face directory, read from its safetensors headers."""
+    store, total = opened(model), 0
+    for entry in store.list(""):
+        if entry.key.endswith(".safetensors"):
+            length = int.from_bytes(store.get(entry.key, 0, 8), "little")
+            header = json.loads(store.get(entry.key, 8, length))
+            for name, tensor in header.items():
+                if name != "__metadata__":
+                    begin, end = tensor["data_offsets"]
+                    total += (end - begin) // WIDTH.get(tensor["dtype"], 4)
+    return total

@@ -1,0 +1,53 @@
+"""`everstep scale -n NAMESPACE` edits the ConfigMap that the master of a job on a cluster reads."""
+
+import pytest
+
+from everstep.cli import main
+from runtime.platform.kubernetes import Owner
+from runtime.platform.kubernetes.sizes import sizes_in, wishes_of
+from tests.submission.clusters import Cluster
+
+Environment = dict[str, str]
+
+
+@pytest.fixture
+def run(cluster: Cluster, by_kube: Environment, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A run with one step that trains, and another's."""
+    monkeypatch.setenv("KUBECONFIG", by_kube["KUBECONFIG"])
+    uid = cluster.add({"metadata": {"name": "run"}})["metadata"]["uid"]
+    for job in (f"{uid}-train", "another-train"):
+        made = wishes_of(job, Owner("run", uid), {"chief": 1, "worker": 2})
+        cluster.config_maps[made["metadata"]["name"]] = made
+    return cluster
+
+
+def sizes(cluster: Cluster) -> dict[str, int]:
+    """What the run's own says, with the other's untouched."""
+    mine, other = map(sizes_in, cluster.config_maps.values())
+    assert other == {"chief": 1, "worker": 2}
+    return mine
+
+
+def test_the_roles_number_is_written_and_the_others_stay(run: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scale", "run", "--nodes", "4", "-n", "ml"]) == 0
+    assert sizes(run) == {"chief": 1, "worker": 4}
+    assert main(["scale", "run/train", "--nodes", "2", "--role", "chief", "-n", "ml"]) == 0
+    assert sizes(run) == {"chief": 2, "worker": 4}
+    assert "4 worker nodes asked for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["run", "--role", "boss"], "run: role: the job has no 'boss', only chief, worker"),
+        (["run/check"], "run/check: say RUN/STEP with one of its steps that train: train"),
+        (["gone"], '"gone" not found'),
+    ],
+)
+def test_what_is_not_there_is_one_line(
+    run: Cluster, capsys: pytest.CaptureFixture[str], words: list[str], part: str
+) -> None:
+    assert main(["scale", *words, "--nodes", "2", "-n", "ml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert part in line
+    assert sizes(run) == {"chief": 1, "worker": 2}
