@@ -160,8 +160,9 @@ class Pod:
             absent,
         )
         Path(made.root).mkdir(parents=True, exist_ok=True)
-        for folder in absent:
-            made.place(folder).mkdir(parents=True, exist_ok=True)
+        for place in map(made.place, absent):
+            if not place.exists():
+                place.mkdir(parents=True)
         atomic.replace(self.folder / "plan.json", json.dumps({"plan": made._asdict(), "cwd": _working(template, cwd)}))
         return made
 
