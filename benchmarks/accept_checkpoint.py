@@ -7,6 +7,7 @@ long series of kills and the fine-tuning of a real model are measured here. Word
 import argparse
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -114,6 +115,8 @@ print(sum(p.numel() for p in model.parameters()), bool(torch.isfinite(model(torc
 """
 PARAMETERS = 134_515_008
 """Of SmolLM2-135M."""
+PERPLEXITY = re.compile(r"perplexity ([\d.]+) \(untrained: ([\d.]+)\)")
+"""As the evaluate step says it."""
 KILL_AT = 8
 PATIENCE_S = 1800.0
 
@@ -200,9 +203,13 @@ def finetuned(_: argparse.Namespace) -> Iterator[Line]:
         told = (
             f"exit code {code}, {took:.0f} s, {memory.peak / 1e9:.1f} GB, killed at {killed}, {len(losses)} iterations"
         )
+        # A batch of 512 tokens tells little: the losses of five vary by more than 20 iterations teach.
         told += f", loss {first:.2f} -> {end:.2f}, left: {run.left() or 'nothing'}"
-        holds = code == 0 and end < first and bool(killed) and len(losses) == 20 and not run.left()
-        yield Line(REAL, "ends well, the loss falls", told, holds)
+        scores = PERPLEXITY.search(run.log.read_text())
+        reached, untrained = (float(score) for score in scores.groups()) if scores else (0.0, 0.0)
+        told += f", perplexity of validation data {untrained} -> {reached}"
+        holds = code == 0 and reached < untrained and bool(killed) and len(losses) == 20 and not run.left()
+        yield Line(REAL, "ends well, the perplexity of validation data falls", told, holds)
         if code != 0:
             print(run.last_words()[-6000:], file=sys.stderr)
             run.kill_all()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from runtime.checkpoint.held import COPY_SLOTS
 from runtime.checkpoint.retention import DEBRIS_S, Found, Kept, surplus
@@ -315,5 +315,5 @@ class Ranks(RuleBasedStateMachine):
         self.copy(number, rank.restored)
 
 
-Ranks.TestCase.settings = settings(max_examples=40, stateful_step_count=60)
-test_whatever_one_node_is_lost_or_worker_dies_a_state_of_all_ranks_is_whole_in_memory = Ranks.TestCase
+def test_whatever_one_node_is_lost_or_worker_dies_a_state_of_all_ranks_is_whole_in_memory() -> None:
+    run_state_machine_as_test(Ranks, settings=settings(max_examples=40, stateful_step_count=60))

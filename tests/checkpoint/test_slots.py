@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from runtime.checkpoint.slots import TRANSITIONS, Identity, SlotError, SlotEvent, SlotState, SlotTable
 
@@ -152,5 +152,5 @@ class Slots(RuleBasedStateMachine):
         assert all(self.content[slot] == identity for slot, identity in self.readers)
 
 
-Slots.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
-test_no_order_of_stages_deaths_and_readers_tears_or_loses_the_newest_state = Slots.TestCase
+def test_no_order_of_stages_deaths_and_readers_tears_or_loses_the_newest_state() -> None:
+    run_state_machine_as_test(Slots, settings=settings(max_examples=150, stateful_step_count=40))
