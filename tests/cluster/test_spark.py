@@ -1,0 +1,80 @@
+"""--spark-master k8s://: the preprocess step in a pod, its executors in others, on a real API server and real nodes."""
+
+import json
+import secrets
+from typing import Any
+
+import numpy as np
+
+from runtime.store import Store, open_store
+from runtime.submission.manifest import OWN_POD
+from tests.cluster import images
+from tests.cluster.lifecycle import Cluster
+from tests.cluster.namespace import SERVICE_ACCOUNT, STORE_SECRET
+from tests.cluster.plane import BUCKET
+from tests.harness import wait_until
+
+DEADLINE_S = 600
+NOBODY = 65534
+"""A user whom every system's /etc/passwd has: Java wants a name."""
+TEXTS = [f"document {number} caf\u00e9 {'x' * (number % 97)}" for number in range(3000)]
+EXECUTORS = "spark-role=executor"
+
+
+def driver(cluster: Cluster, name: str, *arguments: str) -> dict[str, Any]:
+    """The step's pod, as Argo would make it."""
+    patch = images.patch()
+    (container,) = patch["containers"]
+    known = [{"name": key, "valueFrom": {"secretKeyRef": {"name": STORE_SECRET, "key": key}}} for key in cluster.store]
+    container = {
+        **container, "image": images.HOST, "workingDir": "/tmp", "env": [OWN_POD, *known],
+        "command": ["python", "-m", "steps.preprocess", *arguments],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }  # fmt: skip
+    security = {"runAsNonRoot": True, "runAsUser": NOBODY, "fsGroup": NOBODY}
+    spec = {
+        **patch, "containers": [container], "restartPolicy": "Never", "serviceAccountName": SERVICE_ACCOUNT,
+        "securityContext": {**security, "seccompProfile": {"type": "RuntimeDefault"}},
+    }  # fmt: skip
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def finished(store: Store) -> int:
+    """Shards that are done."""
+    return sum(entry.key.endswith(".done") for entry in store.list("out/shards"))
+
+
+def test_executors_are_pods_of_which_one_may_be_lost_and_that_end_with_their_driver(cluster: Cluster) -> None:
+    name, uri = f"spark-{secrets.token_hex(3)}", f"s3://{BUCKET}/spark-{secrets.token_hex(4)}"
+    store = open_store(uri, environment=cluster.store)
+    store.put("in/a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode())
+    arguments = ["--input", f"{uri}/in/*.jsonl", "--output-prefix", f"{uri}/out/result", "--append-eod"]
+    arguments += ["--tokenizer-type", "CharLevelTokenizer", "--spark-master", "k8s://", "--tasks", "40"]
+    arguments += ["--executors", "2", "--executor-cores", "1", "--store", "/tmp/store", "--outputs", "/tmp/outputs"]
+    cluster.kubectl.create(driver(cluster, name, *arguments))
+
+    def phase() -> str:
+        pod = cluster.kubectl.get("pod", name)
+        return pod["status"].get("phase", "") if pod else "gone"
+
+    def over() -> bool:
+        return phase() in ("Succeeded", "Failed", "gone")
+
+    try:
+        wait_until(lambda: finished(store) or over(), "a task's end", DEADLINE_S, pause_s=0.2)
+        executors = cluster.kubectl.list("pods", EXECUTORS)
+        assert executors, cluster.kubectl("logs", name)
+        for pod in executors:
+            assert [one["name"] for one in pod["metadata"]["ownerReferences"]] == [name]
+            (container,) = pod["spec"]["containers"]
+            assert container["image"] == images.HOST
+            assert pod["spec"]["securityContext"]["runAsUser"] == NOBODY
+        cluster.kubectl("delete", "pod", executors[0]["metadata"]["name"], "--now", "--wait=false")
+        wait_until(over, f"the end of {name}", DEADLINE_S, pause_s=0.5)
+        assert phase() == "Succeeded", cluster.kubectl("logs", name)
+        wait_until(lambda: not cluster.kubectl.list("pods", EXECUTORS), "the executors' end", DEADLINE_S, pause_s=1)
+    finally:
+        cluster.kubectl("delete", "pod", name, "--ignore-not-found", "--now", "--wait=false")
+    wanted = [token for text in TEXTS for token in (*text.encode(), 0)]
+    assert np.frombuffer(store.get("out/result_text_document.bin"), "<u2").tolist() == wanted
+    assert not list(store.list("out/shards"))
