@@ -40,23 +40,38 @@ def proven(promise: str, *tests: str) -> Line:
     return Line(promise, "tests pass", last, run.returncode == 0 and "skipped" not in last)
 
 
-def proven_together(paths: Sequence[str], promises: Mapping[str, Sequence[str]]) -> Iterator[Line]:
-    """Promises that tests below these paths prove, which run once, two files at a time: they share what they start.
+def proven_together(
+    paths: Sequence[str], promises: Mapping[str, Sequence[str]], jobs: int = 2, dist: str = "loadfile"
+) -> Iterator[Line]:
+    """Promises that tests below these paths prove, which run once, some at a time: they share what they start.
 
-    A promise is proven by the tests whose `path::name` has one of its words. One that is skipped proves nothing.
+    A promise is proven by the tests whose `path::name` has one of its words (`FILE::PART`: both), without those that
+    have a word after `!`. A test that is skipped proves nothing, nor does a word that no test has.
     """
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as folder:
         told = Path(folder, "tests.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths]
-        command += ["-n", "2", "--dist", "loadfile", f"--junit-xml={told}", "-o", "junit_family=xunit1"]
-        subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+        command += ["-n", str(jobs), "--dist", dist, f"--junit-xml={told}", "-o", "junit_family=xunit1"]
+        subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)
         cases = list(ElementTree.parse(told).iter("testcase")) if told.exists() else []
-    ended = {f"{case.get('file')}::{case.get('name')}": [one.tag for one in case] for case in cases}
+    ended = {f"{case.get('file')}::{case.get('name')}": {one.tag for one in case} for case in cases}
     for promise, words in promises.items():
-        mine = [tags for name, tags in ended.items() if any(word in name for word in words)]
-        wrong = sum(bool({"failure", "error", "skipped"} & set(tags)) for tags in mine)
-        measured = f"{len(mine) - wrong} of {len(mine)} pass" if mine else "no test ran"
-        yield Line(promise, "tests pass", measured, bool(mine) and not wrong)
+        yield _proven_by(promise, words, ended)
+
+
+def _proven_by(promise: str, words: Sequence[str], ended: Mapping[str, set[str]]) -> Line:
+    """One promise, by how each test ended: the tags of its JUnit case."""
+    without = [word[1:] for word in words if word.startswith("!")]
+    found = {word: [name for name in ended if _has(name, word)] for word in words if not word.startswith("!")}
+    if unknown := [word for word, names in found.items() if not names]:
+        return Line(promise, "tests pass", f"no test ran of {', '.join(unknown)}", False)
+    mine = {name for names in found.values() for name in names if not any(_has(name, word) for word in without)}
+    wrong = sum(bool({"failure", "error", "skipped"} & ended[name]) for name in mine)
+    return Line(promise, "tests pass", f"{len(mine) - wrong} of {len(mine)} pass", not wrong)
+
+
+def _has(name: str, word: str) -> bool:
+    return all(part in name for part in word.split("::"))
 
 
 def judge(lines: Iterable[Line]) -> NoReturn:
