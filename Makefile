@@ -54,7 +54,7 @@ bench: $(READY)  ## every figure beside its budget or peer, one table each (abou
 accept-main-job: $(READY)  ## every line the main job promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_main_job
 
-accept-elastic: $(READY)  ## every line the elastic runtime promises: wanted, measured, holds or not (about 45 minutes)
+accept-elastic: $(READY)  ## every line the elastic runtime promises: wanted, measured, holds or not (about 30 minutes)
 	$(BIN)/python -m benchmarks.accept_elastic
 
 accept-executor: $(READY)  ## every line the executor of Argo manifests promises: wanted, measured, holds or not

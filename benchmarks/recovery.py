@@ -213,7 +213,7 @@ def main() -> None:
     print("| what | kill -> next iteration | iterations lost, at most |\n|---|---|---|")
     for what, one in rows:
         print(f"| {what} | {told(one)} | {max((kill.lost for kill in one), default='')} |")
-    if theirs:
+    if not options.no_peer:
         what = f"kill -9 of a worker -> next iteration finished, {options.kills} kills"
         measured = f"{told(killed)}; torchrun with torch.save: {told(theirs)}"
         print(f"\nREADME: | {what} | {measured} | <= {BUDGET_S:g} s |")

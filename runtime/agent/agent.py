@@ -8,7 +8,6 @@ time is over.
 
 import asyncio
 import math
-import os
 import random
 import shutil
 import signal
@@ -27,18 +26,17 @@ from aiohttp import web
 from runtime.agent.beacons import Beacons
 from runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
 from runtime.agent.departure import Departure
-from runtime.agent.environment import worker_command, worker_environment
 from runtime.agent.link import Fetched, Report, Welcome
 from runtime.agent.memory import OomCounter, own_counter
 from runtime.agent.outbox import Outbox
 from runtime.agent.ports import free_port
-from runtime.agent.script import TRACEBACK_VARIABLE
 from runtime.agent.server import application
 from runtime.agent.settings import Settings
 from runtime.agent.socket_server import LinkServer
 from runtime.agent.stacks import write_stacks
+from runtime.agent.starts import starts
 from runtime.agent.surroundings import TRY_AGAIN, Ending, Leave, Surroundings
-from runtime.agent.workers import Start, WorkerEnd, Workers
+from runtime.agent.workers import WorkerEnd, Workers
 from runtime.job.messages import (
     JOB_HEADER,
     Action,
@@ -104,7 +102,9 @@ class Agent:
         self._keeper = keeper = self._around.make_keeper(self._persisted)
         self._beacons = Beacons(keeper, settings.slots, time.monotonic)
         self._oom = OomCounter(own_counter())
-        self._workers = Workers(settings.command, settings.preload, self._events.put_nowait, settings.python)
+        self._workers = Workers(
+            settings.command, settings.preload, self._events.put_nowait, settings.python, self._around.on_start
+        )
         self._outputs = self._around.make_outputs(folder)
         welcome = Welcome(settings.job, settings.store)
         self._link = LinkServer(keeper, welcome, settings.slots, threads, self._report, self._restored)
@@ -175,11 +175,13 @@ class Agent:
             for line in await self._workers.ready(self._settings.plain):
                 self._around.note(line)
             burial = asyncio.create_task(self._bury())
+            asked = self._loop.time()
             try:
                 seat = await self._seat()
                 await burial
             finally:
                 burial.cancel()
+            self._around.on_seat(seat, self._loop.time() - asked)
             end = await self._one_round(seat)
             self._link.end()
             self._beacons.end()
@@ -235,8 +237,7 @@ class Agent:
         self._beacons.begin()
         self._oom.rose()
         self.failures = []
-        self._outputs.begin(seat.restart_count)
-        self._workers.start(seat.round, [self._start(seat, local_rank) for local_rank in range(slots)])
+        self._workers.start(seat.round, starts(self._settings, seat, self._outputs, self._folder))
         running = slots
         while True:
             event = await self._events.get()
@@ -252,19 +253,6 @@ class Agent:
                 if not running:
                     self._beacons.end()
                     self._post(self._finished(seat))
-
-    def _start(self, seat: Seat, local_rank: int) -> Start:
-        output = self._outputs.open(local_rank, seat.first_rank + local_rank)
-        environment = worker_environment(
-            self._settings,
-            seat,
-            local_rank,
-            link=str(self._folder / "link"),
-            error_file=output.error_file,
-            base=os.environ,
-        )
-        traceback = {TRACEBACK_VARIABLE: str(self._folder / f"traceback-{local_rank}")}
-        return Start({**environment, **traceback}, worker_command(self._settings.command, local_rank), output)
 
     async def _finished(self, seat: Seat) -> None:
         self._around.note(f"round {seat.round}: all workers finished")
@@ -298,13 +286,14 @@ class Agent:
             beat = Heartbeat(
                 self._settings.node, self._round, iteration, phase, seen=self._seen, still_s=round(still_s, 3)
             )
-            began = self._loop.time()
+            began, known = self._loop.time(), self._known
             try:
                 directive = await self.client.heartbeat(beat)
             except NoPlace:
-                if self._known:
+                if known:
                     raise
-                await asyncio.sleep(_UNKNOWN_YET_S)  # A node started by hand is unknown until it has joined.
+                # A node that came by itself is unknown until it has joined, which may be since it was asked.
+                await asyncio.sleep(_UNKNOWN_YET_S)
                 continue
             self._act(directive)
             if (directive is None or directive.number <= beat.seen) and self._loop.time() - began < 0.1:

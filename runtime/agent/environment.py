@@ -12,11 +12,12 @@ _DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
 def worker_environment(
-    settings: Settings, seat: Seat, local_rank: int, *, link: str, error_file: str, base: Mapping[str, str]
+    settings: Settings, seat: Seat, local_rank: int, *, link: str, base: Mapping[str, str]
 ) -> Mapping[str, str]:
     """What is set over the agent's own environment; names and meanings as torchrun's ("Environment Variables").
 
-    `link` is the path of the agent's socket; `base` the agent's own environment, where the node's devices stand.
+    The error file is not among it: that is where the logs' layout has it. `link` is the path of the agent's socket;
+    `base` the agent's own environment, where the node's devices stand.
     Raises ValueError where `virtual_local_rank` finds no device for this worker.
     """
     address, port = settings.meet or (seat.master_addr, seat.master_port)
@@ -36,7 +37,6 @@ def worker_environment(
         "TORCHELASTIC_MAX_RESTARTS": settings.max_restarts,
         "TORCHELASTIC_RUN_ID": settings.run_id or settings.job,
         "TORCHELASTIC_USE_AGENT_STORE": False,
-        ERROR_FILE_VARIABLE: error_file,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         **settings.variables,
         AGENT_VARIABLE: link,

@@ -27,6 +27,8 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
     """Set over the environment that the fork server was started with."""
     command: tuple[str, ...] = ()
     """What this worker runs, where that is not what the fork server was started with."""
+    cpus: tuple[int, ...] = ()
+    """Logical CPUs that it runs on; empty: all that the fork server may use."""
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
@@ -78,6 +80,7 @@ class ForkServer:
         self,
         command: Sequence[str],
         preload: Sequence[str],
+        on_fork: Callable[[Forked], None],
         on_exit: Callable[[Exited], None],
         on_lost: Callable[[], None],
         *,
@@ -86,6 +89,7 @@ class ForkServer:
     ) -> None:
         """Start it. `plain`: preload nothing, start every worker by exec of `python`."""
         self._loop = asyncio.get_running_loop()
+        self._on_fork = on_fork
         self._on_exit = on_exit
         self._on_lost = on_lost
         self._pidfds: dict[int, int] = {}
@@ -108,6 +112,7 @@ class ForkServer:
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._readable)
         self.alive = True
+        self._burial: asyncio.Task[None] | None = None
 
     def spawn(self, spawn: Spawn, stdout: int, stderr: int) -> None:
         """Fork a worker; its end is told by `on_exit`. Raises ForkServerLost."""
@@ -128,6 +133,11 @@ class ForkServer:
         await asyncio.to_thread(self._process.wait)
         await self._last_workers()
 
+    async def buried(self) -> None:
+        """Of one that was lost: until `on_lost` was called."""
+        if self._burial is not None:
+            await self._burial
+
     def _readable(self) -> None:
         try:
             packet = self._socket.recv(LARGEST_PACKET)
@@ -145,6 +155,7 @@ class ForkServer:
             with suppress(ProcessLookupError):
                 self._pidfds[message.id] = os.pidfd_open(message.pid)
                 self.pids[message.id] = message.pid
+            self._on_fork(message)
         else:
             self.pids.pop(message.id, None)
             if (pidfd := self._pidfds.pop(message.id, None)) is not None:
@@ -161,7 +172,7 @@ class ForkServer:
         self._forget()
         if not self.ready.done():
             self.ready.set_exception(ForkServerLost("the fork server ended while it preloaded"))
-        self._loop.create_task(self._told_lost())
+        self._burial = self._loop.create_task(self._told_lost())
 
     async def _told_lost(self) -> None:
         await asyncio.to_thread(self._process.wait)

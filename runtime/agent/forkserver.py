@@ -112,6 +112,8 @@ class _Server:
             os.close(stderr)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            if spawn.cpus:
+                os.sched_setaffinity(0, spawn.cpus)
             environment = {**self._base, **spawn.environment}
             command = spawn.command or self._command
             if self._python:

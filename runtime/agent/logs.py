@@ -71,6 +71,13 @@ class LogPlan:
         """Does a stream go to a file?"""
         return self.redirects.any() or self.tee.any()
 
+    def prefix_of(self, role_name: str, local_rank: int, rank: int) -> bytes:
+        """What stands before a worker's teed lines on the console."""
+        if not self.prefix:
+            return f"[{role_name}{local_rank}]:".encode()
+        told = {"role_name": role_name, "local_rank": local_rank, "rank": rank, "hostname": socket.gethostname()}
+        return string.Template(self.prefix).safe_substitute(told).encode()
+
 
 @dataclass
 class LaunchLogs:
@@ -86,7 +93,7 @@ class LaunchLogs:
     """The run's; made for the first round, None with /dev/null."""
     _attempt: Path | None = field(default=None, init=False)
 
-    def begin(self, attempt: int) -> None:
+    def begin(self, attempt: int, environments: Sequence[dict[str, str]]) -> None:
         """Make the folder of this attempt. Raises OSError when it cannot be made."""
         if self.plan.folder == os.devnull:
             return
@@ -112,23 +119,17 @@ class LaunchLogs:
         for bit, name, filters in ((1, "stdout", self.plan.stdout_filters), (2, "stderr", self.plan.stderr_filters)):
             console = self.console[bit - 1] if shown or nowhere else None
             if nowhere or not (tee | redirect) & bit:
-                streams.append(_Direct(console))
+                streams.append(Direct(console))
             elif tee & bit:
                 filtered = self._attempt / f"filtered_{name}.log" if filters and shown and self._attempt else None
-                prefix = self._prefix(local_rank, rank)
-                streams.append(_Teed(own / f"{name}.log", console, prefix, filtered, filters))
+                prefix = self.plan.prefix_of(self.role_name, local_rank, rank)
+                streams.append(Teed(own / f"{name}.log", console, prefix, filtered, filters))
             else:
-                streams.append(_Redirected(own / f"{name}.log"))
-        return _Launched(streams[0], streams[1], "" if nowhere else str(own / "error.json"))
-
-    def _prefix(self, local_rank: int, rank: int) -> bytes:
-        if not self.plan.prefix:
-            return f"[{self.role_name}{local_rank}]:".encode()
-        told = {"role_name": self.role_name, "local_rank": local_rank, "rank": rank, "hostname": socket.gethostname()}
-        return string.Template(self.plan.prefix).safe_substitute(told).encode()
+                streams.append(Redirected(own / f"{name}.log"))
+        return Launched(streams[0], streams[1], "" if nowhere else str(own / "error.json"))
 
 
-class _Direct:
+class Direct:
     """The console, or nothing."""
 
     def __init__(self, console: int | None) -> None:
@@ -141,7 +142,7 @@ class _Direct:
         return ""
 
 
-class _Redirected:
+class Redirected:
     """A file of its own."""
 
     def __init__(self, path: Path) -> None:
@@ -158,7 +159,7 @@ class _Redirected:
         return ""
 
 
-class _Teed:
+class Teed:
     """A file as the worker writes it, and the console with a prefix before each line."""
 
     def __init__(
@@ -190,10 +191,10 @@ class _Teed:
             write_lines(self._filtered, (self._prefix + line + b"\n" for line in chosen))
 
 
-class _Launched:
-    def __init__(
-        self, stdout: _Direct | _Redirected | _Teed, stderr: _Direct | _Redirected | _Teed, error_file: str
-    ) -> None:
+class Launched:
+    """Both streams of a worker, and its error file."""
+
+    def __init__(self, stdout: Direct | Redirected | Teed, stderr: Direct | Redirected | Teed, error_file: str) -> None:
         self._streams = (stdout, stderr)
         self.stdout, self.stderr = stdout.file, stderr.file
         self.error_file = error_file

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import select
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -38,8 +38,11 @@ class Output(Protocol):
 class Outputs(Protocol):
     """Makes the outputs of a node's workers."""
 
-    def begin(self, attempt: int) -> None:
-        """A round begins: so many rounds of the job were before it."""
+    def begin(self, attempt: int, environments: Sequence[dict[str, str]]) -> None:
+        """A round begins: so many rounds of the job were before it.
+
+        `environments`: what each local rank's worker gets; a log layout of the user's may change it.
+        """
         ...
 
     def open(self, local_rank: int, rank: int) -> Output:
@@ -127,7 +130,7 @@ class NodeLog:
         self._log = log
         self._folder = folder
 
-    def begin(self, attempt: int) -> None:
+    def begin(self, attempt: int, environments: Sequence[dict[str, str]]) -> None:
         """All rounds share the log."""
 
     def open(self, local_rank: int, rank: int) -> Output:

@@ -84,6 +84,8 @@ class Settings:
     """The script need not know everstep; where it does not, that is said."""
     unfit: int | None = None
     """The node is checked before it joins, and ends with this exit code if it is not fit; None: it is not checked."""
+    cpus: Sequence[Sequence[int]] = ()
+    """Logical CPUs that each local rank's worker runs on; empty: all."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """More for the workers' environment."""
 

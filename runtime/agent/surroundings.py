@@ -7,7 +7,7 @@ from pathlib import Path
 from runtime.agent.client import JobEnd
 from runtime.agent.keeping import Keeper
 from runtime.agent.output import Outputs
-from runtime.job.messages import Holding
+from runtime.job.messages import Holding, Seat
 
 TRY_AGAIN = 75
 
@@ -28,6 +28,10 @@ class Surroundings:
     """One line for whoever watches this node."""
     note: Callable[[str], None]
     """One line of the usual course of things."""
+    on_seat: Callable[[Seat, float], None] = lambda seat, seconds: None
+    """A place in a round was given, after so many seconds of asking."""
+    on_start: Callable[[int, int], None] = lambda local_rank, pid: None
+    """A worker runs."""
 
 
 class Leave(Exception):  # noqa: N818 (a name that reads well in `raise`)

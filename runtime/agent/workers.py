@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.agent.forking import Exited, ForkServer, ForkServerLost, Spawn
+from runtime.agent.forking import Exited, Forked, ForkServer, ForkServerLost, Spawn
 from runtime.agent.output import LAST_WORDS, Output
 from runtime.agent.script import TRACEBACK_VARIABLE
 
@@ -27,7 +27,9 @@ class WorkerEnd:
     """What it wrote to its error file, else its traceback, else its last words; at most 16 KiB."""
     pid: int = 0
     error_file: str = ""
-    """Where torch's `record` wrote the error, if it did."""
+    """Where torch's `record` wrote the error, if it did; it may go with the node,"""
+    reply: str = ""
+    """and what it wrote there: JSON."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Start:
     environment: Mapping[str, str]
     command: tuple[str, ...]
     output: Output
+    cpus: Sequence[int] = ()
+    """Logical CPUs that it runs on; empty: all."""
 
 
 @dataclass
@@ -57,24 +61,29 @@ class Workers:
         preload: Sequence[str],
         on_end: Callable[[WorkerEnd], None],
         python: str = sys.executable,
+        on_start: Callable[[int, int], None] = lambda local_rank, pid: None,
     ) -> None:
-        """`python` runs the script where no fork can."""
+        """`python` runs the script where no fork can; `on_start` is told each worker's local rank and process."""
         self._command = tuple(command)
         self._preload = preload
         self._on_end = on_end
         self._python = python
+        self._on_start = on_start
         self._server: ForkServer | None = None
         self._running: dict[int, _Worker] = {}
         self._last = 0
 
     async def ready(self, plain: bool) -> tuple[str, ...]:
         """Until workers can be started; lines for the log. A fork server that ended is replaced."""
-        if self._server is not None and self._server.alive:
-            return ()
+        if self._server is not None:
+            if self._server.alive:
+                return ()
+            await self._server.buried()  # Or its end would be taken for that of the next one's workers.
         self._server = self._start_server(plain)
         try:
             told = await self._server.ready
         except ForkServerLost as error:
+            await self._server.buried()
             self._server = self._start_server(plain=True)
             await self._server.ready
             return (f"{error}; workers are started by exec, each imports everything itself",)
@@ -100,7 +109,7 @@ class Workers:
                 if self._server is None:
                     raise ForkServerLost("no fork server")
                 own = () if start.command == self._command else start.command
-                spawn = Spawn(self._last, start.environment, own)
+                spawn = Spawn(self._last, start.environment, own, tuple(start.cpus))
                 self._server.spawn(spawn, start.output.stdout, start.output.stderr)
             except ForkServerLost:
                 pass  # Its loss ends all workers, also this one, which never began.
@@ -137,17 +146,30 @@ class Workers:
         self._lost()
 
     def _start_server(self, plain: bool) -> ForkServer:
-        return ForkServer(self._command, self._preload, self._exited, self._lost, plain=plain, python=self._python)
+        return ForkServer(
+            self._command, self._preload, self._forked, self._exited, self._lost, plain=plain, python=self._python
+        )
+
+    def _forked(self, told: Forked) -> None:
+        if worker := self._running.get(told.id):
+            self._on_start(worker.local_rank, told.pid)
 
     def _exited(self, told: Exited) -> None:
         worker = self._running.pop(told.id)
         worker.output.close()
         worker.dead.set()
         file = worker.output.error_file
-        error = _error_file(file) or _text(worker.traceback) or worker.output.last_words()
-        wrote = file if file and Path(file).is_file() else ""
+        reply = _text(Path(file)) if file else ""
+        error = _error_in(reply) or _text(worker.traceback) or worker.output.last_words()
         end = WorkerEnd(
-            worker.round, worker.local_rank, told.exit_code, told.time, error[-LAST_WORDS:], told.pid, wrote
+            worker.round,
+            worker.local_rank,
+            told.exit_code,
+            told.time,
+            error[-LAST_WORDS:],
+            told.pid,
+            file if reply else "",
+            reply,
         )
         self._on_end(end)
 
@@ -164,11 +186,11 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _error_file(path: str) -> str:
+def _error_in(reply: str) -> str:
     """The traceback that torch's `record` or the script itself wrote; empty where there is none to read."""
     try:
-        message = json.loads(Path(path).read_bytes())["message"]
-    except (OSError, ValueError, KeyError, TypeError):
+        message = json.loads(reply)["message"]
+    except (ValueError, KeyError, TypeError):
         return ""
     if not isinstance(message, dict):
         return str(message)

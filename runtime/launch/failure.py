@@ -22,7 +22,7 @@ def failure_lines(script: str, failures: Sequence[WorkerEnd], first_rank: int) -
     when = datetime.fromtimestamp(first.time).isoformat(sep=" ", timespec="seconds") if first.time else "?"
     who = f"rank {first_rank + first.local_rank} (local rank {first.local_rank}, process {first.pid})"
     yield f"{script} failed: {who} {how} at {when}"
-    if first.error_file:
+    if Path(first.error_file).is_file():
         yield f"  error file: {first.error_file}"
     yield from (f"  {line}" for line in first.error.splitlines())
 
@@ -30,10 +30,10 @@ def failure_lines(script: str, failures: Sequence[WorkerEnd], first_rank: int) -
 def copy_error_file(failures: Sequence[WorkerEnd], environment: Mapping[str, str]) -> None:
     """Write the first failure's error file to our own, with its exit code, as torch's `record` does for torchrun."""
     own = environment.get(ERROR_FILE_VARIABLE)
-    if not own or not failures or not failures[0].error_file:
+    if not own or not failures or not failures[0].reply:
         return
     with suppress(OSError, ValueError):
-        told = json.loads(Path(failures[0].error_file).read_bytes())
+        told = json.loads(failures[0].reply)
         if isinstance(told.get("message"), dict):
             told["message"]["errorCode"] = failures[0].exit_code
         with suppress(FileNotFoundError):

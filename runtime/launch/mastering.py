@@ -46,6 +46,8 @@ class Master:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "could not go on"
             self._say(f"the master {how}; another one takes over")
             await asyncio.sleep(_PAUSE_S if code >= 0 else 0)
+            if self.stopped:  # Meanwhile; another one would never hear of it.
+                return code
 
     def stop(self) -> None:
         """End the job, or what is left of it: no node is there any more."""

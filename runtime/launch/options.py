@@ -19,7 +19,9 @@ from runtime.agent.logs import LogPlan, streams_of
 from runtime.checkpoint.cadence import share_of
 from runtime.diagnosis.switchbox import Box, parse_box
 from runtime.job.spec import Hang, HangPolicy, JobSpec
+from runtime.launch.affinity import Cpus, cpus_of
 from runtime.launch.job import ROLE, read_spec
+from runtime.launch.log_layout import check_name
 from runtime.launch.rendezvous import Rendezvous, parse_conf, split_endpoint
 
 _STATIC_PORT = 29500
@@ -81,6 +83,15 @@ class Launch:
     sets_threads: bool
     """Nobody set OMP_NUM_THREADS, and several workers share the node: it is 1, which is told."""
     logs: LogPlan
+    logs_specs: str
+    """Entry point of the class that says where logs go; empty: torch's default layout."""
+    events: str
+    """Name of torch's handler that gets the launch's events."""
+    backend: str
+    """Of the rendezvous, as torch names it in events."""
+    entry_point: str
+    """What workers are, as torch names it in events."""
+    cpus: Cpus
     check: bool
     """Nodes are checked before they join."""
     exclude_straggler: bool
@@ -102,8 +113,12 @@ def options(
     told: argparse.Namespace,
     environment: Mapping[str, str],
     count_devices: Callable[[str], int] | None = None,
+    bind: Callable[[str, int], Cpus] = cpus_of,
 ) -> Launch:
-    """The launch that was asked for. Raises ValueError with one line: what, where, how to mend it."""
+    """The launch that was asked for. Raises ValueError with one line: what, where, how to mend it.
+
+    `bind` gives --numa-binding's CPUs for so many workers.
+    """
     _refuse(told)
     _check_numbers(told)
     least, most = _nodes(told.nnodes)
@@ -143,6 +158,11 @@ def options(
         threads="1" if sets_threads else environment.get("OMP_NUM_THREADS", ""),
         sets_threads=sets_threads,
         logs=_logs(told, environment, run_id),
+        logs_specs=told.logs_specs or "",
+        events=told.event_log_handler,
+        backend="c10d" if told.standalone else told.rdzv_backend,
+        entry_point=_entry_point(told, environment),
+        cpus=bind(told.numa_binding, slots) if told.numa_binding else (),
         check=told.network_check,
         exclude_straggler=told.exclude_straggler,
         box=parse_box(told.box_pairs, told.min_bandwidth, told.min_channels) if told.switchbox_check else None,
@@ -173,11 +193,7 @@ def _refuse(told: argparse.Namespace) -> None:
     if told.rdzv_backend not in ("static", "c10d"):
         raise ValueError(f"--rdzv-backend {told.rdzv_backend}: not known; use c10d or static")
     if told.logs_specs is not None:
-        raise ValueError("--logs-specs: other log layouts are not supported; leave it out for torch's default layout")
-    if told.numa_binding is not None:
-        raise ValueError("--numa-binding: not supported; bind the processes by numactl in front of the script")
-    if told.event_log_handler != "null":
-        raise ValueError(f"--event-log-handler {told.event_log_handler}: only null is supported")
+        check_name(told.logs_specs)
     for name in ("exclude_straggler", "switchbox_check"):
         if getattr(told, name) and not told.network_check:
             raise ValueError(f"--{name.replace('_', '-')}: it is a part of --network-check; give that too")
@@ -288,6 +304,13 @@ def _command(told: argparse.Namespace, environment: Mapping[str, str]) -> tuple[
         return ("-m", script, *arguments), other
     _file(script, "the training script")
     return (script, *arguments), other
+
+
+def _entry_point(told: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    if told.run_path:
+        return "run_script_path"
+    python = environment.get("PYTHON_EXEC") or sys.executable
+    return os.path.basename(told.training_script if told.no_python else python)
 
 
 def _file(script: str, what: str) -> None:

@@ -6,6 +6,8 @@ import random
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -13,6 +15,7 @@ from runtime.agent.admitted import run_checked
 from runtime.agent.agent import Agent
 from runtime.agent.environment import own_device
 from runtime.agent.logs import LaunchLogs
+from runtime.agent.output import Outputs
 from runtime.agent.ports import free_ports
 from runtime.agent.settings import Settings
 from runtime.agent.surroundings import Ending, Surroundings
@@ -24,14 +27,19 @@ from runtime.diagnosis.errors import NoQuorumError
 from runtime.job.messages import Holding
 from runtime.job.records import JobResult, Reason
 from runtime.launch import meeting
+from runtime.launch.events import About, EventLog, logger_of
 from runtime.launch.failure import copy_error_file, failure_lines
 from runtime.launch.host import Hosting
 from runtime.launch.job import job_of
+from runtime.launch.log_layout import SpecifiedLogs, load
 from runtime.launch.mastering import Master
 from runtime.launch.options import Launch
 from runtime.launch.place import Place, find_place, nobody_hosts
 from runtime.launch.scratch import Scratch, discard
 from runtime.master.journal import find_master
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 NO_QUORUM = 3
 TRY_AGAIN = 75
@@ -51,11 +59,13 @@ def launch(told: Launch, environment: Mapping[str, str]) -> int:
     _make_log_folder(told.logs.folder)
     if told.virtual_local_rank:
         own_device(environment, told.slots - 1)
+    layout = load(told.logs_specs, told.logs) if told.logs_specs else None
+    events = EventLog(logger_of(told.events), About(told.run_id, told.role_name, told.backend, told.entry_point))
     place = find_place(told, environment, scratch, chance)
     os.environ.update(EVERSTEP_JOB=place.job, EVERSTEP_NODE=place.node)  # By these its processes are found.
     entry = scratch.enter(place.job, place.node, told.role)
     try:
-        return asyncio.run(_Node(told, place, chance, environment).run())
+        return asyncio.run(_Node(told, place, chance, environment, layout, events).run())
     finally:
         scratch.leave(entry)
 
@@ -83,20 +93,33 @@ def _make_log_folder(folder: str) -> None:
 class _Node:
     """The agent of this node, beside it the master where this node hosts it."""
 
-    def __init__(self, told: Launch, place: Place, chance: random.Random, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        told: Launch,
+        place: Place,
+        chance: random.Random,
+        environment: Mapping[str, str],
+        layout: "LogsSpecs | None",
+        events: EventLog,
+    ) -> None:
+        """`layout`: where the logs go, by a class of the user's; None: as by default."""
         self._told = told
         self._place = place
         self._chance = chance
         self._environment = environment
         self._master: Master | None = None
         self._hosting: asyncio.Task[int] | None = None
+        self._layout = layout
+        self._tells = events
         around = Surroundings(
             make_keeper=self._keeper,
             find_master=self._find_master,
-            make_outputs=lambda folder: LaunchLogs(told.logs, told.role_name, folder),
+            make_outputs=self._outputs,
             keep_log=self._keep_log,
             say=say,
             note=note,
+            on_seat=self._tells.seated,
+            on_start=self._tells.started,
         )
         self._agent = Agent(self._settings(), around, chance)
 
@@ -201,7 +224,9 @@ class _Node:
         script = next((word for word in self._told.command if not word.startswith("-")), script)
         first_rank = agent.seat.first_rank if agent.seat else 0
         job = ending.job
-        if job is not None and job.exit_code == 0 and ending.code == 0:
+        well = job is not None and job.exit_code == 0 and ending.code == 0
+        self._tells.ended([] if well else agent.failures, not well, "" if job else ending.reason)
+        if well:
             return 0
         for line in failure_lines(script, agent.failures, first_rank):
             say(line)
@@ -263,6 +288,7 @@ class _Node:
             role_name=told.role_name,
             meet=told.workers_meet,
             virtual_local_rank=told.virtual_local_rank,
+            cpus=told.cpus,
             variables=told.environment,
             asks_end=True,
             any_script=True,
@@ -287,6 +313,12 @@ class _Node:
             workers=self._told.slots,
             persists=self._persists,
         )
+
+    def _outputs(self, folder: Path) -> Outputs:
+        told = self._told
+        if self._layout is not None:
+            return SpecifiedLogs(self._layout, told.logs, told.role_name)
+        return LaunchLogs(told.logs, told.role_name, folder)
 
     def _find_master(self) -> tuple[int, str] | None:
         """Only a store that all nodes read tells where the next master is; else it is where the first one was."""

@@ -99,9 +99,14 @@ def add_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -
     taking("master-addr", "where node 0 is, for the static rendezvous", default="127.0.0.1")
     taking("master-port", "where the nodes meet on node 0, for the static rendezvous (29500)", kind=int)
     taking("local-addr", "this node's address for the others; else the one that reaches the master")
-    parser.add_argument(*both("logs-specs"), type=str, help="refused: the log folder has torch's default layout")
     parser.add_argument(
-        *both("numa-binding"), type=str, choices=list(AFFINITIES), help="refused: use numactl around the script"
+        *both("logs-specs"), type=str, help="entry point (in torchrun.logs_specs) of the class that lays out the logs"
+    )
+    parser.add_argument(
+        *both("numa-binding"),
+        type=str,
+        choices=list(AFFINITIES),
+        help="bind each worker to CPUs near the device whose index is its local rank",
     )
     taking(
         "signals-to-handle",
@@ -141,7 +146,7 @@ def _add_workers(taking: Any, switch: Any) -> None:
         default="spawn",
         choices=["spawn", "fork", "forkserver"],
     )
-    taking("event-log-handler", "null (default); others are refused", default="null")
+    taking("event-log-handler", "null (default), or console: the launch's events as JSON on stderr", default="null")
     taking("role", "ROLE_NAME of the workers", default="default")
     switch("module", "the script is a module's name, as in python -m", "-m")
     switch("no-python", "run the script by itself, not by python")

@@ -44,6 +44,8 @@ class FakeMaster:
         self.joined: dict[str, Join] = {}
         self.directive = Directive(epoch, 0, Action.CONTINUE)
         self.restore: Restore | None = None
+        self.stale: asyncio.Event | None = None
+        """The first heartbeat is answered when it is set: that the node is unknown, as it was when it asked."""
         self.gone = False
         self.url = ""
         self._changed = asyncio.Condition()
@@ -126,6 +128,10 @@ class FakeMaster:
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         beat = await self._take(request, Heartbeat)
+        if self.stale is not None and not beat.telemetry:
+            stale, self.stale = self.stale, None
+            await stale.wait()
+            raise web.HTTPConflict(text='{"error": "no node of this job"}')
         if not beat.telemetry:
             async with self._changed:
                 await self._changed.wait_for(lambda: self.gone or self.directive.number > beat.seen)

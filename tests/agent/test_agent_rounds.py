@@ -62,6 +62,22 @@ def test_an_agent_that_reaches_another_jobs_master_ends(job: Any, masters: Any, 
     run(story())
 
 
+def test_that_a_node_was_unknown_before_it_joined_is_not_held_against_it_afterwards(
+    job: Any, masters: Any, ended: Any
+) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            master.stale = late = asyncio.Event()
+            await job.platform.create(job.request(master.url, TRAINS))
+            await master.telemetry("pid")
+            late.set()
+            await master.direct(Action.LEAVE)
+            assert (await ended()).exit_code == 0
+            assert "leaves: the test said so" in job.log()
+
+    run(story())
+
+
 def test_a_killed_worker_is_reported_its_siblings_die_and_the_node_joins_again(
     job: Any, masters: Any, ended: Any
 ) -> None:

@@ -26,9 +26,7 @@ SETTINGS = Settings(
 
 def told(local_rank: int, base: Mapping[str, str] | None = None, **settings: Any) -> Mapping[str, str]:
     """The environment of one worker."""
-    return worker_environment(
-        replace(SETTINGS, **settings), SEAT, local_rank, link="/s/link", error_file="/e.json", base=base or {}
-    )
+    return worker_environment(replace(SETTINGS, **settings), SEAT, local_rank, link="/s/link", base=base or {})
 
 
 def test_ranks_are_counted_from_the_seat_and_the_names_are_torchruns() -> None:
@@ -37,7 +35,7 @@ def test_ranks_are_counted_from_the_seat_and_the_names_are_torchruns() -> None:
         "GROUP_WORLD_SIZE": "2", "ROLE_NAME": "worker", "ROLE_RANK": "4", "ROLE_WORLD_SIZE": "5",
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000", "TORCHELASTIC_RESTART_COUNT": "3",
         "TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RUN_ID": "j", "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCHELASTIC_ERROR_FILE": "/e.json", "OMP_NUM_THREADS": "2", "EVERSTEP_ROUND": "4",
+        "OMP_NUM_THREADS": "2", "EVERSTEP_ROUND": "4",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }  # fmt: skip
     assert wanted.items() <= told(2).items()

@@ -35,6 +35,7 @@ def run_worker(
     environment: Mapping[str, str] | None = None,
     python: str = "",
     own: Sequence[str] = (),
+    cpus: Sequence[int] = (),
 ) -> Ran:
     """Start one worker through a fork server and wait for its end; `own`: the worker's own command."""
     log = os.open(folder / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
@@ -48,7 +49,7 @@ def run_worker(
                 output = NodeLog(log, folder).open(0, 0)
                 told = {"RANK": "0", TRACEBACK_VARIABLE: str(folder / "traceback"), **(environment or {})}
                 told[ERROR_FILE_VARIABLE] = output.error_file
-                workers.start(1, [Start(told, tuple(own or command), output)])
+                workers.start(1, [Start(told, tuple(own or command), output, cpus)])
                 return await ends.get(), said
         finally:
             await workers.close()
@@ -62,6 +63,13 @@ def write(folder: Path, name: str, text: str) -> str:
     """A script."""
     (folder / name).write_text(text)
     return str(folder / name)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["forked", "by exec"])
+def test_a_worker_runs_on_the_cpus_that_it_is_bound_to(tmp_path: Path, plain: bool) -> None:
+    script = write(tmp_path, "train.py", "import os\nprint(sorted(os.sched_getaffinity(0)))\n")
+    one = max(os.sched_getaffinity(0))
+    assert run_worker(tmp_path, [script], plain=plain, cpus=[one]).output == f"[0] [{one}]\n"
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["forked", "by exec"])

@@ -175,6 +175,8 @@ class Pair:
     folder: Path
     torchrun: Torchrun
     launchers: list[Launcher] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    """More files in each folder: path -> text."""
 
     def run(self, script: str, *arguments: str, **more: str) -> tuple[Ended, Ended]:
         """(torchrun's, ours) for a script's text; `train.py` among the arguments is the script."""
@@ -182,7 +184,9 @@ class Pair:
         for name in ("torchrun", "everstep"):
             folder = self.folder / name
             folder.mkdir()
-            (folder / "train.py").write_text(script)
+            for path, text in {"train.py": script, **self.files}.items():
+                (folder / path).parent.mkdir(exist_ok=True)
+                (folder / path).write_text(text)
             launcher = Launcher(folder)
             self.launchers.append(launcher)
             own = [argument.replace("{folder}", str(folder)) for argument in arguments]

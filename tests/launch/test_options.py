@@ -1,8 +1,10 @@
 """What a command line means: a launch, or one line that says what is wrong and how to mend it."""
 
 import math
+import os
 import re
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,27 @@ def test_an_endpoint_is_a_host_and_perhaps_a_port(text: str, found: tuple[str, i
     assert split_endpoint(text, 3, "--rdzv-endpoint") == found
 
 
+def test_workers_are_bound_to_cpus_where_that_is_asked_for() -> None:
+    assert read("--nproc-per-node=2").cpus == ()
+    told = Parser({}).parse_args(["--nproc-per-node=2", "--numa-binding=socket", "train.py"])
+    launch = options(told, {}, bind=lambda mode, slots: tuple((rank, len(mode)) for rank in range(slots)))
+    assert launch.cpus == ((0, 6), (1, 6))
+
+
+@pytest.mark.parametrize(
+    ("flags", "backend", "entry_point"),
+    [
+        ([], "static", os.path.basename(sys.executable)),
+        (["--standalone", "-m"], "c10d", os.path.basename(sys.executable)),
+        (["--rdzv-backend=c10d", "--no-python"], "c10d", "train.py"),
+        (["--run-path"], "static", "run_script_path"),
+    ],
+)
+def test_events_name_backend_and_entry_point_as_torch_does(flags: list[str], backend: str, entry_point: str) -> None:
+    launch = read("--event-log-handler=console", *flags)
+    assert (launch.events, launch.backend, launch.entry_point) == ("console", backend, entry_point)
+
+
 def test_logs_and_signals_are_read() -> None:
     launch = read("-r", "0:1,1:3", "-t", "2", "--local-ranks-filter=0,2", "--signals-to-handle=SIGTERM, SIGUSR1")
     assert [launch.logs.redirects.of(rank) for rank in range(3)] == [1, 3, 0]
@@ -162,9 +185,7 @@ DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
         (["--rdzv-backend=etcd"], {}, "etcd is not supported"),
         (["--rdzv-backend=etcd-v2"], {}, "etcd is not supported"),
         (["--rdzv-backend=mine"], {}, "--rdzv-backend mine: not known"),
-        (["--logs-specs=x"], {}, "--logs-specs"),
-        (["--numa-binding=node"], {}, "--numa-binding"),
-        (["--event-log-handler=console"], {}, "--event-log-handler console"),
+        (["--logs-specs=x"], {}, "--logs-specs x: no entry point torchrun.logs_specs[x]"),
         (["--exclude-straggler"], {}, "part of --network-check"),
         (["--switchbox-check"], {}, "part of --network-check"),
         (["--network-check", "--switchbox-check", "--box-pairs=0:0"], {}, "--box-pairs"),

@@ -14,7 +14,7 @@ async def teed(folder: Path, pieces: list[tuple[int, bytes]]) -> bytes:
     reader, writer = os.pipe()
     plan = LogPlan(folder=str(folder / "logs"), tee=Streams(3))
     logs = LaunchLogs(plan, "default", folder, console=(writer, writer))
-    logs.begin(0)
+    logs.begin(0, [])
     outputs = [logs.open(rank, rank) for rank in (0, 1)]
     for rank, piece in pieces:
         await asyncio.to_thread(os.write, outputs[rank].stdout, piece)  # Meanwhile the loop reads.

@@ -1,0 +1,99 @@
+"""--logs-specs: where the workers' streams and error files go is what a class of the user says, as under torchrun.
+
+The class is the entry point of that name in the group `torchrun.logs_specs`, a
+`torch.distributed.elastic.multiprocessing.LogsSpecs`: made once, its `reify` is asked for each attempt.
+"""
+
+import importlib.metadata
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime.agent.environment import ERROR_FILE_VARIABLE
+from runtime.agent.logs import Direct, Launched, LogPlan, Redirected, Streams, Teed
+from runtime.agent.output import Output
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
+
+GROUP = "torchrun.logs_specs"
+_Files = tuple[Mapping[int, str], Mapping[int, str]]
+"""Of one stream, by local rank: the file that it goes to, and that file where it is teed."""
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError where no installed package has an entry point of this name."""
+    if not importlib.metadata.entry_points(group=GROUP, name=name):
+        raise ValueError(f"--logs-specs {name}: no entry point {GROUP}[{name}]; install the package that has it")
+
+
+def load(name: str, plan: LogPlan) -> "LogsSpecs":
+    """Make the user's object; imports torch. Raises ValueError where that fails."""
+    (found, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
+    try:
+        return found.load()(
+            log_dir=plan.folder or None,
+            redirects=_std(plan.redirects),
+            tee=_std(plan.tee),
+            local_ranks_filter=None if plan.shown is None else set(plan.shown),
+        )
+    except (ImportError, AttributeError, TypeError, OSError) as error:
+        raise ValueError(f"--logs-specs {name} ({found.value}): {error or type(error).__name__}") from error
+
+
+def _std(streams: Streams) -> "Std | dict[int, Std]":
+    from torch.distributed.elastic.multiprocessing import Std
+
+    if streams.by_rank is None:
+        return Std(streams.all)
+    return {rank: Std(value) for rank, value in streams.by_rank.items()}
+
+
+class SpecifiedLogs:
+    """The outputs of one node's workers where a LogsSpecs says."""
+
+    def __init__(self, specs: "LogsSpecs", plan: LogPlan, role_name: str, console: Sequence[int] = (1, 2)) -> None:
+        """`console`: descriptors of our own stdout and stderr."""
+        self._specs = specs
+        self._plan = plan
+        self._role_name = role_name
+        self._console = console
+        self._told: LogsDest | None = None
+        self._environments: Sequence[dict[str, str]] = ()
+
+    def begin(self, attempt: int, environments: Sequence[dict[str, str]]) -> None:
+        """Ask for this attempt's files. Raises what `reify` raises, ValueError where it leaves a rank out."""
+        self._environments = environments
+        self._told = told = self._specs.reify(dict(enumerate(environments)))
+        for name, paths in (("stdouts", told.stdouts), ("stderrs", told.stderrs)):
+            if set(paths) != set(range(len(environments))):
+                who = f"{type(self._specs).__name__}.reify: {name}"
+                raise ValueError(f"{who} are of local ranks {sorted(paths)}, not of 0 to {len(environments) - 1}")
+        plan = self._plan
+        for path, filters in ((told.filtered_stdout, plan.stdout_filters), (told.filtered_stderr, plan.stderr_filters)):
+            if filters:
+                Path(path).write_bytes(b"")
+
+    def open(self, local_rank: int, rank: int) -> Output:
+        """A worker's."""
+        told, plan = self._told, self._plan
+        assert told is not None, "an attempt has begun"
+        path = told.filtered_stdout if plan.stdout_filters else ""
+        stdout = self._stream(0, local_rank, rank, (told.stdouts, told.tee_stdouts), path, plan.stdout_filters)
+        path = told.filtered_stderr if plan.stderr_filters else ""
+        stderr = self._stream(1, local_rank, rank, (told.stderrs, told.tee_stderrs), path, plan.stderr_filters)
+        error_file = self._environments[local_rank].get(ERROR_FILE_VARIABLE)
+        return Launched(stdout, stderr, told.error_files.get(local_rank, "") if error_file is None else error_file)
+
+    def _stream(
+        self, number: int, local_rank: int, rank: int, files: _Files, filtered: str, filters: Sequence[str]
+    ) -> Direct | Redirected | Teed:
+        """A file where one is named, the console too where it is teed; torch names no file for the console alone."""
+        path, console = files[0][local_rank], self._console[number]
+        if not path:
+            return Direct(console)
+        if local_rank not in files[1] or path == os.devnull:
+            return Redirected(Path(path))
+        prefix = self._plan.prefix_of(self._role_name, local_rank, rank)
+        return Teed(Path(path), console, prefix, Path(filtered) if filtered else None, filters)

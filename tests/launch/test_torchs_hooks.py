@@ -1,0 +1,156 @@
+"""torchrun's flags that bring in torch's or the user's own code: log layouts, event handlers, CPU binding."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.launch.affinity import cpus_of
+from runtime.launch.events import logger_of
+from tests.launch.launchers import Ended, Pair
+
+torch = pytest.importorskip("torch")
+
+LAYOUT = """
+import os
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+
+class Flat(LogsSpecs):
+    @property
+    def root_log_dir(self):
+        return self._root_log_dir
+
+    def reify(self, envs):
+        os.makedirs(self._root_log_dir + "/run", exist_ok=True)
+        def path(kind, rank):
+            told = [envs[rank][name] for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")]
+            return f"{self._root_log_dir}/run/{kind}-{told[0]}-of-{told[1]}-{told[2]}"
+        for rank in envs:
+            envs[rank]["MINE"] = f"{self._tee} {self._redirects} {sorted(self._local_ranks_filter)}"
+            envs[rank]["TORCHELASTIC_ERROR_FILE"] = path("error", rank)
+        return LogsDest(
+            stdouts={0: path("out", 0), 1: path("out", 1), 2: ""},
+            stderrs={0: "", 1: path("err", 1), 2: os.devnull},
+            tee_stdouts={0: path("out", 0)},
+            error_files={rank: path("error", rank) for rank in envs},
+            filtered_stdout=self._root_log_dir + "/run/filtered",
+        )
+"""
+SCRIPT = """
+import json, os, sys, time
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+sys.stdout.write(f"apple of {rank}\\nsees {os.environ['MINE']}\\n")
+sys.stderr.write(f"peel of {rank}\\n")
+open(f"wrote-{rank}-{attempt}", "w").close()
+if rank == "1" and attempt in FAILING:
+    while not all(os.path.exists(f"wrote-{other}-{attempt}") for other in (0, 2)):
+        time.sleep(0.01)
+    with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+        json.dump({"message": {"message": "boom", "extraInfo": {"py_callstack": "boom", "timestamp": "7"}}}, file)
+    sys.exit(1)
+"""
+
+
+def peels(ended: Ended) -> list[str]:
+    """What workers wrote to stderr."""
+    return sorted(line for line in ended.err.splitlines() if "peel" in line)
+
+
+def test_a_users_log_layout_says_where_streams_and_errors_go(pair: Pair) -> None:
+    pair.files = {
+        "flat.py": LAYOUT,
+        "flat-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: flat\nVersion: 1\n",
+        "flat-1.dist-info/entry_points.txt": "[torchrun.logs_specs]\nflat = flat:Flat\n",
+    }
+    flags = ["--standalone", "--nproc-per-node=3", "--max-restarts=1", "--logs-specs", "flat", "--log-dir", "logs"]
+    flags += ["--tee=0:1", "--redirects=2", "--local-ranks-filter=0,2", "--duplicate-stdout-filters=apple"]
+    theirs, mine = pair.run("FAILING = '0'" + SCRIPT, *flags, "train.py", OMP_NUM_THREADS="1")
+    assert (theirs.code, mine.code) == (0, 0), mine.err
+    assert mine.lines() == theirs.lines()
+    assert peels(mine) == peels(theirs)
+    logs = [{name: content(name, text) for name, text in ended.logs().items()} for ended in (theirs, mine)]
+    assert logs[0] == logs[1]
+    assert {name for name in logs[0] if "error" in name} == {"error-1-of-3-0"}
+
+
+def content(name: str, text: str) -> str:
+    """Of an error file its message, without times and paths."""
+    return json.loads(text)["message"]["message"] if name.startswith("error") else text
+
+
+def test_torchs_own_layout_can_be_named(pair: Pair) -> None:
+    script = "import sys\nprint('apple', flush=True)\nsys.stderr.write('a peel\\n')\n"
+    flags = ("--standalone", "--log-dir=logs", "--logs-specs=default", "--tee=1", "--redirects=2", "train.py")
+    theirs, mine = pair.run(script, *flags)
+    assert (theirs.code, mine.code) == (0, 0), mine.err
+    assert mine.lines() == theirs.lines() == ["[default0]:apple"]
+    assert mine.logs() == theirs.logs() == {"attempt_0/0/stdout.log": "apple\n", "attempt_0/0/stderr.log": "a peel\n"}
+
+
+def events(ended: Ended) -> list[dict[str, Any]]:
+    """The launch's events, without what chance and clocks say, and with process numbers only as there or not."""
+    found = []
+    for line in ended.err.splitlines():
+        if line.startswith('{"name": "torchelastic.'):
+            event = json.loads(line)
+            told = event["metadata"]
+            told["metadata"] = json.loads(told["metadata"])
+            for name in ("run_id", "total_run_time"):
+                assert told.pop(name) is not None
+            raw = json.loads(told["raw_error"] or "null")
+            told["raw_error"] = raw and raw["message"]["message"]
+            told["duration_ms"] = told["duration_ms"] is not None
+            told["worker_id"] = re.sub(r"\d+", "PID", str(told["worker_id"]))
+            if (pids := told["metadata"].get("worker_pid")) is not None:
+                told["metadata"]["worker_pid"] = [pid is not None for pid in pids]
+            found.append(event)
+    return found
+
+
+def test_events_on_the_console_are_those_of_torchrun(pair: Pair) -> None:
+    flags = ["--standalone", "--nproc-per-node=3", "--max-restarts=1", "--role=trainer", "--event-log-handler=console"]
+    theirs, mine = pair.run("FAILING = '01'" + SCRIPT, *flags, "train.py", OMP_NUM_THREADS="1", MINE="x")
+    assert (theirs.code, mine.code) == (1, 1), mine.err
+    assert events(mine) == events(theirs)
+    states = [event["metadata"]["state"] for event in events(mine)]
+    begin = ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START", "START"]
+    assert states == [*begin, *begin, "TERMINATED", "FAILED", "TERMINATED", "SUCCEEDED"]
+
+
+def test_an_event_handler_is_torchs_or_unknown() -> None:
+    assert logger_of("null") is None
+    known = logger_of("dynamic_rendezvous")
+    assert known is not None
+    assert [type(handler).__name__ for handler in known.handlers] == ["NullHandler"]
+    with pytest.raises(ValueError, match="--event-log-handler mine: torch has none of this name"):
+        logger_of("mine")
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has what is missing here")
+def test_binding_without_a_device_fails_in_torchs_words(pair: Pair) -> None:
+    theirs, mine = pair.run("print('runs')", "--standalone", "--numa-binding=node", "train.py")
+    words = "No accelerator available for NUMA binding"
+    assert words in theirs.err
+    assert theirs.code != 0
+    assert mine.err == f"everstep launch: --numa-binding node: {words}; leave the flag out to bind no worker\n"
+    assert (mine.code, theirs.out + mine.out) == (2, "")
+
+
+def test_cpus_are_those_that_torch_finds_near_each_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/sys/devices/system/node/node0/cpulist").exists():
+        pytest.skip("this machine does not say where its CPUs are")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import shutil\n"
+        "shutil.which = lambda name: name\n"
+        "from torch.numa import binding\n"
+        "binding._get_numa_node_index_for_device_index = lambda *, device_index: 0\n"
+        "binding._get_device_count = lambda: 1\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    told = Path("/sys/devices/system/node/node0/cpulist").read_text().strip()
+    ranges = [[int(end) for end in part.split("-")] for part in told.split(",")]
+    near = {cpu for ends in ranges for cpu in range(ends[0], ends[-1] + 1)} & os.sched_getaffinity(0)
+    assert cpus_of("node", 1) == (tuple(sorted(near)),)
