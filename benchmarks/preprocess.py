@@ -8,9 +8,11 @@ at the CPU seconds: they do not count what others took.
 """
 
 import argparse
+import ctypes
 import importlib.util
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from benchmarks.main_job import Memory, table, tree
 from tests.harness import ROOT
 
 VOCABULARY = 32_000
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
@@ -108,17 +111,31 @@ def peer(name: str, given: Input, folder: Path) -> Figure:
 
 def _timed(command: list[str], output: Path | None = None) -> Figure:
     """What it took, but for the tokens. Raises RuntimeError when it fails."""
-    started = time.monotonic()
+    _adopt_orphans()
+    before, started = _used(), time.monotonic()
     with (output or Path(os.devnull)).open("w") as out, tempfile.TemporaryFile("w+") as told:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=told)
         with memory_of(process.pid) as memory:
-            _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+            process.wait()
+        seconds = time.monotonic() - started
+        with suppress(ChildProcessError):
+            while True:
+                os.wait()
         told.seek(0)
         if process.returncode:
             raise RuntimeError(f"{command[2]} ended with {process.returncode}: {told.read()[-2000:]}")
-    seconds = time.monotonic() - started
-    return Figure(seconds, seconds, used.ru_utime + used.ru_stime, 0, memory.peak)
+    return Figure(seconds, seconds, _used() - before, 0, memory.peak)
+
+
+def _used() -> float:
+    """Seconds of CPU of all that this process has started and that has ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _adopt_orphans() -> None:
+    """Whose parents do not wait for them become this process's children (prctl(2)): else nobody counts their time."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def prepared(folder: Path, megabytes: int, cores: int) -> Input:
