@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test lint cluster-up cluster-down test-cluster bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint soak clean
+.PHONY: help finetune test lint cluster-up cluster-down test-cluster bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -65,6 +65,9 @@ accept-preprocess: $(READY)  ## every line the tokenization promises: wanted, me
 
 accept-checkpoint: $(READY)  ## every line that checkpoints promise: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_checkpoint
+
+accept-cluster: $(READY)  ## every line promised on a real Kubernetes, as root: wanted, measured, holds or not
+	$(BIN)/python -m benchmarks.accept_cluster
 
 ROUNDS ?= 50
 soak: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)

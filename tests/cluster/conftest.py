@@ -6,6 +6,7 @@ import pytest
 
 from tests.cluster import lifecycle
 from tests.cluster.lifecycle import Cluster
+from tests.cluster.trainings import Training, dataset_in
 from tests.golang import NoGoError
 
 
@@ -23,3 +24,17 @@ def cluster() -> Iterator[Cluster]:
             yield lifecycle.up()
         finally:
             lifecycle.down()
+
+
+@pytest.fixture(scope="module")
+def dataset(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small dataset in the cluster's store."""
+    return dataset_in(cluster, tmp_path_factory.mktemp("dataset"))
+
+
+@pytest.fixture(scope="module")
+def training(cluster: Cluster, dataset: str) -> Iterator[Training]:
+    """A training to submit, one for the tests of a module; whatever is left of it is deleted."""
+    made = Training(cluster, dataset)
+    yield made
+    made.delete()

@@ -35,6 +35,10 @@ class Kubectl:
             text = text[end:]
         return found
 
+    def ask(self, path: str, wish: Mapping[str, Any], namespace: str = NAMESPACE) -> None:
+        """POST to a path below the namespace that no object stands for: `pods/NAME/eviction`."""
+        self("create", "--raw", f"/api/v1/namespaces/{namespace}/{path}", "-f", "-", text=json.dumps(wish))
+
     def get(self, kind: str, name: str, namespace: str = NAMESPACE) -> dict[str, Any] | None:
         """One object; None: there is none."""
         try:

@@ -57,8 +57,11 @@ class Cluster:
 
     kubectl: Kubectl
     programs: Path
-    store: dict[str, str]
-    """The variables by which the store is found."""
+
+    @property
+    def store(self) -> dict[str, str]:
+        """The variables by which the store is found."""
+        return plane.store_variables()
 
 
 def up() -> Cluster:
@@ -75,7 +78,7 @@ def up() -> Cluster:
     namespace.made_ready(kubectl, made)
     wait(plane.store_answers, "MinIO")
     wait(lambda: _ready(kubectl) == NODES, "every node Ready")
-    return Cluster(kubectl, made, plane.store_variables())
+    return Cluster(kubectl, made)
 
 
 def _ready(kubectl: Kubectl) -> int:

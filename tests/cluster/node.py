@@ -70,6 +70,11 @@ def imported(node: int, wanted: Iterable[images.Image]) -> None:
             said(*_ctr(node), "images", "import", images.archive(image))
 
 
+def forgotten(node: int, image: str) -> None:
+    """The node has that image no more."""
+    said(*_ctr(node), "images", "remove", "--sync", image)
+
+
 def _ctr(node: int) -> tuple[str | Path, ...]:
     return ("ctr", "--address", folder(node) / "containerd.sock", "--namespace", "k8s.io")
 

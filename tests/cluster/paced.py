@@ -1,0 +1,55 @@
+"""A training that costs next to nothing, at a steady pace, until an object `stop` lies in its store.
+
+What it trains is one number that tells which samples were applied, and when: each sample's index times its iteration.
+"""
+
+import argparse
+import time
+
+import torch
+
+import everstep
+from runtime.store import NoSuchKey, open_store
+
+LOOK_EVERY = 5
+"""Iterations between two looks into the store."""
+
+
+def stopped(store: str) -> bool:
+    """Whether somebody has said so."""
+    try:
+        open_store(store, read_only=True).get("stop")
+    except NoSuchKey:
+        return False
+    return True
+
+
+def main() -> None:
+    """Train until it is stopped."""
+    parser = argparse.ArgumentParser()
+    for name in ("--dataset", "--store", "--pause"):
+        parser.add_argument(name, required=True)
+    for name in ("--length", "--batch", "--seed"):
+        parser.add_argument(name, required=True, type=int)
+    options = parser.parse_args()
+    job = everstep.init()
+    total = torch.zeros((), dtype=torch.float64)
+    batches = everstep.batches(
+        options.dataset, sequence_length=options.length, global_batch=options.batch, seed=options.seed
+    )
+    state = {"total": total, "batches": batches}
+    checkpointer = everstep.Checkpointer(state)
+    checkpointer.load(state)
+    for batch in batches:
+        time.sleep(float(options.pause))
+        total += job.world_size * job.mean(float(batch.samples.sum()) * batch.iteration)
+        checkpointer.save(batch.iteration, state)
+        everstep.report(loss=1 / batch.iteration, total=total.item())
+        looks = job.rank == 0 and batch.iteration % LOOK_EVERY == 0
+        if job.mean(float(looks and stopped(options.store))) > 0:
+            break
+    checkpointer.finish(state)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Whatever happens to pods, machines or the master: a training goes on and ends well.
+
+One training suffers all of it, one fault after the other.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.cluster import faults
+from tests.cluster.faults import FAULTS, MASTERS_HOST, MEMORY_MIB
+from tests.cluster.trainings import Training
+
+
+@pytest.fixture(scope="module")
+def suffering(training: Training) -> Training:
+    """Two nodes that train until they are told to stop."""
+    training.submit_paced(MASTERS_HOST, faults.spec())
+    training.wait_iteration(10)
+    return training
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_training_goes_on_and_applies_each_sample_once(
+    suffering: Training, fault: str, record_property: Callable[[str, object], None]
+) -> None:
+    cost = faults.suffer(suffering, fault)
+    record_property("seconds", f"{cost.seconds:.1f}")
+    record_property("lost", cost.lost)
+    assert suffering.in_order()
+
+
+def test_who_ran_out_of_memory_had_got_twice_as_much(suffering: Training) -> None:
+    records = suffering.records()
+    (killed, *_) = (one["node"] for one in records if one["kind"] == "FaultJudged" and one["reason"] == "out of memory")
+    (instead,) = (one for one in records if one["kind"] == "NodeRequested" and one["replaces"] == killed)
+    assert instead["memory_bytes"] == MEMORY_MIB << 21
+
+
+def test_it_ends_at_its_last_iteration_and_leaves_no_pod(suffering: Training) -> None:
+    suffering.stop()
+    assert suffering.finish() == "Succeeded", suffering.last_words()
+    (ended,) = (one for one in suffering.records() if one["kind"] == "JobEnded")
+    assert ended["iteration"] - suffering.iteration() in (0, 1)  # The loop is left before it tells of its last one.
+    assert suffering.in_order()
+    assert suffering.nodes() == {}

@@ -1,0 +1,223 @@
+"""A train step on the cluster, watched by its pods and by what is in the store.
+
+Where only the step is looked at, its Workflow is an object that no controller acts on, and its pod is made here from
+the step's template, once for each try, as Argo would.
+"""
+
+import json
+import re
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hera.workflows import Workflow
+
+from everstep.version import IMAGE
+from runtime.data.sampler import Sampler, sample_count
+from runtime.platform.kubernetes.pods import NODE, ended, selector
+from runtime.store import Store, open_store
+from runtime.submission.manifest import ClusterOptions, for_argo
+from steps.train.template import template as train_template
+from tests.cluster import images
+from tests.cluster.layout import NAMESPACE
+from tests.cluster.lifecycle import Cluster
+from tests.cluster.namespace import SERVICE_ACCOUNT, STORE_SECRET
+from tests.cluster.plane import BUCKET
+from tests.cluster.processes import ClusterError
+from tests.datasets import write_dataset
+from tests.harness import wait_until
+
+PACED = Path(__file__).with_name("paced.py")
+LENGTH, BATCH, SEED = 16, 12, 3
+"""Of the paced script: tokens a sample, samples an iteration over all ranks, and what their order follows from."""
+PATIENCE_S = 600.0
+"""For anything that a pod has to be started for, on a busy machine."""
+OPTIONS = ClusterOptions(images.HOST, SERVICE_ACCOUNT, store_secret=STORE_SECRET)
+Pod = dict[str, Any]
+
+
+def dataset_in(cluster: Cluster, folder: Path) -> str:
+    """The URI of a small dataset in the cluster's store."""
+    uri = f"s3://{BUCKET}/dataset-{secrets.token_hex(4)}"
+    store = open_store(uri, environment=cluster.store)
+    files = list(Path(write_dataset(folder / "dataset")).iterdir())
+    for path in sorted(files, key=lambda path: path.suffix == ".json"):
+        store.put(path.name, path.read_bytes())
+    return uri
+
+
+@dataclass
+class Training:
+    """One Workflow of one train step, with a store of its own."""
+
+    cluster: Cluster
+    dataset: str
+    flags: dict[str, str] = field(default_factory=dict)
+    name: str = field(default_factory=lambda: f"train-{secrets.token_hex(3)}")
+    uid: str = ""
+    tries: int = 0
+    manifest: dict[str, Any] = field(default_factory=dict)
+    _read: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """What objects of the store say, by key: none ever changes."""
+
+    @property
+    def uri(self) -> str:
+        """Of its store."""
+        return f"s3://{BUCKET}/{self.name}"
+
+    @property
+    def job(self) -> str:
+        """As the step names it."""
+        return f"{self.uid}-train"
+
+    @property
+    def selector(self) -> str:
+        """Of all that the step makes for its job."""
+        return selector(self.job)
+
+    @property
+    def pod(self) -> str:
+        """The newest try's."""
+        return f"{self.name}-{self.tries}"
+
+    def submit(self, host: str = "", **flags: str) -> None:
+        """The Workflow, and the first try of its step, on that host."""
+        usual = {
+            "dataset": self.dataset, "nodes": "2", "min-nodes": "2", "iterations": "60", "sequence-length": "16",
+            "global-batch": "8", "persist-interval": "10",
+        }  # fmt: skip
+        self.flags = {**usual, **{name.replace("_", "-"): value for name, value in flags.items()}}
+        arguments = {"store": self.uri, **self.flags}
+        workflow = Workflow(name=self.name, entrypoint="train", arguments=arguments, templates=[train_template()])
+        self.manifest = for_argo(workflow.to_dict(), self.name, NAMESPACE, OPTIONS, IMAGE)
+        made = self.cluster.kubectl.create(self.manifest)
+        self.uid = made[0]["metadata"]["uid"]
+        self.start(host)
+
+    def submit_paced(self, host: str, spec: str, pause_s: float = 0.1, **flags: str) -> None:
+        """One that trains until `stop`, a few iterations a second (see `paced`)."""
+        order = f"--length {LENGTH} --batch {BATCH} --seed {SEED}"
+        arguments = f"--dataset {{dataset}} --store {self.uri} --pause {pause_s} {order}"
+        script = {"script": str(PACED), "script_arguments": arguments}
+        self.submit(host, **script, job_spec=spec, nodes="2", min_nodes="1", global_batch=str(BATCH), **flags)
+
+    def stop(self) -> None:
+        """Tell the paced script to end."""
+        self.store().put("stop", b"")
+
+    def in_order(self) -> bool:
+        """Whether the paced script has applied each sample once, in its iteration, as of its newest report."""
+        newest = max(self.reports(), key=lambda line: line["iteration"])
+        told = json.loads(open_store(self.dataset, environment=self.cluster.store).get("dataset.json"))["train"]
+        sampler = Sampler(sample_count(told["tokens"], LENGTH), BATCH, SEED)
+        iterations = range(newest["iteration"])
+        wanted = sum((done + 1) * int(sampler.indices(done * BATCH).sum()) for done in iterations)
+        return abs(newest["total"] - wanted) <= 1e-9 * wanted
+
+    def start(self, host: str = "") -> None:
+        """One more try of the step, on that host."""
+        self.tries += 1
+        (template,) = self.manifest["spec"]["templates"]
+        inputs = {one["name"]: one["default"] for one in template["inputs"]["parameters"]} | self.flags
+        known = {f"inputs.parameters.{name}": value for name, value in inputs.items()}
+        known |= {"workflow.parameters.store": self.uri, "workflow.name": self.name, "workflow.uid": self.uid}
+        container = {**template["container"], "name": "main"}
+        container["args"] = [re.sub(r"{{([^}]*)}}", lambda found: known[found[1]], one) for one in container["args"]]
+        owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": self.name, "uid": self.uid}
+        spec = {
+            "serviceAccountName": SERVICE_ACCOUNT, "restartPolicy": "Never", "containers": [container],
+            "securityContext": template["securityContext"], "volumes": template["volumes"],
+            **({"nodeName": host} if host else {}),
+        }  # fmt: skip
+        labels = {"workflows.argoproj.io/workflow": self.name}
+        metadata = {"name": self.pod, "labels": labels, "ownerReferences": [owner]}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _patched(spec, images.patch())}
+        self.cluster.kubectl.create(pod)
+
+    def phase(self) -> str:
+        """Of the newest try's pod."""
+        pod = self.cluster.kubectl.get("pod", self.pod)
+        return pod["status"].get("phase", "") if pod else "gone"
+
+    def over(self) -> bool:
+        """The newest try has ended, well or not."""
+        return self.phase() in ("Succeeded", "Failed", "gone")
+
+    def finish(self, seconds: float = PATIENCE_S) -> str:
+        """The phase that it ends with."""
+        wait_until(self.over, f"the end of {self.pod}", seconds, pause_s=0.5)
+        return self.phase()
+
+    def nodes(self) -> dict[str, Pod]:
+        """The pods that train or will, by the node's name; those that ended stay for their logs, with the Workflow."""
+        found = [pod for pod in self.cluster.kubectl.list("pods", self.selector) if not ended(pod)]
+        return {pod["metadata"]["labels"][NODE]: pod for pod in found}
+
+    def store(self) -> Store:
+        """What it keeps."""
+        return open_store(self.uri, environment=self.cluster.store)
+
+    def iteration(self) -> int:
+        """The newest that was told to the master, and by it to the store."""
+        return max((line["iteration"] for line in self.reports()), default=0)
+
+    def wait_iteration(self, iteration: int, seconds: float = PATIENCE_S) -> None:
+        """Until it was reached; fails when the step ends before."""
+        wait_until(lambda: self.iteration() >= iteration or self.over(), f"iteration {iteration}", seconds, pause_s=0.5)
+        assert self.iteration() >= iteration, self.last_words()
+
+    def world(self) -> int:
+        """Nodes of the newest round; 0: it is over, or there was none."""
+        rounds = [one for one in self.records() if one["kind"] in ("RoundFormed", "RoundBroken")]
+        if not rounds or rounds[-1]["kind"] != "RoundFormed":
+            return 0
+        return sum(map(len, rounds[-1]["round"]["members"].values()))
+
+    def words(self) -> str:
+        """What the newest try of the step has printed."""
+        return self.cluster.kubectl("logs", self.pod)
+
+    def reports(self) -> list[dict[str, Any]]:
+        """What rank 0 told of each iteration, in the order of its time."""
+        lines = [line for line in self._lines("telemetry") if "loss" in line and line.get("rank", 0) == 0]
+        return sorted(lines, key=lambda line: line["time"])
+
+    def records(self) -> list[dict[str, Any]]:
+        """The job's journal."""
+        return [line for line in self._lines("journal") if line["kind"] != "Segment"]
+
+    def _lines(self, part: str) -> list[dict[str, Any]]:
+        store = self.store()
+        keys = sorted(entry.key for entry in store.list(f"jobs/{self.job}/{part}/"))
+        for key in keys:
+            if key not in self._read:
+                self._read[key] = [json.loads(line) for line in store.get(key).splitlines()]
+        return [line for key in keys for line in self._read[key]]
+
+    def last_words(self) -> str:
+        """What is there, for the message of a failed assertion."""
+        told = []
+        for pod in self.cluster.kubectl.list("pods"):
+            name, status = pod["metadata"]["name"], pod["status"]
+            seen = {key: status.get(key) for key in ("phase", "reason", "containerStatuses")}
+            told.append(f"--- {name} on {pod['spec'].get('nodeName')}: {seen}")
+            try:
+                told.append(self.cluster.kubectl("logs", "--tail=40", name, "--all-containers"))
+            except ClusterError as error:
+                told.append(str(error))
+        return "\n".join(told)
+
+    def delete(self) -> None:
+        """The Workflow and all that it owns, as far as it is there."""
+        self.cluster.kubectl("delete", "workflow", self.name, "--ignore-not-found", "--wait=false")
+
+
+def _patched(spec: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """The pod's spec as Kubernetes' strategic merge would leave it, for one container."""
+    (container,), (more,) = spec["containers"], patch["containers"]
+    asked = {**container["resources"]["requests"], **more["resources"]["requests"]}
+    resources = {**container["resources"], "requests": asked}
+    seen = [*container.get("volumeMounts", ()), *more["volumeMounts"]]
+    merged = {**container, "resources": resources, "volumeMounts": seen}
+    return {**spec, "containers": [merged], "volumes": [*spec["volumes"], *patch["volumes"]]}
