@@ -3,6 +3,7 @@
 The faults' costs are told by the test that does them, in one training; nothing else should run on the machine.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
-from benchmarks.acceptance import Line, judge, proven
+from benchmarks.acceptance import Line, asked, chosen, judge, proven
 from tests.cluster.faults import FAULTS
 from tests.harness import ROOT
 
@@ -24,6 +25,7 @@ CLUSTER = {
     "every fault: the last iteration, each sample applied once, no pod left": ["test_faults.py"],
     "rights: what the account must do, verb by verb, and nothing else": ["test_rights.py"],
     "templates/ is taken by a real API server": ["test_templates.py"],
+    "Spark executors as pods tokenize to the same bytes": ["test_spark.py"],
 }
 """Promises, and words in the names of their tests below tests/cluster."""
 
@@ -33,7 +35,6 @@ UNSEEN = (
     "extras give way to a newly pending job, the minimum does not",
     "3 -> 4 -> 3 by editing the ConfigMap on the cluster, sample order checked",
     "Argo's own controller: the pipeline; steps by templateRef; stop, terminate, deletion within 30 s",
-    "Spark executors as pods tokenize to the same bytes",
 )
 """What no test on a cluster shows yet."""
 
@@ -83,20 +84,30 @@ def faults(cases: dict[str, ElementTree.Element]) -> Iterator[Line]:
         yield Line(f"fault: {fault}", "goes on; its cost is told", cost, well)
 
 
-def elsewhere() -> Iterator[Line]:
-    """What needs no cluster to be seen."""
-    platform, submission = "tests/platform", "tests/submission"
-    yield proven("platform: watch, 410, back-off on 429/5xx, lost machines, refusals in one line",
-                 f"{platform}/test_kubernetes_platform.py", f"{platform}/test_pods_of_a_job.py")  # fmt: skip
-    yield proven("pods: resources, /dev/shm by the checkpoints' arithmetic, affinity, priority, gangs' schemas",
-                 f"{platform}/test_pods.py", "tests/train/test_staged.py")  # fmt: skip
-    yield proven("PodGroup before the pods, gone after; topology; deadlines; stop, terminate, deletion",
-                 "tests/train/test_train_nodes.py")  # fmt: skip
-    yield proven("both routes to Argo: names, namespaces, 401/403/404/409/422, lost answers, gone servers",
-                 f"{submission}/test_routes.py")  # fmt: skip
-    yield proven("watch, logs, --detach, Ctrl-C, the tree at every width", f"{submission}/test_following.py",
-                 f"{submission}/test_tree.py")  # fmt: skip
-    yield proven("templates: the chart is what `everstep templates` prints", "tests/face/test_templates_command.py")
+PLATFORM, SUBMISSION = "tests/platform/", "tests/submission/"
+PROVEN = {
+    "platform: watch, 410, back-off on 429/5xx, lost machines, refusals in one line": (
+        f"{PLATFORM}test_kubernetes_platform.py", f"{PLATFORM}test_pods_of_a_job.py",
+    ),
+    "pods: resources, /dev/shm by the checkpoints' arithmetic, affinity, priority, gangs' schemas": (
+        f"{PLATFORM}test_pods.py", "tests/train/test_staged.py",
+    ),
+    "PodGroup before the pods, gone after; topology; deadlines; stop, terminate, deletion": (
+        "tests/train/test_train_nodes.py",
+    ),
+    "both routes to Argo: names, namespaces, 401/403/404/409/422, lost answers, gone servers": (
+        f"{SUBMISSION}test_routes.py",
+    ),
+    "watch, logs, --detach, Ctrl-C, the tree at every width": (
+        f"{SUBMISSION}test_following.py", f"{SUBMISSION}test_tree.py",
+    ),
+    "templates: the chart is what `everstep templates` prints": ("tests/face/test_templates_command.py",),
+}  # fmt: skip
+"""What needs no cluster to be seen: promise -> the tests that prove it, in the words of `acceptance.proven`."""
+
+
+def unseen() -> Iterator[Line]:
+    """What nothing shows."""
     for promise in UNSEEN:
         yield Line(promise, "tests pass", "no test yet", False)
     yield Line("gang: with the schedulers of Volcano, Koordinator, scheduler-plugins themselves", "tests pass",
@@ -104,18 +115,24 @@ def elsewhere() -> Iterator[Line]:
     yield Line("Containerfile proven on a Debian root file system", "each stage's steps run", "never run", False)
 
 
-def lines() -> Iterator[Line]:
-    """All."""
-    yield from started()
-    cases = ran("tests/cluster")
-    yield from judged(cases)
-    yield from faults(cases)
-    yield from elsewhere()
+ON_A_CLUSTER = "cluster: all that only a real one shows"
+
+
+def lines(options: argparse.Namespace) -> Iterator[Line]:
+    """Those that are asked for."""
+    if asked(ON_A_CLUSTER, options.words):
+        yield from started()
+        cases = ran("tests/cluster")
+        yield from judged(cases)
+        yield from faults(cases)
+    yield from proven(PROVEN, options)
+    if not options.words:
+        yield from unseen()
 
 
 def main() -> None:
     """Measure and print."""
-    judge(lines())
+    judge(lines(chosen(argparse.ArgumentParser(description=__doc__), [ON_A_CLUSTER, *PROVEN])))
 
 
 if __name__ == "__main__":
