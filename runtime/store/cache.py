@@ -46,18 +46,18 @@ class Cache:
         """
         with _told(self.root):
             place.parent.mkdir(parents=True, exist_ok=True)
-            while True:
-                lock = os.open(place.parent / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            lock = os.open(place.parent / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
                 fcntl.flock(lock, fcntl.LOCK_SH)
-                if place.is_dir():
-                    os.utime(lock)
-                    return place  # The lock stays with the process: it is how others know that the copy is in use.
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                try:
-                    if not place.is_dir():
-                        self._fetch(place, opened(), manifest, without)
-                finally:
-                    os.close(lock)
+                if not place.is_dir():
+                    with _alone(place.parent):
+                        if not place.is_dir():
+                            self._fetch(place, opened(), manifest, without)
+                os.utime(lock)
+            except BaseException:
+                os.close(lock)
+                raise
+            return place  # The lock stays with the process: it is how others know that the copy is in use.
 
     def make_room(self, size: int, what: str) -> None:
         """Remove unused copies, the longest unused first, until `size` more bytes fit. Raises StoreError."""
@@ -109,6 +109,17 @@ def download(store: Store, key: str, size: int, path: Path) -> None:
         with mmap.mmap(file.fileno(), size) as mapped, memoryview(mapped) as view:
             store.read_into(key, 0, view)
         os.fsync(file.fileno())
+
+
+@contextmanager
+def _alone(entry: Path) -> Iterator[None]:
+    """One at a time makes the entry's copy. Not by its lock: who has that keeps it, and others would wait for ever."""
+    folder = os.open(entry, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _remove_unused(entry: Path) -> bool:

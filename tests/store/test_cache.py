@@ -1,11 +1,12 @@
 """Finished data of an S3 store as a folder of this machine."""
 
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,17 @@ def test_many_that_want_it_at_once_get_one_copy(data: Data, cache: Path) -> None
         found = set(pool.map(lambda _: local_folder(uri, "done.json"), range(6)))
     assert len(found) == 1
     assert len(list(cache.rglob("file"))) == 1
+
+
+def test_who_wants_a_copy_too_holds_nobody_up(data: Data, cache: Path) -> None:
+    real = open_store(data("abc", 10), read_only=True)
+    entry = cache / "entry"
+    entry.mkdir(parents=True)
+    with ThreadPoolExecutor(1) as pool, (entry / "lock").open("w") as another:
+        fcntl.flock(another, fcntl.LOCK_SH)  # As whoever has found nothing, and will use the copy that comes.
+        found = pool.submit(Cache({"EVERSTEP_CACHE": str(cache)}).fetched, entry / "abc", lambda: real, "done.json")
+        assert wait((found,), timeout=60).done
+        assert found.result().is_dir()
 
 
 def test_what_was_not_used_for_longest_makes_room_and_what_is_used_stays(
