@@ -5,6 +5,7 @@ import threading
 import time
 
 from everstep import training
+from tests.harness import wait_until
 
 
 def test_it_waits_for_a_gloo_thread_that_works_and_not_for_one_that_rests() -> None:
@@ -27,4 +28,4 @@ def test_it_waits_for_a_gloo_thread_that_works_and_not_for_one_that_rests() -> N
     training._wait_for_gloo(60)
     leave.set()
     gloo.join()
-    assert not list(training._threads("pt_gloo_runloop"))
+    wait_until(lambda: not list(training._threads("pt_gloo_runloop")), "the thread to be gone: its join is earlier")
