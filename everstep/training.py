@@ -37,9 +37,10 @@ from runtime import faults
 from runtime.agent.link import Fetch, Fetched, Link, Report
 from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.checkpointer import Checkpointer as _Checkpointer
-from runtime.checkpoint.checkpointer import sources_of
+from runtime.checkpoint.checkpointer import mapped_ahead, sources_of
 from runtime.checkpoint.fetch import checkpoints_of
 from runtime.checkpoint.reshard import Sources
+from runtime.checkpoint.segment import SegmentFile
 from runtime.data import DatasetError, Sampler, open_dataset, sample_count
 from runtime.store import Store, StoreError, open_store
 
@@ -99,6 +100,8 @@ class _Session:
     iteration: int = 0
     pending: dict[str, float | int | str] = field(default_factory=dict)
     """What the next report says beside its own figures; the first one: when the process group stood."""
+    ahead: SegmentFile | None = None
+    """For the first checkpointer."""
 
     def beacon(self, name: str) -> None:
         if self.checkpointer is not None:
@@ -136,6 +139,7 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
     """
     global _session
     context = _context()
+    ahead = mapped_ahead(context.link)
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)
     if context.world_size > 1 or "WORLD_SIZE" in os.environ:
@@ -144,7 +148,7 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
         dist.init_process_group("nccl" if context.device.type == "cuda" else "gloo", timeout=timeout)
         atexit.register(_leave)
     torch.manual_seed(seed)
-    _session = _Session(context, pending={"joined_at": time.time()})
+    _session = _Session(context, pending={"joined_at": time.time()}, ahead=ahead)
     return context
 
 
@@ -180,7 +184,10 @@ class Checkpoints:
         """Of that state. Raises StateError, LinkError."""
         context = self._session.context
         local_rank = context.local_rank or context.rank * (self._alone is not None)
-        made = _Checkpointer(state, link=context.link, rank=context.rank, local_rank=local_rank, alone=self._alone)
+        ahead, self._session.ahead = self._session.ahead, None
+        made = _Checkpointer(
+            state, link=context.link, rank=context.rank, local_rank=local_rank, alone=self._alone, ahead=ahead
+        )
         self._session.checkpointer = made
         self._session.beacon("start")
         return made

@@ -75,10 +75,10 @@ class Alone:
         self._round = self._round or self._claimed()
         text = json_bytes({"iteration": iteration, "state": tree.json})
         stager = self._stager
-        if stager is None or not stager.layout.matches(tree.tensors) or len(text) > stager.layout.state.size:
-            stager = self._stager = Stager(plan(tree.tensors, state_capacity(text), tree.pieces()))
+        if stager is None or not stager.fits(tree) or len(text) > stager.layout.state.size:
+            stager = self._stager = Stager(plan(tree.tensors, state_capacity(text), tree.pieces()), tree)
             self._buffer = memoryview(bytearray(stager.layout.size))
-        stager.stage(0, self._buffer, tree.tensors, text, iteration)
+        stager.stage(0, self._buffer, tree, text, iteration)
         self._saved.add(iteration)
         self._writing = self._thread.submit(self._put, iteration, stager.layout)
 

@@ -64,8 +64,7 @@ class Beginning:
         then all ranks have staged the first.
         """
         stages = self._stages[local_rank] = self._stages.get(local_rank, 0) + 1
-        restore = self.seat.restore
-        if stages > 1 or restore is None or restore.sources[0].shards == 1:
+        if self._is_past(local_rank):
             self._unpin(local_rank)
         return stages
 
@@ -74,6 +73,13 @@ class Beginning:
         self.over = True
         for local_rank in list(self._pinned):
             self._unpin(local_rank)
+
+    def _is_past(self, local_rank: int) -> bool:
+        """Is what that rank started from not needed any more? A worker that never asked for it may be that far before
+        it is there."""
+        restore = self.seat.restore
+        needed = 1 if restore is None or restore.sources[0].shards == 1 else 2
+        return self.over or self._stages.get(local_rank, 0) >= needed
 
     def _unpin(self, local_rank: int) -> None:
         if local_rank in self._pinned:
@@ -124,7 +130,7 @@ class Beginning:
             self._fetched[reader] = fetched
             if pinned:
                 self._pinned[reader or 0] = pinned
-                if self.over:
+                if self._is_past(reader or 0):
                     self._unpin(reader or 0)
                 elif reader is not None:
                     self._around.send(reader, *pinned)

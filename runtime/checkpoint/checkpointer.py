@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from runtime import faults
 from runtime.agent.link import Acquire, Announce, Done, Fetch, Fetched, Flush, Link, Segment, Slot, Staged
 from runtime.checkpoint.alone import Alone
-from runtime.checkpoint.errors import RestoreError
+from runtime.checkpoint.errors import RestoreError, SegmentError
 from runtime.checkpoint.fetch import read
 from runtime.checkpoint.layout import json_bytes, plan, state_capacity
 from runtime.checkpoint.reshard import Sources, reshard
@@ -21,7 +22,8 @@ from runtime.checkpoint.restore import cut_alike, load, opened
 from runtime.checkpoint.segment import Beacon, SegmentFile
 from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.thinning import Thinning
-from runtime.checkpoint.tree import Tree, Walker, flatten, prepare
+from runtime.checkpoint.tree import Tree, Walker, prepare
+from runtime.checkpoint.walk import uncollected
 from runtime.job.messages import Holding
 from runtime.store import open_store
 
@@ -42,9 +44,11 @@ class Checkpointer:
         rank: int = 0,
         local_rank: int = 0,
         alone: Alone | None = None,
+        ahead: SegmentFile | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Tell the agent how much shared memory `state` needs. `alone` keeps checkpoints where there is no agent.
+        """Tell the agent how much shared memory `state` needs. `alone` keeps checkpoints where there is no agent;
+        `ahead` is what `mapped_ahead` gave.
 
         Raises StateError (what cannot be checkpointed, by key path), LinkError (no room in shared memory).
         """
@@ -52,7 +56,7 @@ class Checkpointer:
         """How long the last `save` held training up."""
         self.restored = 0
         """The iteration that `load` restored; 0: none."""
-        self._link, self._alone, self._clock = link, alone, clock
+        self._link, self._alone, self._ahead, self._clock = link, alone, ahead, clock
         self._rank, self._local_rank = rank, local_rank
         self._segment: SegmentFile | None = None
         self._shown = 0
@@ -74,6 +78,7 @@ class Checkpointer:
         elif alone is not None and self._sharded:
             alone.join(rank, dist.get_world_size(), _from_rank_0)
 
+    @uncollected()
     def load(self, state: dict[str, Any]) -> int:
         """Restore the newest checkpoint into `state`, in place; returns its iteration, 0 when there is none.
 
@@ -94,6 +99,7 @@ class Checkpointer:
         self._populate()
         return self._saved
 
+    @uncollected()
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
         """Stage `state` as it is after `iteration`; training waits for one copy in memory. The agent does the rest.
 
@@ -112,7 +118,7 @@ class Checkpointer:
             if self._link is not None:
                 self._stage(iteration, state, persist)
             elif self._alone is not None:
-                self._alone.save(iteration, flatten(state), persist)
+                self._alone.save(iteration, self._walker.flatten(state), persist)
         self._persisted = persist or (same and self._persisted)
         self._saved, self._saved_here = iteration, staged or same
 
@@ -143,30 +149,36 @@ class Checkpointer:
         """From the shard that lies in this node's memory where its cut is ours, else from parts of all shards."""
         assert self._link is not None
         if place.path:
-            shard = opened(self._own(place), self._stager.layout if self._stages else None)
             prepare(state)
             live = self._walker.flatten(state)
-            if cut_alike(shard, live):
-                return load(shard, state, live, place.digest)
+            stager = self._stager if self._stages and self._stager.knows(live) else None
+            shard = opened(self._own(place), live, stager.layout if stager else None)
+            same = stager is not None and shard.layout is stager.layout
+            if same or cut_alike(shard, live):
+                return load(shard, state, live, place.digest, same)
         return reshard(*sources_of(self._link, place), state, self._rank)
 
     def _own(self, place: Fetched) -> memoryview:
         """The shard that lies in this node's memory."""
-        path, segment = Path(place.path), self._segment
-        if segment is None or segment.path != path:  # another local rank's, or one of an earlier size
-            segment = SegmentFile.open(path)
-        return segment.bytes_at(place.offset, place.size)
+        return self._mapped(Path(place.path)).bytes_at(place.offset, place.size)
+
+    def _mapped(self, path: Path) -> SegmentFile:
+        """A segment: this rank's, another local rank's, or one of an earlier size; once mapped, its pages are there."""
+        for known in (self._segment, self._ahead):
+            if known is not None and known.path == path and known.is_there():
+                return known
+        return SegmentFile.open(path)
 
     def _announce(self, tree: Tree, text: bytes) -> None:
         assert self._link is not None
         capacity = 0
         if self._stages:
-            self._stager = Stager(plan(tree.tensors, state_capacity(text), tree.pieces()))
+            self._stager = Stager(plan(tree.tensors, state_capacity(text), tree.pieces()), tree)
             capacity = self._stager.layout.size
         segment = self._link.ask(Announce(capacity, self._sharded), Segment)
         if self._stages and segment.overhead != self._thinning.overhead:
             self._thinning = Thinning(segment.overhead, _largest if self._sharded else float)
-        self._segment, self._populated = SegmentFile.open(Path(segment.path)), not capacity
+        self._segment, self._populated = self._mapped(Path(segment.path)), not capacity
         if capacity and self._rank == 0:
             size, slot = segment.slots * segment.capacity, segment.capacity
             more = f", and up to {2 * slot / 1e6:.1f} MB for copies of a peer's" if self._sharded else ""
@@ -174,7 +186,9 @@ class Checkpointer:
             print(f"everstep: {size / 1e6:.1f} MB of shared memory for this state: {what}{more}", file=sys.stderr)
 
     def _populate(self) -> None:
-        """Once, and not while a state is restored: that has to have both, the memory's pages and the cores."""
+        """Once, and not while a state is restored: that has to have both, the memory's pages and the cores. What was
+        mapped ahead may be another segment, and is let go."""
+        self._ahead = None
         if self._segment is not None and not self._populated:
             self._segment.populate()
             self._populated = True
@@ -184,16 +198,28 @@ class Checkpointer:
         tree = self._walker.flatten(state)
         text = _text(iteration, tree)
         layout = self._stager.layout
-        if not (tree.again or layout.matches(tree.tensors)) or len(text) > layout.state.size:
+        if not self._stager.fits(tree) or len(text) > layout.state.size:
             print("everstep: the state changed its form; its shared memory is made anew", file=sys.stderr)
             self._announce(tree, text)
         assert self._segment is not None
         slot = self._link.ask(Acquire(iteration), Slot).slot
-        self._stager.stage(slot, self._segment.slot(slot), tree.tensors, text, iteration)
+        self._stager.stage(slot, self._segment.slot(slot), tree, text, iteration)
         told = Staged(slot, iteration, self._stager.layout.size, persist, self._thinning.why)
         self._link.ask(told, Done)
         self._populate()
         faults.point("checkpoint.after_commit", iteration=iteration)
+
+
+def mapped_ahead(link: Link | None) -> SegmentFile | None:
+    """The segment where this worker's start lies, if it lies there when the worker greets its agent: the pages of it
+    are mapped while the worker makes its model."""
+    if link is None or not link.welcome.path:
+        return None
+    with suppress(SegmentError):
+        segment = SegmentFile.open(Path(link.welcome.path))
+        segment.populate(link.welcome.offset, link.welcome.size)
+        return segment
+    return None
 
 
 def _text(iteration: int, tree: Tree) -> bytes:

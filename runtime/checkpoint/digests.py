@@ -27,17 +27,25 @@ def table_size(data_bytes: int) -> int:
     return WIDTH * -(-data_bytes // BLOCK)
 
 
+def _table(file: memoryview) -> slice | None:
+    """Where the table is; None when not all of it is there."""
+    header = 8 + int.from_bytes(file[:8], "little")
+    found = _FOUND.search(bytes(file[:header])) if header <= len(file) else None
+    if found is None or header + int(found[2]) > len(file):
+        return None
+    return slice(header + int(found[1]), header + int(found[2]))
+
+
 class Digests:
     """The table of one shard, of whose bytes at least the head is there."""
 
     def __init__(self, file: memoryview) -> None:
         """Raises RestoreError when this is no head of a shard."""
-        header = 8 + int.from_bytes(file[:8], "little")
-        found = _FOUND.search(bytes(file[:header])) if header <= len(file) else None
-        if found is None or header + int(found[2]) > len(file):
+        table = _table(file)
+        if table is None:
             raise RestoreError("not a shard of Everstep, or the end of its head is missing: no digests are in it")
-        self._table = file[header + int(found[1]) : header + int(found[2])]
-        self.head = file[: header + int(found[2])]
+        self._table = file[table]
+        self.head = file[: table.stop]
         """Everything before the data."""
 
     def of_head(self) -> str:
@@ -53,19 +61,71 @@ class Digests:
 
     def check(self, start: int, data: memoryview) -> None:
         """Raises RestoreError when `data` is not what stood in the file from byte `start` on: whole blocks."""
-        first = (start - len(self.head)) // BLOCK
-        for number, at in enumerate(range(0, len(data), BLOCK), first):
-            digest = xxhash.xxh3_128(data[at : at + BLOCK]).digest()
-            if digest != bytes(self._table[number * WIDTH : (number + 1) * WIDTH]):
-                raise RestoreError(
-                    f"the digest of bytes {start + at} to {start + min(at + BLOCK, len(data))} is {digest.hex()}, "
-                    "not what its head says: they are damaged"
-                )
+        running = self.running(start)
+        running.take(data)
+        running.end()
+
+    def running(self, start: int) -> "Running":
+        """To check what stood in the file from the block on that begins at byte `start`, as it comes."""
+        return Running(self, start)
+
+    def require(self, digest: bytes, start: int, end: int) -> None:
+        """Raises RestoreError when that is not the digest of the block in these bytes of the file."""
+        at = (start - len(self.head)) // BLOCK * WIDTH
+        if digest != bytes(self._table[at : at + WIDTH]):
+            raise RestoreError(
+                f"the digest of bytes {start} to {end} is {digest.hex()}, not what its head says: they are damaged"
+            )
 
     def blocks(self, start: int, end: int, size: int) -> tuple[int, int]:
         """The whole blocks that hold bytes `start` to `end` of a file of `size` bytes, as first byte and end."""
         base = len(self.head)
         return base + (start - base) // BLOCK * BLOCK, min(size, base - (base - end) // BLOCK * BLOCK)
+
+
+class Running:
+    """A check of bytes that follow each other, a few at a time: so they may be checked where they are in the cache."""
+
+    def __init__(self, digests: Digests, start: int) -> None:
+        self.at = start
+        """Byte of the file that comes next."""
+        self._digests, self._block, self._hash = digests, start, xxhash.xxh3_128()
+
+    def take(self, data: memoryview) -> None:
+        """The next bytes. Raises RestoreError when a block is complete and is not what it was."""
+        done = 0
+        while done < len(data):
+            some = min(len(data) - done, self._block + BLOCK - self.at)
+            self._hash.update(data[done : done + some])
+            done, self.at = done + some, self.at + some
+            if self.at == self._block + BLOCK:
+                self.end()
+
+    def end(self) -> None:
+        """The last block may be shorter. Raises RestoreError."""
+        if self.at > self._block:
+            self._digests.require(self._hash.digest(), self._block, self.at)
+            self._block, self._hash = self.at, xxhash.xxh3_128()
+
+
+class Arriving:
+    """A check of a whole shard that comes from its first byte on, of each part when it has come: it is in the cache."""
+
+    def __init__(self, file: memoryview, digest: str) -> None:
+        """`file` is where it comes to, `digest` what it is promised to have ("" for any)."""
+        self._file, self._digest = file, digest
+        self._running: Running | None = None
+
+    def came(self, end: int) -> None:
+        """Its first `end` bytes are there. Raises RestoreError when they are not those that were promised."""
+        if self._running is None:
+            if end < len(self._file) and _table(self._file[:end]) is None:
+                return
+            digests = checked_head(self._file[:end], self._digest)
+            self._running = digests.running(len(digests.head))
+        self._running.take(self._file[self._running.at : end])
+        if end == len(self._file):
+            self._running.end()
 
 
 def seal(file: memoryview) -> str:

@@ -1,8 +1,9 @@
 """Bring a shard's bytes, or some of them, from a peer's memory or from the store, and check that they are right."""
 
 import http.client
+from collections.abc import Callable
 
-from runtime.checkpoint.digests import check
+from runtime.checkpoint.digests import Arriving, check
 from runtime.checkpoint.errors import RestoreError
 from runtime.job.messages import Holding
 from runtime.store import NoSuchKey, Store
@@ -11,7 +12,8 @@ PEER_TIMEOUT_S = 30.0
 """Without a byte from the peer for so long, the next source is asked."""
 MANIFEST = "manifest.json"
 """The object of a checkpoint that names the others: with it, it is committed."""
-_CHUNK = 4 << 20
+_CHUNK = 1 << 20
+"""Bytes that are checked after they came from a peer: they are in the cache of the core then."""
 
 
 def shard_key(job: str, round_: int, iteration: int, shard: int) -> str:
@@ -29,9 +31,13 @@ def fetch(source: Holding, buffer: memoryview, store: Store, token: str) -> None
 
     Raises RestoreError, one line: unreachable, gone, shorter than promised, or other bytes than promised.
     """
-    read(source, 0, buffer, store, token)
+    arriving = Arriving(buffer, source.digest)
     try:
-        check(buffer, source.digest)
+        if source.key:  # Its parts come side by side.
+            _read(source, 0, buffer, store, token, _unchecked)
+            check(buffer, source.digest)
+        else:
+            _read(source, 0, buffer, store, token, arriving.came)
     except RestoreError as error:
         raise RestoreError(f"{described(source)}: {error}") from None
 
@@ -42,14 +48,28 @@ def read(source: Holding, start: int, buffer: memoryview, store: Store, token: s
     Raises RestoreError, one line: unreachable, gone, or shorter than promised.
     """
     try:
+        _read(source, start, buffer, store, token, _unchecked)
+    except RestoreError as error:
+        raise RestoreError(f"{described(source)}: {error}") from None
+
+
+def _read(
+    source: Holding, start: int, buffer: memoryview, store: Store, token: str, came: Callable[[int], None]
+) -> None:
+    """`came` is told how many bytes are there, as they come from a peer."""
+    try:
         if source.key:
             store.read_into(source.key, start, buffer)
         else:
-            _from_peer(source, start, buffer, token)
+            _from_peer(source, start, buffer, token, came)
     except NoSuchKey:
-        raise RestoreError(f"{described(source)}: no such object") from None
+        raise RestoreError("no such object") from None
     except (OSError, http.client.HTTPException) as error:
-        raise RestoreError(f"{described(source)}: {error}") from error
+        raise RestoreError(str(error)) from error
+
+
+def _unchecked(_: int) -> None:
+    """Whoever reads some bytes checks them."""
 
 
 def described(source: Holding) -> str:
@@ -57,7 +77,7 @@ def described(source: Holding) -> str:
     return f"store {source.key}" if source.key else f"peer {source.node}"
 
 
-def _from_peer(source: Holding, start: int, buffer: memoryview, token: str) -> None:
+def _from_peer(source: Holding, start: int, buffer: memoryview, token: str, came: Callable[[int], None]) -> None:
     connection = http.client.HTTPConnection(source.address, timeout=PEER_TIMEOUT_S)
     try:
         path = f"/v1/shards/{source.round}/{source.iteration}/{source.shard}"
@@ -67,12 +87,13 @@ def _from_peer(source: Holding, start: int, buffer: memoryview, token: str) -> N
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         if answer.status not in (http.client.OK, http.client.PARTIAL_CONTENT):
-            raise RestoreError(f"{described(source)}: answered {answer.status} {answer.reason}")
+            raise RestoreError(f"answered {answer.status} {answer.reason}")
         done = 0
         while done < len(buffer):
             count = answer.readinto(buffer[done : done + _CHUNK])
             if not count:
-                raise RestoreError(f"{described(source)}: ended at byte {done} of {len(buffer)}")
+                raise RestoreError(f"ended at byte {done} of {len(buffer)}")
             done += count
+            came(done)
     finally:
         connection.close()

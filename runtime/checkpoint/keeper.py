@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from runtime.agent.keeping import Stretch
 from runtime.agent.link import Fetched, Segment, Slot, Staged
 from runtime.checkpoint.beginning import Around, Beginning
 from runtime.checkpoint.cadence import Cadence
@@ -189,6 +190,11 @@ class Keeper:
                 raise KeeperError(beginning.error or "the round ended while its state was fetched")
             return answer
 
+    def ready(self, local_rank: int) -> Fetched | None:
+        """The same where it lies there already."""
+        with self._changed:
+            return self._beginning.answer(local_rank) if self._beginning else None
+
     def flush(self, local_rank: int, iteration: int) -> str:
         """Persist `iteration` of this round and wait for its commit (or a later one's): the manifest's key.
 
@@ -247,27 +253,27 @@ class Keeper:
         receive(source, self._around)
 
     @contextmanager
-    def open_shard(self, round: int, iteration: int, shard: int) -> Iterator[memoryview]:  # noqa: A002
-        """The bytes of a held shard, not overwritten while open. Raises KeyError when it is not held."""
+    def open_shard(self, round: int, iteration: int, shard: int) -> Iterator[Stretch]:  # noqa: A002
+        """Where the bytes of a held shard are, not overwritten while open. Raises KeyError when it is not held."""
         with self._changed:
             found = self._segments.serve(round, iteration, shard)
             if found is None:
                 raise KeyError((round, iteration, shard))
-            found[0].table.pin(found[1])
+            held, slot = found
+            held.table.pin(slot)
         try:
-            yield found[0].data(found[1]).toreadonly()
+            with held.opened() as file:
+                yield Stretch(file, held.file.offset(slot), held.table[slot].size)
         finally:
-            self._unpin(*found)
+            self._unpin(held, slot)
 
     def beacon(self, local_rank: int) -> tuple[int, str]:
         """Iteration and phase that the worker shows; (0, "") before it announced anything."""
-        shown = self._beacon(local_rank)
-        return shown.iteration, shown.phase
+        return (shown := self._beacon(local_rank)).iteration, shown.phase
 
     def changes(self, local_rank: int) -> tuple[int, float]:
         """How often that worker has changed its beacon, and the Unix time of the last change; zeros before it did."""
-        shown = self._beacon(local_rank)
-        return shown.changes, shown.time
+        return (shown := self._beacon(local_rank)).changes, shown.time
 
     def close(self) -> None:
         """Remove all shared memory; every wait ends."""

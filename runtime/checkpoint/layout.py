@@ -3,8 +3,9 @@
 8 bytes of header length, the JSON header padded with spaces, then data (the format's own rules: offsets without holes,
 the header begins with '{'). Data begins on a page; so does each tensor of at least SMALL bytes, and the gaps before
 them are named pad tensors. Smaller ones stand packed behind them, wide types first, so that each is aligned to its own
-type. The first tensor, STATE, is the JSON part of the state: uint8 of a fixed capacity, padded with spaces; the second
-is the table of digests (see `digests`). Of tensors that are sharded over ranks it has this rank's pieces, and under
+type; those of one size follow each other, for they are copied together (see `rows`). The first tensor, STATE, is the
+JSON part of the state: uint8 of a fixed capacity, padded with spaces; the second is the table of digests (see
+`digests`). Of tensors that are sharded over ranks it has this rank's pieces, and under
 "pieces" in `__metadata__`, as JSON, {name: [shape of the whole tensor, offset of the piece in it]}.
 
 Source: the safetensors README, section "Format".
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from runtime.checkpoint.digests import TABLE, table_size
@@ -27,6 +29,7 @@ from runtime.checkpoint.tree import RESERVED, decode
 PAGE = 4096
 SMALL = 64 << 10
 STATE = f"{RESERVED}state__"
+_SPACE = ord(" ")
 _PAD = f"{RESERVED}pad_"
 
 _NAMES: dict[torch.dtype, str] = {
@@ -109,8 +112,9 @@ class Layout:
                 f"state: its part that is no tensor has {len(text)} bytes, {self.state.size} were set aside"
             )
         buffer[: len(self.header)] = self.header
-        start = self.state.start
-        buffer[start : start + self.state.size] = text.ljust(self.state.size)
+        start, end = self.state.start, self.state.start + self.state.size
+        buffer[start : start + len(text)] = text
+        np.frombuffer(buffer, np.uint8)[start + len(text) : end] = _SPACE
         buffer[self.table.start : self.table.start + self.table.size] = bytes(self.table.size)
 
 
@@ -139,7 +143,7 @@ def plan(tensors: Mapping[str, torch.Tensor], capacity: int, pieces: Mapping[str
             raise StateError(f"{name}: safetensors has no name for {tensor.dtype}")
     sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in tensors.items()}
     big = sorted((name for name in tensors if sizes[name] >= SMALL), key=lambda name: (-sizes[name], name))
-    small = sorted((n for n in tensors if sizes[n] < SMALL), key=lambda n: (-tensors[n].dtype.itemsize, n))
+    small = sorted((n for n in tensors if sizes[n] < SMALL), key=lambda n: (-tensors[n].dtype.itemsize, -sizes[n], n))
     rows: list[_Row] = []
     end = 0
     for name in big + small:
@@ -207,13 +211,25 @@ def read_shard(data: bytearray | memoryview) -> tuple[dict[str, Any], dict[str, 
     return decode(read_json(layout, view)["state"], tensors.__getitem__), tensors
 
 
-def read_json(layout: Layout, data: memoryview) -> dict[str, Any]:
-    """The JSON part: {"iteration": n, "state": ...}."""
+def read_json(layout: Layout, data: memoryview, like: Any = None) -> dict[str, Any]:
+    """The JSON part: {"iteration": n, "state": ...}. Where `like`, a state's `Tree.json`, has a Raw and the text is the
+    same there, that Raw stands in it."""
     start = layout.state.start
+    text = bytes(data[start : start + layout.state.size]).rstrip(b" ")
     try:
-        return json.loads(bytes(data[start : start + layout.state.size]))
+        return _read(msgspec.Raw(text), {"state": like})
     except ValueError as error:
         raise RestoreError(f"not a shard of Everstep: its state is no JSON ({error})") from None
+
+
+def _read(text: msgspec.Raw, like: Any) -> Any:
+    if isinstance(like, msgspec.Raw):
+        return like if bytes(like) == bytes(text) else json.loads(bytes(text))
+    is_dict = isinstance(like, dict) and bytes(memoryview(text)[:1]) == b"{"
+    if is_dict and any(isinstance(item, dict | msgspec.Raw) for item in like.values()):
+        parts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        return {key: _read(part, like.get(key)) for key, part in parts.items()}
+    return json.loads(bytes(text))
 
 
 def _up(size: int) -> int:

@@ -1,14 +1,18 @@
 """Copy a shard into the live state, in place. What does not fit is listed, and nothing is loaded then."""
 
 import ctypes
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from runtime.checkpoint.digests import BLOCK, Digests, checked_head
+from runtime.checkpoint.digests import BLOCK, checked_head
 from runtime.checkpoint.errors import RestoreError
 from runtime.checkpoint.layout import Layout, Place, read_header, read_json
 from runtime.checkpoint.pieces import whole
@@ -16,10 +20,22 @@ from runtime.checkpoint.stage import Threads, copy
 from runtime.checkpoint.tree import Tree, flatten, places, prepare, put_back
 
 _GROUP = 2 * BLOCK
-_LARGE = 64 << 10
+"""Bytes that one thread copies and checks: whole blocks."""
+_STEP = 512 << 10
+"""Bytes that are checked after they were copied: they are in the cache of the core then, which makes the check free."""
+_LARGE = 8 << 10
 _LISTED = 10
+_on_cpu, _contiguous = attrgetter("is_cpu"), torch.Tensor.is_contiguous
+_start, _size = attrgetter("start"), attrgetter("size")
+_conj, _neg = torch.Tensor.is_conj, torch.Tensor.is_neg
 _move_at_once = ctypes.PyDLL(None).memmove
 _move_at_once.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def move(target: int, source: int, size: int) -> None:
+    """Copy by this thread alone, as torch does not large tensors. A little is done before another thread could make use
+    of the interpreter's lock."""
+    (ctypes.memmove if size >= _LARGE else _move_at_once)(target, source, size)
 
 
 class Opened(NamedTuple):
@@ -31,13 +47,14 @@ class Opened(NamedTuple):
     """Its JSON part."""
 
 
-def opened(data: memoryview, expected: Layout | None = None) -> Opened:
-    """Read its head; a header that is the `expected` one's needs no reading. Raises RestoreError: it is torn."""
+def opened(data: memoryview, live: Tree, expected: Layout | None = None) -> Opened:
+    """Read its head, to be loaded into `live`; a header that is the `expected` one's needs no reading. Raises
+    RestoreError: it is torn."""
     same = expected is not None and bytes(data[: len(expected.header)]) == expected.header
     layout = expected if expected is not None and same else read_header(data)
     if len(data) < layout.size:
         raise RestoreError(f"a shard of {layout.size} bytes, of which {len(data)} are there: it is torn")
-    return Opened(data[: layout.size], layout, read_json(layout, data))
+    return Opened(data[: layout.size], layout, read_json(layout, data, live.json))
 
 
 def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
@@ -47,16 +64,16 @@ def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
     Raises RestoreError: keys missing, unexpected or of another shape, a head that is damaged (nothing was loaded), or
     data that is (the state is partly overwritten: do not train on).
     """
-    shard = opened(data)
     prepare(state)
-    return load(shard, state, flatten(state), digest)
+    live = flatten(state)
+    return load(opened(data, live), state, live, digest)
 
 
-def load(shard: Opened, state: dict[str, Any], live: Tree, digest: str) -> int:
-    """The same for a shard that is opened and a state that is prepared and flattened."""
+def load(shard: Opened, state: dict[str, Any], live: Tree, digest: str, same: bool = False) -> int:
+    """The same for a shard that is opened and a state that is prepared and flattened; `same`: it has its layout."""
     layout, saved = shard.layout, shard.saved["state"]
-    sources = places(saved)
-    if sources == live.places and layout.matches(live.tensors):
+    sources = places(saved, walk=live.walk)
+    if sources == live.places and (same or layout.matches(live.tensors)):
         require_same({}, {}, (state, saved))
     else:
         own = {path: told(live.tensors[name].shape, live.tensors[name].dtype) for path, name in live.places.items()}
@@ -68,59 +85,85 @@ def load(shard: Opened, state: dict[str, Any], live: Tree, digest: str) -> int:
 
 
 def _copy_checked(data: memoryview, layout: Layout, sources: dict[str, str], live: Tree, digest: str) -> None:
-    """Copy every tensor, checking the file on the way if there is a digest: groups of them, by all threads."""
+    """Copy every tensor, checking the file on the way if there is a digest: groups of blocks, by all threads."""
     digests = checked_head(data, digest) if digest else None
-    wanted: dict[str, list[torch.Tensor]] = {}
-    for path, tensor in live.tensors.items():
-        wanted.setdefault(sources[path], []).append(tensor)
+    moves, others = _moves(data, layout, sources, live)
 
-    def group(start: int, end: int, parts: list[_Part]) -> None:
-        if digests:
-            digests.check(start, data[start:end])
-        pairs = [(target, part) for part in parts for target in wanted.get(part.name, ())]
-        rest = [(target, part.place) for target, part in pairs if not _moved(target, part, address)]
-        copy([target for target, _ in rest], [place.view(data) for _, place in rest])
+    def group(start: int) -> None:
+        check = digests.running(start) if digests else None
+        end = min(start + _GROUP, layout.size)
+        for at, then in _steps(start, end):
+            for target, source, size in moves.between(at, then):
+                move(target, source, size)
+            if check:
+                check.take(data[at:then])
+        here = others[bisect_left(others, start, key=_first_byte) : bisect_left(others, end, key=_first_byte)]
+        copy([target for _, target in here], [place.view(data) for place, _ in here])
+        if check:
+            check.end()
 
-    address = np.frombuffer(data, np.uint8).ctypes.data
-    Threads().run(partial(group, *one) for one in _groups(layout, digests))
-
-
-class _Part(NamedTuple):
-    """Some bytes of a tensor."""
-
-    name: str
-    place: Place
-    first: int
-    """Counted from the tensor's own beginning."""
-    last: int
+    Threads().run(partial(group, start) for start in _starts(layout))
 
 
-def _moved(target: torch.Tensor, part: _Part, address: int) -> bool:
-    """Copy it by this thread alone, as torch does not for large ones; False: it takes torch, for the whole tensor.
-
-    A small one is done before another thread could make use of the interpreter's lock.
-    """
-    if not target.is_cpu or not target.is_contiguous() or target.is_conj() or target.is_neg():
-        return part.first > 0
-    size = part.last - part.first
-    move = ctypes.memmove if size >= _LARGE else _move_at_once
-    move(target.data_ptr() + part.first, address + part.place.start + part.first, size)
-    return True
+def _starts(layout: Layout) -> range:
+    """First bytes of the groups."""
+    return range(layout.table.start + layout.table.size, layout.size, _GROUP)
 
 
-def _groups(layout: Layout, digests: Digests | None) -> Iterator[tuple[int, int, list[_Part]]]:
-    """Bytes that stand together, and the whole blocks (first byte and end) that no earlier group checks."""
-    checked, size = layout.table.start + layout.table.size, 0
-    parts: list[_Part] = []
-    for name, place in layout.places.items():
-        for first in range(0, place.size or 1, _GROUP):
-            parts.append(_Part(name, place, first, min(first + _GROUP, place.size)))
-            size += parts[-1].last - first
-            if size >= _GROUP:
-                end = digests.blocks(checked, place.start + parts[-1].last, layout.size)[1] if digests else checked
-                yield checked, end, parts
-                checked, size, parts = end, 0, []
-    yield checked, layout.size if digests else checked, parts
+def _steps(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """First byte and end of each step of a group."""
+    return ((at, min(at + _STEP, end)) for at in range(start, end, _STEP))
+
+
+class _Moves(NamedTuple):
+    """Bytes from the shard to tensors that have them in memory as they are in the file."""
+
+    begins: npt.NDArray[np.int64]
+    """Of each stretch, the first byte in the file, ascending; each is within one step."""
+    targets: list[int]
+    sources: list[int]
+    """Addresses."""
+    sizes: list[int]
+
+    def between(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(target, source, size) of those that begin at these bytes of the file."""
+        part = slice(*np.searchsorted(self.begins, (start, end)).tolist())
+        return zip(self.targets[part], self.sources[part], self.sizes[part], strict=True)
+
+
+_Other = tuple[Place, torch.Tensor]
+
+
+def _first_byte(other: _Other) -> int:
+    return other[0].start
+
+
+def _moves(data: memoryview, layout: Layout, sources: dict[str, str], live: Tree) -> tuple[_Moves, list[_Other]]:
+    """What is to be moved, and, by their places in the file, the tensors that it takes torch to copy: on a device, not
+    in a row, or of bytes that go to another one, too."""
+    tensors = list(live.tensors.values())
+    held = [layout.places[sources[path]] for path in live.tensors]
+    starts, sizes, addresses = _ints(_start, held), _ints(_size, held), _ints(torch.Tensor.data_ptr, tensors)
+    order = np.argsort(starts, kind="stable")
+    again = np.zeros(len(order), bool)
+    again[order[1:]] = np.diff(starts[order]) == 0
+    on_cpu, in_row, conj, neg = (_ints(fact, tensors) != 0 for fact in (_on_cpu, _contiguous, _conj, _neg))
+    plain = on_cpu & in_row & ~conj & ~neg & ~again
+    others = sorted(((held[n], tensors[n]) for n in np.flatnonzero(~plain).tolist()), key=_first_byte)
+    chosen = order[plain[order] & (sizes[order] > 0)]
+    starts, sizes, addresses = starts[chosen], sizes[chosen], addresses[chosen]
+    steps = [at for start in _starts(layout) for at, _ in _steps(start, min(start + _GROUP, layout.size))]
+    begins = np.sort(np.concatenate((starts, np.array(steps, np.int64))), kind="stable")
+    of = np.searchsorted(starts, begins, "right") - 1
+    ends = np.minimum(np.append(begins[1:], layout.size), (starts + sizes)[of]) if len(starts) else begins
+    begins, of, ends = (some[(of >= 0) & (ends > begins)] for some in (begins, of, ends))
+    base = np.frombuffer(data, np.uint8).ctypes.data
+    targets = addresses[of] + begins - starts[of]
+    return _Moves(begins, targets.tolist(), (base + begins).tolist(), (ends - begins).tolist()), others
+
+
+def _ints(fact: Callable[[Any], int], of: Sequence[Any]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(fact, of), np.int64, len(of))
 
 
 def cut_alike(shard: Opened, live: Tree) -> bool:
@@ -128,7 +171,7 @@ def cut_alike(shard: Opened, live: Tree) -> bool:
     pieces, layout = live.pieces(), shard.layout
     if not pieces and not layout.pieces:
         return True
-    sources = places(shard.saved["state"])
+    sources = places(shard.saved["state"], walk=live.walk)
     return all(
         layout.piece(sources[path]) == (pieces.get(name) or whole(live.tensors[name].shape))
         for path, name in live.places.items()
@@ -144,6 +187,7 @@ def told(shape: Iterable[int], dtype: Any) -> str:
 def require_same(saved: Mapping[str, str], live: Mapping[str, str], both: tuple[dict[str, Any], Any]) -> None:
     """Key path -> `told` of both states' tensors, and the states. Raises RestoreError with what differs."""
     state, json = both
+    json = state if isinstance(json, msgspec.Raw) else json  # Raw: what was saved is what the state is.
     missing = [path for path in live if path not in saved] + [key for key in state if key not in json]
     unexpected = [path for path in saved if path not in live] + [key for key in json if key not in state]
     misshaped = [

@@ -5,7 +5,7 @@ leaves of a deletion, or of a checkpoint that was never whole, is debris once a 
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,15 +39,19 @@ class Kept(NamedTuple):
     begun: Place = (0, 0)
 
 
-def collect(store: Store, job: str, kept: Kept, now: float | None = None) -> int:
-    """Delete what `surplus` names; how many checkpoints that were. Blocking. Raises StoreError."""
+def unneeded(store: Store, job: str, kept: Kept, now: float | None = None) -> dict[Place, list[str]]:
+    """The keys of what `surplus` names, in the order of their deletion. Blocking. Raises StoreError."""
     found = grouped(store.list(checkpoints_of(job)))
     gone = surplus(found, kept, time.time() if now is None else now)
-    for place in gone:
-        for key in sorted(found[place].keys, key=lambda key: not key.endswith(f"/{MANIFEST}")):
+    return {place: sorted(found[place].keys, key=lambda key: not key.endswith(f"/{MANIFEST}")) for place in gone}
+
+
+def delete(store: Store, gone: Mapping[Place, Iterable[str]]) -> None:
+    """Delete these, which nobody will begin from any more. Blocking. Raises StoreError."""
+    for place, keys in gone.items():
+        for key in keys:
             store.delete(key)
             faults.point("retention.after_delete", iteration=place[1])
-    return len(gone)
 
 
 def grouped(entries: Iterable[Entry]) -> dict[Place, Found]:

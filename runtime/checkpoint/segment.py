@@ -22,7 +22,8 @@ _HEAD = struct.Struct("<8sIIQ")
 _BEACON_AT = 64
 _BEACON = struct.Struct("<QQdQH48s")
 """Sequence (odd while it is being written), iteration, Unix time, changes, length of the phase's name, the name."""
-_MADV_POPULATE_WRITE = 23
+_MADV_POPULATE_READ = 22
+"""Maps 16 pages a fault, and shared memory that is allocated can be written then; MADV_POPULATE_WRITE maps one."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class Beacon:
 class SegmentFile:
     """A mapped segment. `slot(n)` is a writable view of one slot's bytes."""
 
-    def __init__(self, path: Path, memory: mmap.mmap, slots: int, capacity: int) -> None:
+    def __init__(self, path: Path, memory: mmap.mmap, slots: int, capacity: int, inode: int = 0) -> None:
         self.path = path
+        self._inode = inode
         self.slots = slots
         self.capacity = capacity
         self._memory = memory
@@ -55,7 +57,7 @@ class SegmentFile:
         except OSError as error:
             raise SegmentError(f"{path}: {error.strerror}; the agent of this node made another or ended") from None
         try:
-            memory = mmap.mmap(file, 0)
+            memory, inode = mmap.mmap(file, 0), os.fstat(file).st_ino
         finally:
             os.close(file)
         magic, version, slots, capacity = _HEAD.unpack_from(memory, 0)
@@ -63,7 +65,14 @@ class SegmentFile:
             raise SegmentError(
                 f"{path}: not a segment of version {_VERSION}; agent and worker must be the same Everstep"
             )
-        return cls(path, memory, slots, capacity)
+        return cls(path, memory, slots, capacity, inode)
+
+    def is_there(self) -> bool:
+        """Is it, opened here, still the file of its path?"""
+        try:
+            return self.path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            return False
 
     def slot(self, number: int) -> memoryview:
         """The bytes of one slot, (capacity,) uint8."""
@@ -100,11 +109,12 @@ class SegmentFile:
                 break
         return Beacon(iteration, name[:length].decode(errors="replace"), time, changes)
 
-    def populate(self) -> None:
-        """Map every page now, in a thread: the first save then meets no page faults. Best effort."""
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+    def populate(self, start: int = 0, size: int = 0) -> None:
+        """Map the pages of these bytes now, or all, in a thread: who copies them first then meets no page faults, which
+        take longer than the copy. Best effort. `start` is a page's first byte."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + start
         libc = ctypes.CDLL(None, use_errno=True)
-        arguments = (ctypes.c_void_p(address), ctypes.c_size_t(len(self._memory)), _MADV_POPULATE_WRITE)
+        arguments = (ctypes.c_void_p(address), ctypes.c_size_t(size or len(self._memory)), _MADV_POPULATE_READ)
         threading.Thread(target=libc.madvise, args=arguments, name="everstep-populate", daemon=True).start()
 
     def unlink(self) -> None:

@@ -1,13 +1,16 @@
 """Copy a state into a slot: the only part of a checkpoint that training waits for.
 
 Few calls for many tensors: grouped copies for each half of the bytes (a fault point stands between them). torch copies
-a large tensor by all its threads, a small one by one of them: of small ones each thread gets a group.
+a large tensor by all its threads, a small one by one of them: many small ones are copied as rows (see `rows`), of those
+that cannot each thread gets a group.
 """
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -15,9 +18,9 @@ import torch
 
 from runtime import faults
 from runtime.checkpoint.layout import Layout
+from runtime.checkpoint.rows import SMALL, Rows, rows_of
+from runtime.checkpoint.tree import Tree
 
-SMALL = 32768
-"""Elements below which torch copies a tensor by one thread (at::internal::GRAIN_SIZE)."""
 _device = attrgetter("device")
 
 
@@ -51,9 +54,11 @@ class Threads:
 
 
 class Half(NamedTuple):
-    """Names of tensors that are copied before the next fault point."""
+    """What is copied before the next fault point."""
 
+    rows: list[Rows]
     large: list[str]
+    """Names of tensors."""
     small: list[list[str]]
     """A group for each thread."""
 
@@ -61,20 +66,29 @@ class Half(NamedTuple):
 class Stager:
     """Copies states of one layout into slots; keeps the slots' tensor views, for making them costs more than a copy."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, tree: Tree) -> None:
+        """`tree` is the state that was laid out."""
         self.layout = layout
         self._views: dict[int, dict[str, torch.Tensor]] = {}
         self._threads = Threads()
-        self._halves = _halved(layout, self._threads.count)
+        self._arrange(tree)
 
-    def stage(
-        self, slot: int, buffer: memoryview, tensors: Mapping[str, torch.Tensor], json: bytes, iteration: int
-    ) -> None:
+    def knows(self, tree: Tree) -> bool:
+        """Are its tensors those of the last state?"""
+        return tree.walk is self._walk
+
+    def fits(self, tree: Tree) -> bool:
+        """Has that state this layout?"""
+        return self.knows(tree) or self.layout.matches(tree.tensors)
+
+    def stage(self, slot: int, buffer: memoryview, tree: Tree, json: bytes, iteration: int) -> None:
         """Write the whole shard into `buffer`, the bytes of slot number `slot`; `json` is its other part."""
-        views = self._views.get(slot)
+        if not self.knows(tree):
+            self._arrange(tree)
+        views, tensors = self._views.get(slot), tree.tensors
         if views is None:
-            views = {name: place.view(buffer) for name, place in self.layout.places.items()}
-            self._views[slot] = views
+            single = chain.from_iterable(chain(half.large, *half.small) for half in self._halves)
+            views = self._views[slot] = {name: self.layout.places[name].view(buffer) for name in single}
 
         def group(names: list[str]) -> None:
             copy([views[name] for name in names], [tensors[name] for name in names])
@@ -82,9 +96,17 @@ class Stager:
         faults.point("checkpoint.before_copy", iteration=iteration)
         self.layout.write_state(buffer, json)
         for half, then in zip(self._halves, ("checkpoint.mid_copy", "checkpoint.after_copy"), strict=True):
+            for rows in half.rows:
+                rows.copy_to(buffer)
             group(half.large)
             self._threads.run(partial(group, names) for names in half.small)
             faults.point(then, iteration=iteration)
+
+    def _arrange(self, tree: Tree) -> None:
+        """Where the tensors are: of every tree of its walk."""
+        self._walk = tree.walk
+        self._halves = _halved(self.layout, tree.tensors, self._threads.count)
+        self._views.clear()
 
 
 def copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
@@ -100,12 +122,17 @@ def copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         torch.accelerator.synchronize(device)
 
 
-def _halved(layout: Layout, threads: int) -> tuple[Half, Half]:
-    halves = (Half([], [[] for _ in range(threads)]), Half([], [[] for _ in range(threads)]))
-    done, every = 0, sum(place.size for place in layout.places.values())
-    for name, place in layout.places.items():
-        half = halves[2 * done >= every]
-        small = place.size < SMALL * place.dtype.itemsize
+def _halved(layout: Layout, tensors: Mapping[str, torch.Tensor], threads: int) -> tuple[Half, Half]:
+    names = list(layout.places)
+    ends = list(accumulate(place.size for place in layout.places.values()))
+    middle = bisect(ends, ends[-1] // 2) if ends else 0
+    return _half(layout, names[:middle], tensors, threads), _half(layout, names[middle:], tensors, threads)
+
+
+def _half(layout: Layout, names: list[str], tensors: Mapping[str, torch.Tensor], threads: int) -> Half:
+    rows, others = rows_of(layout, names, tensors)
+    half = Half(rows, [], [[] for _ in range(threads)])
+    for name in others:
+        small = tensors[name].numel() < SMALL
         (min(half.small, key=len) if small else half.large).append(name)
-        done += place.size
-    return halves
+    return half

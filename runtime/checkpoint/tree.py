@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import msgspec
 import torch
 
 from runtime.checkpoint.errors import StateError
@@ -29,13 +30,13 @@ class Tree:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     """By key path, parts joined with '.'; a tensor that stands at two places is here once. This rank's part of each."""
     live: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The same as the state has them: a DTensor is whole here."""
+    """The same as the state has them, where that may be something else: a DTensor is whole here."""
     places: dict[str, str] = field(default_factory=dict)
     """Every key path at which a tensor stands -> its name in `tensors`."""
     json: Any = None
     """The rest, ready for `json_bytes`."""
-    again: bool = False
-    """The same tensors at the same places as the Walker found before."""
+    walk: Walk = field(default_factory=Walk)
+    """Trees of one walk have the same tensors at the same places."""
 
     def pieces(self) -> dict[str, Piece]:
         """What the DTensors' parts are parts of, by name in `tensors`."""
@@ -44,6 +45,11 @@ class Tree:
     def sharded(self) -> bool:
         """Does each rank hold something else? The same answer on every rank."""
         return any(spread(tensor) for tensor in self.live.values())
+
+    def as_found(self, path: str) -> torch.Tensor:
+        """The tensor at that key path as the state has it."""
+        name = self.places[path]
+        return self.live[name] if name in self.live else self.tensors[name]
 
 
 class Walker:
@@ -70,43 +76,43 @@ def flatten(state: Any) -> Tree:
 
 
 def _flattened(state: Any, walk: Walk) -> Tree:
-    tree = Tree(again=not walk.fresh)
-    tree.json = _encode(state, "", tree, walk)
-    walk.ended(len(tree.places))
+    tree = Tree(walk=walk)
+    again: set[str] = set()
+    tree.json = _encode(state, "", tree, again)
+    tree.places = walk.ended(len(again), tree.places)
     return tree
 
 
-def _encode(value: Any, path: str, tree: Tree, walk: Walk) -> Any:
+def _encode(value: Any, path: str, tree: Tree, again: set[str]) -> Any:
+    """What stands for `value` in the JSON; `again` gets the paths of groups that are as they were."""
     value = unwrapped(value)
     if isinstance(value, torch.Tensor):
-        return {SIGN: "tensor", "name": _add(value, path, tree, walk)}
+        return {SIGN: "tensor", "name": _add(value, path, tree)}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {SIGN: "float", "value": repr(value)}
     if isinstance(value, dict):
-        return _encode_dict(value, path, tree, walk)
+        return _encode_dict(value, path, tree, again)
     if isinstance(value, list | tuple):
-        items = [_encode(item, _join(path, place), tree, walk) for place, item in enumerate(value)]
+        items = [_encode(item, _join(path, place), tree, again) for place, item in enumerate(value)]
         return items if isinstance(value, list) else {SIGN: "tuple", "items": items}
     if isinstance(value, Stateful):
-        return _encode(value.state_dict(), path, tree, walk)
+        return _encode(value.state_dict(), path, tree, again)
     raise StateError(
         f"{path or 'state'}: a {type(value).__name__} cannot be checkpointed; give tensors, numbers, strings, "
         "dicts and lists of them, or an object with state_dict and load_state_dict"
     )
 
 
-def _encode_dict(value: dict[Any, Any], path: str, tree: Tree, walk: Walk) -> Any:
+def _encode_dict(value: dict[Any, Any], path: str, tree: Tree, again: set[str]) -> Any:
+    walk = tree.walk
     if known := walk.again(path, value):
-        group, found = known
-        tensors = chosen(group, found)
-        tree.places.update(group.places)
-        tree.tensors.update(tensors)
-        tree.live.update(tensors)
-        return group.json
+        again.add(path)
+        tree.tensors.update(chosen(*known))
+        return known[0].json
     before = len(tree.places)
-    inner = {key: _encode(item, _join(path, key), tree, walk) for key, item in value.items()}
+    inner = {key: _encode(item, _join(path, key), tree, again) for key, item in value.items()}
     if all(isinstance(key, str) for key in inner) and SIGN not in inner:
         encoded = inner
     elif all(isinstance(key, str | int) and not isinstance(key, bool) for key in inner):
@@ -114,11 +120,11 @@ def _encode_dict(value: dict[Any, Any], path: str, tree: Tree, walk: Walk) -> An
     else:
         raise StateError(f"{path or 'state'}: a dict with keys that are neither strings nor integers")
     if walk.fresh and len(tree.places) - before >= MANY:
-        walk.remember(path, value, encoded, dict(islice(tree.places.items(), before, None)))
+        return walk.remember(path, value, encoded, dict(islice(tree.places.items(), before, None)))
     return encoded
 
 
-def _add(live: torch.Tensor, path: str, tree: Tree, walk: Walk) -> str:
+def _add(live: torch.Tensor, path: str, tree: Tree) -> str:
     tensor = local(live)
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         raise StateError(
@@ -126,7 +132,7 @@ def _add(live: torch.Tensor, path: str, tree: Tree, walk: Walk) -> str:
         )
     if path in tree.places or path.startswith(RESERVED):
         raise StateError(f"{path}: two tensors of the state have this key path, or it begins with {RESERVED}")
-    name = walk.name(path, tensor)
+    name = tree.walk.name(path, tensor)
     tree.places[path] = name
     if name == path:
         tree.tensors[name] = tensor.detach()
@@ -155,8 +161,11 @@ def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
             raise StateError(f"a checkpoint of a later Everstep: unknown sign {other!r}")
 
 
-def places(value: Any, path: str = "") -> dict[str, str]:
-    """Key path -> tensor name of a JSON state, as `Tree.places` has it."""
+def places(value: Any, path: str = "", walk: Walk | None = None) -> dict[str, str]:
+    """Key path -> tensor name of a JSON state, as `Tree.places` has it; a group of `walk` may stand in it as a Raw."""
+    if isinstance(value, msgspec.Raw):
+        assert walk is not None
+        return walk.groups[path].places
     if isinstance(value, list):
         items: Any = enumerate(value)
     elif not isinstance(value, dict):
@@ -171,7 +180,7 @@ def places(value: Any, path: str = "") -> dict[str, str]:
         items = value.items()
     found: dict[str, str] = {}
     for key, item in items:
-        found.update(places(item, _join(path, key)))
+        found.update(places(item, _join(path, key), walk))
     return found
 
 
@@ -181,12 +190,14 @@ def prepare(state: Any, path: str = "") -> None:
         prepare_optimizer(state, path)
     elif isinstance(state, dict):
         for key, item in state.items():
-            prepare(item, _join(path, key))
+            if isinstance(item, dict | torch.optim.Optimizer):
+                prepare(item, _join(path, key))
 
 
 def put_back(live: Any, saved: Any, tree: Tree, path: str = "") -> Any:
     """Set everything in `live` that is no tensor from the JSON `saved`; `tree`, of the whole state, has its tensors,
-    which hold their values already: an object whose `state_dict` makes new ones each time is given these.
+    which hold their values already: an object whose `state_dict` makes new ones each time is given these. What stands
+    in `saved` as a Raw is text that `live` gave, too.
 
     Returns what stands in the place of `live` now: itself when it could be changed in place.
     """
@@ -195,6 +206,8 @@ def put_back(live: Any, saved: Any, tree: Tree, path: str = "") -> Any:
         return live
     if isinstance(inner, Stateful):
         take_back(inner, _merged(saved, tree, path))
+        return live
+    if isinstance(inner, dict) and isinstance(saved, msgspec.Raw):
         return live
     if isinstance(inner, dict) and isinstance(saved, dict) and saved.get(SIGN) in (None, "dict"):
         for key, item in saved["items"] if SIGN in saved else saved.items():
@@ -213,10 +226,12 @@ def put_back(live: Any, saved: Any, tree: Tree, path: str = "") -> Any:
 
 def _merged(saved: Any, tree: Tree, path: str) -> Any:
     """`saved`, which stands at `path`, with the live tensor at each of its places."""
-    return decode(_by_place(saved, path), lambda name: tree.live[tree.places[name]])
+    return decode(_by_place(saved, path), tree.as_found)
 
 
 def _by_place(value: Any, path: str) -> Any:
+    if isinstance(value, msgspec.Raw):
+        value = msgspec.json.decode(value)
     if isinstance(value, list):
         return [_by_place(item, _join(path, place)) for place, item in enumerate(value)]
     if not isinstance(value, dict) or value.get(SIGN) == "float":
@@ -234,6 +249,8 @@ def _by_place(value: Any, path: str) -> Any:
 
 def _has_more(value: Any) -> bool:
     """Is there anything but tensors?"""
+    if isinstance(value, msgspec.Raw):
+        return False
     if isinstance(value, dict):
         return value.get(SIGN) != "tensor" and (SIGN in value or any(_has_more(item) for item in value.values()))
     return True

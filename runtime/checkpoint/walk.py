@@ -5,7 +5,9 @@ tensor is where its memory is, its shape, strides and type, never the tensor its
 Whatever differs, anywhere, and all is walked as if for the first time.
 """
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, compress
 from operator import attrgetter
@@ -35,6 +37,8 @@ class Group:
     """Key path -> name, in the order of the tensors."""
     first: list[bool]
     """Is it the one that its name is of?"""
+    names: list[str]
+    """Of those that are."""
     json: msgspec.Raw
     """What stands for the dict in the JSON part."""
 
@@ -48,6 +52,8 @@ class Walk:
     """By key path."""
     others: dict[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
     """Of tensors outside groups, by key path: what each was, and its name."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Every key path at which a tensor stands -> its name, once all has been walked."""
     _names: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def name(self, path: str, tensor: torch.Tensor) -> str:
@@ -72,25 +78,46 @@ class Walk:
             raise ChangedError
         return known, found[1]
 
-    def remember(self, path: str, value: dict[Any, Any], encoded: Any, places: dict[str, str]) -> None:
-        """Look at the dict that stands there as one from now on, if it is of tensors; `places` are theirs."""
+    def remember(self, path: str, value: dict[Any, Any], encoded: Any, places: dict[str, str]) -> Any:
+        """Look at the dict that stands there as one from now on, if it is of tensors; `places` are theirs. Returns
+        what stands for it in the JSON part."""
         found = _listed(value)
         if found is None or len(found[1]) != len(places):
-            return
+            return encoded
         for inner in places:
             self.others.pop(inner, None)
         within = f"{path}." if path else ""
         for inner in [inner for inner in self.groups if inner.startswith(within)]:
             del self.groups[inner]
         first = [place == name for place, name in places.items()]
-        self.groups[path] = Group(found[0], marks(found[1]), places, first, msgspec.Raw(msgspec.json.encode(encoded)))
+        names = list(compress(places, first))
+        text = msgspec.Raw(msgspec.json.encode(encoded))
+        self.groups[path] = Group(found[0], marks(found[1]), places, first, names, text)
+        return text
 
-    def ended(self, places: int) -> None:
-        """All has been walked, and so many tensors were there, counted at each place."""
-        if not self.fresh and places != len(self.others) + sum(len(group.places) for group in self.groups.values()):
+    def ended(self, groups: int, places: dict[str, str]) -> dict[str, str]:
+        """All has been walked, and so many groups were there, and at these places tensors outside groups (of a fresh
+        walk: all tensors). Returns the places of all."""
+        if self.fresh:
+            self.places = places
+        elif (groups, len(places)) != (len(self.groups), len(self.others)):
             raise ChangedError
         self.fresh = False
         self._names.clear()
+        return self.places
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected: the shapes and names of 20,000 tensors, soon gone, set off collections of everything
+    that lives in a training, which take longer than the copy of those tensors."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def mark(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -100,18 +127,19 @@ def mark(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def marks(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
-    """The same of many at once; an address is in one device only."""
+    """The same of many at once; an address is in one device only. (Whoever copies knows complex ones by their type.)"""
     return (
         list(map(torch.Tensor.data_ptr, tensors)),
         list(map(_shape_of, tensors)),
         list(map(torch.Tensor.stride, tensors)),
         list(map(_type_of, tensors)),
+        list(map(torch.Tensor.is_neg, tensors)),
     )
 
 
 def chosen(group: Group, tensors: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
     """By name, each once."""
-    return dict(zip(compress(group.places, group.first), compress(tensors, group.first), strict=True))
+    return dict(zip(group.names, compress(tensors, group.first), strict=True))
 
 
 def _listed(value: dict[Any, Any]) -> tuple[list[Any], list[torch.Tensor]] | None:

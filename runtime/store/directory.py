@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -123,11 +123,12 @@ class DirectoryStore:
                 while count := os.sendfile(file, origin.fileno(), None, self._pace.piece(_CHUNK)):
                     self._pace.take(count)
             return
-        with memoryview(source).cast("B") as data:
+        with memoryview(source).cast("B") as data, _flushing(file, len(data) > _CHUNK) as written:
             for piece in self._pace.slices(data, _CHUNK):
                 done = 0
                 while done < len(piece):
                     done += os.write(file, piece[done:])
+                written()
 
     def _walk(self, folder: Path, base: str, prefix: str) -> Iterator[Entry]:
         try:
@@ -146,6 +147,19 @@ class DirectoryStore:
                 with suppress(FileNotFoundError):
                     facts = entry.stat()
                     yield Entry(key, facts.st_size, facts.st_mtime)
+
+
+@contextmanager
+def _flushing(file: int, is_large: bool) -> Iterator[Callable[[], None]]:
+    """To be told of each chunk that was written: of a large file the disk writes one while the next one is copied."""
+    if not is_large:
+        yield lambda: None
+        return
+    with ThreadPoolExecutor(1, "everstep-flush") as pool:
+        flushes: list[Future[None]] = []
+        yield lambda: flushes.append(pool.submit(os.fdatasync, file))
+    for one in flushes:
+        one.result()
 
 
 def _make_durable(folder: Path) -> None:

@@ -15,6 +15,7 @@ from runtime.checkpoint.errors import SegmentError
 from runtime.checkpoint.layout import json_bytes, plan, state_capacity
 from runtime.checkpoint.segment import SegmentFile
 from runtime.checkpoint.stage import Stager
+from runtime.checkpoint.tree import flatten
 from runtime.job.messages import Restore
 from runtime.job.restore import choose
 from tests.fake_agent import Node
@@ -34,11 +35,12 @@ def wait_until(found: Callable[[], Any]) -> None:
 def stage(node: Node, iteration: int, bytes_more: int = 0) -> None:
     """What a rank's Checkpointer does with its shard."""
     tensors = {"weight": torch.full((5000 + bytes_more,), iteration + len(node.name), dtype=torch.uint8)}
-    text = json_bytes({"iteration": iteration, "state": {}})
-    layout = plan(tensors, state_capacity(text))
+    tree = flatten(tensors)
+    text = json_bytes({"iteration": iteration, "state": tree.json})
+    layout = plan(tree.tensors, state_capacity(text))
     segment = SegmentFile.open(Path(node.keeper.announce(0, layout.size, sharded=True).path))
     slot = node.keeper.acquire(0, iteration).slot
-    Stager(layout).stage(slot, segment.slot(slot), tensors, text, iteration)
+    Stager(layout, tree).stage(slot, segment.slot(slot), tree, text, iteration)
     node.keeper.staged(0, Staged(slot, iteration, layout.size, False))
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from runtime.agent.link import LinkError, Staged
+from runtime.checkpoint import beginning
 from runtime.checkpoint.checkpointer import Checkpointer
 from runtime.checkpoint.errors import KeeperError, SegmentError
 from runtime.checkpoint.keeper import Keeper
@@ -89,8 +90,8 @@ def test_every_local_rank_reads_the_state_that_the_first_staged(node: Any, make_
 
 def damage(node: Any, iteration: int) -> None:
     """Flip a bit of a held state behind the keeper's back."""
-    with node.keeper.open_shard(1, iteration, 0) as data:
-        whole = bytes(data)
+    with node.keeper.open_shard(1, iteration, 0) as shard:
+        whole = os.pread(shard.file.fileno(), shard.size, shard.offset)
     (path,) = node.shm.iterdir()
     offset = path.read_bytes().index(whole) + len(whole) // 2
     with path.open("r+b") as file:
@@ -224,15 +225,20 @@ class GatedStore(DirectoryStore):
         super().put(key, source)
 
 
+def persisting(node: Any, store: GatedStore, state: dict[str, Any]) -> tuple[dict[str, Any], Checkpointer]:
+    """The first iteration of round 1 is on its way to the store; the state and who saves it."""
+    node.begin(1)
+    checkpointer = trained(node, state, 1)
+    assert store.asked.acquire(timeout=PATIENCE_S)
+    return state, checkpointer
+
+
 def test_while_the_store_is_slow_training_goes_on_and_the_newest_wins(
     make_node: Any, make_state: Any, tmp_path: Path, caplog: Any
 ) -> None:
     store = GatedStore(tmp_path / "slow")
     node = make_node(interval=1, store=store)
-    node.begin(1)
-    state = make_state(1)
-    checkpointer = trained(node, state, 1)
-    assert store.asked.acquire(timeout=PATIENCE_S)
+    state, checkpointer = persisting(node, store, make_state(1))
     for iteration in range(2, 8):
         checkpointer.save(iteration, state)
     assert node.keeper.skipped == 5
@@ -247,10 +253,7 @@ def test_a_later_rounds_state_is_not_persisted_by_a_node_that_does_not_persist_i
 ) -> None:
     store = GatedStore(tmp_path / "slow")
     node = make_node(interval=1, store=store)
-    node.begin(1)
-    state = make_state(1)
-    checkpointer = trained(node, state, 1)
-    assert store.asked.acquire(timeout=PATIENCE_S)
+    state, checkpointer = persisting(node, store, make_state(1))
     checkpointer.save(2, state)
     node.begin(2, node.newest(), persists=False)
     trained(node, state, 4, round_=2)
@@ -259,6 +262,32 @@ def test_a_later_rounds_state_is_not_persisted_by_a_node_that_does_not_persist_i
     trained(node, state, 1, round_=3)
     wait_until(lambda: node.persisted[-1:] and node.persisted[-1].round == 3)
     assert {held.round for held in node.persisted} == {1, 3}
+
+
+def test_a_worker_that_never_loads_is_not_held_up_by_what_it_could_have_loaded(
+    make_node: Any, make_state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state that the round starts from is there only after the worker has staged; the store takes its time."""
+    store, staged, looked = GatedStore(tmp_path / "slow"), threading.Event(), threading.Event()
+
+    def late(*_: object) -> None:
+        assert staged.wait(PATIENCE_S)
+        looked.set()
+
+    monkeypatch.setattr(beginning, "check", late)
+    node = make_node(interval=1, store=store)
+    state, checkpointer = persisting(node, store, make_state(1))
+    checkpointer.save(2, state)
+    node.begin(2, node.newest())
+    checkpointer = trained(node, state, 1, round_=2)
+    staged.set()
+    assert looked.wait(PATIENCE_S)
+    wait_until(lambda: node.keeper.fetched(0).source == "memory")
+    taken = threading.Thread(target=checkpointer.save, args=(2, state), daemon=True)
+    taken.start()
+    taken.join(PATIENCE_S)
+    assert not taken.is_alive()
+    store.gate.release(9)
 
 
 def test_a_node_that_leaves_while_it_fetches_leaves_no_shared_memory(make_node: Any, tmp_path: Path) -> None:
@@ -286,10 +315,7 @@ def test_what_is_asked_for_is_persisted_though_others_are_skipped(
 ) -> None:
     store = GatedStore(tmp_path / "slow")
     node = make_node(interval=1, store=store)
-    node.begin(1)
-    state = make_state(1)
-    checkpointer = trained(node, state, 1)
-    assert store.asked.acquire(timeout=PATIENCE_S)
+    state, checkpointer = persisting(node, store, make_state(1))
     checkpointer.save(2, state, persist=True)
     checkpointer.save(3, state)
     store.gate.release(9)

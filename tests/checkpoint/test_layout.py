@@ -23,7 +23,7 @@ def staged(state: Any, iteration: int = 5) -> bytearray:
     text = json_bytes({"iteration": iteration, "state": tree.json})
     layout = plan(tree.tensors, state_capacity(text))
     data = bytearray(b"\xff" * layout.size)
-    Stager(layout).stage(0, memoryview(data), tree.tensors, text, iteration)
+    Stager(layout, tree).stage(0, memoryview(data), tree, text, iteration)
     return data
 
 

@@ -1,5 +1,6 @@
 """Saving to and restoring from a store that fails as it is told; a flipped bit at each place that keeps a state."""
 
+import os
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
@@ -147,8 +148,8 @@ def _flip(path: Path, whole: bytes) -> None:
 
 def _in_memory(node: Any) -> Callable[[], None]:
     def flip() -> None:
-        with node.keeper.open_shard(1, 4, 0) as data:
-            whole = bytes(data)
+        with node.keeper.open_shard(1, 4, 0) as shard:
+            whole = os.pread(shard.file.fileno(), shard.size, shard.offset)
         (path,) = node.shm.iterdir()
         with path.open("r+b") as file:
             file.seek(path.read_bytes().index(whole) + len(whole) - 40)

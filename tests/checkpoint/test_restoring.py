@@ -30,7 +30,7 @@ def staged(state: dict[str, Any], iteration: int = 5) -> memoryview:
     text = json_bytes({"iteration": iteration, "state": tree.json})
     layout = plan(tree.tensors, state_capacity(text))
     data = memoryview(bytearray(layout.size))
-    Stager(layout).stage(0, data, tree.tensors, text, iteration)
+    Stager(layout, tree).stage(0, data, tree, text, iteration)
     return data
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.examine import problems, stored
 from runtime.checkpoint.fetch import shard_key
-from runtime.checkpoint.retention import DEBRIS_S, Found, Kept, Place, collect, surplus
+from runtime.checkpoint.retention import DEBRIS_S, Found, Kept, Place, delete, surplus, unneeded
 from runtime.checkpoint.tree import flatten
 from runtime.store import DirectoryStore
 
@@ -73,15 +73,15 @@ def test_a_deletion_that_is_broken_off_leaves_no_manifest_without_its_objects(tm
         alone.save(iteration, flatten({"weight": torch.zeros(9)}), persist=True)
         alone.flush(iteration)
     with pytest.raises(KeyboardInterrupt):
-        collect(store, "j", Kept(1))
+        delete(store, unneeded(store, "j", Kept(1)))
     found = stored(store, JOB)
     assert [(one.iteration, one.manifest is not None) for one in found] == [(2, False), (3, True), (4, True)]
     for one in found[1:]:
         assert one.manifest is not None
         assert list(problems(store, one.folder, one.manifest)) == []
     store.left = 99
-    collect(store, "j", Kept(1))
+    delete(store, unneeded(store, "j", Kept(1)))
     assert [one.iteration for one in stored(store, JOB)] == [2, 4]
     later = next(entry for entry in store.list(JOB) if entry.key == shard_key("j", 1, 2, 0)).modified + DEBRIS_S + 1
-    collect(store, "j", Kept(1), now=later)
+    delete(store, unneeded(store, "j", Kept(1), now=later))
     assert [one.iteration for one in stored(store, JOB)] == [4]

@@ -1,5 +1,6 @@
 """The second walk through a state finds what the first one finds, and sees each change."""
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -35,11 +36,12 @@ def same(one: Tree, other: Tree) -> bool:
 
 def test_a_state_is_found_again_with_the_numbers_of_today() -> None:
     told, walker = state(), Walker()
-    assert same(walker.flatten(told), flatten(told))
+    before = walker.flatten(told)
+    assert same(before, flatten(told))
     told["few"]["b"], told["optimizer"]["groups"][0]["lr"] = 3, 0.01
     told["model"]["w3"].fill_(9)
     found = walker.flatten(told)
-    assert found.again
+    assert found.walk is before.walk
     assert same(found, flatten(told))
     assert found.json["few"]["b"] == 3
 
@@ -67,10 +69,10 @@ def test_a_state_is_found_again_with_the_numbers_of_today() -> None:
 )
 def test_whatever_changes_is_seen(change: Callable[[dict[str, Any]], Any]) -> None:
     told, walker = state(), Walker()
-    walker.flatten(told)
+    before = walker.flatten(told)
     change(told)
     found = walker.flatten(told)
-    assert not found.again
+    assert found.walk is not before.walk
     assert same(found, flatten(told))
     assert same(walker.flatten(told), flatten(told))
 
@@ -106,7 +108,18 @@ def test_a_module_and_its_optimizer_are_found_again() -> None:
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     told, walker = {"model": model, "optimizer": optimizer}, Walker()
-    walker.flatten(told)
+    before = walker.flatten(told)
     optimizer.step()
-    assert walker.flatten(told).again
+    assert walker.flatten(told).walk is before.walk
     assert same(walker.flatten(told), flatten(told))
+
+
+def test_nothing_is_collected_while_a_state_is_saved_and_collection_is_as_it_was_then() -> None:
+    for was in (True, False):
+        (gc.enable if was else gc.disable)()
+        try:
+            with walk.uncollected():
+                assert not gc.isenabled()
+            assert gc.isenabled() is was
+        finally:
+            gc.enable()

@@ -1,0 +1,64 @@
+"""The memory that a worker begins from is mapped before it asks for it, where it lies there already."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.checkpoint.checkpointer import Checkpointer, mapped_ahead
+from runtime.checkpoint.segment import NewSegment, SegmentFile
+
+
+def mapped_bytes(path: str) -> int:
+    """Of that file, how much of this process's memory has pages."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            inside = line.endswith(path)
+        elif inside and line.startswith("Rss:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+def populated(path: str) -> int:
+    """The same, once the thread that maps is done."""
+    for thread in threading.enumerate():
+        if thread.name == "everstep-populate":
+            thread.join()
+    return mapped_bytes(path)
+
+
+def test_a_restarted_worker_maps_its_start_when_it_greets_and_loads_from_there(
+    node: Any, make_state: Any, same: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved, live = make_state(3), make_state(0)
+    node.begin(1)
+    first = node.link(1)
+    assert mapped_ahead(first) is None
+    checkpointer = Checkpointer(saved, link=first)
+    assert checkpointer.load(saved) == 0
+    checkpointer.save(7, saved)
+    node.keeper.worker_died(0)
+    node.begin(2, node.newest())
+    place = node.keeper.fetched(0)
+    link = node.link(2)
+    ahead = mapped_ahead(link)
+    assert ahead is not None
+    assert populated(place.path) >= place.size
+    opened: list[Path] = []
+    monkeypatch.setattr(SegmentFile, "open", lambda path: opened.append(path))
+    assert Checkpointer(live, link=link, ahead=ahead).load(live) == 7
+    assert same(live, saved)
+    assert opened == []
+
+
+def test_memory_that_another_file_took_the_place_of_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    NewSegment(path, 2, 4096).allocate()
+    mapped = SegmentFile.open(path)
+    assert mapped.is_there()
+    NewSegment(path, 2, 8192).allocate()
+    assert not mapped.is_there()
+    path.unlink()
+    assert not mapped.is_there()

@@ -1,0 +1,104 @@
+"""Every byte of a shard is checked, wherever blocks, groups of tensors and steps of copying end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.checkpoint import digests, restore
+from runtime.checkpoint.digests import Arriving, Digests, seal
+from runtime.checkpoint.errors import RestoreError
+from tests.checkpoint.test_restoring import staged
+
+
+@contextmanager
+def small(block: int, blocks: int, step: int) -> Iterator[None]:
+    """So that a few kilobytes have many of each: blocks, groups of so many blocks, steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digests, "BLOCK", block)
+        patch.setattr(restore, "_GROUP", block * blocks)
+        patch.setattr(restore, "_STEP", step)
+        yield
+
+
+SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=12)
+CUTS = st.tuples(st.integers(64, 5000), st.integers(1, 4), st.integers(16, 3000))
+
+
+@given(SIZES, CUTS, st.floats(0, 1, exclude_max=True))
+def test_what_was_saved_comes_back_and_each_changed_byte_is_found(
+    sizes: list[int], cuts: tuple[int, int, int], where: float
+) -> None:
+    saved = {f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8) for n, size in enumerate(sizes)}
+    with small(*cuts):
+        data = staged(saved)
+        digest = seal(data)
+        live = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+        assert restore.restore(data, live, digest) == 5
+        assert all(torch.equal(live[name], tensor) for name, tensor in saved.items())
+        first = len(Digests(data).head)
+        if first == len(data):
+            return
+        at = first + int(where * (len(data) - first))
+        data[at] ^= 0x10
+        with pytest.raises(RestoreError, match=r"the digest of bytes (\d+) to (\d+)") as told:
+            restore.restore(data, live, digest)
+    begin, end = (int(word) for word in str(told.value).split() if word.isdigit())
+    assert begin <= at < end
+
+
+@given(st.binary(min_size=1, max_size=3000), st.lists(st.integers(0, 700), max_size=40))
+def test_bytes_may_come_in_any_pieces(content: bytes, pieces: list[int]) -> None:
+    with small(512, 1024, 256):
+        data = staged({"t": torch.frombuffer(bytearray(content), dtype=torch.uint8)})
+        seal(data)
+        known = Digests(data)
+        for damaged in (False, True):
+            running, at = known.running(len(known.head)), len(known.head)
+            if damaged:
+                data[len(known.head)] ^= 1
+            try:
+                for size in pieces:
+                    running.take(data[at : at + size])
+                    at += len(data[at : at + size])
+                assert running.at == at
+                running.take(data[at:])
+                running.end()
+                assert not damaged
+            except RestoreError:
+                assert damaged
+
+
+@given(SIZES, st.integers(64, 5000), st.lists(st.integers(1, 9000), min_size=1), st.floats(0, 1, exclude_max=True))
+def test_what_comes_in_parts_is_checked_as_it_comes(
+    sizes: list[int], block: int, parts: list[int], where: float
+) -> None:
+    saved = {f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8) for n, size in enumerate(sizes)}
+    with small(block, 2, 512):
+        data = staged(saved)
+        digest = seal(data)
+        assert damaged_at(data, digest, parts) is None
+        head, at = len(Digests(data).head), int(where * len(data))
+        data[at] ^= 0x10
+        found = damaged_at(data, digest, parts)
+        assert found is not None
+        assert at < found
+        assert at < head or found <= at + block + max(parts)
+
+
+def damaged_at(data: memoryview, digest: str, parts: list[int]) -> int | None:
+    """How much had come when it was found."""
+    arriving, end = Arriving(data, digest), 0
+    for size in cycle(parts):
+        end = min(end + size, len(data))
+        try:
+            arriving.came(end)
+        except RestoreError:
+            return end
+        if end == len(data):
+            return None
+    raise AssertionError(parts)
