@@ -1,14 +1,17 @@
-"""The job that a verb's RUN[/STEP] names: found by its run's folder, read from its journal."""
+"""The job that a verb's RUN[/STEP] names: found by its run's folder or on a cluster, read from its journal."""
 
 import json
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.errors import BadInput
 
 if TYPE_CHECKING:
     from runtime.job.state import State
     from runtime.store import Store
+    from runtime.submission.custom_resource import CustomResource
 
 
 class Found(NamedTuple):
@@ -18,6 +21,60 @@ class Found(NamedTuple):
     token: str
     store: "Store"
     state: "State"
+
+
+class There(NamedTuple):
+    """A job on a cluster."""
+
+    job: str
+    route: "CustomResource"
+    workflow: Mapping[str, Any]
+    sizes: Mapping[str, Any]
+    """The ConfigMap with its size."""
+
+
+def find_there(namespace: str, name: str) -> There:
+    """The job of RUN[/STEP] in that namespace of the kube context. Raises BadInput, ApiError."""
+    from runtime.platform.kubernetes.pods import JOB, NAME
+    from runtime.submission.custom_resource import CustomResource
+
+    run, _, step = name.partition("/")
+    route = CustomResource(os.environ, namespace)
+    workflow = route.get(run)
+    uid = workflow["metadata"]["uid"]
+    jobs = {one["metadata"]["annotations"].get(NAME, ""): one for one in route.config_maps(JOB)}
+    mine = {job.removeprefix(f"{uid}-"): job for job in jobs if job.startswith(f"{uid}-")}
+    if (not step and len(mine) != 1) or (step and step not in mine):
+        raise BadInput(f"{name}: {_which(mine)}")
+    job = mine[step or next(iter(mine))]
+    return There(job, route, workflow, jobs[job])
+
+
+def store_of(workflow: Mapping[str, Any]) -> str:
+    """URI of the store of a run."""
+    parameters = workflow["spec"]["arguments"]["parameters"]
+    return next(entry["value"] for entry in parameters if entry["name"] == "store")
+
+
+def _which(steps: Iterable[str]) -> str:
+    """What to say instead."""
+    told = ", ".join(sorted(steps))
+    return f"say RUN/STEP with one of its steps that train: {told}" if told else "no step of it trains, or not yet"
+
+
+def state_of(uri: str, job: str, name: str) -> tuple["Store", "State"]:
+    """What the job's journal says, and where it lies. Raises BadInput."""
+    from runtime.master.journal import JournalError, read_state
+    from runtime.store import StoreError, open_store
+
+    try:
+        store = open_store(uri, read_only=True)
+        state = read_state(store, job)
+    except (JournalError, StoreError) as error:
+        raise BadInput(f"{name}: {error}") from None
+    if not state.conditions:
+        raise BadInput(f"{name}: its training has not begun")
+    return store, state
 
 
 def master_of(found: Found, name: str) -> str:
@@ -35,18 +92,9 @@ def master_of(found: Found, name: str) -> str:
 
 def find(runs: Path, name: str) -> Found:
     """The job of RUN[/STEP]. Raises BadInput where there is none, it has not begun, or its journal cannot be read."""
-    from runtime.master.journal import JournalError, read_state
-    from runtime.store import StoreError, open_store
-
     folder = runs / name.partition("/")[0]
     uri, job = _locate(folder, name)
-    try:
-        store = open_store(uri, read_only=True)
-        state = read_state(store, job)
-    except (JournalError, StoreError) as error:
-        raise BadInput(f"{name}: {error}") from None
-    if not state.conditions:
-        raise BadInput(f"{name}: its training has not begun")
+    store, state = state_of(uri, job, name)
     return Found(job, (folder / "jobs" / f"{job}.token").read_text().strip(), store, state)
 
 
@@ -61,8 +109,5 @@ def _locate(folder: Path, name: str) -> tuple[str, str]:
     chosen = [job for job in jobs if not step or job.endswith(f"-{step}")]
     if len(chosen) != 1:
         uid = workflow["metadata"].get("uid", "")
-        steps = ", ".join(job.removeprefix(f"{uid}-") for job in jobs)
-        why = f"say RUN/STEP with one of its steps that train: {steps}" if jobs else "no step of it trains, or not yet"
-        raise BadInput(f"{name}: {why}")
-    parameters = workflow["spec"]["arguments"]["parameters"]
-    return next(entry["value"] for entry in parameters if entry["name"] == "store"), chosen[0]
+        raise BadInput(f"{name}: {_which(job.removeprefix(f'{uid}-') for job in jobs)}")
+    return store_of(workflow), chosen[0]

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from everstep import flags
@@ -25,6 +26,7 @@ BAD_INPUT = 2
 NO_QUORUM = 3
 TRY_AGAIN = 75
 TERMINATED = 128 + signal.SIGTERM
+_SOON_S = 0.005
 
 
 class StepError(BadInput):
@@ -84,8 +86,15 @@ class Terminated(BaseException):
     """SIGTERM arrived. A BaseException, so that only `main` and cleanup (`finally`) see it."""
 
 
-def _terminate(signum: int, frame: object) -> NoReturn:
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    """Raises Terminated, but not between two steps of Python's import, whose lock would stay taken for other threads.
+
+    There what is raised may even be lost: the import system has callbacks that the garbage collector calls.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        signal.setitimer(signal.ITIMER_REAL, _SOON_S)
+        return
     raise Terminated
 
 
@@ -97,7 +106,8 @@ def main(
 ) -> NoReturn:
     """Run a step as a process: parse the flags, check them, work, write the outputs and the summary, exit."""
     config = parse(config_type, f"python -m steps.{step}", _help(step, config_type))
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, _terminate)
     started = time.time()
     try:
         config.check()

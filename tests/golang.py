@@ -2,11 +2,14 @@
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 TOOLS = Path(__file__).with_name("tools")
@@ -18,36 +21,82 @@ class NoGoError(RuntimeError):
     """The programs cannot be built on this machine; says why."""
 
 
-def built(tool: str, packages: Sequence[str], stamps: Mapping[str, str] = {}, files: Mapping[str, str] = {}) -> Path:
+def built(
+    tool: str,
+    packages: Sequence[str],
+    stamps: Mapping[str, str] = {},
+    files: Mapping[str, str] = {},
+    added: Mapping[str, str] = {},
+) -> Path:
     """The folder with the programs of these packages, one for each, in the user's cache. Raises NoGoError.
 
-    `stamps`: variables of packages and their values. `files`: by module, folders of it that are copied beside them.
+    `stamps`: variables of packages and their values. `files`: by module, a folder of it that is copied beside them.
+    `added`: by module, a folder of the tool with files that its packages lack.
     """
+    ours = [*(TOOLS / tool).iterdir(), *(path for one in added.values() for path in (TOOLS / tool / one).rglob("*"))]
     told = repr((sorted(packages), sorted(stamps.items()), sorted(files.items()))).encode()
-    told += b"".join(path.read_bytes() for path in sorted((TOOLS / tool).iterdir()))
+    told += b"".join(path.read_bytes() for path in sorted(ours) if path.is_file())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "everstep-tests"
     folder = cache / f"{tool}-{hashlib.sha256(told).hexdigest()[:16]}.d"
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{tool}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            _build(tool, packages, stamps, files, folder)
+            _build(tool, packages, stamps, files, added, folder)
     return folder
 
 
 def _build(
-    tool: str, packages: Sequence[str], stamps: Mapping[str, str], files: Mapping[str, str], folder: Path
+    tool: str,
+    packages: Sequence[str],
+    stamps: Mapping[str, str],
+    files: Mapping[str, str],
+    added: Mapping[str, str],
+    folder: Path,
 ) -> None:
     fresh = folder.with_name(f"~{folder.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     linking = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in stamps.items())])
-    _go(tool, "build", "-trimpath", "-ldflags", linking, "-o", f"{fresh}/", *packages)
+    with _completed(tool, added) as flags:
+        _go(tool, "build", *flags, "-trimpath", "-ldflags", linking, "-o", f"{fresh}/", *packages)
     for module, inside in files.items():
-        source = Path(_go(tool, "list", "-m", "-f", "{{.Dir}}", module).strip()) / inside
-        for path in source.iterdir():
+        for path in (_source(tool, module) / inside).iterdir():
             shutil.copyfile(path, fresh / path.name)
     fresh.replace(folder)
+
+
+@contextmanager
+def _completed(tool: str, added: Mapping[str, str]) -> Iterator[list[str]]:
+    """Flags for Go by which these modules have our files too: of each a copy, for Go wants its cache left as it is."""
+    if not added:
+        yield []
+        return
+    with tempfile.TemporaryDirectory() as made:
+        settings = Path(made) / "go.mod"
+        lines = [(TOOLS / tool / "go.mod").read_text()]
+        for number, (module, inside) in enumerate(added.items()):
+            copy = Path(made) / str(number)
+            _copy(_source(tool, module), copy)
+            _copy(TOOLS / tool / inside, copy)
+            lines.append(f"replace {module} => {copy}\n")
+        settings.write_text("".join(lines))
+        shutil.copyfile(TOOLS / tool / "go.sum", settings.with_suffix(".sum"))
+        yield ["-modfile", str(settings)]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Every file, written anew: those of Go's cache are read-only."""
+    for path in source.rglob("*"):
+        if path.is_file():
+            to = target / path.relative_to(source)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, to)
+
+
+def _source(tool: str, module: str) -> Path:
+    """Where Go has unpacked it, or unpacks it now: of some modules no package is built."""
+    return Path(json.loads(_go(tool, "mod", "download", "-json", module))["Dir"])
 
 
 def _go(tool: str, verb: str, *words: str) -> str:

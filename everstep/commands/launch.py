@@ -1,12 +1,13 @@
 """`everstep launch`: torchrun by another word. The command line is read by `runtime.launch`, as torch reads it."""
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one node of a job; returns the exit code (see `everstep launch --help`)."""
+    """Run one node of a job to its end (see `everstep launch --help`); returns only for bad input, with 2."""
     from runtime.launch.flags import Parser
     from runtime.launch.options import options
     from runtime.launch.run import launch
@@ -14,7 +15,11 @@ def main(arguments: Sequence[str]) -> int:
 
     environment = dict(os.environ)
     try:
-        return launch(options(Parser(environment).parse_args(arguments), environment), environment)
+        code = launch(options(Parser(environment).parse_args(arguments), environment), environment)
     except (ValueError, StoreError) as error:
         print(f"everstep launch: {error}", file=sys.stderr)
         return 2
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # Not sys.exit: a thread may still wait for a store that does not answer.

@@ -5,14 +5,13 @@ Here its master is asked; on a cluster the ConfigMap is edited that it reads.
 
 import argparse
 import json
-import os
 import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 from everstep.errors import BadInput
-from everstep.jobs import find, master_of
+from everstep.jobs import find, find_there, master_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,25 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _edit(name: str, namespace: str, role: str, nodes: int) -> None:
     """Write it into the ConfigMap that the job's master reads. Raises BadInput."""
-    from runtime.platform.kubernetes.pods import JOB, NAME
     from runtime.platform.kubernetes.sizes import KEY, sizes_in, text_of
-    from runtime.submission.custom_resource import CustomResource
     from runtime.submission.route import ApiError
 
-    run, _, step = name.partition("/")
     try:
-        route = CustomResource(os.environ, namespace)
-        uid = route.get(run)["metadata"]["uid"]
-        found = {one["metadata"]["annotations"][NAME].removeprefix(f"{uid}-"): one for one in route.config_maps(JOB)
-                 if one["metadata"]["annotations"].get(NAME, "").startswith(f"{uid}-")}  # fmt: skip
-        if (not step and len(found) != 1) or (step and step not in found):
-            which = f"say RUN/STEP with one of its steps that train: {', '.join(sorted(found))}"
-            raise BadInput(f"{name}: {which if found else 'no step of it trains, or not yet'}")
-        chosen = found[step or next(iter(found))]
-        sizes = sizes_in(chosen)
+        there = find_there(namespace, name)
+        sizes = sizes_in(there.sizes)
         if role not in sizes:
             raise BadInput(f"{name}: role: the job has no {role!r}, only {', '.join(sizes)}")
-        route.edit_config_map(chosen["metadata"]["name"], {KEY: text_of({**sizes, role: nodes})})
+        there.route.edit_config_map(there.sizes["metadata"]["name"], {KEY: text_of({**sizes, role: nodes})})
     except (ApiError, ValueError) as error:
         raise BadInput(f"{name}: {error}") from None
 

@@ -1,30 +1,37 @@
 """`everstep status RUN[/STEP]`: how a job is doing, from its journal alone; its master need not live.
 
-The journal is read from its newest snapshot on: a job of many days is told as soon as one of minutes.
+The journal is read from its newest snapshot on: a job of many days is told as soon as one of minutes. On a cluster it
+is found by its Workflow, whose steps' pods may sit on a machine that is dead: that is told, for Argo does not.
 """
 
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from everstep.errors import BadInput
-from everstep.jobs import find
+from everstep.jobs import find, find_there, state_of, store_of
+
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+"""The taint by which somebody says that a machine is off, and its pods with it (Kubernetes, "Node Shutdowns")."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("job", metavar="RUN[/STEP]", help="a run, and its train step if it has several")
     parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
+    parser.add_argument("-n", "--namespace", default="", help="where the run is, if it is on a cluster (kube context)")
     parser.add_argument("--runs", default="runs", help="directory of the run folders (default: runs)")
-    parser.epilog = "example: everstep status llama-finetune-x7k2 -o json"
+    parser.epilog = "examples: everstep status llama-finetune-x7k2 -o json; everstep status RUN -n ml"
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what the journal says; returns the exit code."""
     try:
-        status = read(Path(arguments.runs), arguments.job)
+        name: str = arguments.job
+        status = there(arguments.namespace, name) if arguments.namespace else read(Path(arguments.runs), name)
     except BadInput as error:
         print(f"everstep status: {error}", file=sys.stderr)
         return 2
@@ -40,6 +47,27 @@ def read(runs: Path, name: str) -> dict[str, Any]:
     return {"job": found.job, **told(found.state)}
 
 
+def there(namespace: str, name: str) -> dict[str, Any]:
+    """The same of a job on a cluster, with the steps' pods that have not ended although they were told to.
+
+    Its store is found by this environment. Raises BadInput.
+    """
+    from runtime.job.status import told
+    from runtime.submission.lost import of_run, overdue
+    from runtime.submission.route import ApiError
+
+    try:
+        found = find_there(namespace, name)
+        late = overdue(found.route.pods(of_run(name.partition("/")[0])), time.time())
+    except ApiError as error:
+        raise BadInput(f"{name}: {error}") from None
+    try:
+        _, state = state_of(store_of(found.workflow), found.job, name)
+    except BadInput as error:
+        raise BadInput("; ".join([str(error), *map(_overdue, late)])) from None
+    return {"job": found.job, **told(state), "overduePods": late}
+
+
 def text(status: dict[str, Any]) -> str:
     """The same for people."""
     now, round_, checkpoint = status["conditions"][-1], status["round"], status["checkpoint"]
@@ -52,6 +80,7 @@ def text(status: dict[str, Any]) -> str:
     restarts = ", ".join(f"{role} {count}" for role, count in status["RestartCount"].items() if count)
     lines.append(f"  restarts: {restarts or 'none'}")
     lines += [f"  given up: {place} ({why})" for place, why in status["givenUp"].items()]
+    lines += [f"  {_overdue(pod)}" for pod in status.get("overduePods", ())]
     if status["avoidedHosts"]:
         lines.append(f"  avoided hosts: {', '.join(status['avoidedHosts'])}")
     conditions = [
@@ -63,6 +92,13 @@ def text(status: dict[str, Any]) -> str:
     if status["error"]:
         lines += ["", status["error"].rstrip()]
     return "\n".join(lines)
+
+
+def _overdue(pod: dict[str, str]) -> str:
+    return (
+        f"the step's pod {pod['name']} should have ended at {pod['since']} and node {pod['host']} does not say so; "
+        f"Argo waits for it: when that machine is off for good, kubectl taint node {pod['host']} {OUT_OF_SERVICE}"
+    )
 
 
 def _phase(node: dict[str, Any]) -> str:

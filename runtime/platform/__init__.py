@@ -1,8 +1,8 @@
 """Where nodes come from, behind one Protocol: processes of this machine (`process`), or pods (`kubernetes`).
 
 May import `runtime.job` and the standard library. The story begins in `process`; `registry` is what outlives a master,
-`limits` what a node may use, `debris` what a dead one leaves. The master compares what it wants with `observe()` and
-calls `create` and `delete`; both may be repeated without harm.
+`limits` what a node may use, `debris` what a dead one leaves, `gang` how pods may come together. The master compares
+what it wants with `observe()` and calls `create` and `delete`; both may be repeated without harm.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -52,6 +52,8 @@ class Gone(msgspec.Struct, frozen=True):
     exit_code: int | None
     """None where nobody can know it (adopted nodes)."""
     reason: str
+    gave_way: bool = False
+    """Somebody more important got its place, or its machine was emptied: nobody's fault."""
 
 
 class Platform(Protocol):

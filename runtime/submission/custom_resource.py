@@ -88,9 +88,15 @@ class CustomResource:
 
     def config_maps(self, selector: str) -> list[dict[str, Any]]:
         """Those of the namespace with these labels. Raises ApiError."""
-        found = self._call(self._core.list_namespaced_config_map, self.namespace, label_selector=selector)
-        plain: Any = self._api.sanitize_for_serialization(found)
-        return plain["items"]
+        return self._list(self._core.list_namespaced_config_map, selector)
+
+    def pods(self, selector: str) -> list[dict[str, Any]]:
+        """Those of the namespace with these labels. Raises ApiError."""
+        return self._list(self._core.list_namespaced_pod, selector)
+
+    def _list(self, ask: Any, selector: str) -> list[dict[str, Any]]:
+        found: Any = self._api.sanitize_for_serialization(self._call(ask, self.namespace, label_selector=selector))
+        return found["items"]
 
     def edit_config_map(self, name: str, data: Mapping[str, str]) -> None:
         """Give these keys these texts. Raises ApiError."""

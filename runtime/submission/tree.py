@@ -130,8 +130,11 @@ def _row(node: Mapping[str, Any], workflow: str, branch: str, old: bool) -> Row:
     if kind == NodeType.POD:
         pod = node["id"] if old else pod_name(workflow, node["name"], template)
     title = node.get("displayName") or node["name"]
+    handler, own, attempt = title.partition(f"{workflow}.onExit")
+    if own and not handler and attempt[:1] in ("", "("):
+        title = f"{template}{attempt}"
     return Row(
-        node["id"], branch, template if title == f"{workflow}.onExit" else title, Phase(node.get("phase") or "Pending"),
+        node["id"], branch, title, Phase(node.get("phase") or "Pending"),
         kind, template, str(node.get("message") or ""), pod, moment(node.get("startedAt")),
         moment(node.get("finishedAt")), str((node.get("outputs") or {}).get("exitCode") or ""),
     )  # fmt: skip

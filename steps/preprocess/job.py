@@ -43,6 +43,7 @@ class Tokenized:
     later: dict[int, np.ndarray]
     """By their number in `splits_of(written)`: positions of documents whose texts came before."""
     seconds: float
+    """Since the first byte was read."""
 
 
 def recipe(config: Config, given: Input, vocabulary: Vocabulary, shelf: str) -> Recipe:
@@ -91,7 +92,7 @@ def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) 
     with spark(config.spark_master, cores(config), config.executor_cores) as context, failures(shelf):
         job = told()
         print(f"tokenizing by {job.recipe.how.value}, {len(planned)} tasks", file=sys.stderr)
-        started = time.monotonic()
+        started = time.time()
         with progress.told(shelf, total, config.log_interval):
             tasks = context.parallelize(planned, len(planned))
             results = tasks.mapPartitions(partial(write_shards, job)).collect()
@@ -99,8 +100,13 @@ def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) 
         written = whole(config, results)
         refuse_far_shards(job, written)
         later = _later(context, job, splits_of(written)) if job.cleaning.unique else {}
-        seconds = time.monotonic() - started
+        seconds = time.time() - first_byte(started, written)
     return Tokenized(written, later, seconds)
+
+
+def first_byte(started: float, written: list[Written]) -> float:
+    """When this command's tasks began to read; when it started them, if all were done by an earlier command."""
+    return min((one.began for one in written if one.began >= started), default=started)
 
 
 def require_all(planned: list[Shard], results: list[Written | Refused], store: Store) -> None:

@@ -13,6 +13,7 @@ from runtime.text import Extent, Piece, piece
 
 SMALLEST = 1 << 20
 LARGEST = 64 << 20
+"""Bytes of a task, in the mean."""
 PER_CORE = 4
 """Tasks per core, so that an uneven one at the end does not keep the others waiting long."""
 
@@ -31,15 +32,19 @@ class Shard:
 
 
 def task_count(total: int, cores: int) -> int:
-    """Few, large tasks: PER_CORE for each core, within SMALLEST and LARGEST bytes each."""
-    size = min(LARGEST, max(SMALLEST, total // (PER_CORE * cores)))
-    return max(1, -(-total // size))
+    """Few, large tasks: PER_CORE for each core, within SMALLEST and LARGEST bytes each; as many for each core."""
+    least, most = -(-total // LARGEST), total // SMALLEST
+    count = min(max(least, PER_CORE * cores), max(1, most))
+    return count if count < cores else -(-count // cores) * cores
 
 
 def shards(split: str, extents: Sequence[Extent], count: int) -> list[Shard]:
-    """Cut the extents into at most `count` shards of about equal size, at their borders."""
+    """Cut the extents into at most `count` shards, at their borders.
+
+    Each is a little smaller than the one before, the first three times as large as the last: so the cores end together.
+    """
     total = sum(extent.size for extent in extents)
-    cuts = [total * number // count for number in range(count + 1)]
+    cuts = [total * number * (3 * count - number) // (2 * count * count) for number in range(count + 1)]
     planned = []
     for first, last in pairwise(cuts):
         pieces, offset = [], 0

@@ -7,6 +7,7 @@ is in an S3 store, files are written on the task's machine and put there when th
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -59,6 +60,8 @@ class Written(msgspec.Struct, frozen=True):
     dropped: dict[str, int]
     """Documents that were left out, by reason."""
     samples: tuple[Sample, ...]
+    began: float
+    """When its first byte was read, seconds since 1970."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -108,7 +111,7 @@ def _write(job: Job, shard: Shard, base: Path, teller: Teller) -> Written:
         for name in names
     ]
     faults.point("preprocess.begun", shard=shard.name)
-    read = 0
+    read, began = 0, time.time()
     for piece in shard.pieces:
         for texts in reader.read(piece):
             read += 1
@@ -121,7 +124,7 @@ def _write(job: Job, shard: Shard, base: Path, teller: Teller) -> Written:
     teller.tell(read, *_counted(splits), reader.consumed)
     dropped = {UNREADABLE: reader.skipped, **cleaner.dropped}
     kept = tuple(split.close() for split in splits)
-    return Written(shard.name, kept, read, tuple(cleaner.having), cleaner.mended, dropped, samples.chosen())
+    return Written(shard.name, kept, read, tuple(cleaner.having), cleaner.mended, dropped, samples.chosen(), began)
 
 
 def _counted(splits: list[Split]) -> tuple[int, int]:

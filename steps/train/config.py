@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.checkpoint.cadence import share_of
+from runtime.platform.gang import Gang
 from runtime.store import NoSuchKey, open_store
 from steps.entry import StepError
 from steps.model import directory
@@ -17,7 +18,6 @@ from steps.train.job import job_of, ranks
 
 LLAMA = Path(__file__).with_name("llama.py")
 EVERY = 50
-GANGS = ("none", "volcano", "koordinator", "coscheduling")
 _PEAK_TINY, _PEAK_TRAINED = 3e-3, 1e-4
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -132,9 +132,9 @@ class Config:
         return [f"--{name}" for name, value in given.items() if value]
 
     def _check_scheduling(self) -> None:
-        if self.gang not in GANGS:
-            raise StepError(f"--gang {self.gang}: not known; use {', '.join(GANGS)}")
-        if self.queue and self.gang not in ("volcano", "koordinator"):
+        if self.gang not in tuple(Gang):
+            raise StepError(f"--gang {self.gang}: not known; use {', '.join(Gang)}")
+        if self.queue and not Gang(self.gang).has_queues:
             raise StepError(f"--queue {self.queue}: queues are Volcano's and Koordinator's; give --gang, too")
 
     def _check_numbers(self) -> None:

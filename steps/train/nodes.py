@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from runtime.platform.gang import Gang
 from runtime.token import shared_token
 from steps.train.staged import shared_bytes
 
@@ -76,7 +77,7 @@ async def place_of(
 
 def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
     """What the flags tell the cluster's scheduler."""
-    from runtime.platform.kubernetes import Gang, Scheduling, minimum_of
+    from runtime.platform.kubernetes import Scheduling, minimum_of
 
     return Scheduling(
         Gang(config.gang), config.queue, config.priority_class, config.extra_priority_class, minimum_of(spec)
@@ -94,8 +95,9 @@ async def pods_beside(
     from runtime.platform.kubernetes import (
         KubeApi,
         KubernetesPlatform,
-        group_deleted,
-        group_made,
+        end_of,
+        groups_deleted,
+        groups_made,
         owner_of,
         template_of,
         topology_of,
@@ -120,12 +122,13 @@ async def pods_beside(
             return await will_not_return(api, owner, time.time())
 
         async def over() -> None:
-            await group_deleted(api, scheduling, spec.job)
+            await groups_deleted(api, scheduling, spec.job)
 
-        await group_made(api, scheduling, spec.job, owner)
+        await groups_made(api, scheduling, spec.job, owner)
         await wishes_made(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()})
         sizes, template = wishes(api, spec.job, _tell), with_shared_memory(template_of(own), shared)
         how: dict[str, Any] = {"scheduling": scheduling, "say": _tell, "taints": taints}
+        how["ends_at"] = await end_of(api, owner)
         async with KubernetesPlatform(api, spec.job, owner, template, **how) as platform:
             yield Place(platform, token, own["status"]["podIP"], there, {}, stopped, sizes, over)
 

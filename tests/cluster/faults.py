@@ -1,7 +1,7 @@
 """What can happen to a training on a cluster, done for real, and what it cost.
 
-Each fault does its harm and returns when it did (Unix time); what has to be mended from outside (a machine switched on
-again) it mends itself once the training has shown what it can do without.
+Each fault does its harm and returns when it did (Unix time); what has to be mended from outside (a node switched on
+again, an API server started) it mends itself once the training has shown what it can do without.
 """
 
 import json
@@ -9,12 +9,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
+from everstep.commands.status import OUT_OF_SERVICE
 from runtime.job.records import Reason
-from tests.cluster import images, lifecycle, node, processes
+from steps.train.nodes import POD_VARIABLE
+from tests import minio
+from tests.cluster import images, lifecycle, network, node, plane, processes
+from tests.cluster.costs import Cost, cost
+from tests.cluster.journal import Records, both_lost, claimed, judged, lost, taken_over, untouched
 from tests.cluster.layout import NODES, node_name
 from tests.cluster.trainings import PATIENCE_S, Training
 from tests.harness import kill, wait_until
@@ -25,7 +29,8 @@ FURTHER = 20
 """Iterations by which a training shows that it goes on."""
 MEMORY_MIB = 1000
 """Of a node that is to run out of it: more than it needs, and less than its /dev/shm may grow to."""
-Records = list[dict[str, Any]]
+API_AWAY_S, STORE_AWAY_S = 60.0, 30.0
+"""How long each is stopped, at least."""
 
 
 @dataclass(frozen=True)
@@ -35,44 +40,32 @@ class Fault:
     harm: Callable[[Training], float]
     fired: Callable[[Records], object]
     """What the journal has of it since."""
-    alone: bool = False
-    """It happens to a machine with a node of the training and without its master: there must be one."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Of one fault."""
-
-    seconds: float
-    """Until the first iteration that was later than any before had been finished."""
-    lost: int
-    """Iterations that had to be done again."""
-
-
-def cost(training: Training, moment: float) -> Cost:
-    """What it cost, as the workers' reports tell."""
-    lines = training.reports()
-    before = max((line["iteration"] for line in lines if line["time"] <= moment), default=0)
-    later = [line for line in lines if line["time"] > moment]
-    after = next(line for line in later if line["iteration"] > before)
-    first = min(line["iteration"] for line in later if line["time"] <= after["time"])
-    return Cost(after["time"] - moment, max(0, before - first + 1))
+    apart: bool = False
+    """It happens to one machine of two with a node of the training on each."""
 
 
 def suffer(training: Training, name: str) -> Cost:
     """Let it happen, see that it did and that the training goes on. Raises TimeoutError, AssertionError."""
-    wait_until(lambda: steady(training), "a round of both nodes", PATIENCE_S, pause_s=0.5)
-    if FAULTS[name].alone:
+    _settled(training)
+    if FAULTS[name].apart:
         spread(training)
-    known = len(training.records())
+    known, fired = len(training.records()), FAULTS[name].fired
     moment = FAULTS[name].harm(training)
+    wait_until(lambda: fired(training.records()[known:]), f"{name}: the journal's word of it", PATIENCE_S, pause_s=0.5)
+    _settled(training)
     goes_on(training)
     since = training.records()[known:]
-    assert FAULTS[name].fired(since), f"{name}: the journal has nothing of it: {[one['kind'] for one in since]}"
-    return cost(training, moment)
+    assert fired(since), f"{name}: then it went another way: {[one['kind'] for one in since]}"
+    return cost(training.reports(), moment)
 
 
-def goes_on(training: Training) -> None:
+def _settled(training: Training) -> None:
+    """Wait until both nodes are in a round, and nothing that happened before has still to take effect."""
+    wait_until(lambda: steady(training) or training.over(), "a round of both nodes", PATIENCE_S, pause_s=0.5)
+    assert not training.over(), training.last_words()
+
+
+def goes_on(training: Training, watched: bool = True) -> None:
     """Wait until it is well beyond where it is now, which is told some seconds later."""
     now = time.time()
 
@@ -80,10 +73,10 @@ def goes_on(training: Training) -> None:
         lines = training.reports()
         before = max((line["iteration"] for line in lines if line["time"] <= now), default=0)
         after = max((line["iteration"] for line in lines if line["time"] > now), default=0)
-        return after >= before + FURTHER or training.over()
+        return after >= before + FURTHER or (watched and training.over())
 
     wait_until(further, f"{FURTHER} iterations more", PATIENCE_S, pause_s=0.5)
-    assert not training.over(), training.last_words()
+    assert not watched or not training.over(), training.last_words()
 
 
 def steady(training: Training) -> bool:
@@ -103,29 +96,33 @@ def newest(training: Training, host: str = "") -> tuple[str, str]:
     return max(found)
 
 
-def elsewhere(training: Training) -> int:
-    """The number of a machine with a running node of the training and without its master; 0: there is none."""
+def hosts(training: Training) -> set[str]:
+    """The machines that have a running node of the training."""
     running = [pod for pod in training.nodes().values() if pod["status"].get("phase") == "Running"]
-    hosts = {pod["spec"].get("nodeName") for pod in running} - {MASTERS_HOST}
-    return next((number for number in range(1, NODES + 1) if node_name(number) in hosts), 0)
+    return {pod["spec"]["nodeName"] for pod in running}
+
+
+def elsewhere(training: Training) -> int:
+    """The number of a machine with a running node of the training and without its master."""
+    return next(number for number in range(1, NODES + 1) if node_name(number) in hosts(training) - {MASTERS_HOST})
 
 
 def spread(training: Training) -> None:
-    """Have a node of the training elsewhere than its master: where all are together, one has to move."""
-    if elsewhere(training):
+    """Have a node of the training on each machine: where both are on one, the newest has to move."""
+    if len(where := hosts(training)) == NODES:
         return
-    training.cluster.kubectl("cordon", MASTERS_HOST)
+    training.cluster.kubectl("cordon", *where)
     try:
         _deleted(training, newest(training)[1])
-        wait_until(lambda: elsewhere(training), "a node on another machine", PATIENCE_S, pause_s=0.5)
-        wait_until(lambda: steady(training), "a round of both nodes", PATIENCE_S, pause_s=0.5)
+        wait_until(lambda: len(hosts(training)) == NODES, "a node on another machine", PATIENCE_S, pause_s=0.5)
+        _settled(training)
     finally:
-        training.cluster.kubectl("uncordon", MASTERS_HOST)
+        training.cluster.kubectl("uncordon", *where)
 
 
-def of_node(training: Training, name: str) -> list[psutil.Process]:
-    """All processes in that node's pod, as this machine sees them."""
-    marks = {f"EVERSTEP_JOB={training.job}".encode(), f"EVERSTEP_NODE={name}".encode()}
+def marked(*wanted: str) -> list[psutil.Process]:
+    """All processes with these variables (NAME=value), as this machine sees them."""
+    marks = {mark.encode() for mark in wanted}
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError), open(f"/proc/{process.pid}/environ", "rb") as file:
@@ -134,12 +131,18 @@ def of_node(training: Training, name: str) -> list[psutil.Process]:
     return found
 
 
+def step_of(training: Training) -> psutil.Process:
+    """The step's own process."""
+    (found,) = (one for one in marked(f"{POD_VARIABLE}={training.pod}") if "steps.train" in one.cmdline())
+    return found
+
+
 def worker_of(training: Training, name: str) -> psutil.Process:
     """The training process of that node: the fork server's child, as soon as there is one."""
 
     def found() -> psutil.Process | None:
         with suppress(psutil.Error):
-            there = of_node(training, name)
+            there = marked(f"EVERSTEP_JOB={training.job}", f"EVERSTEP_NODE={name}")
             servers = {one.pid for one in there if "runtime.agent.forkserver" in one.cmdline()}
             return next((one for one in there if one.ppid() in servers), None)
         return None
@@ -171,21 +174,32 @@ def _deleted(training: Training, *pods: str, flags: tuple[str, ...] = ()) -> flo
 
 def evicted(training: Training) -> float:
     """By the API's eviction, as `kubectl drain`, an autoscaler or a preempting scheduler asks for it."""
-    _, pod = newest(training)
+    return _evicted(training, newest(training)[1])
+
+
+def _evicted(training: Training, pod: str) -> float:
     moment = time.time()
     wish = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     training.cluster.kubectl.ask(f"pods/{pod}/eviction", wish)
     return moment
 
 
+def missed(training: Training, host: str) -> Callable[[], bool]:
+    """Tells whether every node that is there now was lost since, as far as the journal knows."""
+    known = len(training.records())
+    there = {name for name, pod in training.nodes().items() if pod["spec"].get("nodeName") == host}
+    return lambda: there <= lost(training.records()[known:])
+
+
 def drained(training: Training) -> float:
     """`kubectl drain` of the machine of a node: no pod may go there until it is uncordoned."""
     host = node_name(elsewhere(training))
-    moment = time.time()
+    gone, moment = missed(training, host), time.time()
     training.cluster.kubectl("cordon", host)
     try:
         pods = [pod for pod in training.nodes().values() if pod["spec"].get("nodeName") == host]
         _deleted(training, *(pod["metadata"]["name"] for pod in pods))
+        wait_until(gone, "that its node is missed", PATIENCE_S, pause_s=0.5)
         goes_on(training)
     finally:
         training.cluster.kubectl("uncordon", host)
@@ -204,20 +218,110 @@ def out_of_memory(training: Training) -> float:
 def node_lost(training: Training) -> float:
     """Power cut of the machine of a node; it comes back when the training has gone on without."""
     number = elsewhere(training)
-    moment = time.time()
+    gone, moment = missed(training, node_name(number)), time.time()
     node.lost(number)
     try:
+        wait_until(gone, "that its node is missed", PATIENCE_S, pause_s=0.5)
         goes_on(training)
     finally:
         lifecycle.up()
     return moment
 
 
+def node_cut_off(training: Training) -> float:
+    """A machine leaves the network, its pods running on unseen; it returns when the training has gone on without."""
+    number = elsewhere(training)
+    gone, moment = missed(training, node_name(number)), time.time()
+    network.cut(number, off=True)
+    try:
+        wait_until(gone, "that its node is missed", PATIENCE_S, pause_s=0.5)
+        goes_on(training)
+    finally:
+        network.cut(number, off=False)
+        lifecycle.up()
+    return moment
+
+
 def master_deleted(training: Training) -> float:
     """The step's own pod is deleted, and tried again."""
-    moment = time.time()
-    training.cluster.kubectl("delete", "pod", training.pod)
-    training.start(MASTERS_HOST)
+    moment = _deleted(training, training.pod)
+    _tried_again(training, MASTERS_HOST)
+    return moment
+
+
+def master_evicted(training: Training) -> float:
+    """The step's own pod is evicted, and tried again."""
+    moment = _evicted(training, training.pod)
+    _tried_again(training, MASTERS_HOST)
+    return moment
+
+
+def master_killed(training: Training) -> float:
+    """SIGKILL of the step's own process, as when its container runs out of memory; it is tried again."""
+    moment = kill(step_of(training))
+    _tried_again(training, MASTERS_HOST)
+    return moment
+
+
+def _tried_again(training: Training, host: str) -> None:
+    """When the step's pod has ended, it is made again there, as Argo would."""
+    wait_until(training.over, f"the end of {training.pod}", PATIENCE_S, pause_s=0.5)
+    training.start(host)
+
+
+def masters_machine_lost(training: Training) -> float:
+    """Power cut of the step's own machine: Argo waits for its pod until somebody says that the machine is off.
+
+    `everstep status` says that somebody has to; then the step is tried again elsewhere.
+    """
+    number, kubectl = elsewhere(training), training.cluster.kubectl
+    gone, moment = missed(training, MASTERS_HOST), time.time()
+    node.lost(int(MASTERS_HOST.rpartition("-")[2]))
+    _deleted(training, training.pod)  # Kubernetes does it after 5 minutes.
+    try:
+        wait_until(lambda: f"node {MASTERS_HOST} {OUT_OF_SERVICE}" in training.status(), "the advice", PATIENCE_S, 1.0)
+        kubectl("taint", "node", MASTERS_HOST, OUT_OF_SERVICE)
+        try:
+            _tried_again(training, node_name(number))
+            wait_until(gone, "that the nodes there are missed", PATIENCE_S, pause_s=0.5)
+            goes_on(training)
+        finally:
+            kubectl("taint", "node", MASTERS_HOST, f"{OUT_OF_SERVICE}-")
+    finally:
+        lifecycle.up()
+    return moment
+
+
+def api_server_stopped(training: Training) -> float:
+    """Nobody answers at the API's address; the training goes on."""
+    moment, kube = time.time(), training.cluster.programs / "kube"
+    processes.stop("api-server")
+    try:
+        goes_on(training, watched=False)
+        wait_until(lambda: time.time() > moment + API_AWAY_S, "its time", PATIENCE_S, pause_s=0.5)
+        assert not plane.answers(kube)
+    finally:
+        plane.api_server(kube)
+        wait_until(lambda: plane.answers(kube), "the API server", PATIENCE_S, pause_s=0.5)
+    return moment
+
+
+def store_stopped(training: Training) -> float:
+    """MinIO is stopped: the step says so, the workers train on, and what they report waits until it is back."""
+    said, moment = len(training.words()), time.time()
+    processes.stop("minio")
+    away = time.time()
+    try:
+        wait_until(lambda: "the store refuses" in training.words()[said:], "the step's word of it", PATIENCE_S, 0.5)
+        wait_until(lambda: time.time() > away + STORE_AWAY_S, "its time", PATIENCE_S, pause_s=0.5)
+        assert not plane.store_answers()
+        back = time.time()
+    finally:
+        plane.store_started(minio.binary())
+        wait_until(plane.store_answers, "MinIO", PATIENCE_S, pause_s=0.5)
+    goes_on(training)
+    meanwhile = {line["iteration"] for line in training.reports() if away < line["time"] < back}
+    assert len(meanwhile) >= FURTHER, f"only {sorted(meanwhile)} while the store was away"
     return moment
 
 
@@ -238,34 +342,24 @@ def image_missing(training: Training) -> float:
     return moment
 
 
-def judged(*reasons: Reason) -> Callable[[Records], object]:
-    """A fault of one of these reasons was judged."""
-    return lambda records: [one for one in records if one["kind"] == "FaultJudged" and one["reason"] in reasons]
-
-
-def lost(records: Records) -> object:
-    """A node was lost, or announced that it has to go."""
-    return [one for one in records if one["kind"] in ("NodeLost", "NodeLeaving")]
-
-
-def taken_over(records: Records) -> object:
-    """Another master has the job, and none of its nodes ended for it."""
-    kinds = [one["kind"] for one in records]
-    return "MasterClaimed" in kinds and "NodeRequested" not in kinds
-
-
 FAULTS = {
     "a training process is killed": Fault(process_killed, judged(Reason.KILLED)),
     "a pod is deleted": Fault(pod_deleted, lost),
     "a pod is evicted": Fault(evicted, lost),
-    "all pods that train are deleted by force": Fault(all_pods_deleted, lost),
+    "all pods that train are deleted by force": Fault(all_pods_deleted, both_lost),
     "a container runs out of memory": Fault(out_of_memory, judged(Reason.OOM)),
     "the step's own pod is deleted": Fault(master_deleted, taken_over),
-    "a machine is drained": Fault(drained, lost, alone=True),
-    "a machine has no image for the next pod": Fault(image_missing, lost, alone=True),
-    "a machine loses its power": Fault(node_lost, lost, alone=True),
+    "the step's own pod is evicted": Fault(master_evicted, taken_over),
+    "the step's own process is killed": Fault(master_killed, taken_over),
+    "the API server stops": Fault(api_server_stopped, untouched),
+    "the store stops": Fault(store_stopped, untouched),
+    "a machine is drained": Fault(drained, lost, apart=True),
+    "a machine has no image for the next pod": Fault(image_missing, lost, apart=True),
+    "a machine leaves the network": Fault(node_cut_off, lost, apart=True),
+    "a machine loses its power": Fault(node_lost, lost, apart=True),
+    "the step's own machine loses its power": Fault(masters_machine_lost, claimed, apart=True),
 }
-"""By what happens."""
+"""By what happens; the last one leaves the step's own pod on another machine than `MASTERS_HOST`."""
 
 
 def spec() -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from tests.cluster.layout import HOME
 from tests.harness import ROOT
 
-PAUSE, HOST = "docker.io/everstep-tests/pause:1", "docker.io/everstep-tests/host:1"
+PAUSE, HOST, EXECUTOR = (f"docker.io/everstep-tests/{name}:1" for name in ("pause", "host", "argoexec"))
 FOLDER = HOME / "images"
 MERGED = ("bin", "sbin", "lib", "lib64")
 """Links to the folders of /usr with these names, as this machine has them."""
@@ -48,6 +48,11 @@ def of_the_cluster() -> list[Image]:
         Image(PAUSE, {"bin/busybox": busybox}, command=["/bin/busybox", "sleep", "infinity"]),
         Image(HOST, folders=["usr", "etc", "tmp", "var/tmp", "run"], environment=variables),
     ]
+
+
+def executor(program: Path) -> Image:
+    """Argo's, which stands beside every step."""
+    return Image(EXECUTOR, {"bin/argoexec": program}, ["tmp"], environment={"PATH": "/bin"})
 
 
 def patch() -> dict[str, Any]:

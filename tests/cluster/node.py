@@ -82,7 +82,9 @@ def _ctr(node: int) -> tuple[str | Path, ...]:
 def _settings(node: int) -> None:
     home = folder(node)
     (home / "cni").mkdir(parents=True, exist_ok=True)
-    _write(home / "resolv.conf", "")
+    # Nobody answers there, at once. An empty file would be replaced by this machine's, whose servers no pod reaches:
+    # torch looks for the names of its peers' addresses, and each of these would take 10 seconds.
+    _write(home / "resolv.conf", "nameserver 127.0.0.1\n")
     _write(home / "containerd.toml", CONTAINERD.format(home=home, pause=images.PAUSE))
     # ptp: each packet is routed, so Services work between pods of one node without the kernel's br_netfilter.
     addresses = {"type": "host-local", "dataDir": str(home / "addresses"), "routes": [{"dst": "0.0.0.0/0"}]}

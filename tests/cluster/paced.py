@@ -4,24 +4,25 @@ What it trains is one number that tells which samples were applied, and when: ea
 """
 
 import argparse
+import threading
 import time
 
 import torch
 
 import everstep
-from runtime.store import NoSuchKey, open_store
+from runtime.store import NoSuchKey, StoreError, open_store
 
-LOOK_EVERY = 5
-"""Iterations between two looks into the store."""
+LOOK_EVERY_S = 0.5
 
 
-def stopped(store: str) -> bool:
-    """Whether somebody has said so."""
-    try:
-        open_store(store, read_only=True).get("stop")
-    except NoSuchKey:
-        return False
-    return True
+def look(store: str, stopped: threading.Event) -> None:
+    """Until somebody has said so; a store that is away says nothing."""
+    while not stopped.wait(LOOK_EVERY_S):
+        try:
+            open_store(store, read_only=True).get("stop")
+        except (NoSuchKey, StoreError):
+            continue
+        stopped.set()
 
 
 def main() -> None:
@@ -40,13 +41,15 @@ def main() -> None:
     state = {"total": total, "batches": batches}
     checkpointer = everstep.Checkpointer(state)
     checkpointer.load(state)
+    stopped = threading.Event()
+    if job.rank == 0:
+        threading.Thread(target=look, args=(options.store, stopped), daemon=True).start()
     for batch in batches:
         time.sleep(float(options.pause))
         total += job.world_size * job.mean(float(batch.samples.sum()) * batch.iteration)
         checkpointer.save(batch.iteration, state)
         everstep.report(loss=1 / batch.iteration, total=total.item())
-        looks = job.rank == 0 and batch.iteration % LOOK_EVERY == 0
-        if job.mean(float(looks and stopped(options.store))) > 0:
+        if job.mean(float(stopped.is_set())) > 0:
             break
     checkpointer.finish(state)
 

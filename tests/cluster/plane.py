@@ -10,8 +10,6 @@ from tests.cluster.processes import said, start, wait, works
 
 KEYS = HOME / "keys"
 BUCKET = "everstep"
-LOST_S = 5
-"""How long after a node is known to be lost its pods are told to go, instead of Kubernetes' 300."""
 SILENT_S = 12
 """After so long without news a node counts as lost, instead of Kubernetes' 50."""
 
@@ -87,8 +85,6 @@ def api_server(kube: Path) -> None:
             KEYS / "tokens.csv", "--service-account-issuer=https://kubernetes.default.svc",
             "--service-account-key-file", KEYS / "accounts.key", "--service-account-signing-key-file",
             KEYS / "accounts.key", "--kubelet-preferred-address-types=InternalIP",
-            f"--default-not-ready-toleration-seconds={LOST_S}",
-            f"--default-unreachable-toleration-seconds={LOST_S}",
         ],
     )  # fmt: skip
 

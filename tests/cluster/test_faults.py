@@ -25,9 +25,10 @@ def test_training_goes_on_and_applies_each_sample_once(
     suffering: Training, fault: str, record_property: Callable[[str, object], None]
 ) -> None:
     cost = faults.suffer(suffering, fault)
+    assert suffering.in_order()
+    record_property("fault", fault)
     record_property("seconds", f"{cost.seconds:.1f}")
     record_property("lost", cost.lost)
-    assert suffering.in_order()
 
 
 def test_who_ran_out_of_memory_had_got_twice_as_much(suffering: Training) -> None:

@@ -1,7 +1,11 @@
 """--spark-master k8s://: the preprocess step in a pod, its executors in others, on a real API server and real nodes."""
 
 import json
+import os
 import secrets
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +16,7 @@ from tests.cluster import images
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.namespace import SERVICE_ACCOUNT, STORE_SECRET
 from tests.cluster.plane import BUCKET
-from tests.harness import wait_until
+from tests.harness import ROOT, wait_until
 
 DEADLINE_S = 600
 NOBODY = 65534
@@ -44,12 +48,12 @@ def finished(store: Store) -> int:
     return sum(entry.key.endswith(".done") for entry in store.list("out/shards"))
 
 
-def test_executors_are_pods_of_which_one_may_be_lost_and_that_end_with_their_driver(cluster: Cluster) -> None:
+def test_executors_are_pods_one_is_lost_and_the_bytes_are_those_of_local_mode(cluster: Cluster, tmp_path: Path) -> None:
     name, uri = f"spark-{secrets.token_hex(3)}", f"s3://{BUCKET}/spark-{secrets.token_hex(4)}"
     store = open_store(uri, environment=cluster.store)
     store.put("in/a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode())
-    arguments = ["--input", f"{uri}/in/*.jsonl", "--output-prefix", f"{uri}/out/result", "--append-eod"]
-    arguments += ["--tokenizer-type", "CharLevelTokenizer", "--spark-master", "k8s://", "--tasks", "40"]
+    given = ["--input", f"{uri}/in/*.jsonl", "--append-eod", "--tokenizer-type", "CharLevelTokenizer"]
+    arguments = [*given, "--output-prefix", f"{uri}/out/result", "--spark-master", "k8s://", "--tasks", "40"]
     arguments += ["--executors", "2", "--executor-cores", "1", "--store", "/tmp/store", "--outputs", "/tmp/outputs"]
     cluster.kubectl.create(driver(cluster, name, *arguments))
 
@@ -78,3 +82,14 @@ def test_executors_are_pods_of_which_one_may_be_lost_and_that_end_with_their_dri
     wanted = [token for text in TEXTS for token in (*text.encode(), 0)]
     assert np.frombuffer(store.get("out/result_text_document.bin"), "<u2").tolist() == wanted
     assert not list(store.list("out/shards"))
+    here = ["--output-prefix", f"{uri}/here/result", "--spark-master", "local[2]"]
+    here += ["--store", str(tmp_path / "store"), "--outputs", str(tmp_path / "outputs")]
+    subprocess.run(
+        [sys.executable, "-m", "steps.preprocess", *given, *here],
+        cwd=ROOT,
+        env={**os.environ, **cluster.store},
+        check=True,
+    )
+    for kind in ("bin", "idx"):
+        name = f"result_text_document.{kind}"
+        assert store.get(f"out/{name}") == store.get(f"here/{name}")

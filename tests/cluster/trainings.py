@@ -5,8 +5,11 @@ the step's template, once for each try, as Argo would.
 """
 
 import json
+import os
 import re
 import secrets
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,13 @@ from runtime.store import Store, open_store
 from runtime.submission.manifest import ClusterOptions, for_argo
 from steps.train.template import template as train_template
 from tests.cluster import images
-from tests.cluster.layout import NAMESPACE
+from tests.cluster.layout import ADMIN, NAMESPACE
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.namespace import SERVICE_ACCOUNT, STORE_SECRET
 from tests.cluster.plane import BUCKET
 from tests.cluster.processes import ClusterError
 from tests.datasets import write_dataset
-from tests.harness import wait_until
+from tests.harness import ROOT, wait_until
 
 PACED = Path(__file__).with_name("paced.py")
 LENGTH, BATCH, SEED = 16, 12, 3
@@ -54,10 +57,14 @@ class Training:
     cluster: Cluster
     dataset: str
     flags: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    """More for the step's container, and by it for the nodes'."""
     name: str = field(default_factory=lambda: f"train-{secrets.token_hex(3)}")
     uid: str = ""
     tries: int = 0
     manifest: dict[str, Any] = field(default_factory=dict)
+    deadline_s: int | None = None
+    """Of the Workflow."""
     _read: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """What objects of the store say, by key: none ever changes."""
 
@@ -89,7 +96,8 @@ class Training:
         }  # fmt: skip
         self.flags = {**usual, **{name.replace("_", "-"): value for name, value in flags.items()}}
         arguments = {"store": self.uri, **self.flags}
-        workflow = Workflow(name=self.name, entrypoint="train", arguments=arguments, templates=[train_template()])
+        how: dict[str, Any] = {"templates": [train_template()], "active_deadline_seconds": self.deadline_s}
+        workflow = Workflow(name=self.name, entrypoint="train", arguments=arguments, **how)
         self.manifest = for_argo(workflow.to_dict(), self.name, NAMESPACE, OPTIONS, IMAGE)
         made = self.cluster.kubectl.create(self.manifest)
         self.uid = made[0]["metadata"]["uid"]
@@ -122,8 +130,9 @@ class Training:
         inputs = {one["name"]: one["default"] for one in template["inputs"]["parameters"]} | self.flags
         known = {f"inputs.parameters.{name}": value for name, value in inputs.items()}
         known |= {"workflow.parameters.store": self.uri, "workflow.name": self.name, "workflow.uid": self.uid}
-        container = {**template["container"], "name": "main"}
+        container = {**template["container"], "name": "main", "env": list(template["container"]["env"])}
         container["args"] = [re.sub(r"{{([^}]*)}}", lambda found: known[found[1]], one) for one in container["args"]]
+        container["env"] += [{"name": name, "value": value} for name, value in self.environment.items()]
         owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": self.name, "uid": self.uid}
         spec = {
             "serviceAccountName": SERVICE_ACCOUNT, "restartPolicy": "Never", "containers": [container],
@@ -177,6 +186,13 @@ class Training:
     def words(self) -> str:
         """What the newest try of the step has printed."""
         return self.cluster.kubectl("logs", self.pod)
+
+    def status(self) -> str:
+        """What `everstep status` says to a user of the cluster."""
+        variables = {**os.environ, **self.cluster.store, "KUBECONFIG": str(ADMIN)}
+        command = [sys.executable, "-m", "everstep", "status", self.name, "--namespace", NAMESPACE]
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
 
     def reports(self) -> list[dict[str, Any]]:
         """What rank 0 told of each iteration, in the order of its time."""

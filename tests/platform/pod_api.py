@@ -38,7 +38,7 @@ class PodApi:
         self.kubelet = True
         """Whether pods that are told to end do."""
         self.bodies: list[Object] = []
-        self._away = False
+        self._away = 0
         self._version = 10
         self._oldest = 0
         self._history: list[tuple[int, Object]] = []
@@ -81,12 +81,12 @@ class PodApi:
         self._version += 1
 
     @contextlib.contextmanager
-    def away(self) -> Iterator[None]:
-        """Nobody answers, and nobody hears of what happens meanwhile until it is over."""
+    def away(self, status: int = 503) -> Iterator[None]:
+        """It is starting: nobody is served, and nobody hears of what happens meanwhile until it is over."""
         self.end_streams()
-        self._away = True
+        self._away = status
         yield
-        self._away = False
+        self._away = 0
 
     async def until(self, true: Any, deadline_s: float = 60) -> None:
         """Until it is, looked at after each request and change; fails at the deadline."""
@@ -119,7 +119,7 @@ class PodApi:
         if not below:
             return _no(403, "forbidden: no rights in that namespace")
         if self._away:
-            return _no(503, "the API server is starting")
+            return _no(self._away, "the API server is starting")
         if self.refuse and self.refuse[0][0] and not watch:
             return _no(*self.refuse.pop(0))
         return None
@@ -174,6 +174,9 @@ class PodApi:
         body = await request.json()
         self.bodies.append(body)
         pod = there[name]
+        if request.method == "PATCH":
+            self._tell("MODIFIED", {**pod, "spec": {**pod["spec"], **body["spec"]}})
+            return web.json_response(there[name])
         if body["preconditions"]["uid"] != pod["metadata"]["uid"]:
             return _no(409, "the UID in the precondition does not match")
         if there is not self.pods:

@@ -1,6 +1,7 @@
 """Nodes as pods: made once, found again, their ends heard of whatever becomes of the API meanwhile."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from runtime.platform import Gone, NodeRequest
-from runtime.platform.kubernetes import Access, KubeApi, KubeError, KubernetesPlatform, Owner
+from runtime.platform.gang import Gang
+from runtime.platform.kubernetes import Access, KubeApi, KubeError, KubernetesPlatform, Owner, Scheduling
+from runtime.platform.kubernetes.api import ALLOWED_S
 from runtime.platform.kubernetes.platform import FORCE_AFTER_S, shared_token
 from runtime.platform.kubernetes.pods import pod_name, pod_of
 from tests.platform.pod_api import PodApi
@@ -106,6 +109,38 @@ def test_machines_to_avoid_are_marked_for_everybody_only_where_that_is_wanted() 
     tell(story)
 
 
+def test_extras_of_a_gang_are_held_back_until_its_minimum_has_machines() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        extra, gang = pod_name(JOB, OWNER, "worker-1-0"), Scheduling(Gang.VOLCANO, minimum=1)
+        async with (
+            KubeApi(Access(url, server.namespace), no_wait) as api,
+            KubernetesPlatform(api, JOB, OWNER, TEMPLATE, scheduling=gang) as made,
+        ):
+            await made.create(request())
+            await made.create(request("worker-1-0", extra=True))
+            assert "schedulingGates" not in server.pods[POD]["spec"]
+            assert server.pods[extra]["spec"]["schedulingGates"] == [{"name": "everstep/minimum"}]
+            server.pods[POD]["spec"]["nodeName"] = "host-1"
+            server.become(POD, phase="Pending")
+            await server.until(lambda: not server.pods[extra]["spec"]["schedulingGates"])
+
+    tell(story)
+
+
+def test_a_pod_ends_by_itself_when_the_workflow_has_to() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        for left_s, wanted in ((9000.0, range(8000, 9001)), (-5.0, range(1, 2))):
+            name = f"worker-{wanted[0]}-0"
+            async with (
+                KubeApi(Access(url, server.namespace), no_wait) as api,
+                KubernetesPlatform(api, JOB, OWNER, TEMPLATE, ends_at=time.time() + left_s) as made,
+            ):
+                await made.create(request(name))
+            assert server.pods[pod_name(JOB, OWNER, name)]["spec"]["activeDeadlineSeconds"] in wanted
+
+    tell(story)
+
+
 def test_a_create_whose_answer_was_lost_is_found_again() -> None:
     async def story(server: PodApi, url: str) -> None:
         async with platform(server, url) as made:
@@ -144,6 +179,21 @@ def test_how_a_pod_ended_is_told(status: dict[str, Any], code: int | None, part:
             assert (gone.name, gone.uid, gone.exit_code) == (NODE, node.uid, code)
             assert part in gone.reason
             assert await made.observe() == []
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
+    ("reason", "wanted"),
+    [("PreemptionByScheduler", True), ("EvictionByEvictionAPI", True), ("DeletionByTaintManager", False)],
+)
+def test_a_pod_that_gave_way_is_told_from_one_whose_machine_is_gone(reason: str, wanted: bool) -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with platform(server, url) as made:
+            await made.create(request())
+            condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+            server.become(POD, phase="Failed", conditions=[condition])
+            assert (await next_gone(made)).gave_way is wanted
 
     tell(story)
 
@@ -260,6 +310,43 @@ def test_who_may_not_see_pods_is_told_instead_of_waiting_for_ever() -> None:
         async with platform(server, url) as made:
             with pytest.raises(KubeError, match="cannot list"):
                 await made.observe()
+
+    tell(story)
+
+
+FORBIDDEN = 'pods is forbidden: User "system:serviceaccount:ml:everstep" cannot list resource "pods"'
+
+
+def test_a_server_that_has_just_started_may_refuse_what_it_allowed_before() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        async with platform(server, url) as made:
+            node = await made.create(request())
+            assert await made.observe() == [node]
+            await server.until(lambda: ("WATCH", "pods") in server.asked)
+            with server.away(401):
+                server.remove(POD)
+                refused = server.asked.count(("WATCH", "pods")) + 2
+                await server.until(lambda: server.asked.count(("WATCH", "pods")) >= refused)
+            assert (await next_gone(made)).uid == node.uid
+
+    tell(story)
+
+
+def test_a_right_that_is_taken_away_for_good_is_told() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        now = [100.0]
+
+        async def later(_: float) -> None:
+            now[0] += 20.0
+
+        async with KubeApi(Access(url, server.namespace), later, lambda: now[0]) as api:
+            await api.list("pods", "a=b")
+            server.refuse = [(403, FORBIDDEN)] * 2
+            assert await api.patiently(lambda: api.list("pods", "a=b")) == ([], "10")
+            server.refuse = [(403, FORBIDDEN)] * 9
+            with pytest.raises(KubeError, match="cannot list resource"):
+                await api.patiently(lambda: api.list("pods", "a=b"))
+            assert now[0] == 140 + ALLOWED_S
 
     tell(story)
 

@@ -7,9 +7,10 @@ import pytest
 from runtime.agent.settings import Settings
 from runtime.job.spec import GIB, JobSpec, Resources, RoleSpec
 from runtime.platform import NodeRequest
+from runtime.platform.gang import Gang
 from runtime.platform.kubernetes import Owner, template_of, with_shared_memory
 from runtime.platform.kubernetes.pods import pod_name, pod_of, waiting_for
-from runtime.platform.kubernetes.scheduling import Gang, Scheduling, group_of, minimum_of, scheduled
+from runtime.platform.kubernetes.scheduling import Scheduling, groups_of, may_be_placed, minimum_of, scheduled
 
 JOB = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10-train"
 OWNER = Owner("llama-finetune-x7k2", "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10")
@@ -167,14 +168,16 @@ def test_the_minimum_comes_before_the_extras_where_priority_classes_say_so() -> 
     assert "schedulerName" not in placed(Scheduling())["spec"]
 
 
-def test_volcano_gets_the_whole_job_as_a_group_and_may_take_the_extras_back() -> None:
-    gang = Scheduling(Gang.VOLCANO, "research", "high", minimum=3)
-    group = group_of(gang, JOB, OWNER)
-    assert group is not None
-    assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
-    assert group["spec"] == {"minMember": 3, "queue": "research", "priorityClassName": "high"}
-    assert group["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
-    for extra in (False, True):
+def test_volcano_gets_the_minimum_as_a_group_and_may_take_the_extras_back() -> None:
+    gang = Scheduling(Gang.VOLCANO, "research", "high", "low", minimum=3)
+    groups = groups_of(gang, JOB, OWNER)
+    assert [group["spec"] for group in groups] == [
+        {"minMember": 3, "queue": "research", "priorityClassName": "high"},
+        {"minMember": 0, "queue": "research", "priorityClassName": "low"},
+    ]
+    for group, extra in zip(groups, (False, True), strict=True):
+        assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
+        assert group["metadata"]["ownerReferences"][0]["uid"] == OWNER.uid
         made = placed(gang, extra)
         assert made["spec"]["schedulerName"] == "volcano"
         assert made["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group["metadata"]["name"]
@@ -183,7 +186,7 @@ def test_volcano_gets_the_whole_job_as_a_group_and_may_take_the_extras_back() ->
 
 def test_koordinator_needs_annotations_only_and_of_the_minimum_only() -> None:
     gang = Scheduling(Gang.KOORDINATOR, "research", minimum=3)
-    assert group_of(gang, JOB, OWNER) is None
+    assert groups_of(gang, JOB, OWNER) == []
     notes = placed(gang)["metadata"]["annotations"]
     assert notes["gang.scheduling.koordinator.sh/min-available"] == "3"
     assert notes["gang.scheduling.koordinator.sh/name"]
@@ -195,12 +198,24 @@ def test_koordinator_needs_annotations_only_and_of_the_minimum_only() -> None:
 
 def test_the_coscheduling_plugin_gets_a_group_of_the_minimum() -> None:
     gang = Scheduling(Gang.COSCHEDULING, minimum=3)
-    group = group_of(gang, JOB, OWNER)
-    assert group is not None
+    (group,) = groups_of(gang, JOB, OWNER)
     assert (group["apiVersion"], group["spec"]) == ("scheduling.x-k8s.io/v1alpha1", {"minMember": 3})
     label = "scheduling.x-k8s.io/pod-group"
     assert placed(gang)["metadata"]["labels"][label] == group["metadata"]["name"]
     assert label not in placed(gang, extra=True)["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("kind", [Gang.VOLCANO, Gang.KOORDINATOR, Gang.COSCHEDULING])
+def test_extras_do_not_take_the_room_of_their_own_gang(kind: Gang) -> None:
+    gang = Scheduling(kind, minimum=2)
+    members, extra = [placed(gang), placed(gang)], placed(gang, extra=True)
+    assert may_be_placed([*members, extra], gang) == []
+    members[0]["spec"]["nodeName"] = "host-1"
+    assert may_be_placed([*members, extra], gang) == []
+    members[1]["spec"]["nodeName"] = "host-1"
+    assert may_be_placed([*members, extra], gang) == [extra["metadata"]["name"]]
+    del extra["spec"]["schedulingGates"]
+    assert may_be_placed([*members, extra], gang) == []
 
 
 def test_a_gang_is_of_those_that_wait_for_nobody() -> None:

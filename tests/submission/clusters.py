@@ -39,6 +39,7 @@ class Cluster:
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     submitted: list[dict[str, Any]] = field(default_factory=list)
     config_maps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pods: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, workflow: dict[str, Any]) -> dict[str, Any]:
@@ -187,6 +188,10 @@ class KubeApi(_Handler):
             case ["api", "v1", "namespaces", _, "configmaps", name]:
                 self.cluster.config_maps[name]["data"] |= body["data"]
                 self.yes(self.cluster.config_maps[name])
+            case ["api", "v1", "namespaces", _, "pods"]:
+                key, _, value = asked["labelSelector"].partition("=")
+                found = [one for one in self.cluster.pods if one["metadata"]["labels"].get(key) == value]
+                self.yes({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": found})
             case ["api", "v1", "namespaces", _, "pods", pod, "log"]:
                 if pod not in self.cluster.logs:
                     self.no(404, f'pods "{pod}" not found', "pods")

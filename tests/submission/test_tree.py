@@ -101,6 +101,15 @@ def test_what_runs_is_seen_in_a_terminal_that_is_too_small_for_all() -> None:
     assert "(9 that ended well are not shown)" in str(list(small.columns[1].cells)[-1])
 
 
+@pytest.mark.parametrize(
+    ("name", "title"), [("run.onExit", "report"), ("run.onExit(0)", "report(0)"), ("a.onExit", "a.onExit")]
+)
+def test_the_exit_handler_is_called_as_its_template(name: str, title: str) -> None:
+    node = {"id": "1", "name": name, "displayName": name, "type": "Pod", "templateName": "report"}
+    (row,) = rows({"metadata": {"name": "run"}, "status": {"nodes": {"1": node}}})
+    assert row.title == title
+
+
 def test_the_exit_code_is_the_first_failed_steps() -> None:
     late = pod("late", "2", Phase.FAILED, "2026-01-01T00:00:09Z")
     first = pod("first", "75", Phase.FAILED, "2026-01-01T00:00:05Z")

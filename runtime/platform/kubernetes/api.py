@@ -3,9 +3,12 @@
 import asyncio
 import json
 import random
+import re
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -17,6 +20,12 @@ ANSWER_S = 30.0
 STREAM_S = 240
 """How long the server may keep a watch open; a stream that outlives it by 30 s is taken for dead."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+ALLOWED_S = 60.0
+"""What was allowed before and is refused now is asked again for so long: an API server that has just started refuses
+until it has read its own rules (Kubernetes' issue 121635).
+"""
+NO_RIGHT = re.compile(r'User ".*" cannot ')
+"""In what the API server says where a right is missing; it forbids for other reasons, too: a quota, a policy."""
 T = TypeVar("T")
 Kind = Literal[
     "pods",
@@ -45,11 +54,8 @@ class KubeError(OSError):
         """Of the answer; 0: there was none."""
         self.after_s = after_s
         """The server's wish for the next try (Retry-After)."""
-
-    @property
-    def passing(self) -> bool:
+        self.passing = status in (0, HTTPStatus.TOO_MANY_REQUESTS) or status >= 500
         """The same again, later, may do."""
-        return self.status in (0, 429) or self.status >= 500
 
 
 @dataclass(frozen=True)
@@ -79,11 +85,14 @@ class Access:
 class KubeApi:
     """Requests to one namespace. `async with`; used from one event loop."""
 
-    def __init__(self, access: Access, wait: Wait = asyncio.sleep) -> None:
+    def __init__(self, access: Access, wait: Wait = asyncio.sleep, clock: Callable[[], float] = time.monotonic) -> None:
         """`wait(seconds)` between two tries."""
         self.namespace = access.namespace
         self._access = access
         self._wait = wait
+        self._clock = clock
+        self._allowed: dict[tuple[str, str], float | None] = {}
+        """What was allowed before (method, kind), and since when it is refused; None: it is not."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "KubeApi":
@@ -99,6 +108,14 @@ class KubeApi:
     async def create(self, kind: Kind, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """The object as it was made. Raises KubeError (409: there is one of that name)."""
         return await self._ask("POST", kind, body=manifest)
+
+    async def ensure(self, kind: Kind, manifest: Mapping[str, Any]) -> None:
+        """The object is there, made now or before; waits while the API is away. Raises KubeError for a refusal."""
+        try:
+            await self.patiently(lambda: self.create(kind, manifest))
+        except KubeError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
 
     async def get(self, kind: Kind, name: str) -> dict[str, Any]:
         """The object as it is. Raises KubeError (404: there is none)."""
@@ -130,7 +147,7 @@ class KubeApi:
         limits = aiohttp.ClientTimeout(total=STREAM_S + 30, connect=10)
         try:
             async with self._open("GET", kind, asked=asked, limits=limits) as answer:
-                await _refused(answer, self._access.url)
+                await self._answered(("WATCH", kind), answer)
                 async for line in _lines(answer):
                     event = json.loads(line)
                     if event["type"] == "ERROR":
@@ -160,10 +177,23 @@ class KubeApi:
     ) -> dict[str, Any]:
         try:
             async with self._open(method, kind, name, body, asked) as answer:
-                await _refused(answer, self._access.url)
+                await self._answered((method, kind), answer)
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise KubeError(f"{self._access.url}: {error or 'no answer'}") from None
+
+    async def _answered(self, asked: tuple[str, str], answer: aiohttp.ClientResponse) -> None:
+        """Raises KubeError for an answer from 400 on; a `passing` one where it was allowed until just now."""
+        if answer.status < 400:
+            self._allowed[asked] = None
+            return
+        error = await _refusal(answer, self._access.url)
+        no_right = answer.status == HTTPStatus.FORBIDDEN and NO_RIGHT.search(str(error))
+        if (no_right or answer.status == HTTPStatus.UNAUTHORIZED) and asked in self._allowed:
+            since, now = self._allowed[asked], self._clock()
+            self._allowed[asked] = now if since is None else since
+            error.passing = since is None or now < since + ALLOWED_S
+        raise error
 
     def _open(
         self,
@@ -198,17 +228,15 @@ class Pauses:
         return pause * random.uniform(0.5, 1.0)
 
 
-async def _refused(answer: aiohttp.ClientResponse, where: str) -> None:
-    """Raises KubeError for an answer from 400 on."""
-    if answer.status < 400:
-        return
+async def _refusal(answer: aiohttp.ClientResponse, where: str) -> KubeError:
+    """What an answer from 400 on says."""
     text = await answer.text()
     try:
         said = str(json.loads(text)["message"])
     except (ValueError, KeyError, TypeError):
         said = text[:200] or answer.reason or "no reason given"
     wish = answer.headers.get("Retry-After", "")
-    raise KubeError(f"{where}: {said} ({answer.status})", answer.status, float(wish) if wish.isdigit() else 0.0)
+    return KubeError(f"{where}: {said} ({answer.status})", answer.status, float(wish) if wish.isdigit() else 0.0)
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -25,7 +25,11 @@ class Known:
 
     def nodes(self) -> list[Node]:
         """Those that have not ended."""
-        return [node_of(pod) for pod in self._pods.values() if not ended(pod)]
+        return [node_of(pod) for pod in self.pods()]
+
+    def pods(self) -> list[Pod]:
+        """Those that have not ended."""
+        return [pod for pod in self._pods.values() if not ended(pod)]
 
     def pod(self, uid: str) -> Pod | None:
         """The newest that is known of it, unless it is gone."""

@@ -8,9 +8,11 @@ has to be made or deleted waits. Made pods have names that follow from the job: 
 import asyncio
 import base64
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from runtime.platform import Gone, Node, NodeRequest
@@ -29,22 +31,16 @@ from runtime.platform.kubernetes.pods import (
     selector,
     waiting_for,
 )
-from runtime.platform.kubernetes.scheduling import PLAIN, Scheduling, scheduled
+from runtime.platform.kubernetes.scheduling import PLAIN, Scheduling, may_be_placed, scheduled
 from runtime.platform.kubernetes.taints import taint
 
 FORCE_AFTER_S = 2.0 * GRACE_S
 """A pod that was told to end so long ago and is still there is on a host that nobody hears of: it is forgotten."""
-EXISTS, NOT_FOUND, GONE = 409, 404, 410
 
 
 async def shared_token(api: KubeApi, job: str, owner: Owner) -> str:
     """The job's token, from a Secret that the Workflow owns; made by whoever needs it first. Raises KubeError."""
-    token = secrets.token_urlsafe(32)
-    try:
-        await api.patiently(lambda: api.create("secrets", secret_of(job, owner, token)))
-    except KubeError as error:
-        if error.status != EXISTS:
-            raise
+    await api.ensure("secrets", secret_of(job, owner, secrets.token_urlsafe(32)))
     there = await api.patiently(lambda: api.get("secrets", secret_name(job)))
     return base64.b64decode(there["data"][TOKEN_KEY]).decode()
 
@@ -62,11 +58,13 @@ class KubernetesPlatform:
         scheduling: Scheduling = PLAIN,
         say: Callable[[str], None] = lambda _: None,
         taints: bool = False,
+        ends_at: float | None = None,
     ) -> None:
         """`template`: the spec of a pod; its first container becomes the agent, see `template_of`.
 
         `say` is given one line for each reason why a pod does not start. `taints`: machines to avoid are marked for
-        everybody (see `taints`).
+        everybody (see `taints`). `ends_at`: when no pod may run any more (Unix time); who asks for them is killed then,
+        without the time to remove them.
         """
         self._api = api
         self._job = job
@@ -75,6 +73,7 @@ class KubernetesPlatform:
         self._scheduling = scheduling
         self._say = say
         self._taints = taints
+        self._ends_at = ends_at
         self._tainted: set[str] = set()
         self._said: dict[str, str] = {}
         """By UID: why the pod does not start, as it was told last."""
@@ -116,20 +115,26 @@ class KubernetesPlatform:
         """
         try:
             made = pod_of(request, self._job, self._owner, self._template)
-            manifest = scheduled(made, self._scheduling, self._job, request.extra)
+            manifest = scheduled(self._limited(made), self._scheduling, self._job, request.extra)
         except ValueError as error:
             raise OSError(str(error)) from None
         await self._mark(request.avoid_hosts)
         try:
             pod = await self._api.patiently(lambda: self._api.create("pods", manifest))
         except KubeError as error:
-            if error.status != EXISTS:
+            if error.status != HTTPStatus.CONFLICT:
                 raise
             name = manifest["metadata"]["name"]
             pod = await self._api.patiently(lambda: self._api.get("pods", name))
             if ended(pod) or node_of(pod).name != request.name:
                 raise OSError(f"pod {name} is there already and {'has ended' if ended(pod) else 'not ours'}") from None
         return self._known.made(pod)
+
+    def _limited(self, pod: dict[str, Any]) -> dict[str, Any]:
+        if self._ends_at is None:
+            return pod
+        left_s = max(1, math.ceil(self._ends_at - time.time()))
+        return {**pod, "spec": {**pod["spec"], "activeDeadlineSeconds": left_s}}
 
     async def _mark(self, hosts: Sequence[str]) -> None:
         fresh = [host for host in hosts if self._taints and host not in self._tainted]
@@ -151,7 +156,7 @@ class KubernetesPlatform:
         try:
             await self._api.patiently(lambda: self._api.delete("pods", where, uid, grace_s))
         except KubeError as error:
-            if error.status not in (NOT_FOUND, EXISTS):
+            if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
                 raise
             self._tell(self._known.deleted(pod))
 
@@ -179,15 +184,26 @@ class KubernetesPlatform:
         while True:
             try:
                 version = version or await self._list()
+                await self._admit()
                 async for event in self._api.watch("pods", selector(self._job), version):
                     pauses, version = Pauses(), self._take(event)
+                    await self._admit()
                 await self._api.pause(pauses)  # The server ends each stream after a while.
             except KubeError as error:
-                if error.status == GONE:
+                if error.status == HTTPStatus.GONE:
                     version = ""
                 elif not error.passing:
                     raise
                 await self._api.pause(pauses, error.after_s)
+
+    async def _admit(self) -> None:
+        """Open the gates of extras when it is time."""
+        for name in may_be_placed(self._known.pods(), self._scheduling):
+            try:
+                await self._api.patch("pods", name, {"spec": {"schedulingGates": None}})
+            except KubeError as error:
+                if error.status != HTTPStatus.NOT_FOUND:
+                    raise
 
     async def _list(self) -> str:
         ticket = self._known.asking()

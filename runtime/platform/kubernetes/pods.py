@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from runtime.job.values import quantity
 from runtime.platform import Gone, Node, NodeRequest
 
 JOB, NODE, ROLE, NAME = "everstep/job", "everstep/node", "everstep/role", "everstep/job-name"
 """Labels (the job by its digest: names of jobs may be too long for one), and the annotation with the job's name."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+FIRST_TO_GO, LAST_TO_GO = "-100", "100"
+"""Such costs of a node beyond the minimum, and of one of the minimum."""
 TOKEN = "EVERSTEP_JOB_TOKEN"
 HOST, IP, HOST_IP = "EVERSTEP_HOST", "EVERSTEP_IP", "EVERSTEP_HOST_IP"
 """Variables: where the scheduler has put the pod, the pod's address, and that of its machine."""
@@ -41,6 +45,8 @@ CANNOT_START = (
     "CreateContainerError", "RunContainerError",
 )  # fmt: skip
 """Reasons of a container that waits for somebody to mend something."""
+GAVE_WAY = ("PreemptionByScheduler", "EvictionByEvictionAPI")
+"""Reasons of the condition DisruptionTarget (Kubernetes, "Disruptions") that tell of no fault."""
 Pod = dict[str, Any]
 
 
@@ -160,7 +166,7 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     metadata = {
         "name": pod_name(job, owner, request.name),
         "labels": {JOB: digest(job), NODE: request.name, ROLE: request.role},
-        "annotations": {NAME: job, DELETION_COST: "-100" if request.extra else "100"},
+        "annotations": {NAME: job, DELETION_COST: FIRST_TO_GO if request.extra else LAST_TO_GO},
         "ownerReferences": [owner.reference()],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
@@ -249,6 +255,8 @@ def waiting_for(pod: Pod) -> str:
             return f"its container cannot start, {held['reason']}: {_line(held.get('message'))}".rstrip(": ")
     for one in status.get("conditions") or ():
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
+            if one.get("reason") == "SchedulingGated":
+                return "it gets a machine after the nodes of the minimum"
             return f"no machine has room for its pod: {_line(one.get('message'))}".rstrip(": ")
     return ""
 
@@ -257,8 +265,18 @@ def _line(message: str | None) -> str:
     return (message or "").partition("\n")[0]
 
 
+def gave_way(pod: Pod) -> bool:
+    """Whether the scheduler wanted its place for a more important pod, or it was evicted (a drain, an autoscaler)."""
+    told = (pod.get("status") or {}).get("conditions") or ()
+    return any(one.get("type") == "DisruptionTarget" and one.get("reason") in GAVE_WAY for one in told)
+
+
 def gone_of(pod: Pod, otherwise: str) -> Gone:
     """How it ended, as far as the pod tells; `otherwise` for one that had not ended when last seen."""
+    return msgspec.structs.replace(_ended_as(pod, otherwise), gave_way=gave_way(pod))
+
+
+def _ended_as(pod: Pod, otherwise: str) -> Gone:
     status = pod.get("status") or {}
     node = node_of(pod)
     dead = [

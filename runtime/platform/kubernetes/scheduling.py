@@ -2,41 +2,30 @@
 
 After the documents of the schedulers: Volcano ("PodGroup", and the annotations `scheduling.k8s.io/group-name` and
 `volcano.sh/preemptable`), Koordinator ("Gang Scheduling", its lightweight protocol by annotations; "Elastic Quota") and
-the coscheduling plugin of Kubernetes' scheduler-plugins ("Coscheduling").
+the coscheduling plugin of Kubernetes' scheduler-plugins ("Coscheduling"). Kubernetes' own: "Pod Scheduling Readiness".
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from runtime.job.spec import JobSpec
-from runtime.platform.kubernetes.pods import JOB, Owner, Pod, digest, secret_name
+from runtime.platform.gang import Gang
+from runtime.platform.kubernetes.pods import DELETION_COST, FIRST_TO_GO, JOB, Owner, Pod, digest, secret_name
 
 GROUP_NAME = "scheduling.k8s.io/group-name"
 PREEMPTABLE = "volcano.sh/preemptable"
 KOORDINATOR_NAME, KOORDINATOR_MINIMUM = (f"gang.scheduling.koordinator.sh/{key}" for key in ("name", "min-available"))
 KOORDINATOR_QUEUE = "quota.scheduling.koordinator.sh/name"
+GATE = "everstep/minimum"
+"""Keeps an extra from being placed before the gang is: in its room the gang might never come together."""
 COSCHEDULING_NAME = "scheduling.x-k8s.io/pod-group"
-
-
-class Gang(StrEnum):
-    """Whose scheduler admits the minimum of a job all at once or not at all."""
-
-    NONE = "none"
-    """Nobody's: pods come one by one, as Kubernetes' own scheduler finds room."""
-    VOLCANO = "volcano"
-    KOORDINATOR = "koordinator"
-    COSCHEDULING = "coscheduling"
-
-
 SCHEDULERS = {
     Gang.VOLCANO: "volcano", Gang.KOORDINATOR: "koord-scheduler", Gang.COSCHEDULING: "scheduler-plugins-scheduler",
 }  # fmt: skip
 """The names under which these are installed by their own charts."""
 GROUP_KINDS = {Gang.VOLCANO: "scheduling.volcano.sh/v1beta1", Gang.COSCHEDULING: "scheduling.x-k8s.io/v1alpha1"}
 """The API versions of their PodGroups; Koordinator needs none."""
-QUEUES = (Gang.VOLCANO, Gang.KOORDINATOR)
-"""Those that know queues."""
 
 
 @dataclass(frozen=True)
@@ -63,37 +52,71 @@ def minimum_of(spec: JobSpec) -> int:
     return sum(role.least for role in spec.roles.values() if not role.waits_for)
 
 
-def group_of(scheduling: Scheduling, job: str, owner: Owner) -> dict[str, Any] | None:
-    """The PodGroup that has to be there before the pods; None: this scheduler needs none."""
+def groups_of(scheduling: Scheduling, job: str, owner: Owner) -> list[dict[str, Any]]:
+    """The PodGroups that have to be there before the pods; none: this scheduler needs none.
+
+    Volcano judges who gives way to whom by the PriorityClass of the group, not the pod's: extras have a group of their
+    own, any number of which may run.
+    """
     if scheduling.gang not in GROUP_KINDS:
-        return None
-    spec: dict[str, Any] = {"minMember": scheduling.minimum}
+        return []
+    made = [_group(scheduling, job, owner, extra=False)]
     if scheduling.gang is Gang.VOLCANO:
+        made.append(_group(scheduling, job, owner, extra=True))
+    return made
+
+
+def _group(scheduling: Scheduling, job: str, owner: Owner, extra: bool) -> dict[str, Any]:
+    spec: dict[str, Any] = {"minMember": 0 if extra else scheduling.minimum}
+    if scheduling.gang is Gang.VOLCANO:
+        wanted = _priority_class(scheduling, extra)
         spec |= {"queue": scheduling.queue} if scheduling.queue else {}
-        spec |= {"priorityClassName": scheduling.priority_class} if scheduling.priority_class else {}
-    metadata = {"name": secret_name(job), "labels": {JOB: digest(job)}, "ownerReferences": [owner.reference()]}
+        spec |= {"priorityClassName": wanted} if wanted else {}
+    metadata = {
+        "name": group_name(job, extra), "labels": {JOB: digest(job)}, "ownerReferences": [owner.reference()],
+    }  # fmt: skip
     return {"apiVersion": GROUP_KINDS[scheduling.gang], "kind": "PodGroup", "metadata": metadata, "spec": spec}
+
+
+def group_name(job: str, extra: bool = False) -> str:
+    """Of the PodGroup of the minimum, or of what is beyond it."""
+    return f"{secret_name(job)}-extra" if extra else secret_name(job)
+
+
+def _priority_class(scheduling: Scheduling, extra: bool) -> str:
+    return (scheduling.extra_priority_class if extra else "") or scheduling.priority_class
 
 
 def scheduled(pod: Pod, scheduling: Scheduling, job: str, extra: bool) -> Pod:
     """The pod as its scheduler has to see it; `extra`: beyond the minimum.
 
-    Extras stand outside of the gang where its members must be of one priority, and are Volcano's to take back.
+    Extras stand outside of the gang, whose members are of one priority, and are Volcano's to take back.
     """
     metadata, spec = dict(pod["metadata"]), dict(pod["spec"])
     labels, notes = dict(metadata["labels"]), dict(metadata["annotations"])
-    group, member = secret_name(job), not extra
-    wanted = (extra and scheduling.extra_priority_class) or scheduling.priority_class
-    if wanted:
+    group, member = group_name(job), not extra
+    if wanted := _priority_class(scheduling, extra):
         spec["priorityClassName"] = wanted
     if scheduling.gang is not Gang.NONE:
         spec["schedulerName"] = SCHEDULERS[scheduling.gang]
+        spec |= {"schedulingGates": [{"name": GATE}]} if extra else {}
     match scheduling.gang:
         case Gang.VOLCANO:
-            notes |= {GROUP_NAME: group, PREEMPTABLE: str(extra).lower()}
+            notes |= {GROUP_NAME: group_name(job, extra), PREEMPTABLE: str(extra).lower()}
         case Gang.KOORDINATOR:
             notes |= {KOORDINATOR_NAME: group, KOORDINATOR_MINIMUM: str(scheduling.minimum)} if member else {}
             labels |= {KOORDINATOR_QUEUE: scheduling.queue} if scheduling.queue else {}
         case Gang.COSCHEDULING:
             labels |= {COSCHEDULING_NAME: group} if member else {}
     return {**pod, "metadata": {**metadata, "labels": labels, "annotations": notes}, "spec": spec}
+
+
+def may_be_placed(pods: Collection[Pod], scheduling: Scheduling) -> list[str]:
+    """Names of the extras whose gate shall open now: all, as soon as the whole minimum has machines."""
+    held = [pod for pod in pods if {"name": GATE} in (pod["spec"].get("schedulingGates") or ())]
+    placed = [pod for pod in pods if pod["spec"].get("nodeName") and not _is_extra(pod)]
+    return [pod["metadata"]["name"] for pod in held] if len(placed) >= scheduling.minimum else []
+
+
+def _is_extra(pod: Pod) -> bool:
+    return (pod["metadata"].get("annotations") or {}).get(DELETION_COST) == FIRST_TO_GO

@@ -7,6 +7,7 @@ the master after this one.
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from runtime.platform.kubernetes.api import KubeApi, KubeError
@@ -15,7 +16,6 @@ from runtime.platform.kubernetes.pods import JOB, NAME, Owner, digest, secret_na
 KEY = "replicas"
 LOOK_AGAIN_S = 3.0
 """How often it is read: that asks for fewer rights than to watch every ConfigMap of the namespace."""
-EXISTS, NOT_FOUND = 409, 404
 _LINE = re.compile(r"\s*([a-z][a-z0-9]*)\s*:\s*(-?[0-9]+)\s*")
 
 
@@ -48,11 +48,7 @@ def sizes_in(found: Mapping[str, Any]) -> dict[str, int]:
 
 async def wishes_made(api: KubeApi, job: str, owner: Owner, sizes: Mapping[str, int]) -> None:
     """The ConfigMap is there, made now or by an earlier master. Raises KubeError."""
-    try:
-        await api.patiently(lambda: api.create("configmaps", wishes_of(job, owner, sizes)))
-    except KubeError as error:
-        if error.status != EXISTS:
-            raise
+    await api.ensure("configmaps", wishes_of(job, owner, sizes))
 
 
 async def wishes(
@@ -67,7 +63,7 @@ async def wishes(
         try:
             there = sizes_in(await api.patiently(lambda: api.get("configmaps", name)))
         except KubeError as error:
-            if error.status != NOT_FOUND:
+            if error.status != HTTPStatus.NOT_FOUND:
                 raise
             there = {}
         except ValueError as error:

@@ -1,10 +1,11 @@
 """The namespace's ConfigMap that says which switch each machine hangs at, as DLRover's users know it."""
 
+from http import HTTPStatus
+
 from runtime.job.topology import TopologyError, switches
 from runtime.platform.kubernetes.api import KubeApi, KubeError
 
 NAME, KEY = "node-topology-config", "topology_config"
-NOT_FOUND, FORBIDDEN = 404, 403
 
 
 async def topology_of(api: KubeApi) -> tuple[str, ...]:
@@ -15,7 +16,7 @@ async def topology_of(api: KubeApi) -> tuple[str, ...]:
     try:
         found = await api.patiently(lambda: api.get("configmaps", NAME))
     except KubeError as error:
-        if error.status in (NOT_FOUND, FORBIDDEN):
+        if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
             return ()
         raise
     lines = tuple((found.get("data") or {}).get(KEY, "").splitlines())

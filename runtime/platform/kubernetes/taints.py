@@ -4,11 +4,11 @@ Opt-in: a job that keeps to its own pods only avoids them; to mark a node needs 
 """
 
 from collections.abc import Callable
+from http import HTTPStatus
 
 from runtime.platform.kubernetes.api import KubeApi, KubeError
 
 TAINT = {"key": "everstep/unfit", "effect": "NoSchedule"}
-CONFLICT = 409
 
 
 async def taint(api: KubeApi, host: str, say: Callable[[str], None]) -> None:
@@ -32,7 +32,7 @@ async def _marked(api: KubeApi, host: str) -> bool:
     try:
         await api.patiently(lambda: api.patch("nodes", host, change))
     except KubeError as error:
-        if error.status == CONFLICT:
+        if error.status == HTTPStatus.CONFLICT:
             return False
         raise
     return True

@@ -7,6 +7,7 @@ only the Workflow tells which it was.
 import asyncio
 from collections.abc import Mapping
 from datetime import datetime
+from http import HTTPStatus
 from typing import Any
 
 from runtime.platform.kubernetes.api import KubeApi, KubeError
@@ -14,8 +15,9 @@ from runtime.platform.kubernetes.pods import Owner
 
 ANSWER_S = 5.0
 """A process that is told to end has no time to wait for long."""
-NOT_FOUND = 404
 ENDED = ("Succeeded", "Failed", "Error")
+EARLY_S = 5.0
+"""So long before a Workflow's deadline its pods may be told to end: Argo rounds down, clocks differ."""
 
 
 def owner_of(pod: Mapping[str, Any]) -> Owner:
@@ -38,7 +40,7 @@ async def will_not_return(api: KubeApi, owner: Owner, now: float) -> bool:
     except TimeoutError:
         return False
     except KubeError as error:
-        return error.status == NOT_FOUND
+        return error.status == HTTPStatus.NOT_FOUND
     return workflow["metadata"]["uid"] != owner.uid or is_over(workflow, now)
 
 
@@ -47,7 +49,24 @@ def is_over(workflow: Mapping[str, Any], now: float) -> bool:
     spec, status = workflow.get("spec") or {}, workflow.get("status") or {}
     if spec.get("shutdown") or status.get("phase") in ENDED:
         return True
-    deadline_s, began = spec.get("activeDeadlineSeconds"), status.get("startedAt")
+    ends = ends_at(workflow)
+    return ends is not None and now >= ends - EARLY_S
+
+
+def ends_at(workflow: Mapping[str, Any]) -> float | None:
+    """When Argo ends it whatever it does (Unix time); None: it has no deadline, or has not begun."""
+    deadline_s = (workflow.get("spec") or {}).get("activeDeadlineSeconds")
+    began = (workflow.get("status") or {}).get("startedAt")
     if deadline_s is None or not began:
-        return False
-    return now >= datetime.fromisoformat(began).timestamp() + int(deadline_s)
+        return None
+    return datetime.fromisoformat(began).timestamp() + int(deadline_s)
+
+
+async def end_of(api: KubeApi, owner: Owner) -> float | None:
+    """The deadline of the Workflow, see `ends_at`. Raises KubeError where the API refuses to tell."""
+    try:
+        return ends_at(await api.patiently(lambda: api.get("workflows", owner.name)))
+    except KubeError as error:
+        if error.status == HTTPStatus.NOT_FOUND:
+            return None
+        raise

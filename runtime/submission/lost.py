@@ -1,0 +1,32 @@
+"""Pods of a run's steps on a machine that is dead: they are told to end, and nobody does it. Pure.
+
+After Kubernetes' documents ("Pod Lifecycle", "Node Shutdowns"): `metadata.deletionTimestamp` is when the time to end is
+over; only the machine's kubelet, or somebody who says that the machine is out of service, then removes the pod.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+LATE_S = 15.0
+"""A kubelet that lives removes a pod in far less after its time to end."""
+ENDED = ("Succeeded", "Failed")
+
+
+def of_run(name: str) -> str:
+    """Label selector of the pods of a run's steps, as Argo labels them."""
+    return f"workflows.argoproj.io/workflow={name}"
+
+
+def overdue(pods: Iterable[Mapping[str, Any]], now: float) -> list[dict[str, str]]:
+    """Those that should have ended before `now` (Unix time): name, host, since when."""
+    found = []
+    for pod in pods:
+        told = pod["metadata"].get("deletionTimestamp")
+        if not told or (pod.get("status") or {}).get("phase") in ENDED:
+            continue
+        since = datetime.fromisoformat(told)
+        if now > since.timestamp() + LATE_S:
+            host, name = pod["spec"].get("nodeName") or "", pod["metadata"]["name"]
+            found.append({"name": name, "host": host, "since": f"{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"})
+    return found

@@ -1,0 +1,111 @@
+"""Argo Workflows on the cluster: its own controller and executor, built from its module.
+
+The controller runs on host 0 as the administrator. What an administrator may give every workflow (`workflowDefaults`)
+gives each pod this machine's Python environment, and asks for less CPU than the templates do: two nodes share it.
+"""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from runtime.platform.kubernetes.pods import JOB
+from tests.cluster import images, node
+from tests.cluster.kubectl import Kubectl
+from tests.cluster.layout import ADMIN, NODES, PLANE
+from tests.cluster.lifecycle import ARGO
+from tests.cluster.namespace import STORE_SECRET
+from tests.cluster.plane import BUCKET
+from tests.cluster.processes import start
+from tests.cluster.trainings import Training
+from tests.golang import built
+
+ADDED = "_argo"
+"""The folder beside the programs' module with what the executor lacks on Linux and with this Kubernetes."""
+NAMESPACE = "argo"
+"""The controller's own."""
+ENDED = ("Succeeded", "Failed", "Error")
+
+
+def programs() -> Path:
+    """The folder with `workflow-controller`, `argoexec` and Argo's kinds; built the first time. Raises NoGoError."""
+    wanted = [f"{ARGO}/cmd/workflow-controller", f"{ARGO}/cmd/argoexec"]
+    return built("kube", wanted, files={ARGO: "manifests/base/crds/full"}, added={ARGO: ADDED})
+
+
+def started(kubectl: Kubectl) -> None:
+    """The controller, its kinds with every field, and its executor on every node. Raises NoGoError, ClusterError."""
+    made = programs()
+    kubectl.apply(*(path.read_text() for path in sorted(made.glob("argoproj.io_*.yaml"))))
+    for one in range(1, NODES + 1):
+        node.imported(one, [images.executor(made / "argoexec")])
+    kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    kubectl.apply(_settings(), namespace=NAMESPACE)
+    controller = [
+        made / "workflow-controller", "--kubeconfig", ADMIN, "--namespace", NAMESPACE, "--executor-image",
+        images.EXECUTOR,
+    ]  # fmt: skip
+    start("argo", 0, controller, {"LEADER_ELECTION_DISABLE": "true", "DEFAULT_REQUEUE_TIME": "1s"})
+
+
+def _settings() -> dict[str, Any]:
+    keys = {"accessKeySecret": "AWS_ACCESS_KEY_ID", "secretKeySecret": "AWS_SECRET_ACCESS_KEY"}
+    repository = {
+        "bucket": BUCKET, "endpoint": f"{PLANE}:9000", "insecure": True,
+        **{key: {"name": STORE_SECRET, "key": value} for key, value in keys.items()},
+    }  # fmt: skip
+    data = {
+        "artifactRepository": {"s3": repository},
+        "executor": {"resources": {"requests": {"cpu": "10m", "memory": "64Mi"}}},
+        "workflowDefaults": {"spec": {"podSpecPatch": json.dumps(images.patch())}},
+    }
+    return {
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "workflow-controller-configmap"},
+        "data": {key: json.dumps(value) for key, value in data.items()},
+    }  # fmt: skip
+
+
+def workflow(kubectl: Kubectl, name: str) -> dict[str, Any]:
+    """As it is; its status is {} until the controller has seen it."""
+    return {"status": {}, **(kubectl.get("workflow", name) or {})}
+
+
+def phases(found: dict[str, Any]) -> dict[str, str]:
+    """Of a workflow's nodes, by their display names."""
+    return {one["displayName"]: one["phase"] for one in found["status"].get("nodes", {}).values()}
+
+
+@dataclass
+class ByArgo(Training):
+    """A train step that Argo starts and tries again."""
+
+    def start(self, host: str = "") -> None:
+        """Argo does."""
+
+    def began(self) -> float:
+        """When Argo has begun with it (Unix time)."""
+        return datetime.fromisoformat(workflow(self.cluster.kubectl, self.name)["status"]["startedAt"]).timestamp()
+
+    def records_of(self, kind: str) -> list[dict[str, Any]]:
+        """Those of the job's journal of one kind."""
+        return [one for one in self.records() if one["kind"] == kind]
+
+    @property
+    def pod(self) -> str:
+        """The newest try's."""
+        return self.steps()[-1]["metadata"]["name"]
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The pods of the step's tries, the newest last."""
+        label = f"workflows.argoproj.io/workflow={self.name},!{JOB}"
+        return sorted(self.cluster.kubectl.list("pods", label), key=lambda pod: pod["metadata"]["creationTimestamp"])
+
+    def phase(self) -> str:
+        """The Workflow's."""
+        found = self.cluster.kubectl.get("workflow", self.name)
+        return found.get("status", {}).get("phase", "") if found else "gone"
+
+    def over(self) -> bool:
+        """It has ended, well or not."""
+        return self.phase() in (*ENDED, "gone")

@@ -1,0 +1,43 @@
+"""Kubernetes' scheduler with the coscheduling plugin of scheduler-plugins, on host 0 beside the cluster's own."""
+
+import json
+from pathlib import Path
+
+from tests.cluster.kubectl import Kubectl
+from tests.cluster.layout import ADMIN, HOME
+from tests.cluster.processes import start, stop
+from tests.golang import built
+
+NAME = "scheduler-plugins-scheduler"
+PLUGIN = "Coscheduling"
+PROFILE = {
+    "schedulerName": NAME,
+    "plugins": {
+        "multiPoint": {"enabled": [{"name": PLUGIN}]},
+        "queueSort": {"enabled": [{"name": PLUGIN}], "disabled": [{"name": "*"}]},
+    },
+    "pluginConfig": [{"name": PLUGIN, "args": {"permitWaitingTimeSeconds": 10}}],
+}
+
+
+def programs() -> Path:
+    """The folder with the scheduler and the PodGroups' definition; built the first time. Raises NoGoError."""
+    return built("coscheduling", ["."], files={"sigs.k8s.io/scheduler-plugins": "manifests/coscheduling"})
+
+
+def started(kubectl: Kubectl) -> None:
+    """It schedules whoever names it. Raises NoGoError, ClusterError."""
+    made = programs()
+    kubectl.apply((made / "crd.yaml").read_text())
+    settings = HOME / "coscheduling.json"
+    configuration = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration", "profiles": [PROFILE],
+        "leaderElection": {"leaderElect": False}, "clientConnection": {"kubeconfig": str(ADMIN)},
+    }  # fmt: skip
+    settings.write_text(json.dumps(configuration))
+    start("coscheduling", 0, [made / "coscheduling", "--config", settings, "--secure-port=10269"])
+
+
+def stopped() -> None:
+    """It runs no more; what it was told of stays."""
+    stop("coscheduling")

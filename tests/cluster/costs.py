@@ -1,0 +1,102 @@
+"""What a fault costs the training that suffers it: `python -m tests.cluster.costs > docs/costs.md`.
+
+The page is made from what the tests of faults have told JUnit: the last `make test-cluster`, or the runs whose files
+are named.
+"""
+
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from tests.harness import ROOT
+
+LAST = ROOT / ".pytest_cache/cluster.xml"
+"""Where `make test-cluster` has JUnit's file."""
+HEAD = """# What a fault costs on a cluster
+
+One training suffers all of it, one fault after the other (`tests/cluster/test_faults.py`): two pods on two machines of
+a real Kubernetes, where a machine is harmed one on each; one pod is enough, an iteration takes a tenth of a second,
+state is staged in each. etcd, API server, both machines and MinIO share the {cores} of one computer. After each fault
+every sample has been applied once.
+
+Seconds are the longest between the ends of two new iterations, from the fault until both pods train again. Iterations
+done again are those that had been told before; a machine without power cannot tell its last half second. Who is told to
+end goes when its replacement is there. A machine that is silent counts as lost after 30 s (`patience.silence` of the
+job). When the step's own machine is lost, Kubernetes tells its pods to go after 5 minutes (here somebody does so at
+once); 45 s later `everstep status` asks for the taint, which is set at once, and the step is tried again.
+
+{runs}; `python -m tests.cluster.costs > docs/costs.md` writes this page after `make test-cluster`.
+
+| what happens | seconds without a new iteration | iterations done again |
+|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one fault."""
+
+    seconds: float
+    """The longest time without a new iteration; without a fault it is that of one iteration."""
+    lost: int
+    """Iterations that had to be done again."""
+
+
+def cost(reports: Iterable[Mapping[str, Any]], moment: float) -> Cost:
+    """Since that moment (Unix time), as the workers' reports of their iterations tell; one may be told twice."""
+    newest, since, longest, lost = 0, moment, 0.0, 0
+    for time_s, iteration in sorted({(line["time"], line["iteration"]) for line in reports}):
+        if iteration <= newest:
+            lost += time_s > moment
+            continue
+        newest = iteration
+        if time_s > moment:
+            longest = max(longest, time_s - since)
+        since = time_s
+    return Cost(longest, lost)
+
+
+def told(files: Iterable[Path]) -> dict[str, list[Cost]]:
+    """By fault, in the order in which they were suffered. Raises FileNotFoundError."""
+    found: dict[str, list[Cost]] = {}
+    for file in files:
+        for case in ElementTree.parse(file).iter("testcase"):
+            known = {one.get("name"): one.get("value", "") for one in case.iter("property")}
+            if "fault" in known:
+                found.setdefault(known["fault"], []).append(Cost(float(known["seconds"]), int(known["lost"])))
+    return found
+
+
+def page(costs: Mapping[str, Sequence[Cost]], cores: int) -> str:
+    """A line for each fault; of several runs the median and the worst."""
+    runs = max(map(len, costs.values()), default=0)
+    head = HEAD.format(cores=f"{cores} cores", runs="One run" if runs == 1 else f"Median and worst of {runs} runs")
+    lines = (
+        f"| {fault} | {_of([one.seconds for one in each], '.1f')} | {_of([one.lost for one in each], '.0f')} |\n"
+        for fault, each in costs.items()
+    )
+    return head + "".join(lines)
+
+
+def _of(figures: Sequence[float], form: str) -> str:
+    middle, worst = format(statistics.median(figures), form), format(max(figures), form)
+    return middle if len(figures) == 1 else f"{middle}, {worst}"
+
+
+def main(words: Sequence[str]) -> str:
+    """The page of these files."""
+    import psutil
+
+    return page(told([Path(word) for word in words] or [LAST]), psutil.cpu_count() or 1)
+
+
+if __name__ == "__main__":
+    try:
+        print(main(sys.argv[1:]), end="")
+    except FileNotFoundError as error:
+        print(f"costs: {error.filename}: no such file; make test-cluster writes it", file=sys.stderr)
+        sys.exit(2)

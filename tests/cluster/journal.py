@@ -1,0 +1,38 @@
+"""What a job's journal tells of a fault, as its records since then have it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from runtime.job.records import Reason
+
+Records = list[dict[str, Any]]
+
+
+def judged(*reasons: Reason) -> Callable[[Records], object]:
+    """A fault of one of these reasons was judged."""
+    return lambda records: [one for one in records if one["kind"] == "FaultJudged" and one["reason"] in reasons]
+
+
+def lost(records: Records) -> set[str]:
+    """Nodes that were lost, or announced that they have to go."""
+    return {one["node"] for one in records if one["kind"] in ("NodeLost", "NodeLeaving")}
+
+
+def both_lost(records: Records) -> object:
+    """One alone would not have done."""
+    return len(lost(records)) >= 2
+
+
+def claimed(records: Records) -> object:
+    """Another master has the job."""
+    return "MasterClaimed" in [one["kind"] for one in records]
+
+
+def taken_over(records: Records) -> object:
+    """Another master has the job, and none of its nodes ended for it."""
+    return claimed(records) and "NodeRequested" not in [one["kind"] for one in records]
+
+
+def untouched(records: Records) -> object:
+    """Nobody's round ended for it."""
+    return not [one for one in records if one["kind"] in ("RoundBroken", "NodeLost")]

@@ -1,0 +1,148 @@
+"""Argo's own controller runs what Everstep renders: the submitted pipeline, and steps called by templateRef."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from runtime.store import open_store
+from tests.cluster import argo, faults, images, layout, processes
+from tests.cluster.argo import ByArgo
+from tests.cluster.lifecycle import Cluster
+from tests.cluster.namespace import SERVICE_ACCOUNT, STORE_SECRET
+from tests.cluster.plane import BUCKET
+from tests.cluster.trainings import PATIENCE_S
+from tests.golang import NoGoError
+from tests.harness import ROOT, wait_until
+
+STEPS = {"corpus", "model", "tokenize", "check", "train", "evaluate"}
+DEADLINE_S = 150
+"""Of a run that has one: time enough to begin to train."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def controller(cluster: Cluster) -> Iterator[None]:
+    """Runs for these tests; others have Workflows that nobody shall act on."""
+    try:
+        argo.started(cluster.kubectl)
+    except NoGoError as why:
+        pytest.skip(str(why))
+    yield
+    processes.stop("argo")
+
+
+def everstep(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of a user's whose kube context is the cluster."""
+    variables = {**os.environ, **cluster.store, "KUBECONFIG": str(layout.ADMIN), "COLUMNS": "120"}
+    variables.pop("ARGO_SERVER", None)
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=variables, capture_output=True, text=True, check=False,
+        timeout=3 * PATIENCE_S,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(cluster: Cluster) -> str:
+    """The URI of a small corpus: a document for each paragraph that Everstep's own documents have."""
+    paragraphs = [one for name in ("README", "CONTRIBUTING") for one in (ROOT / f"{name}.md").read_text().split("\n\n")]
+    lines = "\n".join(json.dumps({"text": one}) for one in paragraphs)
+    folder, name = f"s3://{BUCKET}/text-{secrets.token_hex(3)}", "text.jsonl"
+    open_store(folder, environment=cluster.store).put(name, lines.encode())
+    return f"{folder}/{name}"
+
+
+def test_the_pipeline_is_submitted_followed_and_trains_in_pods(cluster: Cluster, text: str) -> None:
+    name = f"pipeline-{secrets.token_hex(3)}"
+    done = everstep(
+        cluster, "pipelines/llama_finetune.py", "--target", "argo", "--namespace", layout.NAMESPACE, "--name", name,
+        "--image", images.HOST, "--service-account", SERVICE_ACCOUNT, "--store-secret", STORE_SECRET,
+        "--store", f"s3://{BUCKET}/{name}", "--corpus", text, "--iterations", "40",
+    )  # fmt: skip
+    found = argo.workflow(cluster.kubectl, name)
+    assert done.returncode == 0, done.stderr + json.dumps(found["status"], indent=1)
+    assert found["status"]["phase"] == "Succeeded"
+    told = argo.phases(found)
+    assert {told.get(step) for step in (*STEPS, f"{name}.onExit")} == {"Succeeded"}
+    assert f"{name} · target argo" in done.stderr
+    ticked = {line.split()[1].partition("(")[0] for line in done.stderr.splitlines() if line.startswith(" ✔")}
+    assert ticked >= STEPS, done.stderr
+    kept = {entry.key for entry in open_store(f"s3://{BUCKET}/{name}", environment=cluster.store).list("")}
+    assert any("checkpoints/" in key for key in kept)
+
+
+def test_steps_are_called_by_template_ref_from_anybodys_workflow(cluster: Cluster, text: str) -> None:
+    rendered = everstep(
+        cluster, "-m", "everstep", "templates", "--image", images.HOST, "--service-account", SERVICE_ACCOUNT,
+        "--store-secret", STORE_SECRET,
+    )  # fmt: skip
+    cluster.kubectl.apply(rendered.stdout)
+    (workflow,) = yaml.safe_load_all((ROOT / "templates/reuse.yaml").read_text())
+    name = f"reuse-{secrets.token_hex(3)}"
+    workflow["metadata"] = {"name": name}
+    given = {"store": f"s3://{BUCKET}/{name}", "text": text}
+    for parameter in workflow["spec"]["arguments"]["parameters"]:
+        parameter["value"] = given[parameter["name"]]
+    cluster.kubectl.create(workflow)
+
+    def ended() -> dict[str, Any] | None:
+        found = argo.workflow(cluster.kubectl, name)
+        return found if found["status"].get("phase") in argo.ENDED else None
+
+    found = wait_until(ended, f"the end of workflow {name}", 2 * PATIENCE_S, pause_s=1)
+    assert found["status"]["phase"] == "Succeeded", json.dumps(found["status"], indent=1)
+    assert argo.phases(found)["tokenize"] == "Succeeded"
+
+
+@pytest.fixture
+def training(cluster: Cluster, dataset: str) -> Iterator[ByArgo]:
+    """A train step of Argo's; whatever is left of it is deleted."""
+    made = ByArgo(cluster, dataset)
+    try:
+        yield made
+    finally:
+        made.delete()
+
+
+def test_a_deleted_step_is_tried_again_and_takes_the_nodes_over(training: ByArgo) -> None:
+    training.submit_paced("", faults.spec())
+    training.wait_iteration(5)
+    nodes = {pod["metadata"]["uid"] for pod in training.nodes().values()}
+    (step,) = training.steps()
+    training.cluster.kubectl("delete", "pod", step["metadata"]["name"], "--wait=false")
+    wait_until(lambda: len(training.records_of("MasterClaimed")) == 2, "the second master", PATIENCE_S, pause_s=0.5)
+    faults.goes_on(training)
+    assert {pod["metadata"]["uid"] for pod in training.nodes().values()} == nodes
+    assert training.in_order()
+    training.stop()
+    assert training.finish() == "Succeeded", training.last_words()
+    assert training.nodes() == {}
+
+
+@pytest.mark.parametrize("how", ["Stop", "Terminate", "deleted", "deadline"])
+def test_when_a_run_is_over_for_good_none_of_its_pods_trains_on(
+    training: ByArgo, how: str, record_property: Callable[[str, object], None]
+) -> None:
+    training.deadline_s = DEADLINE_S if how == "deadline" else None
+    training.submit_paced("", faults.spec())
+    training.wait_iteration(5)
+    assert training.nodes()
+    moment = time.time()
+    if how == "deleted":
+        training.delete()
+    elif how == "deadline":
+        wait_until(training.over, "the deadline", PATIENCE_S, pause_s=0.2)
+        moment = training.began() + DEADLINE_S
+    else:
+        shutdown = json.dumps({"spec": {"shutdown": how}})
+        training.cluster.kubectl("patch", "workflow", training.name, "--type=merge", "-p", shutdown)
+    wait_until(lambda: not training.nodes(), "the end of every pod", PATIENCE_S, pause_s=0.2)
+    record_property("seconds", f"{time.time() - moment:.1f}")
+    if how != "deleted":
+        assert training.finish() == "Failed"

@@ -1,0 +1,97 @@
+"""A run that is over for good takes its pods, their processes and their memory with it, whatever becomes of its step.
+
+Each is done to the step as a real Argo 4.1 does it: at `stop` and `terminate` its process gets SIGTERM when the
+Workflow says so already, a deleted Workflow takes its pods along, a deadline leaves the step no time to do anything.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import faults
+from tests.cluster.faults import MASTERS_HOST
+from tests.cluster.journal import taken_over
+from tests.cluster.lifecycle import Cluster
+from tests.cluster.trainings import PATIENCE_S, Training
+from tests.harness import kill, wait_until
+
+DEAD_MAN = "EVERSTEP_DEAD_MAN_S"
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture
+def job(cluster: Cluster, dataset: str) -> Iterator[Training]:
+    """Two nodes that train; the nodes end by themselves when they have had no master for some seconds."""
+    made = Training(cluster, dataset, environment={DEAD_MAN: "20"})
+    try:
+        made.submit_paced(MASTERS_HOST, faults.spec())
+        made.wait_iteration(10)
+        yield made
+    finally:
+        made.delete()
+
+
+def gone(job: Training, uids: set[str]) -> bool:
+    """Nothing of these pods is left on this machine: no process, no memory mounted for them."""
+    mounts = Path("/proc/mounts").read_text()
+    return not (any(f"/pods/{uid}/" in mounts for uid in uids) or faults.marked(f"EVERSTEP_JOB={job.job}"))
+
+
+def wait_gone(job: Training, uids: set[str], tell: Record) -> None:
+    """Until it is so; how long it took is told."""
+    since = time.monotonic()
+    wait_until(lambda: gone(job, uids), "the end of all nodes", PATIENCE_S, pause_s=0.5)
+    tell("gone", f"{time.monotonic() - since:.1f}")
+
+
+def pods(job: Training) -> set[str]:
+    """UIDs of the pods that train."""
+    found = {pod["metadata"]["uid"] for pod in job.nodes().values()}
+    assert len(found) == 2
+    assert not gone(job, found)
+    return found
+
+
+def results(job: Training) -> list[str]:
+    """How the job ended, as its journal says."""
+    return [one["result"] for one in job.records() if one["kind"] == "JobEnded"]
+
+
+@pytest.mark.parametrize("how", ["Stop", "Terminate"])
+def test_a_run_that_is_told_to_stop_takes_its_nodes_along(job: Training, how: str, record_property: Record) -> None:
+    uids = pods(job)
+    told = json.dumps({"spec": {"shutdown": how}})
+    job.cluster.kubectl("patch", "workflow", job.name, "--type=merge", "-p", told)
+    faults.step_of(job).terminate()
+    wait_gone(job, uids, record_property)
+    assert job.finish() == "Failed"
+    assert results(job) == ["stopped"]
+
+
+def test_a_step_that_is_told_to_end_and_will_be_tried_again_leaves_its_nodes(job: Training) -> None:
+    uids, known = pods(job), len(job.records())
+    faults.step_of(job).terminate()
+    assert job.finish() == "Failed"
+    job.start(MASTERS_HOST)
+    faults.goes_on(job)
+    assert taken_over(job.records()[known:])
+    assert pods(job) == uids
+    assert job.in_order()
+
+
+def test_a_run_that_is_deleted_takes_its_nodes_along(job: Training, record_property: Record) -> None:
+    uids = pods(job)
+    job.delete()
+    wait_gone(job, uids, record_property)
+    wait_until(lambda: not job.cluster.kubectl.list("pods", job.selector), "the end of all pods", PATIENCE_S, 0.5)
+
+
+def test_nodes_that_no_master_comes_for_end_by_themselves(job: Training, record_property: Record) -> None:
+    uids = pods(job)
+    kill(faults.step_of(job))
+    wait_gone(job, uids, record_property)
+    assert job.nodes() == {}
+    assert results(job) == []

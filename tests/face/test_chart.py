@@ -1,0 +1,94 @@
+"""The Helm chart, by Helm's own code: what it makes with its own values, and what each value changes."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runtime.platform.kubernetes.switches import KEY, NAME
+from tests.golang import NoGoError, built
+from tests.harness import ROOT
+
+CHART = ROOT / "templates/chart"
+Objects = dict[tuple[str, str], dict[str, Any]]
+
+
+def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """What Helm's linter and template engine say."""
+    try:
+        program = built("helm", ["."]) / "helm"
+    except NoGoError as why:
+        pytest.skip(str(why))
+    return subprocess.run([program, *words], capture_output=True, text=True, check=False)
+
+
+def made(**values: Any) -> Objects:
+    """What an administrator would install, by kind and name."""
+    done = helm("template", CHART, "team", "ml", *(f"{name}={json.dumps(value)}" for name, value in values.items()))
+    assert done.returncode == 0, done.stderr
+    return by_name([one for one in yaml.safe_load_all(done.stdout) if one])
+
+
+def by_name(objects: list[dict[str, Any]]) -> Objects:
+    """None twice."""
+    found = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def test_helm_finds_nothing_to_complain_of() -> None:
+    done = helm("lint", CHART)
+    assert (done.returncode, done.stdout) == (0, "[INFO] Chart.yaml: icon is recommended\n"), done
+
+
+def test_helm_would_complain_of_a_fault(tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "everstep")
+    (tmp_path / "everstep/templates/broken.yaml").write_text("{{ .Values.nothing.of.that }}\n")
+    done = helm("lint", tmp_path / "everstep")
+    assert done.returncode == 1
+    assert "[ERROR] templates/: everstep/templates/broken.yaml:1" in done.stdout
+
+
+def test_with_its_own_values_it_makes_the_account_its_rights_and_the_steps() -> None:
+    texts = [(CHART / "files" / name).read_text() for name in ("rbac.yaml", "steps.yaml")]
+    files = [one for text in texts for one in yaml.safe_load_all(text)]
+    assert made() == by_name(files)
+
+
+def test_image_registry_and_secrets_go_where_the_pods_are() -> None:
+    objects = made(
+        registry="r.example/ml", image={"name": "e", "tag": 7}, imagePullSecrets=["pull"],
+        storeSecret={"name": "keys", "values": {"AWS_REGION": "x"}},
+    )  # fmt: skip
+    steps = [one for (kind, _), one in objects.items() if kind == "WorkflowTemplate"]
+    for step in steps:
+        (template,) = step["spec"]["templates"]
+        assert template["container"]["image"] == "r.example/ml/e:7"
+        sources = [one["valueFrom"] for one in template["container"]["env"] if "valueFrom" in one]
+        assert {one["secretKeyRef"]["name"] for one in sources if "secretKeyRef" in one} == {"keys"}
+    assert objects["ServiceAccount", "everstep"]["imagePullSecrets"] == [{"name": "pull"}]
+    assert objects["Secret", "keys"]["stringData"] == {"AWS_REGION": "x"}
+
+
+def test_priority_classes_are_made_in_their_order_when_they_are_named() -> None:
+    objects = made(priorityClasses={"name": "training", "value": -50})
+    values = {name: one["value"] for (kind, name), one in objects.items() if kind == "PriorityClass"}
+    assert values == {"training-extra": -50, "training-min": -40, "training-master": -30}
+
+
+def test_the_right_to_mark_machines_is_given_only_when_it_is_wanted() -> None:
+    objects = made(taintHosts=True)
+    role = objects["ClusterRole", "everstep-taints-ml"]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
+    binding = objects["ClusterRoleBinding", "everstep-taints-ml"]
+    assert binding["roleRef"]["name"] == "everstep-taints-ml"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "everstep", "namespace": "ml"}]
+
+
+def test_the_switches_are_where_the_train_step_reads_them() -> None:
+    lines = "s1 p1 10.0.0.1\ns1 p2 10.0.0.2\n"
+    assert made(topology_config=lines)["ConfigMap", NAME]["data"] == {KEY: lines}

@@ -1,0 +1,244 @@
+"""Follows a Containerfile here, without a registry: its FROM is a root file system that Debian's own tool makes.
+
+Each stage is one layer of an overlay file system. Every process of a stage has mount and process namespaces of its
+own, in which all its mounts are made: whatever ends it, none is left behind.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.images.containerfile import ContainerfileError, Instruction, Settings, Stage, ignored, settings
+
+DEBIAN = re.compile(r"debian:([a-z]+)-slim")
+SLIM = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
+"""What Debian's slim images leave out of every package."""
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PASSED_ON = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL")
+"""Variables of whoever builds that an instruction sees, too: how to reach the network."""
+CERTIFICATES = "/run/certificates.crt"
+FROM_THE_HOST = ("/etc/hosts", "/etc/resolv.conf")
+BUILD_S = 3600
+SHARED = "/shared"
+ROOM = 16 << 30
+"""Bytes of disk for all images of ours at a time: torch's packages are 7 GB, and are fetched as 3 more."""
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
+
+def missing(folder: Path) -> str:
+    """Why images cannot be made in that folder; empty when they can."""
+    if os.geteuid():
+        return "no images here: only root makes a root file system"
+    if shutil.which("mmdebstrap") is None:
+        return "no images here: mmdebstrap is not installed (apt-get install mmdebstrap)"
+    if shutil.disk_usage(folder).free < ROOM:
+        return f"no images here: {folder} has less than {ROOM >> 30} GiB of disk left"
+    for name in ("below", "above", "work", "probe"):
+        (folder / name).mkdir(exist_ok=True)
+    options = f"lowerdir={folder}/below,upperdir={folder}/above,workdir={folder}/work"
+    mounted = _ended(_in_namespaces([f"mount -t overlay overlay -o {options} {folder}/probe"], ["true"]))
+    return f"no images here: {mounted.text.strip()}" if mounted.code else ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process of a stage that has ended: its code and all that it printed."""
+
+    code: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Mount:
+    """What a process sees at `target` of its root: a folder or file of this machine."""
+
+    source: str
+    target: str
+    how: str = "ro"
+
+    def lines(self) -> list[str]:
+        """Of a shell that has the process's root in $root."""
+        source, place = shlex.quote(self.source), f'"$root"{shlex.quote(self.target)}'
+        return [
+            f"if [ -d {source} ]; then mkdir -p {place}; else touch {place}; fi",
+            f"mount --bind {source} {place}",
+            f"mount -o remount,bind,{self.how} {place}",
+        ]
+
+
+@dataclass
+class Builder:
+    """Builds stages in `folder`, with the files of `context`; packages that pip fetches are kept in `cache`."""
+
+    folder: Path
+    cache: Path
+    context: Path
+    stages: dict[str, Stage]
+    built: set[str] = field(default_factory=set)
+
+    def build(self, name: str) -> None:
+        """Make that stage, after those that it needs; one that is made is kept. Raises ContainerfileError."""
+        if name in self.built:
+            return
+        shutil.rmtree(self._layer(name).parent, ignore_errors=True)
+        self._layer(name).parent.mkdir()
+        if name in self.stages:
+            self._follow(self.stages[name])
+        else:
+            self._debian(name)
+        self.built.add(name)
+
+    def run(self, name: str, words: Sequence[str], shared: Path | None = None) -> Ended:
+        """Run these words in that stage as its user. What it writes is lost, but in `shared`: it sees it as SHARED."""
+        lost = self.folder / "lost"
+        lost.mkdir(exist_ok=True)
+        lines = [f"mount -t tmpfs lost {lost}", f"mkdir {lost}/layer"]
+        lines += self._overlay(self._layers(name), "root", lost / "layer")
+        mounts = [Mount(str(shared), SHARED, "rw")] if shared else []
+        return self._process(lines, settings(self.stages, name), words, mounts)
+
+    def _follow(self, stage: Stage) -> None:
+        """Its instructions, in their order."""
+        needed = [stage.base, *(one.flag("from") for one in stage.instructions)]
+        needed += [mount.get("from", "") for one in stage.instructions for mount in one.mounts()]
+        for name in filter(None, needed):
+            self.build(name)
+        self._layer(stage.name).mkdir()
+        held = settings(self.stages, stage.base) if stage.base in self.stages else Settings()
+        for instruction in stage.instructions:
+            if held.after(instruction):
+                continue
+            if instruction.verb == "COPY":
+                self._copy(stage.name, instruction)
+            else:
+                self._told(stage.name, held, instruction)
+
+    def _told(self, name: str, held: Settings, instruction: Instruction) -> None:
+        """Follow one RUN. Raises ContainerfileError with what it said."""
+        lines, mounts = [], []
+        for one in instruction.mounts():
+            if one["type"] == "cache":
+                self.cache.mkdir(parents=True, exist_ok=True)
+                mounts.append(Mount(str(self.cache), one["target"], "rw"))
+            elif one["type"] == "bind" and one.get("from") and not lines:
+                lines += self._overlay(self._layers(one["from"]), "other")
+                mounts.append(Mount(f"{self.folder}/other{one['source']}", one["target"]))
+            else:
+                raise ContainerfileError(f"RUN --mount={one}: only type=cache, and once type=bind with from")
+        passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        if own := os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE"):
+            mounts.append(Mount(own, CERTIFICATES))
+            passed["PIP_CERT"] = CERTIFICATES
+        lines += self._overlay(self._layers(name)[1:], "root", self._layer(name))
+        ended = self._process(lines, held, ["/bin/sh", "-c", instruction.rest], mounts, passed)
+        if ended.code:
+            raise ContainerfileError(f"{name}: RUN {instruction.rest}: ended with {ended.code}:\n{ended.text[-4000:]}")
+
+    def _copy(self, name: str, instruction: Instruction) -> None:
+        """Follow one COPY: of folders the content, owned by root. Raises ContainerfileError for what is not there."""
+        *sources, target = shlex.split(instruction.rest)
+        origin = instruction.flag("from")
+        other, root = f"{self.folder}/other" if origin else str(self._seen()), f"{self.folder}/root"
+        script = [
+            f"for source in {shlex.join(f'{other}/{source}' for source in sources)}; do",
+            f'target={shlex.quote(root + target)}; [ -d "$source" ] && source=$source/. && target=$target/',
+            'mkdir -p "${target%/*}"; cp --archive --no-preserve=ownership "$source" "$target"; done',
+        ]
+        lines = self._overlay(self._layers(origin), "other") if origin else []
+        lines += self._overlay(self._layers(name)[1:], "root", self._layer(name))
+        ended = _ended(_in_namespaces([*lines, *script], ["true"]))
+        if ended.code:
+            raise ContainerfileError(f"{name}: COPY {instruction.rest}: {ended.text}")
+
+    def _seen(self) -> Path:
+        """What of the context a builder may see."""
+        seen = self.folder / "context"
+        if not seen.exists():
+            out = ignored((self.context / ".dockerignore").read_text())
+            for path in self.context.rglob("*"):
+                place = path.relative_to(self.context).as_posix()
+                if path.is_file() and not out(place):
+                    (seen / place).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(path, seen / place)
+        return seen
+
+    def _debian(self, image: str) -> None:
+        """The packages that Debian calls required, and apt: a little less than its slim image has."""
+        suite = DEBIAN.fullmatch(image)
+        if suite is None:
+            raise ContainerfileError(f"FROM {image}: only debian:SUITE-slim can be made here")
+        left_out = [f"--dpkgopt=path-exclude={path}" for path in SLIM]
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", *left_out, suite[1], str(self._layer(image))]
+        made = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
+        if made.returncode:
+            raise ContainerfileError(f"FROM {image}: {made.stderr[-2000:]}")
+
+    def _layer(self, name: str) -> Path:
+        return self.folder / name.replace(":", "-") / "layer"
+
+    def _layers(self, name: str) -> list[str]:
+        """Those that a stage consists of, the uppermost first."""
+        found = [str(self._layer(name))]
+        while name in self.stages:
+            name = self.stages[name].base
+            found.append(str(self._layer(name)))
+        return found
+
+    def _overlay(self, layers: Sequence[str], at: str, upper: Path | None = None) -> list[str]:
+        """Lines of a shell that mount these layers there, then its $root; what is written there goes to `upper`."""
+        options = f"lowerdir={':'.join(layers)}"
+        lines = [f"root={shlex.quote(f'{self.folder}/{at}')}", 'mkdir -p "$root"']
+        if upper:
+            lines.append(f"mkdir -p {upper.parent}/work")
+            options += f",upperdir={upper},workdir={upper.parent}/work"
+        return [*lines, f'mount -t overlay overlay -o {options} "$root"']
+
+    def _process(
+        self,
+        lines: Sequence[str],
+        held: Settings,
+        words: Sequence[str],
+        mounts: Sequence[Mount],
+        passed: Mapping[str, str] = {},
+    ) -> Ended:
+        """Run these words in what the lines have mounted, as the settings say."""
+        for mount in (*(Mount(name, name) for name in FROM_THE_HOST), *mounts):
+            lines = [*lines, *mount.lines()]
+        environment = {"PATH": PATH, **passed, **held.environment}
+        inside = ["env", "-i", f"--chdir={held.folder}", *(f"{name}={value}" for name, value in environment.items())]
+        chroot = ["chroot", f"--userspec={held.user}", "--groups=", f"{self.folder}/root", *inside, *words]
+        lines = [*lines, f'mkdir -p "$root"{shlex.quote(held.folder)}', *_as_in_a_container()]
+        return _ended(_in_namespaces(lines, chroot))
+
+
+def _as_in_a_container() -> list[str]:
+    """Lines of a shell that mount what every container has under $root: /proc, /sys, /dev, /dev/shm."""
+    lines = [
+        'mount -t proc proc "$root"/proc',
+        'mount --rbind /sys "$root"/sys',
+        'mount -t tmpfs -o mode=755 dev "$root"/dev',
+        'mkdir "$root"/dev/shm; mount -t tmpfs -o mode=1777,size=1g shm "$root"/dev/shm',
+        'ln -s /proc/self/fd "$root"/dev/fd',
+        'ln -s /proc/self/fd/0 "$root"/dev/stdin; ln -s /proc/self/fd/1 "$root"/dev/stdout',
+        'ln -s /proc/self/fd/2 "$root"/dev/stderr',
+    ]
+    return lines + [f'touch "$root"/dev/{name}; mount --bind /dev/{name} "$root"/dev/{name}' for name in DEVICES]
+
+
+def _in_namespaces(lines: Sequence[str], last: Sequence[str]) -> list[str]:
+    script = "\n".join(["set -eu", *lines, f"exec {shlex.join(last)}"])
+    return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", "/bin/sh", "-c", script]
+
+
+def _ended(command: Sequence[str]) -> Ended:
+    """Run it to its end. Raises subprocess.TimeoutExpired; nothing of it is left then, either."""
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", timeout=BUILD_S, check=False,
+    )  # fmt: skip
+    return Ended(done.returncode, done.stdout)

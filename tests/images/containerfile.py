@@ -1,0 +1,120 @@
+"""A Containerfile as data: the part of its grammar that ours uses; anything else is refused by name."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+class ContainerfileError(ValueError):
+    """The file says something that is not understood here; tells the instruction."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction: its verb in capitals, its `--name=value` flags, and the rest as it is written."""
+
+    verb: str
+    flags: tuple[tuple[str, str], ...]
+    rest: str
+
+    def flag(self, name: str) -> str:
+        """The value of a flag that is given at most once; empty when it is not."""
+        return dict(self.flags).get(name, "")
+
+    def mounts(self) -> list[dict[str, str]]:
+        """The keys and values of each `--mount`."""
+        return [dict(re.findall(r"(\w+)=([^,]*)", value)) for name, value in self.flags if name == "mount"]
+
+
+@dataclass
+class Stage:
+    """One `FROM`: the image or stage it begins with, and its instructions."""
+
+    name: str
+    base: str
+    instructions: list[Instruction] = field(default_factory=list)
+
+
+@dataclass
+class Settings:
+    """What a stage's instructions say of the processes that are run in it."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    folder: str = "/"
+    user: str = "0:0"
+    entrypoint: list[str] = field(default_factory=list)
+
+    def after(self, instruction: Instruction) -> bool:
+        """Follow an instruction that changes no file; False for one that does. Raises ContainerfileError."""
+        if instruction.verb == "ENV":
+            pairs = [word.partition("=") for word in shlex.split(instruction.rest)]
+            if any(not equals or "$" in value for _, equals, value in pairs):
+                raise ContainerfileError(f"ENV {instruction.rest}: only NAME=VALUE without variables")
+            self.environment |= {name: value for name, _, value in pairs}
+        elif instruction.verb == "USER":
+            if not re.fullmatch(r"\d+:\d+", instruction.rest):
+                raise ContainerfileError(f"USER {instruction.rest}: only UID:GID, which Kubernetes can compare with 0")
+            self.user = instruction.rest
+        elif instruction.verb == "ENTRYPOINT":
+            self.entrypoint = json.loads(instruction.rest)
+        elif instruction.verb == "WORKDIR":
+            self.folder = instruction.rest
+        elif instruction.verb in ("RUN", "COPY"):
+            return False
+        else:
+            raise ContainerfileError(f"{instruction.verb}: not known here")
+        return True
+
+
+def stages(text: str) -> dict[str, Stage]:
+    """The stages by name, in their order. Raises ContainerfileError for one without a name."""
+    found: dict[str, Stage] = {}
+    lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    for line in filter(None, map(str.strip, re.sub(r"\\\n", "", lines).splitlines())):
+        verb, _, rest = line.partition(" ")
+        if verb == "FROM":
+            base, _, name = rest.partition(" AS ")
+            if not name or name in found:
+                raise ContainerfileError(f"{line}: each stage has a name of its own")
+            found[name] = Stage(name, base)
+            continue
+        flags = []
+        while flag := re.match(r"\s*--(\w+)=(\S+)\s+", rest):
+            flags.append((flag[1], flag[2]))
+            rest = rest[flag.end() :]
+        list(found.values())[-1].instructions.append(Instruction(verb, tuple(flags), rest.strip()))
+    return found
+
+
+def settings(of: dict[str, Stage], name: str) -> Settings:
+    """What holds at the end of that stage, with what it has from the stages below it. Raises ContainerfileError."""
+    base = of[name].base
+    made = settings(of, base) if base in of else Settings()
+    for instruction in of[name].instructions:
+        made.after(instruction)
+    return made
+
+
+def ignored(patterns: str) -> Callable[[str], bool]:
+    """Whether a .dockerignore with these lines keeps a path from the builder: the last line that fits decides."""
+    rules = [
+        (not line.startswith("!"), _pattern(line.removeprefix("!").strip("/")))
+        for line in map(str.strip, patterns.splitlines())
+        if line and not line.startswith("#")
+    ]
+
+    def decide(path: str) -> bool:
+        parts = path.split("/")
+        above = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        said = [out for out, pattern in rules if any(pattern.fullmatch(one) for one in above)]
+        return said[-1] if said else False
+
+    return decide
+
+
+def _pattern(line: str) -> re.Pattern[str]:
+    """`*` is any name or part of one, `**/` any folders or none."""
+    parts = re.split(r"(\*\*/|\*)", line)
+    return re.compile("".join({"**/": "(?:.*/)?", "*": "[^/]*"}.get(part, re.escape(part)) for part in parts))

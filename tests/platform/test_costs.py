@@ -1,0 +1,42 @@
+"""What faults cost on a cluster: counted from reports, told in docs/costs.md, a line for each fault that is tried."""
+
+from pathlib import Path
+
+from tests.cluster.costs import Cost, cost, page, told
+from tests.cluster.faults import FAULTS
+from tests.harness import ROOT
+
+JUNIT = """<testsuites><testsuite><testcase name="a"><properties><property name="fault" value="a pod is deleted"/>
+<property name="seconds" value="{seconds}"/><property name="lost" value="{lost}"/></properties></testcase>
+<testcase name="b"><failure/></testcase></testsuite></testsuites>"""
+
+
+def reports(*told: tuple[float, int]) -> list[dict[str, float]]:
+    """Of iterations that ended then."""
+    return [{"time": time_s, "iteration": iteration} for time_s, iteration in told]
+
+
+def test_the_cost_is_the_longest_time_without_a_new_iteration_after_the_fault() -> None:
+    before, after = [(0.0, 1), (7.0, 2)], [(9.0, 3), (13.0, 4), (14.0, 5)]
+    assert cost(reports(*before, *after), 8.0) == Cost(4.0, 0)
+    assert cost(reports(*after, *before, before[0]), 8.0) == Cost(4.0, 0)  # In any order, one told twice.
+
+
+def test_iterations_done_again_are_no_progress_and_count_as_lost() -> None:
+    assert cost(reports((1.0, 1), (2.0, 2), (3.0, 3), (6.0, 2), (7.0, 3), (8.0, 4)), 3.5) == Cost(5.0, 2)
+    assert cost(reports((1.0, 1), (2.0, 2), (3.0, 1), (4.0, 2), (5.0, 3)), 4.5) == Cost(3.0, 0)
+
+
+def test_the_page_tells_of_several_runs_the_median_and_the_worst(tmp_path: Path) -> None:
+    files = []
+    for number, (seconds, lost) in enumerate([(1.2, 0), (9.0, 7), (1.5, 1)]):
+        files.append(tmp_path / f"{number}.xml")
+        files[-1].write_text(JUNIT.format(seconds=seconds, lost=lost))
+    assert page(told(files), 2).splitlines()[-1] == "| a pod is deleted | 1.5, 9.0 | 1, 7 |"
+    assert "Median and worst of 3 runs" in page(told(files), 2)
+    assert page(told(files[:1]), 2).splitlines()[-1] == "| a pod is deleted | 1.2 | 0 |"
+
+
+def test_the_docs_have_a_line_for_each_fault() -> None:
+    lines = (ROOT / "docs/costs.md").read_text().split("|---|---|---|\n")[1].splitlines()
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == list(FAULTS)

@@ -1,0 +1,83 @@
+"""`everstep status -n NAMESPACE` reads the journal of a job on a cluster, and tells what its pods wait for."""
+
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from everstep.cli import main
+from runtime.master import journal
+from runtime.platform.kubernetes import Owner
+from runtime.platform.kubernetes.sizes import wishes_of
+from runtime.store import open_store
+from runtime.submission.lost import LATE_S, overdue
+from tests.job.world import World, platform
+from tests.submission.clusters import Cluster
+
+Environment = dict[str, str]
+SINCE = "2026-01-01T00:00:00Z"
+LATE = datetime(2026, 1, 1, tzinfo=UTC).timestamp() + LATE_S + 1
+
+
+def pod(name: str, told: str = SINCE, run: str = "run", phase: str = "Running") -> dict:
+    """A step's, on machine m1."""
+    labels = {"workflows.argoproj.io/workflow": run}
+    metadata = {"name": name, "labels": labels, **({"deletionTimestamp": told} if told else {})}
+    return {"metadata": metadata, "spec": {"nodeName": "m1", "containers": []}, "status": {"phase": phase}}
+
+
+@pytest.fixture
+def run(cluster: Cluster, by_kube: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A run whose step trains."""
+    monkeypatch.setenv("KUBECONFIG", by_kube["KUBECONFIG"])
+    parameters = [{"name": "store", "value": str(tmp_path / "store")}]
+    made = cluster.add({"metadata": {"name": "run"}, "spec": {"arguments": {"parameters": parameters}}})
+    job = f"{made['metadata']['uid']}-train"
+    sizes = wishes_of(job, Owner("run", made["metadata"]["uid"]), {"worker": 2})
+    cluster.config_maps[sizes["metadata"]["name"]] = sizes
+    world = World(platform())
+    world.join_all()
+    claimed, _ = journal.claim(open_store(str(tmp_path / "store")), job, "m:1", 1.0)
+    claimed.write(claimed.draft(world.records[1:]))
+    return cluster
+
+
+def test_a_steps_pod_on_a_dead_machine_is_told_with_what_mends_it(
+    run: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.pods += [pod("run-train-1"), pod("run-corpus-2", told=""), pod("other-train-3", run="other")]
+    assert main(["status", "run", "-n", "ml"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("uid-0-train: Running since")
+    (line,) = (line for line in shown.splitlines() if "pod" in line)
+    assert "run-train-1" in line
+    assert "kubectl taint node m1 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute" in line
+    assert main(["status", "run/train", "-n", "ml", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["overduePods"] == [{"name": "run-train-1", "host": "m1", "since": SINCE}]
+
+
+def test_pods_that_end_in_time_or_have_ended_are_not_told() -> None:
+    assert [one["name"] for one in overdue([pod("a"), pod("b", told=""), pod("c", phase="Failed")], LATE)] == ["a"]
+    assert overdue([pod("a")], LATE - 2) == []
+
+
+def test_where_the_store_cannot_be_read_the_pod_is_told_all_the_same(
+    run: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.pods += [pod("run-train-1")]
+    shutil.rmtree(tmp_path / "store")
+    assert main(["status", "run", "-n", "ml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("everstep status: run: ")
+    assert "kubectl taint node m1" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("run/check", "say RUN/STEP with one of its steps that train: train"), ("gone", "not found")]
+)
+def test_what_is_not_there_is_one_line(run: Cluster, capsys: pytest.CaptureFixture[str], name: str, part: str) -> None:
+    assert main(["status", name, "-n", "ml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert part in line
