@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test lint cluster-up cluster-down test-cluster bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster soak clean
+.PHONY: help finetune test lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -12,6 +12,7 @@ help:  ## what can be made
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "make: Python 3.11 or newer is needed, this is %d.%d; say make PYTHON=python3.12" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 2**30; sys.exit(0 if free > 11 else f"make: installing takes 11 GiB of disk (7 stay; most is torch for CUDA), and {free:.1f} are free here: make room")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib everstep runtime steps pipelines >/dev/null 2>&1 || true
@@ -38,8 +39,12 @@ cluster-up: $(READY)  ## a real Kubernetes of two nodes with MinIO on this machi
 cluster-down: $(READY)  ## stop it, and leave nothing behind
 	$(BIN)/python -m tests.cluster down
 
-test-cluster: $(READY)  ## what only a real cluster can show; starts it and stops it
-	$(BIN)/python -m pytest -rs tests/cluster
+CLUSTER ?= tests/cluster
+test-cluster: $(READY)  ## what only a real cluster can show (CLUSTER=FILES: of it only that); starts it and stops it
+	$(BIN)/python -m pytest -rs $(CLUSTER) --junit-xml=.pytest_cache/cluster.xml -o junit_family=xunit1
+
+test-images: $(READY)  ## the images of templates/Containerfile, made from Debian's packages and run, as root (16 GB of disk)
+	$(BIN)/python -m pytest -rs tests/images
 
 bench: $(READY)  ## every figure beside its budget or peer, one table each (about 25 minutes on an idle machine)
 	$(BIN)/python -m benchmarks.main_job
@@ -60,7 +65,7 @@ accept-elastic: $(READY)  ## every line the elastic runtime promises: wanted, me
 accept-executor: $(READY)  ## every line the executor of Argo manifests promises: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_executor
 
-accept-preprocess: $(READY)  ## every line the tokenization promises: wanted, measured, holds or not (about 10 minutes)
+accept-preprocess: $(READY)  ## every line the tokenization promises: wanted, measured, holds or not (a quarter of an hour)
 	$(BIN)/python -m benchmarks.accept_preprocess
 
 accept-checkpoint: $(READY)  ## every line that checkpoints promise: wanted, measured, holds or not

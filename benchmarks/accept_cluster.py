@@ -6,37 +6,55 @@ The faults' costs are told by the test that does them, in one training; nothing 
 import argparse
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from xml.etree import ElementTree
+from collections.abc import Iterator
 
-from benchmarks.acceptance import Line, asked, chosen, judge, proven
+from benchmarks.acceptance import Cases, Line, asked, chosen, judge, passed, proven, proven_by, ran
 from tests.cluster.faults import FAULTS
 from tests.harness import ROOT
 
 UP_S = 15
 """From nothing until both machines, the control plane and the store are ready."""
+GONE_S = 30
+"""From the end of a run for good until nothing of its nodes is left."""
 CLUSTER = {
     "cluster: up is idempotent, down leaves nothing behind": ["test_lifecycle.py"],
     "platform: pods owned by the Workflow, made once, adopted, deleted by UID": ["test_pods.py"],
     "train step: pods on two machines to the last iteration, loss falls": ["test_training.py"],
     "every fault: the last iteration, each sample applied once, no pod left": ["test_faults.py"],
+    "API server stopped for 60 s, store stopped for 30 s, a machine cut off the network": [
+        "test_faults.py::[the API server stops]",
+        "test_faults.py::[the store stops]",
+        "test_faults.py::[a machine leaves the network]",
+    ],
+    "the step's own pod deleted, evicted, killed, on a dead machine (told by `everstep status`): adopted": [
+        "test_faults.py::[the step's own pod is deleted]",
+        "test_faults.py::[the step's own pod is evicted]",
+        "test_faults.py::[the step's own process is killed]",
+        "test_faults.py::[the step's own machine loses its power]",
+    ],
+    "of 4 asked 3 run, the 4th is Pending, and joins when there is room": [
+        "test_scaling.py::three_of_four",
+        "test_scaling.py::the_fourth_joins",
+    ],
+    "extras give way to a newly pending job, the minimum does not": ["test_scaling.py::an_extra_gives_way"],
+    "4 -> 3 -> 4 by editing the ConfigMap and by `everstep scale`, each sample once": [
+        "test_scaling.py::editing",
+        "test_scaling.py::ends_well",
+    ],
+    "the step dies and nobody tries it again: its nodes end by their dead-man timer": [
+        "test_stopping.py::no_master_comes_for"
+    ],
+    "Argo's own controller and executor run the submitted pipeline to its end": ["test_argo.py::the_pipeline"],
+    "with Argo: steps called by templateRef from anybody's workflow": ["test_argo.py::template_ref"],
+    "with Argo: the step's pod deleted, tried again, its nodes taken over": ["test_argo.py::tried_again"],
+    "with Argo: stop, terminate, deletion, deadline: no pod trains on": ["test_argo.py::over_for_good"],
+    "gangs, with Volcano and coscheduling themselves: of 3 none or all, the 4th joins, gives way": ["test_gangs.py"],
     "rights: what the account must do, verb by verb, and nothing else": ["test_rights.py"],
     "templates/ is taken by a real API server": ["test_templates.py"],
     "Spark executors as pods tokenize to the same bytes": ["test_spark.py"],
 }
 """Promises, and words in the names of their tests below tests/cluster."""
-
-UNSEEN = (
-    "faults: API server stopped for 60 s, store stopped for 30 s, a machine cut off the network",
-    "of 4 asked 3 run, the 4th is Pending, and joins when there is room",
-    "extras give way to a newly pending job, the minimum does not",
-    "3 -> 4 -> 3 by editing the ConfigMap on the cluster, sample order checked",
-    "Argo's own controller: the pipeline; steps by templateRef; stop, terminate, deletion within 30 s",
-)
-"""What no test on a cluster shows yet."""
 
 
 def started() -> Iterator[Line]:
@@ -55,33 +73,27 @@ def _cluster(verb: str) -> float:
     return time.monotonic() - began
 
 
-def ran(path: str) -> dict[str, ElementTree.Element]:
-    """The tests below the path, one after the other; by `path::name` what pytest tells of each."""
-    with tempfile.TemporaryDirectory(prefix="everstep-accept-") as folder:
-        told = Path(folder, "tests.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path, f"--junit-xml={told}"]
-        subprocess.run([*command, "-o", "junit_family=xunit1"], cwd=ROOT, capture_output=True, check=False)
-        cases = list(ElementTree.parse(told).iter("testcase")) if told.exists() else []
-    return {f"{case.get('file')}::{case.get('name')}": case for case in cases}
-
-
-def judged(cases: Mapping[str, ElementTree.Element]) -> Iterator[Line]:
-    """Each promise by the tests whose `path::name` has one of its words; one that is skipped proves nothing."""
-    for promise, words in CLUSTER.items():
-        mine = [{one.tag for one in case} for name, case in cases.items() if any(word in name for word in words)]
-        wrong = sum(bool({"failure", "error", "skipped"} & tags) for tags in mine)
-        measured = f"{len(mine) - wrong} of {len(mine)} pass" if mine else "no test ran"
-        yield Line(promise, "tests pass", measured, bool(mine) and not wrong)
-
-
-def faults(cases: dict[str, ElementTree.Element]) -> Iterator[Line]:
+def faults(cases: Cases) -> Iterator[Line]:
     """What each costs."""
     for fault in FAULTS:
         found = next((case for name, case in cases.items() if name.endswith(f"[{fault}]")), None)
         told = {} if found is None else {one.get("name"): one.get("value") for one in found.iter("property")}
-        well = found is not None and not {"failure", "error", "skipped"} & {one.tag for one in found}
         cost = f"{told['seconds']} s, {told['lost']} iterations again" if told else "not measured"
-        yield Line(f"fault: {fault}", "goes on; its cost is told", cost, well)
+        yield Line(f"fault: {fault}", "goes on; its cost is told", cost, found is not None and passed(found))
+
+
+def stopped(cases: Cases) -> Iterator[Line]:
+    """How long a run that is over for good leaves anything of its nodes, at worst."""
+    told = [
+        float(one.get("value", "inf"))
+        for name, case in cases.items()
+        if "takes_its_nodes_along" in name and passed(case)
+        for one in case.iter("property")
+        if one.get("name") == "gone"
+    ]
+    measured = f"{max(told):.1f} s" if told else "not measured"
+    promise = "stop, terminate, deletion of the Workflow: no process and no memory of its nodes is left"
+    yield Line(promise, f"<= {GONE_S} s, each", measured, len(told) == 3 and max(told) <= GONE_S)
 
 
 PLATFORM, SUBMISSION = "tests/platform/", "tests/submission/"
@@ -102,29 +114,35 @@ PROVEN = {
         f"{SUBMISSION}test_following.py", f"{SUBMISSION}test_tree.py",
     ),
     "templates: the chart is what `everstep templates` prints": ("tests/face/test_templates_command.py",),
+    "templates: the chart by helm: each value, and what it changes": ("tests/face/test_chart.py",),
+    "a step's pod on a dead machine: `everstep status` tells, and says what mends it": (
+        f"{SUBMISSION}test_status_there.py",
+    ),
 }  # fmt: skip
 """What needs no cluster to be seen: promise -> the tests that prove it, in the words of `acceptance.proven`."""
 
 
 def unseen() -> Iterator[Line]:
     """What nothing shows."""
-    for promise in UNSEEN:
-        yield Line(promise, "tests pass", "no test yet", False)
-    yield Line("gang: with the schedulers of Volcano, Koordinator, scheduler-plugins themselves", "tests pass",
-               "never run: their documents' schemas only", False)  # fmt: skip
-    yield Line("Containerfile proven on a Debian root file system", "each stage's steps run", "never run", False)
+    yield Line("gang: with the scheduler of Koordinator itself", "tests pass",
+               "never run: its documents' schema only", False)  # fmt: skip
 
 
 ON_A_CLUSTER = "cluster: all that only a real one shows"
+IMAGES = "images: each stage of templates/Containerfile is made on a Debian root file system, and its steps run"
 
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """Those that are asked for."""
     if asked(ON_A_CLUSTER, options.words):
         yield from started()
-        cases = ran("tests/cluster")
-        yield from judged(cases)
+        cases = ran(["tests/cluster"], 0)  # one after the other: they measure
+        for promise, words in CLUSTER.items():
+            yield proven_by(promise, words, cases)
         yield from faults(cases)
+        yield from stopped(cases)
+    if asked(IMAGES, options.words):
+        yield proven_by(IMAGES, ["test_images.py"], ran(["tests/images"], 0))
     yield from proven(PROVEN, options)
     if not options.words:
         yield from unseen()
@@ -132,7 +150,7 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
 
 def main() -> None:
     """Measure and print."""
-    judge(lines(chosen(argparse.ArgumentParser(description=__doc__), [ON_A_CLUSTER, *PROVEN])))
+    judge(lines(chosen(argparse.ArgumentParser(description=__doc__), [ON_A_CLUSTER, IMAGES, *PROVEN])))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,9 @@ FAULTS = {
     "a replacement in a train step is checked before it joins": (f"{TRAINING}::unfit_one",),
     "a slow node is left out": (f"{CHECKED}::straggler",),
     "a faulty node at the start, and one that comes later": (f"{CHECKED}::faulty", f"{CHECKED}::comes_later"),
-    "network loss: done without, and back again, every sample once": (f"{LAUNCH}test_network_loss.py",),
+    "network loss: done without, and back again, every sample once; or ended by its dead man": (
+        f"{SURVIVAL}test_network_cut.py", f"{LAUNCH}test_network_loss.py", f"{ROUNDS}::packets_vanish",
+    ),
     "3 -> 4 -> 3 nodes, every sample once": (f"{LAUNCH}test_samples_follow.py",),
     "out of memory: the cgroup's own count; twice as much the next time": (
         f"{AGENT}test_agent_watching.py::group", f"{WATCHING}::memory", f"{TRAIN}test_train_memory.py",

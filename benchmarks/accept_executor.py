@@ -94,7 +94,8 @@ PROVEN = {
     "run: a pipeline's Python file is as good as its YAML": (f"{WORKFLOWS}runs.py::python",),
     "get, list, logs: printed as by the argo command": (f"{WORKFLOWS}runs.py", "!python"),
     "logs -f, resume, set, retry, stop, terminate: as the argo command names them": (
-        f"{COMMAND}::stop", f"{COMMAND}::suspended", f"{COMMAND}::killed", f"{WORKFLOWS}readme.py::stopped",
+        f"{COMMAND}::stop", f"{COMMAND}::suspended", f"{COMMAND}::killed", f"{COMMAND}::logs",
+        f"{WORKFLOWS}readme.py::stopped",
         f"{WORKFLOWS}engine.py::again",
     ),
     "rules without a recorded answer, their ends written down from Argo's documentation": (
@@ -114,7 +115,7 @@ PROVEN = {
     "git, http with a password, data templates, the pod's own facts, progress": (
         f"{WORKFLOWS}laptop.py", "!namespaces",
     ),
-    "what needs a cluster: refused by name": (f"{WORKFLOWS}engine.py::refused",),
+    "what needs a cluster: refused by name": (f"{WORKFLOWS}engine.py::refused", f"{WORKFLOWS}bad_input.py::cluster"),
     "locks and remembered outputs, also between runs": (f"{WORKFLOWS}shared.py",),
     "random DAGs and retries against a slow model; a crash after any event": (f"{WORKFLOWS}properties.py",),
     "the engine: virtual time, every order of ends, replay": (f"{WORKFLOWS}engine.py",),

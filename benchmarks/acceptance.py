@@ -15,6 +15,9 @@ from rich.table import Table
 
 from tests.harness import ROOT
 
+Cases = Mapping[str, ElementTree.Element]
+"""Tests that have run: `path::name` -> JUnit case."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -43,40 +46,50 @@ def proven(
     wanted = {promise: words for promise, words in promises.items() if asked(promise, options.words)}
     if not wanted:
         return
-    ended = _ends(options.tests) if options.tests else _run(wanted, options, paths)
+    cases = _read(options.tests) if options.tests else ran(_arguments(wanted, options, paths), options.jobs)
     for promise, words in wanted.items():
-        yield _proven_by(promise, words, ended)
+        yield proven_by(promise, words, cases)
 
 
-def _run(wanted: Mapping[str, Sequence[str]], options: argparse.Namespace, paths: Sequence[str]) -> dict[str, set[str]]:
+def ran(arguments: Sequence[str], jobs: int) -> Cases:
+    """Run pytest, so many tests at a time; `path::name` of each test -> its JUnit case."""
+    with tempfile.TemporaryDirectory(prefix="everstep-accept-") as folder:
+        told = Path(folder, "tests.xml")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+        command += ["-n", str(jobs), "--dist", "worksteal", f"--junit-xml={told}", "-o", "junit_family=xunit1"]
+        subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)
+        return _read(told) if told.exists() else {}
+
+
+def _read(told: Path) -> Cases:
+    cases = ElementTree.parse(told).iter("testcase")
+    return {f"{case.get('file')}::{case.get('name')}": case for case in cases}
+
+
+def passed(case: ElementTree.Element) -> bool:
+    """Did the test run, and well?"""
+    return not {"failure", "error", "skipped"} & {one.tag for one in case}
+
+
+def _arguments(wanted: Mapping[str, Sequence[str]], options: argparse.Namespace, paths: Sequence[str]) -> list[str]:
+    """Of pytest: which tests those are."""
     each = [word for words in wanted.values() for word in words if not word.startswith("!")]
     inner = list(paths) or list(dict.fromkeys(word.partition("::")[0] for word in each))
     outer = [path for path in inner if not any(path != other and path.startswith(other) for other in inner)]
     if options.words:  # Of these files, only what is needed; names of files are names to -k.
         outer += ["-k", " or ".join(sorted({Path(word.rpartition("::")[2]).stem for word in each}))]
-    with tempfile.TemporaryDirectory(prefix="everstep-accept-") as folder:
-        told = Path(folder, "tests.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *outer]
-        command += ["-n", str(options.jobs), "--dist", "worksteal", f"--junit-xml={told}", "-o", "junit_family=xunit1"]
-        subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)
-        return _ends(told) if told.exists() else {}
+    return outer
 
 
-def _ends(told: Path) -> dict[str, set[str]]:
-    """`path::name` of each test -> the tags of its JUnit case."""
-    cases = ElementTree.parse(told).iter("testcase")
-    return {f"{case.get('file')}::{case.get('name')}": {one.tag for one in case} for case in cases}
-
-
-def _proven_by(promise: str, words: Sequence[str], ended: Mapping[str, set[str]]) -> Line:
-    """One promise, by how each test ended: the tags of its JUnit case."""
+def proven_by(promise: str, words: Sequence[str], cases: Cases) -> Line:
+    """One promise, by the tests that have its words (see `proven`)."""
     without = [word[1:] for word in words if word.startswith("!")]
-    found = {word: [name for name in ended if _has(name, word)] for word in words if not word.startswith("!")}
+    found = {word: [name for name in cases if _has(name, word)] for word in words if not word.startswith("!")}
     if unknown := [word for word, names in found.items() if not names]:
         return Line(promise, "tests pass", f"no test ran of {', '.join(unknown)}", False)
     mine = {name for names in found.values() for name in names if not any(_has(name, word) for word in without)}
-    wrong = sum(bool({"failure", "error", "skipped"} & ended[name]) for name in mine)
-    return Line(promise, "tests pass", f"{len(mine) - wrong} of {len(mine)} pass", not wrong)
+    well = sum(passed(cases[name]) for name in mine)
+    return Line(promise, "tests pass", f"{well} of {len(mine)} pass", well == len(mine))
 
 
 def _has(name: str, word: str) -> bool:

@@ -13,12 +13,13 @@ import importlib.util
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from benchmarks.main_job import Memory, table, tree
 from tests.harness import ROOT
 
 VOCABULARY = 32_000
+ALL = ("ours", "limit", "megatron", "datatrove")
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -51,7 +53,7 @@ class Figure:
     seconds: float
     """The whole command."""
     job_seconds: float
-    """Of ours: from the first byte read to the last written. Of others: the same as `seconds`."""
+    """Of ours from the first byte read to the last written, of the limit the same. Of others: as `seconds`."""
     cpu_seconds: float
     """User and system, all its processes."""
     tokens: int
@@ -102,11 +104,17 @@ def ours(given: Input, folder: Path) -> Figure:
 
 
 def peer(name: str, given: Input, folder: Path) -> Figure:
-    """A module of benchmarks/peers as a process; it prints the number of tokens."""
+    """A module of benchmarks/peers as a process, without what it left before.
+
+    It prints the number of tokens, the limit before it the seconds of its job.
+    """
+    for left in folder.glob(f"{name}*"):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
     command = [sys.executable, "-m", f"benchmarks.peers.{name}", str(given.text), str(given.tokenizer)]
     command += [str(folder / name), str(given.cores)]
     told = folder / f"{name}.tokens"
-    return replace(_timed(command, told), tokens=int(told.read_text().split()[-1]))
+    took, (*_, seconds, tokens) = _timed(command, told), ["", *told.read_text().split()]
+    return replace(took, tokens=int(tokens), job_seconds=float(seconds) if name == "limit" else took.seconds)
 
 
 def _timed(command: list[str], output: Path | None = None) -> Figure:
@@ -162,12 +170,12 @@ def same_bytes(folder: Path) -> bool:
     )
 
 
-def measured(given: Input, folder: Path, rounds: int) -> dict[str, Figure]:
-    """The best of `rounds` of each, taking turns."""
+def measured(given: Input, folder: Path, rounds: int, names: Sequence[str] = ALL) -> dict[str, Figure]:
+    """The best of `rounds` of each, taking turns: all of them had the machine at its best once."""
     peers = {"limit": "tiktoken", "megatron": "megatron.core", "datatrove": "datatrove"}
     best: dict[str, Figure] = {}
     for _ in range(rounds):
-        for name in ("ours", "limit", "megatron", "datatrove"):
+        for name in names:
             if name != "ours" and importlib.util.find_spec(peers[name]) is None:
                 print(f"{name}: not installed, left out", file=sys.stderr)
                 continue
@@ -187,7 +195,7 @@ def rows_of(given: Input, best: dict[str, Figure]) -> list[tuple[str, str, str]]
         rows.append((f"{name}, the whole command", told, ""))
     mine, megabytes = best["ours"], given.bytes / 1e6
     rows.append(("ours, Spark's job alone", f"{megabytes / mine.job_seconds:.1f} MB/s", ""))
-    share = best["limit"].seconds / mine.job_seconds
+    share = best["limit"].job_seconds / mine.job_seconds
     rows.append(("Spark's job / the limit", f"{share:.2f}", ">= 0.9"))
     if "megatron" in best:
         rows.append(("whole command / megatron-core's", f"{best['megatron'].seconds / mine.seconds:.1f}", ">= 3"))

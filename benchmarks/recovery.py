@@ -115,7 +115,8 @@ def _recovery(
 
 
 def torchrun_kills(folder: Path, dataset: str, count: int, seed: int = 0) -> tuple[list[Kill], int]:
-    """The same for torchrun with torch.save every SAVE_EVERY iterations; and how many of the kills it hung after."""
+    """The same for torchrun with torch.save every SAVE_EVERY iterations; and how many of the kills it hung after, at
+    once or some iterations later. Raises RuntimeError when it does not train at all."""
     choose = random.Random(seed)
     place = folder / "torchrun"
     place.mkdir()
@@ -130,7 +131,12 @@ def torchrun_kills(folder: Path, dataset: str, count: int, seed: int = 0) -> tup
         for number in range(count):
             reached = _newest(place) + choose.randrange(6, 14)
             if not _soon(lambda reached=reached: _newest(place) >= reached):
-                raise RuntimeError(f"torchrun does not train, see {place / 'log'}")
+                if not _newest(place):
+                    raise RuntimeError(f"torchrun does not train: {(place / 'log').read_text()[-2000:]}")
+                print(f"torchrun: hangs instead of kill {number + 1}/{count}", file=sys.stderr)
+                _end(peer)
+                peer = _start_peer(command, place)
+                continue
             threading.Event().wait(choose.random() * PAUSE_S)
             moment = kill(psutil.Process(int((place / f"pid-{choose.randrange(2)}").read_text())))
             print(f"torchrun: kill {number + 1}/{count}", file=sys.stderr)

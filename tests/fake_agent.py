@@ -2,6 +2,7 @@
 that serves its memory to peers."""
 
 import http.server
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -48,14 +49,14 @@ class _Peer(http.server.BaseHTTPRequestHandler):
         if self.headers["Authorization"] != "Bearer secret":
             return self.send_error(401)
         try:
-            with self.keeper.open_shard(*map(int, self.path.split("/")[-3:])) as data:
-                first, last = 0, len(data) - 1
+            with self.keeper.open_shard(*map(int, self.path.split("/")[-3:])) as shard:
+                first, last = 0, shard.size - 1
                 if asked := self.headers.get("Range"):
                     first, last = map(int, asked.removeprefix("bytes=").split("-"))
                 self.send_response(206 if asked else 200)
                 self.send_header("Content-Length", str(last + 1 - first))
                 self.end_headers()
-                self.wfile.write(data[first : last + 1])
+                self.wfile.write(os.pread(shard.file.fileno(), last + 1 - first, shard.offset + first))
         except KeyError:
             self.send_error(404)
 
@@ -150,7 +151,10 @@ class Node:
     def _answer(self, request: Request, local_rank: int) -> msgspec.Struct:
         match request:
             case Hello():
-                return Welcome("job", self.store.uri)
+                start = self.keeper.ready(local_rank)
+                if start is None:
+                    return Welcome("job", self.store.uri)
+                return Welcome("job", self.store.uri, start.path, start.offset, start.size)
             case Announce():
                 return self.keeper.announce(local_rank, request.capacity, request.sharded)
             case Acquire():

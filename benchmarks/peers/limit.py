@@ -1,17 +1,33 @@
-"""Processes that read, parse and encode an equal share of the lines each, and write nothing: the tokenizer's limit."""
+"""Processes that read, parse and encode an equal share of the lines each, and write nothing: the tokenizer's limit.
+
+Prints the seconds that it took them once they were ready, and the number of tokens.
+"""
 
 import sys
-from functools import partial
+import time
+from collections.abc import Callable
 from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
+
+import numpy as np
 
 from runtime.text import Reader, extents
 from steps.preprocess.encoding import How, Recipe, encoder
 from steps.preprocess.plan import Shard, shards
 
+_encode: dict[str, Callable[[str], np.ndarray]] = {}
+"""Of this process."""
 
-def tokens_of(tokenizer: str, shard: Shard) -> int:
+
+def ready(tokenizer: str, all_are: Barrier) -> None:
+    """Make the encoder, and wait until all have one."""
+    _encode["text"] = encoder(Recipe(How.TIKTOKEN, tokenizer)).encode
+    all_are.wait()
+
+
+def tokens_of(shard: Shard) -> int:
     """Tokens in a shard, with one at the end of each document."""
-    encode, reader, count = encoder(Recipe(How.TIKTOKEN, tokenizer)).encode, Reader(("text",)), 0
+    encode, reader, count = _encode["text"], Reader(("text",)), 0
     for piece in shard.pieces:
         for (text,) in reader.read(piece):
             ids = encode(text or "")
@@ -22,5 +38,10 @@ def tokens_of(tokenizer: str, shard: Shard) -> int:
 if __name__ == "__main__":
     file, tokenizer, _, cores = sys.argv[1:]
     planned = shards("text", extents(file), int(cores) * 4)
-    with get_context("spawn").Pool(int(cores)) as pool:
-        print(sum(pool.imap_unordered(partial(tokens_of, tokenizer), planned)))
+    context = get_context("spawn")
+    all_are = context.Barrier(int(cores) + 1)
+    with context.Pool(int(cores), ready, (tokenizer, all_are)) as pool:
+        all_are.wait()
+        started = time.monotonic()
+        counted = sum(pool.imap_unordered(tokens_of, planned))
+        print(time.monotonic() - started, counted)

@@ -54,6 +54,7 @@ from runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
 _UNKNOWN_YET_S = 0.5
 _LAST_TELEMETRY_S = 1.0
 _THREADS = 64
+"""Beside one for each worker: all of them may wait at once for what only the agent's own calls bring about."""
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class Agent:
         settings, self.client.heard = self._settings, time.monotonic()
         prefix = "." + memory_prefix(settings.job, settings.node)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))  # A pod's /tmp may go before its nodes.
-        threads = ThreadPoolExecutor(_THREADS, "everstep-link")
+        threads = ThreadPoolExecutor(_THREADS + settings.slots, "everstep-link")
         headers = {
             "Authorization": f"Bearer {settings.token}", "Content-Type": "application/json", JOB_HEADER: settings.job,
         }  # fmt: skip
@@ -110,7 +111,7 @@ class Agent:
         self._link = LinkServer(keeper, welcome, settings.slots, threads, self._report, self._restored)
         self._loop = asyncio.get_running_loop()
         self._failed = self._loop.create_future()
-        self._threads = threads
+        self._threads = self.client.threads = threads
         runner = web.AppRunner(application(keeper, settings.token, threads), access_log=None, shutdown_timeout=0.2)
         try:
             async with aiohttp.ClientSession(headers=headers) as session:
@@ -227,6 +228,7 @@ class Agent:
     async def _one_round(self, seat: Seat) -> WorkerEnd | None:
         """Start the workers and wait: the first that died and had not finished, or None when the round was broken."""
         self.seat, self._round, self._seated, self._reported = seat, seat.round, time.monotonic(), {}
+        self.client.crowd = seat.group_world_size
         slots = self._settings.slots
         restore = seat.restore
         start = f"iteration {restore.iteration} of round {restore.round} ({restore.reason})" if restore else "nothing"
@@ -265,19 +267,18 @@ class Agent:
         oom = end.exit_code == -signal.SIGKILL and self._oom.rose()
         why = ", out of memory" if oom else ""
         self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
-        await self.client.fault(
-            WorkerExit(
-                node=self._settings.node,
-                round=seat.round,
-                rank=rank,
-                local_rank=end.local_rank,
-                exit_code=end.exit_code,
-                iteration=iteration,
-                error=end.error,
-                time=end.time or time.time(),
-                oom=oom,
-            )
+        told = WorkerExit(
+            node=self._settings.node,
+            round=seat.round,
+            rank=rank,
+            local_rank=end.local_rank,
+            exit_code=end.exit_code,
+            iteration=iteration,
+            error=end.error,
+            oom=oom,
         )
+        died = end.time or time.time()
+        await self.client.fault(lambda: msgspec.structs.replace(told, ago_s=max(time.time() - died, 0.0)))
 
     async def _listen(self) -> None:
         """The long poll."""

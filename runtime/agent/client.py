@@ -8,6 +8,8 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
 from typing import TypeVar
 
 import aiohttp
@@ -31,6 +33,8 @@ HEARTBEAT_TIMEOUT_S = 15.0
 TELL_TIMEOUT_S = 15.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.5
+LOOKS_PER_S = 500
+"""All agents of a job together look into the journal so often, while no master answers them."""
 _LAST_TRIES = 15
 _LAST_PAUSE_S = 0.2
 
@@ -76,6 +80,8 @@ class MasterClient:
         """`find` (blocking) gives the newest (epoch, host:port) that claimed the job, or None."""
         self.session: aiohttp.ClientSession
         """To be set before anything is asked."""
+        self.threads: Executor | None = None
+        """Where `find` blocks; None: in the loop's own, whose threads the end of the loop waits for."""
         self._address = url.removeprefix("http://").rstrip("/")
         self._find = find
         self._chance = chance
@@ -87,6 +93,9 @@ class MasterClient:
         """When a master last answered."""
         self.met = False
         """Did one ever?"""
+        self.crowd = 1
+        """Nodes that miss the master at the same moment."""
+        self._look_at = 0.0
 
     @property
     def address(self) -> tuple[str, int]:
@@ -107,8 +116,8 @@ class MasterClient:
         """What to do; None when the master had nothing to say."""
         return await self._post("heartbeat", message, Directive, HEARTBEAT_TIMEOUT_S)
 
-    async def fault(self, message: WorkerExit) -> None:
-        """Told when it returns."""
+    async def fault(self, message: Callable[[], WorkerExit]) -> None:
+        """Told when it returns; each attempt asks anew what to say, for it says how long ago that was."""
         await self._post("fault", message, Ack, TELL_TIMEOUT_S)
 
     async def finished(self, message: Finished) -> None:
@@ -123,16 +132,17 @@ class MasterClient:
         """Told when it returns."""
         await self._post("dumped", message, Ack, TELL_TIMEOUT_S)
 
-    async def ended(self, node: str) -> JobEnd | None:
-        """How the job ended; None when it did not, or nobody answers any more."""
+    async def ended(self, node: str, seconds: float = TELL_TIMEOUT_S) -> JobEnd | None:
+        """How the job ended; None when it did not, or nobody answers any more, for so long at most."""
         url = f"http://{self._address}/v1/status"
-        timeout = aiohttp.ClientTimeout(total=TELL_TIMEOUT_S, connect=5.0)
-        for _ in range(_LAST_TRIES):
-            try:
-                async with self.session.get(url, params={"node": node}, timeout=timeout) as reply:
-                    return msgspec.json.decode(await reply.read(), type=_Status).ended
-            except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
-                await asyncio.sleep(_LAST_PAUSE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for _ in range(_LAST_TRIES):
+                    try:
+                        async with self.session.get(url, params={"node": node}) as reply:
+                            return msgspec.json.decode(await reply.read(), type=_Status).ended
+                    except (aiohttp.ClientError, OSError, msgspec.DecodeError):
+                        await asyncio.sleep(_LAST_PAUSE_S)
         return None
 
     async def persisted(self, message: Persisted) -> str:
@@ -140,10 +150,13 @@ class MasterClient:
         ack = await self._post("persisted", message, Ack, TELL_TIMEOUT_S)
         return ack.committed if ack else ""
 
-    async def _post(self, path: str, message: msgspec.Struct, kind: type[Reply], timeout_s: float) -> Reply | None:
-        body, pause = _encode(message), _FIRST_PAUSE_S
+    async def _post(
+        self, path: str, message: msgspec.Struct | Callable[[], msgspec.Struct], kind: type[Reply], timeout_s: float
+    ) -> Reply | None:
+        pause = _FIRST_PAUSE_S
         timeout = aiohttp.ClientTimeout(total=timeout_s, connect=5.0)
         while True:
+            body = _encode(message() if callable(message) else message)
             address = self._address
             try:
                 async with self.session.post(f"http://{address}/v1/{path}", data=body, timeout=timeout) as reply:
@@ -187,8 +200,12 @@ class MasterClient:
         """Is there another address to try now?"""
         if self._address != address:
             return True
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + self.crowd / LOOKS_PER_S * self._chance.uniform(0.5, 1.5)
         try:
-            found = await asyncio.to_thread(self._find)
+            found = await asyncio.get_running_loop().run_in_executor(self.threads, self._find)
         except (OSError, RuntimeError, KeyError):
             return False  # The store cannot be read now either.
         if found is None or found[0] < self.epoch or found[1] == address:
@@ -199,6 +216,7 @@ class MasterClient:
 
     def _found(self, address: str) -> None:
         self.heard, self.met = time.monotonic(), True
+        self._look_at = self.heard + self.crowd / LOOKS_PER_S * self._chance.random()
         if self._lost:
             self._lost = False
             self._say(f"the master at {address} answers")

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -92,6 +93,8 @@ class ForkServer:
         self._on_fork = on_fork
         self._on_exit = on_exit
         self._on_lost = on_lost
+        self._waiting: deque[tuple[bytes, Sequence[int]]] = deque()
+        """Packets, with files of our own, that the socket has no room for yet."""
         self._pidfds: dict[int, int] = {}
         self.pids: dict[int, int] = {}
         """Of the workers that live, by their ids."""
@@ -117,14 +120,14 @@ class ForkServer:
     def spawn(self, spawn: Spawn, stdout: int, stderr: int) -> None:
         """Fork a worker; its end is told by `on_exit`. Raises ForkServerLost."""
         try:
-            socket.send_fds(self._socket, [_encode(spawn)], [stdout, stderr])
+            self._send(_encode(spawn), [stdout, stderr])
         except OSError as error:
             raise ForkServerLost(f"the fork server cannot be told to fork: {error}") from error
 
     def signal(self, number: int, signum: int) -> None:
         """Send a signal to a worker's process group; nothing when it is gone."""
         with suppress(OSError):
-            self._socket.send(_encode(Signal(number, signum)))
+            self._send(_encode(Signal(number, signum)))
 
     async def close(self) -> None:
         """End it; workers that still live die with it."""
@@ -137,6 +140,31 @@ class ForkServer:
         """Of one that was lost: until `on_lost` was called."""
         if self._burial is not None:
             await self._burial
+
+    def _send(self, packet: bytes, files: Sequence[int] = ()) -> None:
+        """Packets arrive in this order; what finds the socket full (dozens of workers at once) goes when it can."""
+        if not self._waiting:
+            try:
+                socket.send_fds(self._socket, [packet], files)
+            except BlockingIOError:
+                self._loop.add_writer(self._socket, self._writable)
+            else:
+                return
+        self._waiting.append((packet, [os.dup(file) for file in files]))
+
+    def _writable(self) -> None:
+        while self._waiting:
+            packet, files = self._waiting[0]
+            try:
+                socket.send_fds(self._socket, [packet], files)
+            except BlockingIOError:
+                return
+            except OSError:
+                break  # It is gone, which the other direction tells.
+            self._waiting.popleft()
+            for file in files:
+                os.close(file)
+        self._loop.remove_writer(self._socket)
 
     def _readable(self) -> None:
         try:
@@ -166,7 +194,12 @@ class ForkServer:
         if self.alive:
             self.alive = False
             self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
             self._socket.close()
+            for _, files in self._waiting:
+                for file in files:
+                    os.close(file)
+            self._waiting.clear()
 
     def _lost(self) -> None:
         self._forget()

@@ -33,6 +33,10 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     job: str
     store: str
     """URI of the store."""
+    path: str = ""
+    offset: int = 0
+    size: int = 0
+    """Where this worker's start lies in shared memory, as `Fetched` will tell; empty when it is not there yet."""
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):

@@ -1,6 +1,7 @@
 """Where a worker's stdout and stderr go: line by line to the node's log, or as `logs` says. The end of them is kept."""
 
 import asyncio
+import fcntl
 import os
 import select
 from collections.abc import Callable, Iterable, Sequence
@@ -67,9 +68,10 @@ class Pipe:
         self._loop.add_reader(self._read, self._readable)
 
     def close(self) -> None:
-        """Read what is still in the pipe, then let go of it."""
-        while self._take():
-            pass
+        """Read what is in the pipe, then let go of it: what others that still hold it write from now on is lost."""
+        left = fcntl.fcntl(self._read, fcntl.F_GETPIPE_SZ)
+        while left > 0 and (taken := self._take()):
+            left -= taken
         self._loop.remove_reader(self._read)
         os.close(self._read)
         if self._line:
@@ -84,14 +86,14 @@ class Pipe:
         if not self._take():
             self._loop.remove_reader(self._read)
 
-    def _take(self) -> bool:
-        """One chunk; False at the end, or when nothing is there now and we are closing."""
+    def _take(self) -> int:
+        """One chunk; its bytes: 0 at the end, or when nothing is there now and we are closing."""
         try:
             chunk = os.read(self._read, _CHUNK)
         except BlockingIOError:
-            return False
+            return 0
         if not chunk:
-            return False
+            return 0
         if self._on_bytes is not None:
             self._on_bytes(chunk)
         self._last += chunk
@@ -102,7 +104,7 @@ class Pipe:
             lines, self._line = [*lines, self._line], b""
         if lines:
             self._on_lines(lines)
-        return True
+        return len(chunk)
 
 
 def write_all(file: int, data: bytes) -> None:

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from runtime.agent.script import Kind, import_root, split_command
+from runtime.agent.script import Kind, holds_main, import_root, split_command
 
 
 def source_of(command: Sequence[str]) -> str | None:
     """The file of the script or module; None where there is none to read."""
     kind, target, _ = split_command(command)
+    if kind is Kind.SCRIPT and holds_main(target):
+        return os.path.join(target, "__main__.py") if os.path.isdir(target) else None
     if kind is not Kind.MODULE:
         return None if kind is Kind.PROGRAM else target
     try:

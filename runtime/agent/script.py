@@ -6,6 +6,7 @@ Standard library only (but for what --run-path asks of torch); the fork server i
 import atexit
 import contextlib
 import os
+import pkgutil
 import runpy
 import sys
 import threading
@@ -60,9 +61,16 @@ def program(command: Sequence[str], python: str) -> list[str]:
     return [python, "-u", *command]
 
 
+def holds_main(path: str) -> bool:
+    """Is it a folder or an archive (of `zipapp`), whose `__main__.py` Python runs?"""
+    return pkgutil.get_importer(path) is not None
+
+
 def import_root(command: Command) -> str:
-    """What Python puts first in sys.path: the script's folder, or the current one for a module."""
-    return os.path.dirname(os.path.realpath(command.target)) if command.kind is Kind.SCRIPT else os.getcwd()
+    """What Python puts first in sys.path: the script's folder (or archive), or the current one for a module."""
+    if command.kind is not Kind.SCRIPT:
+        return os.getcwd()
+    return command.target if holds_main(command.target) else os.path.dirname(os.path.realpath(command.target))
 
 
 def run_and_exit(command: Sequence[str]) -> NoReturn:
@@ -108,6 +116,9 @@ def _run(command: Sequence[str]) -> None:
         from torch.distributed.elastic.multiprocessing.errors import record
 
         record(runpy.run_path)(split.target, run_name="__main__")
+        return
+    if holds_main(split.target):
+        runpy.run_path(split.target, run_name="__main__")
         return
     path = os.path.abspath(split.target)
     with open(path, "rb") as file:

@@ -14,17 +14,18 @@ from concurrent.futures import Executor
 import msgspec
 from aiohttp import web
 
-from runtime.agent.keeping import Keeper
+from runtime.agent.keeping import Keeper, Stretch
 from runtime.job.messages import Holding
 
-_CHUNK = 1 << 20
-_WAITED_FOR = 64 << 10
-"""A write of more bytes waits until they are sent, one of fewer may leave them in a buffer."""
+_CHUNK = 4 << 20
+STALL_S = 30.0
+"""A peer that takes no chunk for so long is gone: the kernel alone would believe in it for a quarter of an hour, in
+which the slot that it reads could not be written."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
-def application(keeper: Keeper, token: str, threads: Executor) -> web.Application:
-    """The server of one agent; what blocks runs in `threads`."""
+def application(keeper: Keeper, token: str, threads: Executor, stall_s: float = STALL_S) -> web.Application:
+    """The server of one agent; what blocks runs in `threads`. A reader that takes nothing for `stall_s` is let go."""
     bearer = f"Bearer {token}".encode()
 
     @web.middleware
@@ -39,8 +40,8 @@ def application(keeper: Keeper, token: str, threads: Executor) -> web.Applicatio
     async def shard(request: web.Request) -> web.StreamResponse:
         place = [int(request.match_info[name]) for name in ("round", "iteration", "shard")]
         try:
-            with keeper.open_shard(*place) as data:
-                return await _send(request, data)
+            with keeper.open_shard(*place) as stretch:
+                return await _send(request, stretch, stall_s)
         except KeyError:
             text = "shard {2} of round {0}, iteration {1} is not held".format(*place)
             return web.Response(status=404, text=text)
@@ -61,30 +62,31 @@ def application(keeper: Keeper, token: str, threads: Executor) -> web.Applicatio
     return app
 
 
-async def _send(request: web.Request, shard: memoryview) -> web.StreamResponse:
-    start, end, status = 0, len(shard), 200
+async def _send(request: web.Request, shard: Stretch, stall_s: float) -> web.StreamResponse:
+    """The bytes go out by sendfile(2), never through this process. Those in the sockets' buffers are still the slot's
+    own when this returns: a reader that a new state overtakes finds digests that do not match, and asks elsewhere."""
+    start, end, status = 0, shard.size, 200
     if found := _RANGE.fullmatch(request.headers.get("Range", "")):
         start, status = int(found[1]), 206
         end = min(int(found[2]) + 1 if found[2] else end, end)
         if start >= end:
-            return web.Response(status=416, headers={"Content-Range": f"bytes */{len(shard)}"})
+            return web.Response(status=416, headers={"Content-Range": f"bytes */{shard.size}"})
     response = web.StreamResponse(status=status)
     response.content_type = "application/octet-stream"
     response.content_length = end - start
     if status == 206:
-        response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(shard)}"
+        response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{shard.size}"
     await response.prepare(request)
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the peer hung up")
-    # Each write waits until all of it is the kernel's: the bytes go out from where they are, and the slot, which is
-    # unpinned when we return, is not read any more. A short end is copied, for nobody waits for it.
-    transport.set_write_buffer_limits(high=0)
+    loop = asyncio.get_running_loop()
     try:
         for at in range(start, end, _CHUNK):
-            chunk = shard[at : min(at + _CHUNK, end)]
-            await response.write(chunk if len(chunk) > _WAITED_FOR else bytes(chunk))
+            async with asyncio.timeout(stall_s):
+                await loop.sendfile(transport, shard.file, shard.offset + at, min(_CHUNK, end - at))
         await response.write_eof()
-    finally:
-        transport.set_write_buffer_limits()
+    except TimeoutError:
+        transport.abort()
+        raise ConnectionResetError(f"the peer has taken nothing for {stall_s:g} s") from None
     return response

@@ -139,7 +139,11 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
     try:
         dead_man_s = float(dead_man)
     except ValueError:
-        raise ValueError(f"EVERSTEP_DEAD_MAN_S={dead_man}: not a number of seconds") from None
+        dead_man_s = math.nan
+    if not dead_man_s > 0:
+        raise ValueError(f"EVERSTEP_DEAD_MAN_S={dead_man}: not a number of seconds above 0")
+    if not (0 <= told.notice < math.inf and 0 <= told.grace < math.inf):
+        raise ValueError(f"--notice {told.notice:g} --grace {told.grace:g}: give seconds, from 0 on")
     settings = Settings(
         job=environment["EVERSTEP_JOB"],
         token=environment["EVERSTEP_JOB_TOKEN"],

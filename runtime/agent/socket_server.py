@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from runtime.agent.keeping import Keeper
 from runtime.agent.link import (
@@ -176,7 +177,9 @@ class _Connection(asyncio.Protocol):
         else:
             self._local_rank = hello.local_rank
             self._server.greeted()
-            self._send(self._server.welcome)
+            start = self._server.keeper.ready(hello.local_rank)
+            place = {"path": start.path, "offset": start.offset, "size": start.size} if start else {}
+            self._send(replace(self._server.welcome, **place))
 
     def _later(self, call: Callable[[], Reply], done: Callable[[Reply], None] = lambda _: None) -> None:
         self._busy = asyncio.get_running_loop().create_task(self._wait(call, done))

@@ -4,6 +4,7 @@ As `--switchbox-check` of DLRover: each pair GPU - switch box - GPU is measured;
 faulty link, and a machine with fewer working pairs than `min_channels` is a faulty node.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def parse_box(pairs: str, min_bandwidth: float, min_channels: int) -> Box:
         found.append(pair)
     if not found:
         raise SwitchboxError("--box-pairs: no pairs; write DEVICE:DEVICE, as in '0:1 2:4'")
-    if min_bandwidth <= 0:
+    if not 0 < min_bandwidth < math.inf:
         raise SwitchboxError(f"--min-bandwidth {min_bandwidth:g}: must be above 0 (MB/s)")
     if not 1 <= min_channels <= len(found):
         raise SwitchboxError(f"--min-channels {min_channels}: must be from 1 to {len(found)}, the --box-pairs given")

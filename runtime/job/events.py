@@ -82,6 +82,8 @@ class NodeGone:
     node: str
     detail: str
     exit_code: int | None = None
+    gave_way: bool = False
+    """To somebody more important: nobody's fault."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,13 @@ class StopAsked:
 
 
 @dataclass(frozen=True)
+class DeletionDue:
+    """These (round, iteration)s need not stay in the store. Those that the state does not know after this may go."""
+
+    places: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed."""
 
@@ -114,6 +123,7 @@ Event = (
     | LeaveAnnounced
     | StacksDumped
     | ManifestWritten
+    | DeletionDue
     | NodeCreated
     | NodeGone
     | ScaleAsked

@@ -169,8 +169,8 @@ class WorkerExit(msgspec.Struct, frozen=True):
     iteration: int
     error: str = ""
     """The traceback or last words, at most 16 KiB."""
-    time: float = 0.0
-    """Unix time of the death."""
+    ago_s: float = 0.0
+    """Seconds from the death until this is sent: hosts' clocks differ, and the first to fail is to be found."""
     oom: bool = False
     """The agent saw the cgroup count a kill for want of memory at this death."""
 

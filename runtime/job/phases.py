@@ -6,6 +6,7 @@ from runtime.job.records import (
     Committed,
     DesiredChanged,
     FaultJudged,
+    Forgotten,
     HangOver,
     HangSeen,
     JobEnded,
@@ -47,9 +48,9 @@ JOB: dict[tuple[JobPhase, type], JobPhase] = {
         for phase in (F, R)
         for kind in (
             MasterClaimed, NodeRequested, NodeAppeared, NodeJoined, NodeLeaving, NodeReleased, NodeLost, WorkerFaulted,
-            FaultJudged, ShardPersisted, Committed, DesiredChanged,
+            FaultJudged, ShardPersisted, Committed, Forgotten, DesiredChanged,
         )
     },
     **{(R, kind): R for kind in (NodeFinished, HangSeen, HangOver)},
-    **{(E, kind): E for kind in (MasterClaimed, NodeLost, ShardPersisted, Committed)},
+    **{(E, kind): E for kind in (MasterClaimed, NodeLost, ShardPersisted, Committed, Forgotten)},
 }  # fmt: skip

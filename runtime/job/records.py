@@ -167,7 +167,7 @@ class WorkerFaulted(Fact, frozen=True, kw_only=True):
     reason: Reason
     error: str = ""
     died: float = 0.0
-    """Unix time of the death by the node's clock."""
+    """Unix time of the death, by the master's clock."""
 
 
 class FaultJudged(Fact, frozen=True, kw_only=True):
@@ -230,6 +230,13 @@ class Committed(Fact, frozen=True, kw_only=True):
     """Of the manifest."""
 
 
+class Forgotten(Fact, frozen=True, kw_only=True):
+    """Checkpoints are about to be deleted from the store: no round begins from them any more."""
+
+    places: tuple[tuple[int, int], ...]
+    """(Round, iteration) of each."""
+
+
 class DesiredChanged(Fact, frozen=True, kw_only=True):
     """Somebody asked for another number of nodes."""
 
@@ -268,6 +275,7 @@ Record = (
     | RoundBroken
     | ShardPersisted
     | Committed
+    | Forgotten
     | DesiredChanged
     | JobEnded
 )

@@ -11,6 +11,7 @@ from runtime.job import policy, sizes
 from runtime.job.case import Case, Refused, UnknownNode
 from runtime.job.endings import End
 from runtime.job.events import (
+    DeletionDue,
     HeartbeatSeen,
     Joined,
     LeaveAnnounced,
@@ -31,6 +32,7 @@ from runtime.job.nodes import LIVE, NodePhase, NodeState
 from runtime.job.records import (
     Committed,
     DesiredChanged,
+    Forgotten,
     JobReopened,
     JobResult,
     NodeAppeared,
@@ -41,7 +43,7 @@ from runtime.job.records import (
     ShardPersisted,
     WorkerFaulted,
 )
-from runtime.job.state import JobPhase, round_number
+from runtime.job.state import JobPhase, begun_from, round_number
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 
@@ -129,7 +131,8 @@ def _worker_exited(case: Case, event: WorkerExited) -> None:
     reason = policy.reason_of(told.exit_code, case.spec.hardware_exit_codes, told.oom)
     fault = WorkerFaulted(
         time=case.now, node=told.node, round=told.round, rank=told.rank, local_rank=told.local_rank,
-        exit_code=told.exit_code, iteration=told.iteration, reason=reason, error=told.error, died=told.time,
+        exit_code=told.exit_code, iteration=told.iteration, reason=reason, error=told.error,
+        died=max(case.now - told.ago_s, 0.0),
     )  # fmt: skip
     case.record(fault)
     if case.state.phase is JobPhase.RUNNING:
@@ -162,6 +165,13 @@ def _manifest_written(case: Case, event: ManifestWritten) -> None:
     case.record(Committed(time=case.now, round=event.round, iteration=event.iteration, key=event.key))
 
 
+def _deletion_due(case: Case, event: DeletionDue) -> None:
+    begun = begun_from(case.state)
+    gone = tuple(place for place in event.places if place in case.state.checkpoints and place != begun)
+    if gone:
+        case.record(Forgotten(time=case.now, places=gone))
+
+
 def _leave_announced(case: Case, event: LeaveAnnounced) -> None:
     told = event.leaving
     node = case.known(told.node)
@@ -190,6 +200,9 @@ def _node_gone(case: Case, event: NodeGone) -> None:
     node = case.state.nodes.get(event.node)
     if node is None:
         return
+    if event.gave_way and node.phase in LIVE and not node.leaving and case.state.phase is not JobPhase.ENDED:
+        detail = event.detail[:1000]
+        case.record(NodeLeaving(time=case.now, node=event.node, reason=Reason.PREEMPTED, detail=detail, until=case.now))
     reason = Reason.START_FAILED if node.phase is P.REQUESTED else Reason.NODE_LOST
     if event.exit_code is not None:
         by_code = policy.reason_of(event.exit_code, case.spec.hardware_exit_codes)
@@ -226,6 +239,7 @@ _TAKE: dict[type, Callable[[Case, Any], None]] = {
     NodeFinishedRound: _node_finished,
     ShardStored: _shard_stored,
     ManifestWritten: _manifest_written,
+    DeletionDue: _deletion_due,
     LeaveAnnounced: _leave_announced,
     StacksDumped: _stacks_dumped,
     NodeCreated: _node_created,

@@ -270,8 +270,8 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         yield "keep_every: without keep_last every checkpoint stays"
     for field in msgspec.structs.fields(Patience):
         value = getattr(spec.patience, field.name)
-        if value < 0:
-            yield f"patience.{field.name}: {value} is negative"
+        if not value >= 0:
+            yield f"patience.{field.name}: {value} is not a number from 0 on"
     if spec.patience.silence_s == 0:
         yield "patience.silence_s: with 0 every node would be lost at once"
     if not spec.hang.timeout_s > 0:

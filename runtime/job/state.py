@@ -22,6 +22,7 @@ from runtime.job.records import (
     Decision,
     DesiredChanged,
     FaultJudged,
+    Forgotten,
     HangOver,
     HangSeen,
     JobEnded,
@@ -139,6 +140,12 @@ def member_names(round_: Round | None) -> frozenset[str]:
 def round_number(state: State) -> int:
     """The running or the last round; 0: there was none."""
     return state.round.number if state.round else 0
+
+
+def begun_from(state: State) -> tuple[int, int]:
+    """The (round, iteration) that the running or the last round began from; zeros: nothing."""
+    restore = state.round.restore if state.round else None
+    return (restore.round, restore.iteration) if restore else (0, 0)
 
 
 def _known(state: State, name: str) -> NodeState:
@@ -340,6 +347,10 @@ def _committed(state: State, record: Committed) -> State:
     return replace(state, checkpoints=kept, iteration=max(state.iteration, record.iteration))
 
 
+def _forgotten(state: State, record: Forgotten) -> State:
+    return replace(state, checkpoints={k: c for k, c in state.checkpoints.items() if k not in set(record.places)})
+
+
 def _desired(state: State, record: DesiredChanged) -> State:
     asked_at = state.asked_at if record.detail else record.time
     return replace(state, sizes={**state.sizes, record.role: record.nodes}, asked_at=asked_at)
@@ -377,6 +388,7 @@ _FOLDS: dict[type, Callable[[State, Any], State]] = {
     RoundBroken: _broken,
     ShardPersisted: _persisted,
     Committed: _committed,
+    Forgotten: _forgotten,
     DesiredChanged: _desired,
     JobEnded: _ended,
 }

@@ -61,6 +61,10 @@ def _add_checks(parser: argparse.ArgumentParser, environment: Mapping[str, str])
 def _add_ours(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("of everstep")
     group.add_argument(
+        *torchrun.both("node-unit"), type=int, default=1, metavar="N",
+        help="as dlrover-run has it: a round has a multiple of so many nodes (1)",
+    )  # fmt: skip
+    group.add_argument(
         "--store", default="", metavar="URI", help="shared by all nodes: checkpoints, and the master's takeover"
     )
     group.add_argument(

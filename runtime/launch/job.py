@@ -33,7 +33,7 @@ def job_of(told: "Launch", job: str) -> JobSpec:
     )
     # As torchrun counts: every failure of workers costs a restart, also a kill; a change of membership none.
     limits = {"restart_limit": told.max_restarts, "fail_policy": EndingPolicy.ANY}
-    role = RoleSpec(told.nodes, told.min_nodes, told.slots, **limits)
+    role = RoleSpec(told.nodes, told.min_nodes, told.slots, node_unit=told.node_unit, **limits)
     spec = JobSpec(job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED, hang=told.hang)
     return replace(spec, keep_last=told.keep_last, keep_every=told.keep_every)
 
@@ -76,6 +76,8 @@ def _said(told: argparse.Namespace, role: str, nodes: tuple[int, int], slots: in
     if told.nnodes != "1:1":
         yield Said("--nnodes", ("replicaSpecs", role, "minReplicas"), nodes[0])
         yield Said("--nnodes", ("replicaSpecs", role, "replicas"), nodes[1])
+    if told.node_unit != 1:
+        yield Said("--node-unit", ("replicaSpecs", role, "nodeUnit"), told.node_unit)
     if told.nproc_per_node != "1":
         yield Said("--nproc-per-node", ("replicaSpecs", role, "slots"), slots)
     if told.max_restarts:

@@ -5,6 +5,7 @@ DLROVER_MASTER_ADDR they are dlrover-run's, which lets those stand before torch'
 """
 
 import argparse
+import math
 import os
 import re
 import signal
@@ -57,6 +58,8 @@ class Launch:
     nodes: int
     """Of all roles."""
     min_nodes: int
+    node_unit: int
+    """A round has a multiple of so many nodes, where no spec says so of each role."""
     slots: int
     """Workers on this node."""
     index: int
@@ -122,6 +125,8 @@ def options(
     _refuse(told)
     _check_numbers(told)
     least, most = _nodes(told.nnodes)
+    if told.node_unit < 1 or (not told.job_spec and most - most % told.node_unit < least):
+        raise ValueError(f"--node-unit {told.node_unit}: no multiple of it is within --nnodes {told.nnodes}")
     slots = _slots(told.nproc_per_node, count_devices or devices)
     spec, role = read_spec(told, (least, most), slots) if told.job_spec else (None, ROLE)
     if spec is not None:
@@ -140,6 +145,7 @@ def options(
         role=role,
         nodes=most,
         min_nodes=most if static and spec is None else least,
+        node_unit=told.node_unit,
         slots=slots,
         index=index,
         meeting=meeting,
@@ -209,10 +215,10 @@ def _check_numbers(told: argparse.Namespace) -> None:
         raise ValueError(f"{given}: give numbers from 1 on, and no --keep-every without --keep-last")
     if not told.persist_bytes_per_s >= 0:
         raise ValueError(f"--persist-bytes-per-s {told.persist_bytes_per_s:g}: it cannot be negative")
-    if told.cooldown < 0:
-        raise ValueError(f"--cooldown {told.cooldown:g}: it cannot be negative")
-    if not told.hang_timeout > 0:
-        raise ValueError(f"--hang-timeout {told.hang_timeout:g}: it must be above 0")
+    if not 0 <= told.cooldown < math.inf:
+        raise ValueError(f"--cooldown {told.cooldown:g}: give seconds, from 0 on")
+    if not 0 < told.hang_timeout < math.inf:
+        raise ValueError(f"--hang-timeout {told.hang_timeout:g}: give seconds above 0; --on-hang says what follows")
 
 
 def _nodes(text: str) -> tuple[int, int]:

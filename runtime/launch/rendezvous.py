@@ -91,7 +91,7 @@ def _positive(key: str, text: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not number > 0:
+    if not 0 < number < math.inf and (key, number) != ("pend_timeout", math.inf):
         raise ValueError(f"--rdzv-conf {key}={text}: not a number above 0")
     return number
 

@@ -14,11 +14,15 @@ from pathlib import Path
 from runtime.platform import debris
 from runtime.platform.registry import Registered, Registry
 
+_STARTING_S = 3600.0
+"""So long a job's secret is kept although none of its nodes is there yet."""
+
 
 class Scratch:
     """One user's folder on this machine."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._nodes = folder / "nodes"
         self._stores = folder / "stores"
 
@@ -60,6 +64,10 @@ class Scratch:
         for folder in self._stores.glob("*/"):
             if not any(_alive(line) for line in _owners(folder)):
                 discard(folder)
+        for token in self._folder.glob("*.token"):
+            with suppress(FileNotFoundError):
+                if time.time() - token.stat().st_mtime > _STARTING_S and not (self._nodes / token.stem).exists():
+                    token.unlink()
 
 
 def own(folder: Path) -> None:

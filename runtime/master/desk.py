@@ -12,12 +12,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
 from runtime import faults
-from runtime.checkpoint.retention import Kept, collect
+from runtime.checkpoint.retention import Kept, delete, unneeded
 from runtime.job.brain import Brain, Journal, Refused, WriteManifest
-from runtime.job.events import Event, ManifestWritten, Tick
+from runtime.job.events import DeletionDue, Event, ManifestWritten, Tick
 from runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
 from runtime.job.spec import JobSpec
-from runtime.job.state import State
+from runtime.job.state import State, begun_from
 from runtime.master import journal as journals
 from runtime.master import manifest, snapshots
 from runtime.master.retry import retried
@@ -223,9 +223,7 @@ class Desk:
             if self.spec.keep_last and self._commits.empty():
                 # What is deleted before its commit is journaled would be committed again by the next master.
                 await self.durable()
-                spec, round_ = self.spec, self.state.round
-                begun = (round_.restore.round, round_.restore.iteration) if round_ and round_.restore else (0, 0)
-                await self.tidy(Kept(spec.keep_last, spec.keep_every, begun))
+                await self.tidy(Kept(self.spec.keep_last, self.spec.keep_every, begun_from(self.state)))
 
     def _overtaken(self, asked: WriteManifest) -> bool:
         """Is a newer checkpoint whole in the store? What is older may be deleted."""
@@ -249,10 +247,17 @@ class Desk:
         return ""
 
     async def tidy(self, kept: Kept) -> None:
-        """Delete the checkpoints that need not stay, and debris; what cannot be deleted now the next time finds."""
+        """Delete the checkpoints that need not stay, and debris; what cannot be deleted now the next time finds.
+
+        The journal forgets them before: no round, of no master, begins from what is being deleted.
+        """
         async with self._deleting:
             try:
-                await asyncio.to_thread(collect, self.store, self.spec.job, kept)
+                gone = await asyncio.to_thread(unneeded, self.store, self.spec.job, kept)
+                self.feed(DeletionDue(tuple(gone)))
+                await self.durable()
+                free = {place: keys for place, keys in gone.items() if place not in self.state.checkpoints}
+                await asyncio.to_thread(delete, self.store, free)
             except StoreError as error:
                 _log.warning("old checkpoints and debris stay until the next commit: %s", error)
 

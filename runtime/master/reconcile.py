@@ -46,7 +46,9 @@ class Reconciler:
         delete = [node for name, node in observed.items() if name in state.nodes and name not in want]
         if create or delete:
             await desk.confirm()
-            await asyncio.gather(*(self._create(node) for node in create))
+            # The last room must not go to one beyond the minimum: a scheduler would take it away again for the others.
+            for extra in (False, True):
+                await asyncio.gather(*(self._create(node) for node in create if node.extra is extra))
             await asyncio.gather(*(self._platform.delete(node.name, node.uid) for node in delete))
         left = [name for name in observed if name in state.nodes]
         (self.empty.clear if left or any(node.create for node in want.values()) else self.empty.set)()
@@ -78,5 +80,5 @@ class Reconciler:
             self._gone(gone)
 
     def _gone(self, gone: Gone) -> None:
-        self._desk.feed(NodeGone(gone.name, gone.reason, gone.exit_code))
+        self._desk.feed(NodeGone(gone.name, gone.reason, gone.exit_code, gone.gave_way))
         self._desk.changed.set()

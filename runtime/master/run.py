@@ -34,6 +34,12 @@ TRY_AGAIN = 75
 TERMINATED = 143
 OWN_DESCRIPTORS = 256
 """Files that a master needs beside its connections."""
+_KEEPALIVE = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 15,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 4,
+}
 _log = logging.getLogger(__name__)
 
 
@@ -83,7 +89,7 @@ async def run(
     if wrong := problems(spec):
         raise ValueError("; ".join(wrong))
     _allow_connections(spec)
-    with _collecting_rarely(), _listen(host, port) as listener:
+    with _collecting_rarely(), listening(host, port) as listener:
         address = f"{host}:{listener.getsockname()[1]}"
         try:
             claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
@@ -113,6 +119,7 @@ async def run(
                 return Outcome("fenced", str(error), "", None, desk.state.iteration, TRY_AGAIN)
             finally:
                 debris.cancel()
+                await asyncio.gather(debris, return_exceptions=True)
                 await telemetry.flush()
 
 
@@ -146,12 +153,16 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*known)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """Raises CannotListen. Who connects and vanishes is found out within minutes, not after the kernel's 2 hours."""
     try:
-        return socket.create_server((host, port), backlog=BACKLOG)
+        listener = socket.create_server((host, port), backlog=BACKLOG)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise CannotListen(f"cannot listen on {host}:{port}: {why}; choose another address or port") from None
+    for option, value in _KEEPALIVE.items():  # Connections inherit it.
+        listener.setsockopt(*option, value)
+    return listener
 
 
 def _requests(

@@ -1,5 +1,6 @@
 """The master's HTTP server: carries requests to the endpoints, and nothing else."""
 
+import asyncio
 import contextlib
 import logging
 import socket
@@ -14,6 +15,8 @@ from runtime.master.endpoints import Endpoints
 BACKLOG = 4096
 """Connections that may wait to be accepted: all agents of a job may come at once."""
 KEEPALIVE_S = 75.0
+BODY_S = 15.0
+"""A body that has not come within so long, as long as an agent waits for an answer, does not come any more."""
 END_S = 0.2
 """What is being answered when the master ends has so long."""
 
@@ -21,13 +24,16 @@ _log = logging.getLogger(__name__)
 
 
 @contextlib.asynccontextmanager
-async def serving(endpoints: Endpoints, listener: socket.socket) -> AsyncIterator[None]:
-    """The endpoints can be reached at `listener` while the block runs."""
+async def serving(endpoints: Endpoints, listener: socket.socket, body_s: float = BODY_S) -> AsyncIterator[None]:
+    """The endpoints can be reached at `listener` while the block runs; a body is waited for `body_s`."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         async def read() -> bytes:
             try:
-                return await request.read()
+                async with asyncio.timeout(body_s):
+                    return await request.read()
+            except TimeoutError:
+                raise Refused(f"the body did not come within {body_s:g} s") from None
             except web.HTTPRequestEntityTooLarge as error:
                 raise Refused(f"the body has more than {request.client_max_size} bytes") from error
             except (web.RequestPayloadError, ConnectionError) as error:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from contextlib import closing
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,7 @@ from runtime.job.messages import (
     Restore,
     WorkerExit,
 )
+from tests.wire import FAR, Wire
 
 REPORTS = """
 import json, os, sys, threading
@@ -286,6 +288,44 @@ def test_without_any_master_the_dead_man_ends_the_node_with_75(job: Any, masters
         assert (await ended()).exit_code == 75
         assert job.left() == []
         assert "no master of this job answered for 2 s" in job.log()
+
+    run(story())
+
+
+def test_a_node_cut_off_from_the_store_too_ends_by_its_dead_man(job: Any, masters: Any, ended: Any) -> None:
+    """The store does not answer: who reads the journal waits for ever."""
+
+    async def story() -> None:
+        journal = job.folder / "store" / "jobs" / job.name / "journal"
+        journal.mkdir(parents=True)
+        os.mkfifo(journal / "000001")
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, TRAINS, EVERSTEP_DEAD_MAN_S="2"))
+            await master.telemetry("pid")
+        assert (await ended()).exit_code == 75
+        assert job.left() == []
+
+    run(story())
+
+
+def test_a_node_whose_packets_vanish_ends_by_its_dead_man(job: Any, masters: Any, ended: Any) -> None:
+    """Nobody refuses it, nobody hangs up: its agent ends it, with its workers."""
+
+    async def story() -> None:
+        with closing(Wire()) as wire:
+            async with masters() as master:
+                port = int(master.url.rpartition(":")[2])
+                wire.lead(port)
+                await job.platform.create(job.request(f"http://{FAR}:{port}", TRAINS, EVERSTEP_DEAD_MAN_S="2"))
+                worker = await master.telemetry("pid")
+                assert await asyncio.to_thread(wire.answers, port, 20)
+                wire.cut()
+                assert not await asyncio.to_thread(wire.answers, port, 0.5), "the fault fired"
+                assert (await ended()).exit_code == 75
+                assert wire.held, "what it said did not pass"
+                assert "no master of this job answered for 2 s" in job.log()
+                assert not _lives(worker["pid"])
+                assert job.left() == []
 
     run(story())
 

@@ -90,6 +90,8 @@ def test_a_taken_port_is_not_given_and_the_ephemeral_range_is_left_alone() -> No
         (["--node", "n"], "no script"),
         (["--node", "n", "--", "missing.py"], "no such script: missing.py"),
         (["--node", "n", "--slots", "0", "--", "-m", "json"], "--slots"),
+        (["--node", "n", "--notice", "-1", "--", "-m", "json"], "--notice -1"),
+        (["--node", "n", "--grace", "nan", "--", "-m", "json"], "--grace nan"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(arguments: list[str], told: str) -> None:
@@ -98,3 +100,8 @@ def test_bad_settings_are_refused_in_one_line(arguments: list[str], told: str) -
         settings_of(arguments, dict.fromkeys(names, "x"))
     with pytest.raises(ValueError, match="EVERSTEP_JOB_TOKEN"):
         settings_of(["--node", "n", "--", "-m", "json"], {"EVERSTEP_JOB": "x"})
+    for seconds in ("soon", "0", "nan"):
+        with pytest.raises(ValueError, match=f"EVERSTEP_DEAD_MAN_S={seconds}: not a number of seconds above 0"):
+            settings_of(
+                ["--node", "n", "--", "-m", "json"], {**dict.fromkeys(names, "x"), "EVERSTEP_DEAD_MAN_S": seconds}
+            )

@@ -3,7 +3,10 @@
 import asyncio
 import os
 import select
+import shutil
+import signal
 import sys
+import zipapp
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -86,6 +89,21 @@ def test_a_script_is_main_with_its_arguments_and_its_folder_first_in_the_path(tm
     ran = run_worker(tmp_path, [script, "--x", "1"], plain=plain)
     assert ran.end.exit_code == 0
     assert ran.output == "[0] __main__ True ['--x', '1'] 7 0\n[0] True True\n"
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["forked", "by exec"])
+@pytest.mark.parametrize("archive", [False, True], ids=["folder", "archive"])
+def test_a_folder_or_archive_is_run_as_by_python(tmp_path: Path, plain: bool, archive: bool) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    write(app, "beside.py", "value = 6")
+    write(app, "__main__.py", "import sys, beside\nprint(__name__, beside.value, sys.argv[1:])\n")
+    if archive:
+        zipapp.create_archive(app, tmp_path / "app.pyz")
+        shutil.rmtree(app)
+    ran = run_worker(tmp_path, [str(tmp_path / ("app.pyz" if archive else "app")), "--lr", "1"], plain=plain)
+    assert (ran.end.exit_code, ran.output) == (0, "[0] __main__ 6 ['--lr', '1']\n")
+    assert ran.said == ()
 
 
 def test_a_module_is_run_as_with_python_m(tmp_path: Path) -> None:
@@ -253,3 +271,31 @@ def test_threads_that_nobody_set_are_as_many_as_in_a_fresh_process(tmp_path: Pat
 def test_python_is_the_same_one(tmp_path: Path) -> None:
     ran = run_worker(tmp_path, [write(tmp_path, "t.py", "import sys\nprint(sys.executable)\n")], plain=True)
     assert ran.output == f"[0] {sys.executable}\n"
+
+
+def test_more_workers_than_the_socket_takes_at_once_are_all_started_and_ended(tmp_path: Path) -> None:
+    many, padding = 96, "x" * 8000
+    command = [write(tmp_path, "train.py", "import threading\nthreading.Event().wait()\n")]
+
+    async def story() -> list[WorkerEnd]:
+        ends: asyncio.Queue[WorkerEnd] = asyncio.Queue()
+        forked: asyncio.Queue[int] = asyncio.Queue()
+        workers = Workers(command, (), ends.put_nowait, on_start=lambda rank, pid: forked.put_nowait(rank))
+        outputs = NodeLog(log, tmp_path)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await workers.ready(plain=False)
+                told = [
+                    {TRACEBACK_VARIABLE: str(tmp_path / f"traceback-{rank}"), "MORE": padding} for rank in range(many)
+                ]
+                workers.start(1, [Start(one, tuple(command), outputs.open(r, r)) for r, one in enumerate(told)])
+                assert sorted([await forked.get() for _ in range(many)]) == list(range(many))
+                workers.signal(signal.SIGKILL)
+                return [await ends.get() for _ in range(many)]
+        finally:
+            await workers.close()
+
+    log = os.open(tmp_path / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
+    ended = asyncio.run(story())
+    os.close(log)
+    assert sorted((end.local_rank, end.exit_code) for end in ended) == [(rank, -signal.SIGKILL) for rank in range(many)]

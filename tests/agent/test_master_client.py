@@ -2,24 +2,91 @@
 
 import asyncio
 import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
+from aiohttp import web
 
 from runtime.agent.client import MasterClient, NoPlace
-from runtime.job.messages import JOB_HEADER, Heartbeat
+from runtime.job.messages import JOB_HEADER, Ack, Action, Directive, Heartbeat, WorkerExit
+
+CHANCE = random.Random(0)
 
 
 def test_a_master_that_does_not_know_this_node_yet_is_alive(masters: Any) -> None:
     async def story() -> None:
         headers = {"Authorization": "Bearer secret", JOB_HEADER: "mine"}
         async with masters(job="another") as master, aiohttp.ClientSession(headers=headers) as session:
-            client = MasterClient(master.url, lambda: None, random.Random(0), print)
+            client = MasterClient(master.url, lambda: None, CHANCE, print)
             client.session, client.heard = session, 0.0
             with pytest.raises(NoPlace):
                 await client.heartbeat(Heartbeat("worker-0", 0))
             assert client.heard > 0.0
             assert not client.met
+
+    asyncio.run(story())
+
+
+@asynccontextmanager
+async def answering(path: str, statuses: list[int], reply: msgspec.Struct) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A master's address, where that is answered with these statuses, one after the other; and what it was told."""
+    told: list[bytes] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        told.append(await request.read())
+        return web.Response(status=statuses.pop(0), body=msgspec.json.encode(reply))
+
+    app = web.Application()
+    app.router.add_post(f"/v1/{path}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"127.0.0.1:{runner.addresses[0][1]}", told
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("crowd", [1, 1_000_000], ids=["one node", "a crowd"])
+def test_a_crowd_that_misses_its_master_does_not_look_for_the_next_one_all_at_once(crowd: int) -> None:
+    async def story() -> None:
+        looked: list[int] = []
+        statuses = [200, 503, 503, 503, 200]
+        directive = Directive(1, 0, Action.CONTINUE)
+        async with answering("heartbeat", statuses, directive) as (address, _), aiohttp.ClientSession() as session:
+            client = MasterClient(address, lambda: looked.append(1), CHANCE, print)
+            client.session, client.crowd = session, crowd
+            await client.heartbeat(Heartbeat("worker-0", 0))
+            await client.heartbeat(Heartbeat("worker-0", 0))
+        assert statuses == []
+        assert bool(looked) is (crowd == 1)
+
+    asyncio.run(story())
+
+
+def test_each_attempt_to_tell_a_fault_says_anew_how_long_ago_it_was() -> None:
+    async def story() -> None:
+        ages = iter([1.0, 2.0, 3.0])
+        async with answering("fault", [503, 503, 200], Ack(1)) as (address, told), aiohttp.ClientSession() as session:
+            client = MasterClient(address, lambda: None, CHANCE, print)
+            client.session = session
+            await client.fault(lambda: WorkerExit("worker-0", 1, 0, 0, 1, 5, ago_s=next(ages)))
+        assert [msgspec.json.decode(body, type=WorkerExit).ago_s for body in told] == [1.0, 2.0, 3.0]
+
+    asyncio.run(story())
+
+
+def test_a_master_that_vanishes_with_its_last_word_does_not_keep_a_node_that_leaves() -> None:
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+                client = MasterClient(f"127.0.0.1:{silent.getsockname()[1]}", lambda: None, CHANCE, print)
+                client.session = session
+                assert await client.ended("worker-0", seconds=0.2) is None
 
     asyncio.run(story())

@@ -21,6 +21,7 @@ def test_pairs_are_read_as_device_numbers() -> None:
         ("0:1 1:2", 1, 1, "device 1 of '1:2' is named twice"),
         ("3:3", 1, 1, "device 3 of '3:3' is named twice"),
         ("0:1", 0, 1, "--min-bandwidth 0"),
+        ("0:1", float("nan"), 1, "--min-bandwidth nan"),
         ("0:1", 1, 0, "--min-channels 0: must be from 1 to 1, the --box-pairs given"),
         ("0:1", 1, 2, "--min-channels 2"),
     ],

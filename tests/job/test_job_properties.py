@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from runtime.job.brain import Refused
 from runtime.job.events import (
+    DeletionDue,
     LeaveAnnounced,
     ManifestWritten,
     NodeCreated,
@@ -65,8 +66,8 @@ SPECS = [
     by_themselves({"worker": RoleSpec(4, 2, node_unit=2)}, topology=("a p 10.0.0.2", "b p 10.0.0.3")),
 ]  # fmt: skip
 ACTS = [
-    "join", "join", "anew", "join all", "join all", "exit", "gone", "finish", "stage", "persist", "manifest", "late",
-    "tick", "tick", "jump", "back", "takeover", "scale", "beat", "leave", "hang", "dump", "created", "pass",
+    "join", "join", "anew", "join all", "join all", "exit", "gone", "finish", "stage", "persist", "manifest", "delete",
+    "late", "tick", "tick", "jump", "back", "takeover", "scale", "beat", "leave", "hang", "dump", "created", "pass",
 ]  # fmt: skip
 
 
@@ -84,9 +85,10 @@ def act(world: World, data: st.DataObject, iteration: int) -> None:
             world.join_all()
         case "exit":
             code, oom = data.draw(st.sampled_from([-9, 1, -6, 201, 247, -15, 7, 137])), data.draw(st.booleans())
-            world.send(WorkerExited(WorkerExit(name, late, 0, 0, code, iteration, "ValueError: x", world.now, oom)))
+            world.send(WorkerExited(WorkerExit(name, late, 0, 0, code, iteration, "ValueError: x", 0.0, oom)))
         case "gone":
-            world.send(NodeGone(name, "killed", data.draw(st.sampled_from([None, 0, 1, 201, 247]))))
+            code, gave_way = data.draw(st.sampled_from([None, 0, 1, 201, 247])), data.draw(st.booleans())
+            world.send(NodeGone(name, "killed", code, gave_way))
         case "finish":
             world.send(NodeFinishedRound(Finished(name, late)))
         case "stage":
@@ -100,6 +102,9 @@ def act(world: World, data: st.DataObject, iteration: int) -> None:
                 known = world.state.checkpoints.get((asked.round, asked.iteration))
                 if known and not known.manifest:
                     world.send(ManifestWritten(asked.round, asked.iteration, "m"))
+        case "delete":
+            whole = sorted(place for place, known in world.state.checkpoints.items() if known.manifest)
+            world.send(DeletionDue(tuple(whole[: -data.draw(st.integers(1, 2))])))
         case "late":
             world.send(data.draw(st.sampled_from(world.sent)))
         case "tick":

@@ -41,9 +41,9 @@ class Job:
                 self.send(Joined(Join(node.name, "worker", node.host, 1, f"{node.name}:1", 1, (), self.number)))
 
     def fault(
-        self, name: str, code: int, iteration: int = 3, error: str = "ValueError: bad", died: float = 1.0
+        self, name: str, code: int, iteration: int = 3, error: str = "ValueError: bad", ago_s: float = 0.0
     ) -> None:
-        self.send(WorkerExited(WorkerExit(name, self.number, 0, 0, code, iteration, error, died)))
+        self.send(WorkerExited(WorkerExit(name, self.number, 0, 0, code, iteration, error, ago_s)))
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_the_same_error_at_the_same_iteration_twice_fails_with_its_traceback() -
 def test_the_traceback_is_that_of_the_rank_that_failed_first() -> None:
     job = Job()
     for _ in range(2):
-        job.fault("worker-1-0", 1, error="RuntimeError: peer closed", died=5.0)
-        job.fault("worker-0-0", 1, error="ValueError: bad", died=4.0)
+        job.fault("worker-1-0", 1, error="RuntimeError: peer closed", ago_s=0.1)
+        job.fault("worker-0-0", 1, error="ValueError: bad", ago_s=5.0)
         job.join_all()
     assert job.state.ended is not None
     assert job.state.ended.error == "ValueError: bad"

@@ -107,6 +107,23 @@ def test_leaving_counts_against_no_limit() -> None:
     assert world.state.stalled == 0
 
 
+def test_giving_way_to_somebody_more_important_counts_against_no_limit_announced_or_not() -> None:
+    world = World(platform({"worker": RoleSpec(2, 1)}))
+    world.join("worker-0-0")
+    for launch in range(12):  # Before it ever joined.
+        world.send(NodeGone(f"worker-1-{launch}", "its pod was deleted", 137, gave_way=True))
+    world.join("worker-1-12", after_round=0)
+    world.join_all()
+    assert len(members(world)) == 2
+    world.send(NodeGone("worker-1-12", "its pod was deleted", gave_way=True))  # In a round.
+    assert world.state.phase == "forming"
+    world.join("worker-1-13", after_round=0)
+    world.join_all()
+    assert "worker-1-13" in members(world)
+    assert (world.state.relaunches, world.state.restarts, world.state.given_up) == ({}, {}, {})
+    assert not [record for record in world.records if isinstance(record, FaultJudged)]
+
+
 def test_a_second_notice_changes_nothing_unless_it_is_sooner() -> None:
     world = running()
     notice(world, "worker-1-0", 30.0)

@@ -4,7 +4,7 @@ from runtime.job.brain import Brain, Journal, Refused, WriteManifest
 from runtime.job.events import Event, HeartbeatSeen, Joined, Opened, Tick, WorkerExited
 from runtime.job.messages import Heartbeat, Holding, Join, WorkerExit
 from runtime.job.nodes import NodePhase
-from runtime.job.records import MasterClaimed, Record, RoundFormed
+from runtime.job.records import Forgotten, MasterClaimed, Record, RoundFormed, ShardPersisted
 from runtime.job.spec import JobSpec, Placement, RoleSpec, problems
 from runtime.job.state import JobPhase, State, fold, round_number
 
@@ -83,18 +83,26 @@ class World:
         formed = [record for record in self.records if isinstance(record, RoundFormed)]
         assert [record.round.number for record in formed] == list(range(1, len(formed) + 1))
         assert [record.time for record in self.records] == sorted(record.time for record in self.records)
-        replayed, at = State(), 0
+        replayed, at, gone = State(), 0, set[tuple[int, int]]()
         known = dict(self.states)
         for position, record in enumerate(self.records):
             if position in known:
                 assert replayed == known[position]
-            if isinstance(record, RoundFormed):
-                self._check_round(replayed, record)
+            match record:
+                case RoundFormed():
+                    self._check_round(replayed, record, gone)
+                case Forgotten():
+                    gone.update(record.places)
+                    begun = replayed.round and replayed.round.restore
+                    assert not begun or (begun.round, begun.iteration) not in record.places
+                case ShardPersisted():
+                    gone.discard((record.holding.round, record.holding.iteration))
             replayed, at = fold([record], replayed), position + 1
         assert at == len(self.records)
         assert replayed == self.state
 
-    def _check_round(self, before: State, record: RoundFormed) -> None:
+    def _check_round(self, before: State, record: RoundFormed, gone: set[tuple[int, int]]) -> None:
+        """`gone`: what the store has no more."""
         seen = set()
         for role, asked in self.spec.roles.items():
             members = record.round.members[role]
@@ -113,6 +121,7 @@ class World:
             assert {(s.round, s.iteration) for s in restore.sources} == {(restore.round, restore.iteration)}
             shards = restore.sources[0].shards
             assert {source.shard for source in restore.sources} == set(range(shards))
+            assert not any(source.key and (source.round, source.iteration) in gone for source in restore.sources)
 
     def names(self, *phases: NodePhase) -> list[str]:
         return sorted(node.name for node in self.state.nodes.values() if node.phase in phases)
@@ -164,7 +173,7 @@ class World:
 
     def exit(self, name: str, code: int, iteration: int = 3, error: str = "ValueError: bad", oom: bool = False) -> None:
         """A worker of the node dies."""
-        self.send(WorkerExited(WorkerExit(name, self.number, 0, 0, code, iteration, error, self.now, oom)))
+        self.send(WorkerExited(WorkerExit(name, self.number, 0, 0, code, iteration, error, 0.0, oom)))
 
     def wait(self, seconds: float, beating: bool = True) -> None:
         """Let time pass, deadline by deadline; the agents beat unless they are silent."""

@@ -1,6 +1,7 @@
 """Launchers in a folder of their own; whatever a failed test leaves is ended."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,22 +12,16 @@ from tests.launch.launchers import Launcher, Pair, Torchrun
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
     """In a folder of its own."""
-    made = Launcher(tmp_path)
-    try:
+    with closing(Launcher(tmp_path)) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture(scope="session")
 def torchrun() -> Iterator[Torchrun]:
     """torch's launcher."""
     pytest.importorskip("torch")
-    made = Torchrun()
-    try:
+    with closing(Torchrun()) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture

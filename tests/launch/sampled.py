@@ -1,6 +1,7 @@
 """A script that writes down the samples it applies, and what must be true of them whatever came between."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,23 @@ from runtime.data import Sampler, open_dataset, sample_count
 from tests.datasets import write_dataset
 
 LENGTH, BATCH, SEED = 16, 7, 3
-SCRIPT = f"""
+BY_GLOO = """
+def agree(iteration, stop):
+    torch.distributed.all_reduce(stop)
+"""
+"""How the ranks tell each other in each iteration whether to stop."""
+
+
+def script(agree: str = BY_GLOO) -> str:
+    """Trains until there is a file `stop` beside it; goes on in the samples where another round ended."""
+    return f"""
 import json, os, sys, threading
 import torch
 import everstep
 
 folder = os.path.dirname(__file__)
 job = everstep.init()
+{agree}
 model = torch.nn.Linear(1, 1)
 batches = everstep.batches(sys.argv[1], sequence_length={LENGTH}, global_batch={BATCH}, seed={SEED})
 state = {{"model": model, "batches": batches}}
@@ -28,7 +39,7 @@ for batch in batches:
     told.write(json.dumps({{**line, "samples": batch.samples.tolist()}}) + "\\n")
     threading.Event().wait(0.02)
     stop[0] = job.rank == 0 and os.path.exists(f"{{folder}}/stop")
-    torch.distributed.all_reduce(stop)
+    agree(batch.iteration, stop)
     checkpointer.save(batch.iteration, state)
     everstep.report(loss=0.0)
     if stop:
@@ -68,16 +79,27 @@ def trained(folder: Path, world: int, after: int) -> int:
     return newest if newest > after and done[newest] >= 20 else 0
 
 
-def assert_applied_once(folder: Path, dataset: str, worlds: list[int]) -> None:
+def worlds(folder: Path) -> list[int]:
+    """With how many workers it trained so far, one after the other."""
+    found = applied(folder)
+    seen = [len(found[iteration][max(found[iteration])]) for iteration in sorted(found)]
+    return [world for at, world in enumerate(seen) if at == 0 or world != seen[at - 1]]
+
+
+def assert_applied_once(folder: Path, dataset: str, wanted: list[int]) -> None:
     """With so many workers one after the other every sample was applied once an epoch, in the order of its seed.
 
     Each change cost at most the last iteration and the one that was begun.
     """
     found = applied(folder)
-    seen = [len(found[iteration][max(found[iteration])]) for iteration in sorted(found)]
-    assert [world for at, world in enumerate(seen) if at == 0 or world != seen[at - 1]] == worlds
+    rounds = {
+        number: [at for at in sorted(found) if number in found[at]] for number in sorted(set().union(*found.values()))
+    }
+    for before, after in pairwise(rounds.values()):
+        assert before[-1] - 1 <= after[0] <= before[-1] + 1, f"it was at {before[-1]} and went on at {after[0]}"
+    assert worlds(folder) == wanted, f"it trained with {worlds(folder)} workers, not with {wanted}"
     assert sorted(found) == list(range(1, len(found) + 1)), "no iteration is missing"
-    assert sum(len(rounds) - 1 for rounds in found.values()) <= 2 * (len(worlds) - 1), "iterations done again"
+    assert sum(len(rounds) - 1 for rounds in found.values()) <= 2 * (len(wanted) - 1), "iterations done again"
     order: list[int] = []
     for iteration in sorted(found):
         ranks = found[iteration][max(found[iteration])]

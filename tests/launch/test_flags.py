@@ -16,7 +16,7 @@ torchrun = pytest.importorskip("torch.distributed.run")
 
 OURS = {
     "network_check", "exclude_straggler", "switchbox_check", "box_pairs", "min_bandwidth", "min_channels",
-    "store", "job_spec", "persist_interval", "checkpoint_overhead", "persist_bytes_per_s", "cooldown",
+    "node_unit", "store", "job_spec", "persist_interval", "checkpoint_overhead", "persist_bytes_per_s", "cooldown",
     "keep_last", "keep_every", "hang_timeout", "on_hang", "preload", "no_fork_server",
 }  # fmt: skip
 
@@ -114,8 +114,11 @@ def test_any_command_line_is_read_as_torch_reads_it(arguments: list[str]) -> Non
 
 
 def test_dlrover_runs_flags_have_its_defaults() -> None:
-    told = Parser({}).parse_args(["--network_check", "--exclude-straggler", "--switchbox-check", "train.py"])
+    told = Parser({}).parse_args(
+        ["--network_check", "--exclude-straggler", "--switchbox-check", "--node_unit=2", "x.py"]
+    )
     assert (told.network_check, told.exclude_straggler, told.switchbox_check) == (True, True, True)
+    assert (told.node_unit, MINE["node_unit"].default) == (2, 1)
     assert (told.box_pairs, told.min_bandwidth, told.min_channels) == ("0:1 2:4 3:5 6:7", 10000, 2)
 
 

@@ -224,7 +224,13 @@ DLROVER = {"DLROVER_MASTER_ADDR": "h:1"}
         (["--persist-interval=0"], {}, "--persist-interval 0"),
         (["--checkpoint-overhead=much"], {}, "--checkpoint-overhead much: give a share"),
         (["--persist-bytes-per-s=-1"], {}, "--persist-bytes-per-s -1"),
+        (["--nnodes=1:8", "--node-unit=0"], {}, "--node-unit 0"),
+        (["--nnodes=3:5", "--node-unit=6"], {}, "--node-unit 6: no multiple of it is within --nnodes 3:5"),
         (["--cooldown=-1"], {}, "--cooldown -1"),
+        (["--cooldown=nan"], {}, "--cooldown nan"),
+        (["--cooldown=inf"], {}, "--cooldown inf"),
+        (["--hang-timeout=inf"], {}, "--hang-timeout inf"),
+        (["--rdzv-conf=join_timeout=inf"], {}, "join_timeout=inf: not a number above 0"),
         (["--hang-timeout=0"], {}, "--hang-timeout 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -234,6 +240,12 @@ def test_what_cannot_be_is_refused_by_name_in_one_line(flags: list[str], environ
         read(*flags, environment=environment)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_round_has_a_multiple_of_the_node_unit() -> None:
+    launch = read("--nnodes=3:8", "--rdzv-endpoint=h:1", "--node-unit=2")
+    (role,) = job_of(launch, "j").roles.values()
+    assert (role.min_nodes, role.nodes, role.node_unit, role.least) == (3, 8, 2, 4)
 
 
 def test_a_script_that_does_not_exist_is_refused() -> None:
@@ -247,7 +259,7 @@ patience: {coolDown: 5, maxRestarts: 2}
 hang: {policy: report}
 replicaSpecs:
   ps: {replicas: 1}
-  worker: {replicas: 3, minReplicas: 2, slots: 4}
+  worker: {replicas: 3, minReplicas: 2, slots: 4, nodeUnit: 3}
 """
 
 
@@ -274,6 +286,7 @@ def test_a_job_spec_says_what_the_job_is_and_role_which_node_this_is(tmp_path: P
         ([], "--role: roles.yaml has the roles ps, worker; say which of them this node has"),
         (["--role=chief"], "--role chief: roles.yaml has no such role, only ps, worker"),
         (["--role=worker", "--nproc-per-node=2"], "line 6: replicaSpecs.worker.slots: 4 here, but --nproc-per-node sa"),
+        (["--role=worker", "--node-unit=2"], "line 6: replicaSpecs.worker.nodeUnit: 3 here, but --node-unit says 2"),
         (["--role=worker", "--nnodes=1:3"], "line 6: replicaSpecs.worker.minReplicas: 2 here, but --nnodes says 1"),
         (["--role=ps", "--max-restarts=3"], "line 2: patience.maxRestarts: 2 here, but --max-restarts says 3"),
         (["--role=ps", "--rdzv-conf=join_timeout=0.5,last_call_timeout=7", "--on-hang=fail"], "but --on-hang says"),

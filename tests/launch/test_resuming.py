@@ -104,3 +104,22 @@ def test_a_killed_launch_goes_on_from_the_newest_checkpoint_in_the_store(launche
     assert len(began(launcher)) == 2
     newest = max(checkpoints.glob("*/manifest.json"))
     assert json.loads(newest.read_text())["iteration"] >= committed
+
+
+def test_a_launch_whose_store_does_not_answer_ends_all_the_same(launcher: Launcher) -> None:
+    process = start(launcher, "a")
+    until_iteration(launcher, "a", 5)
+    journal = launcher.folder / "store" / "jobs" / "mine" / "journal"
+    os.mkfifo(journal / "999999")  # Who reads the newest segment, to find the master, waits for ever.
+    (master,) = [pid for pid, command in launcher.processes() if "runtime.launch.host" in command]
+    os.kill(master, signal.SIGKILL)
+    until(lambda: "another one takes over" in launcher.text("a", "err"), lambda: launcher.text("a", "err"))
+
+    def ended() -> bool:
+        os.kill(process, signal.SIGTERM)  # The first one gives time to save; each later one ends it at once.
+        return launcher.named["a"].poll() is not None
+
+    until(ended, lambda: launcher.text("a", "err"))
+    # A signal that comes when nobody listens any more ends it, too.
+    assert launcher.named["a"].returncode in (128 + signal.SIGTERM, -signal.SIGTERM)
+    until(lambda: not launcher.processes(), lambda: str(launcher.processes()))

@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 def test_three_four_three_nodes_apply_every_sample_once(launcher: Launcher, how: signal.Signals) -> None:
     folder = launcher.folder
     dataset = sampled.make_dataset(folder)
-    (folder / "train.py").write_text(sampled.SCRIPT)
+    (folder / "train.py").write_text(sampled.script())
     patience = "--rdzv-conf=last_call_timeout=2,keep_alive_interval=5,keep_alive_max_attempt=2"
     endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port(random.Random())}"
     flags = ("--nnodes=3:4", "--rdzv-backend=c10d", endpoint, patience, "--cooldown=0", "train.py", dataset)

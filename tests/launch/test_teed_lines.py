@@ -6,7 +6,7 @@ import select
 from pathlib import Path
 
 from runtime.agent.logs import LaunchLogs, LogPlan, Streams
-from runtime.agent.output import write_lines
+from runtime.agent.output import Pipe, write_lines
 
 
 async def teed(folder: Path, pieces: list[tuple[int, bytes]]) -> bytes:
@@ -44,3 +44,20 @@ def test_no_write_of_many_lines_is_longer_than_a_pipe_keeps_together() -> None:
     assert b"".join(writes) == b"".join(lines)
     assert 1 < len(writes) < len(lines)
     assert all(len(each) <= select.PIPE_BUF and each.endswith(b"\n") for each in writes)
+
+
+def test_somebody_who_goes_on_writing_does_not_keep_a_dead_workers_pipe_open() -> None:
+    shown: list[bytes] = []
+
+    async def story() -> None:
+        def again(lines: list[bytes]) -> None:
+            shown.extend(lines)
+            os.write(pipe.write_end, b"x" * 4000 + b"\n")
+
+        pipe = Pipe(again)
+        os.write(pipe.write_end, b"last words\n")
+        pipe.close()
+        os.close(pipe.write_end)
+
+    asyncio.run(story())
+    assert shown[0] == b"last words"

@@ -151,7 +151,8 @@ async def _life(masters: Masters, agent: Agent, faulty: bool, all_seated: asynci
     if seat.persists:
         manifests.append(await agent.persist(1, 1))
     if faulty:
-        await agent.client.fault(WorkerExit(agent.name, 1, seat.first_rank, 0, -9, 1))
+        told = WorkerExit(agent.name, 1, seat.first_rank, 0, -9, 1)
+        await agent.client.fault(lambda: told)
     await agent.told(Action.REJOIN, 1)
     seat = await agent.join(1)
     assert seat.round == 2

@@ -106,11 +106,13 @@ class Agent:
 class Job:
     """One master and its surroundings."""
 
-    def __init__(self, folder: Path, session: aiohttp.ClientSession, spec: JobSpec = SPEC) -> None:
+    def __init__(
+        self, folder: Path, session: aiohttp.ClientSession, spec: JobSpec = SPEC, platform: DictPlatform | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._created = asyncio.Event()
         self.store = WatchedStore(folder, lambda: loop.call_soon_threadsafe(self._created.set))
-        self.platform = DictPlatform()
+        self.platform = platform or DictPlatform()
         self.session = session
         self.spec = spec
         self.progress: list[Progress] = []
@@ -140,12 +142,14 @@ class Job:
         return Agent(self.session, master.address, name)
 
 
-def played(folder: Path, story: Callable[[Job], Any], spec: JobSpec = SPEC) -> Any:
+def played(
+    folder: Path, story: Callable[[Job], Any], spec: JobSpec = SPEC, platform: DictPlatform | None = None
+) -> Any:
     """Run the story against a fresh job, with a deadline."""
 
     async def play() -> Any:
         async with asyncio.timeout(SECONDS), aiohttp.ClientSession() as session:
-            job = Job(folder, session, spec)
+            job = Job(folder, session, spec, platform)
             try:
                 return await story(job)
             finally:
@@ -231,6 +235,26 @@ def test_the_platform_is_told_what_each_node_may_use_and_who_is_beyond_the_minim
 
     given = Resources(2.0, 4 << 30)
     played(tmp_path, story, JobSpec("j", {"worker": RoleSpec(2, 1, resources=given, priority=5)}))
+
+
+def test_nodes_beyond_the_minimum_are_made_when_all_others_are_there(tmp_path: Path) -> None:
+    class Slow(DictPlatform):
+        found: int = -1
+
+        async def create(self, request: NodeRequest) -> Node:
+            if request.extra:
+                self.found = len(self.nodes)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            return await super().create(request)
+
+    async def story(job: Job) -> None:
+        for _ in range(4):
+            await job.agent()
+        assert slow.found == 3
+
+    slow = Slow()
+    played(tmp_path, story, JobSpec("j", {"worker": RoleSpec(4, 3)}), slow)
 
 
 def test_a_second_master_takes_over_without_disturbing_the_round(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from runtime.job.messages import Heartbeat
 from runtime.job.spec import JobSpec, RoleSpec
 from runtime.master.bodies import LARGEST_BODY
-from runtime.master.server import serving
+from runtime.master.run import listening
+from runtime.master.server import BODY_S, serving
 from tests.master.shell import TOKEN, Shell, TroubledStore
 
 SPEC = JobSpec("j", {"worker": RoleSpec(1, 1)}, hosts="")
@@ -30,14 +31,14 @@ def head(*lines: str, verb: str = "heartbeat") -> bytes:
 RIGHT = head(f"Content-Length: {len(BEAT)}") + BEAT
 
 
-def served(story: Callable[[int, Shell], Awaitable[None]]) -> None:
+def served(story: Callable[[int, Shell], Awaitable[None]], body_s: float = BODY_S) -> None:
     """The story with the port of a master on loopback."""
 
     async def whole() -> None:
         shell = Shell(SPEC, TroubledStore())
         await shell.open()
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            async with serving(shell.endpoints, listener):
+            async with serving(shell.endpoints, listener, body_s):
                 await story(listener.getsockname()[1], shell)
         await shell.close()
 
@@ -123,3 +124,26 @@ def test_no_bytes_stop_the_server(noise: list[bytes], caplog: pytest.LogCaptureF
             await check_survived(port, shell, data, caplog, end=True)
 
     served(story)
+
+
+def test_a_body_that_stays_away_is_refused() -> None:
+    async def story(port: int, shell: Shell) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(RIGHT[:-5])
+        assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+        await reader.readuntil(b"the body did not come within 0.1 s")
+        writer.close()
+
+    served(story, body_s=0.1)
+
+
+def test_whoever_connected_and_vanished_is_found_out_within_minutes() -> None:
+    with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            idle, every, times = (
+                connection.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert idle + every * times <= 120

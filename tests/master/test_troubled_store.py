@@ -117,6 +117,36 @@ def test_nothing_is_deleted_before_the_commit_that_replaces_it_is_journaled() ->
         await persisting
         await passes(10)
         assert f"{old}/rank-00000.safetensors" not in store.objects
+        assert list(shell.desk.state.checkpoints) == [(1, 5)], "a round must not begin from what is gone"
+        await shell.close()
+
+    in_virtual_time(store, story)
+
+
+def test_nothing_is_deleted_before_the_journal_has_forgotten_it() -> None:
+    """Else a round of the next master would begin from what is gone."""
+    store = TroubledStore()
+    shell = Shell(replace(SPEC, keep_last=1), store)
+    old, newest = (f"jobs/j/checkpoints/000001-{iteration:09d}" for iteration in (4, 5))
+
+    def troubles(key: str) -> Trouble:
+        written = b"".join(data for name, data in store.objects.items() if "/journal/" in name)
+        return Trouble.REFUSED if "/journal/" in key and f"{newest}/manifest.json".encode() in written else Trouble.NONE
+
+    async def story() -> None:
+        await shell.open()
+        await _two_seats(shell)
+        store.troubles = troubles
+        for folder, iteration in ((old, 4), (newest, 5)):
+            store.objects[f"{folder}/rank-00000.safetensors"] = b"x"
+            while not msgspec.json.decode((await shell.persist(NODES[0], 1, iteration)).body, type=Ack).committed:
+                pass
+        await passes(20)
+        assert Trouble.REFUSED in store.suffered, "the fault must have fired"
+        assert f"{old}/rank-00000.safetensors" in store.objects
+        store.troubles = lambda key: Trouble.NONE
+        await passes(20)
+        assert f"{old}/rank-00000.safetensors" not in store.objects
         await shell.close()
 
     in_virtual_time(store, story)

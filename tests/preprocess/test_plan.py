@@ -38,4 +38,5 @@ def test_every_byte_has_one_task_in_order_and_cuts_are_borders(gaps: list[list[i
 @given(st.integers(0, 1 << 40), st.integers(1, 128))
 def test_tasks_are_few_and_large(total: int, cores: int) -> None:
     count = task_count(total, cores)
-    assert 1 <= count <= max(4 * cores + 1, -(-total // LARGEST))
+    assert 1 <= count <= max(4 * cores, -(-total // LARGEST) + cores - 1)
+    assert count < cores or count % cores == 0

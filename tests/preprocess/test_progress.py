@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from runtime.store import open_store
@@ -10,7 +11,7 @@ from runtime.text import extents
 from steps.entry import TRY_AGAIN, StepError
 from steps.preprocess import Config
 from steps.preprocess.cleaning import UNREADABLE
-from steps.preprocess.job import require_all, whole
+from steps.preprocess.job import first_byte, require_all, whole
 from steps.preprocess.plan import shards
 from steps.preprocess.progress import ARGO_FILE, Done, Total, done, line, told
 from steps.preprocess.shard import REFUSED, Refused, Written
@@ -44,7 +45,7 @@ def test_argos_progress_file_says_how_many_kilobytes_of_how_many(
 
 
 def written(*having: int, skipped: int = 0) -> Written:
-    return Written("document-00000", (), 9, having, 0, {UNREADABLE: skipped}, ())
+    return Written("document-00000", (), 9, having, 0, {UNREADABLE: skipped}, (), 0.0)
 
 
 def test_a_key_that_no_document_has_is_told() -> None:
@@ -73,3 +74,10 @@ def test_no_shard_is_missing_without_a_word(tmp_path: Path) -> None:
     store.create(REFUSED, b"a.jsonl:3:1: not JSON")
     with pytest.raises(StepError, match=r"^a\.jsonl:3:1: not JSON$"):
         require_all(planned, [written(1)], store)
+
+
+def test_the_clock_starts_with_the_first_byte_that_this_command_has_read() -> None:
+    earlier, first, later = (msgspec.structs.replace(written(1), began=began) for began in (5.0, 12.0, 13.0))
+    assert first_byte(10.0, [earlier, later, first]) == 12.0
+    assert first_byte(10.0, [earlier]) == 10.0
+    assert first_byte(10.0, []) == 10.0

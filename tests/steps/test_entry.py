@@ -76,3 +76,27 @@ def test_sigterm_ends_it_without_outputs(step: list[str], tmp_path: Path) -> Non
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 143
     assert not (tmp_path / "out").exists()
+
+
+def test_told_to_end_within_an_import_a_step_ends_right_after_it(tmp_path: Path) -> None:
+    """There an exception could be lost, and leave the lock of imports to nobody."""
+    script = """
+import signal
+from steps import entry
+seen = []
+signal.signal(signal.SIGALRM, lambda *_: seen.append("again"))
+inside = compile("import signal; signal.raise_signal(signal.SIGTERM); went_on = True", "<frozen importlib._x>", "exec")
+signal.signal(signal.SIGTERM, entry._terminate)
+here = {}
+exec(inside, here)
+assert here["went_on"]
+signal.pause()
+assert seen == ["again"]
+try:
+    entry._terminate(signal.SIGALRM, None)
+except entry.Terminated:
+    print("ended")
+"""
+    (tmp_path / "told.py").write_text(script)
+    told = subprocess.run([sys.executable, "told.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert told.stdout == "ended\n"

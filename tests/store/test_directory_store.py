@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.store import DirectoryStore, NoSuchKey, StoreError, require_space
+from runtime.store import DirectoryStore, NoSuchKey, StoreError, directory, require_space
 
 
 def test_a_half_written_object_is_never_seen(tmp_path: Path) -> None:
@@ -78,3 +78,28 @@ def test_too_little_space_is_known_beforehand(tmp_path: Path) -> None:
     require_space(store, 1, "the corpus")
     with pytest.raises(StoreError, match="the corpus needs"):
         require_space(store, 1 << 60, "the corpus")
+
+
+def test_each_chunk_of_a_large_object_is_on_its_way_to_the_disk_before_the_last_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "_CHUNK", 1000)
+    store, content, sizes = DirectoryStore(tmp_path), os.urandom(4500), []
+    monkeypatch.setattr(os, "fdatasync", lambda file: sizes.append(os.fstat(file).st_size))
+    store.put("large", content)
+    assert store.get("large") == content
+    assert len(sizes) == 5
+    store.put("small", content[:1000])
+    assert len(sizes) == 5
+
+
+def test_a_chunk_that_the_disk_does_not_take_leaves_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "_CHUNK", 1000)
+
+    def fails(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", fails)
+    with pytest.raises(StoreError, match="large: cannot write: Input/output error"):
+        DirectoryStore(tmp_path).put("large", bytes(4500))
+    assert not list(tmp_path.iterdir())

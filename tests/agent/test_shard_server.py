@@ -1,0 +1,59 @@
+"""The agent's own server: a shard is pinned while a peer reads it, and no longer."""
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, cast
+
+from aiohttp import web
+
+from runtime.agent.keeping import Stretch
+from runtime.agent.server import application
+
+SIZE = 64 << 20
+"""More than the kernel buffers between two ends of a connection."""
+
+
+class OneShard:
+    """What the server asks of a keeper."""
+
+    def __init__(self) -> None:
+        self.pins, self.why = 0, ""
+        self.pinned, self.unpinned = asyncio.Event(), asyncio.Event()
+
+    @contextmanager
+    def open_shard(self, *_: int) -> Iterator[Stretch]:
+        """Zeros."""
+        self.pins += 1
+        self.pinned.set()
+        try:
+            with tempfile.TemporaryFile(buffering=0) as file:
+                file.truncate(SIZE)
+                yield Stretch(file, 0, SIZE)
+        except ConnectionResetError as error:
+            self.why = str(error)
+            raise
+        finally:
+            self.pins -= 1
+            self.unpinned.set()
+
+
+def test_a_peer_that_stops_reading_does_not_pin_a_slot_for_ever() -> None:
+    async def story() -> None:
+        keeper = OneShard()
+        with ThreadPoolExecutor(1) as threads:
+            runner = web.AppRunner(application(cast(Any, keeper), "t", threads, stall_s=0.2))
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            with socket.create_connection(runner.addresses[0][:2]) as peer:
+                peer.sendall(b"GET /v1/shards/1/1/0 HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer t\r\n\r\n")
+                async with asyncio.timeout(60):
+                    await keeper.pinned.wait()
+                    await keeper.unpinned.wait()
+            assert (keeper.pins, keeper.why) == (0, "the peer has taken nothing for 0.2 s")
+            await runner.cleanup()
+
+    asyncio.run(story())
