@@ -12,7 +12,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -96,6 +97,25 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, _SOON_S)
         return
     raise Terminated
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """SIGTERM and Ctrl-C that arrive within the block take effect at its end: what it starts has its name by then.
+
+    Raises ValueError outside of the main thread.
+    """
+    arrived: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, lambda number, _: arrived.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in arrived:
+            signal.raise_signal(number)
 
 
 def main(

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps.entry import TRY_AGAIN, StepError
+from steps.entry import TRY_AGAIN, StepError, uninterrupted
 from steps.preprocess import gateway, masters
 from steps.preprocess.java import check_user, find_java
 
@@ -69,7 +69,9 @@ def spark(master: str, cores: int, executor_cores: int) -> Iterator["SparkContex
         home = Path(_origin("pyspark")).parent
         _environment(scratch, told["spark.driver.host"])
         try:
-            java = gateway.launch(gateway.command(find_java(before), home / "jars", scratch, told), scratch)
+            command = gateway.command(find_java(before), home / "jars", scratch, told)
+            with uninterrupted():
+                java = gateway.launch(command, scratch)
             context = _start(told, java, scratch)
         finally:
             os.environ.update(before)  # first: other threads read them meanwhile

@@ -20,9 +20,10 @@ from steps.corpus import Config as CorpusConfig
 from steps.corpus import archive
 from steps.corpus.run import run as make_corpus
 from steps.entry import Result, StepError
-from steps.preprocess import Config
+from steps.preprocess import Config, gateway
 from steps.preprocess.java import find_java, version
 from steps.preprocess.run import run
+from steps.preprocess.session import spark
 
 DEADLINE_S = 600.0
 TEXTS = [f"def function_{number}(a, b):\n    return a + {number * 7919} * b  # naïve\n" * 30 for number in range(300)]
@@ -190,6 +191,21 @@ def test_a_step_that_is_ended_leaves_no_process_and_no_dataset(
         assert told.splitlines()[-1] == "preprocess: told to end"
         assert not list((tmp_path / "store/datasets").iterdir())
         assert not [path.name for path in (tmp_path / "tmp").iterdir() if path.name.startswith("everstep")]
+
+
+def test_ending_while_java_starts_ends_java_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    launch = gateway.launch
+
+    def told_to_end(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
+        started.append(launch(words, folder))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(gateway, "launch", told_to_end)
+    with pytest.raises(KeyboardInterrupt), spark("local[1]", 1, 1):
+        pass
+    assert started[0].returncode is not None
 
 
 def checked_and_run(config: Config) -> None:
