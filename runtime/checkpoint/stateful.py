@@ -43,29 +43,47 @@ _FROM_ZERO = ("Adam", "AdamW", "Adamax", "RMSprop", "Adadelta", "SGD")
 def prepare_optimizer(optimizer: torch.optim.Optimizer, path: str) -> None:
     """Make the state exist before the first step, so that its size is known and it can be restored in place.
 
-    One step with lr 0 and zero gradients makes the tensors; then they are set to zero, as a fresh optimizer starts.
-    Weights and gradients are put back bit for bit. Raises StateError for an optimizer that starts otherwise.
+    One step of stand-ins without elements tells what the optimizer keeps for each parameter: zeros of the parameter's
+    form where the stand-in's is kept in its form. Weights and gradients are not touched. Raises StateError for an
+    optimizer that starts otherwise.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if optimizer.state or not parameters:
+    wanted = [[p for p in group["params"] if p.requires_grad] for group in optimizer.param_groups]
+    if optimizer.state or not any(wanted):
         return
     _check_starts_from_zero(optimizer, path)
-    weights = [p.detach().clone() for p in parameters]
-    gradients = [p.grad for p in parameters]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    with _without_lr(optimizer):
+    groups = [[(p, _stand_in(p)) for p in parameters] for parameters in wanted]
+    with _instead(optimizer, [[one for _, one in pairs] for pairs in groups]):
         type(optimizer).step(optimizer)
-    with torch.no_grad():
-        for parameter, weight, gradient in zip(parameters, weights, gradients, strict=True):
-            parameter.copy_(weight)
-            parameter.grad = gradient
-        for state in optimizer.state.values():
-            for name, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    value.zero_()
-                elif isinstance(value, int | float):
-                    state[name] = type(value)(0)
+    for parameter, stand_in in (pair for pairs in groups for pair in pairs):
+        if (kept := optimizer.state.pop(stand_in, None)) is not None:
+            optimizer.state[parameter] = {name: _zero(value, stand_in, parameter) for name, value in kept.items()}
+
+
+def _stand_in(parameter: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros(0, dtype=parameter.dtype, device=parameter.device, requires_grad=True)
+    made.grad = torch.zeros_like(made)
+    return made
+
+
+@contextmanager
+def _instead(optimizer: torch.optim.Optimizer, parameters: list[list[torch.Tensor]]) -> Iterator[None]:
+    """The optimizer's groups have these parameters."""
+    own = [group["params"] for group in optimizer.param_groups]
+    try:
+        for group, given in zip(optimizer.param_groups, parameters, strict=True):
+            group["params"] = given
+        yield
+    finally:
+        for group, given in zip(optimizer.param_groups, own, strict=True):
+            group["params"] = given
+
+
+def _zero(value: Any, stand_in: torch.Tensor, parameter: torch.Tensor) -> Any:
+    """What a state is before the first step, where it is `value` after the stand-in's."""
+    if isinstance(value, torch.Tensor):
+        like = parameter.detach() if value.shape == stand_in.shape else value
+        return torch.zeros_like(like, dtype=value.dtype, memory_format=torch.preserve_format)
+    return type(value)(0) if isinstance(value, int | float) else value
 
 
 def _check_starts_from_zero(optimizer: torch.optim.Optimizer, path: str) -> None:
@@ -76,15 +94,3 @@ def _check_starts_from_zero(optimizer: torch.optim.Optimizer, path: str) -> None
             f"{path}: {name}{' with dampening' if dampened else ''} has no state before its first step and does not "
             f"start from zeros; take one step before Checkpointer(state), or use one of {', '.join(_FROM_ZERO)}"
         )
-
-
-@contextmanager
-def _without_lr(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
-    try:
-        yield
-    finally:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate

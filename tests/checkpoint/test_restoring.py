@@ -17,6 +17,10 @@ from runtime.checkpoint.tree import flatten, prepare
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.3, betas=(0.9, 0.95)),
+    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+    "AdamW at once": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, lr=0.1),
+    "Adamax": lambda p: torch.optim.Adamax(p, lr=0.1),
     "Adam": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True, weight_decay=0.1),
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "SGD without momentum": lambda p: torch.optim.SGD(p, lr=0.1),
