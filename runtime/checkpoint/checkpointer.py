@@ -153,9 +153,9 @@ class Checkpointer:
             live = self._walker.flatten(state)
             stager = self._stager if self._stages and self._stager.knows(live) else None
             shard = opened(self._own(place), live, stager.layout if stager else None)
-            same = stager is not None and shard.layout is stager.layout
-            if same or cut_alike(shard, live):
-                return load(shard, state, live, place.digest, same)
+            stager = stager if stager and shard.layout is stager.layout else None
+            if stager or cut_alike(shard, live):
+                return load(shard, state, live, place.digest, stager)
         return reshard(*sources_of(self._link, place), state, self._rank)
 
     def _own(self, place: Fetched) -> memoryview:

@@ -215,9 +215,9 @@ def read_json(layout: Layout, data: memoryview, like: Any = None) -> dict[str, A
     """The JSON part: {"iteration": n, "state": ...}. Where `like`, a state's `Tree.json`, has a Raw and the text is the
     same there, that Raw stands in it."""
     start = layout.state.start
-    text = bytes(data[start : start + layout.state.size]).rstrip(b" ")
+    text = bytes(data[start : start + layout.state.size])
     try:
-        return _read(msgspec.Raw(text), {"state": like})
+        return _read(msgspec.Raw(text[: text.rfind(b"}") + 1]), {"state": like})
     except ValueError as error:
         raise RestoreError(f"not a shard of Everstep: its state is no JSON ({error})") from None
 

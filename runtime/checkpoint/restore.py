@@ -1,8 +1,8 @@
 """Copy a shard into the live state, in place. What does not fit is listed, and nothing is loaded then."""
 
 import ctypes
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect, bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -16,7 +16,8 @@ from runtime.checkpoint.digests import BLOCK, checked_head
 from runtime.checkpoint.errors import RestoreError
 from runtime.checkpoint.layout import Layout, Place, read_header, read_json
 from runtime.checkpoint.pieces import whole
-from runtime.checkpoint.stage import Threads, copy
+from runtime.checkpoint.rows import Rows, in_row, ints, rows_of
+from runtime.checkpoint.stage import Stager, Threads, copy
 from runtime.checkpoint.tree import Tree, flatten, places, prepare, put_back
 
 _GROUP = 2 * BLOCK
@@ -25,9 +26,7 @@ _STEP = 512 << 10
 """Bytes that are checked after they were copied: they are in the cache of the core then, which makes the check free."""
 _LARGE = 8 << 10
 _LISTED = 10
-_on_cpu, _contiguous = attrgetter("is_cpu"), torch.Tensor.is_contiguous
 _start, _size = attrgetter("start"), attrgetter("size")
-_conj, _neg = torch.Tensor.is_conj, torch.Tensor.is_neg
 _move_at_once = ctypes.PyDLL(None).memmove
 _move_at_once.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -69,30 +68,55 @@ def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
     return load(opened(data, live), state, live, digest)
 
 
-def load(shard: Opened, state: dict[str, Any], live: Tree, digest: str, same: bool = False) -> int:
-    """The same for a shard that is opened and a state that is prepared and flattened; `same`: it has its layout."""
+def load(shard: Opened, state: dict[str, Any], live: Tree, digest: str, stager: Stager | None = None) -> int:
+    """The same for a shard that is opened and a state that is prepared and flattened; `stager`: it knows the state, and
+    its layout is the shard's."""
     layout, saved = shard.layout, shard.saved["state"]
     sources = places(saved, walk=live.walk)
-    if sources == live.places and (same or layout.matches(live.tensors)):
+    if sources == live.places and (stager or layout.matches(live.tensors)):
         require_same({}, {}, (state, saved))
     else:
         own = {path: told(live.tensors[name].shape, live.tensors[name].dtype) for path, name in live.places.items()}
         held = {path: told(layout.places[name].shape, layout.places[name].dtype) for path, name in sources.items()}
         require_same(held, own, (state, saved))
-    _copy_checked(shard.data, layout, sources, live, digest)
+    as_staged = stager if sources == live.places else None
+    copied = _as_staged(as_staged, live) if as_staged else _arranged(layout, sources, live)
+    _copy_checked(shard.data, layout, digest, copied)
     put_back(state, saved, live)
     return int(shard.saved["iteration"])
 
 
-def _copy_checked(data: memoryview, layout: Layout, sources: dict[str, str], live: Tree, digest: str) -> None:
+Copied = tuple[list[Rows], list[tuple[Place, torch.Tensor]]]
+"""What is copied as rows, and every other tensor with its place; both in the file's order."""
+
+
+def _arranged(layout: Layout, sources: dict[str, str], live: Tree) -> Copied:
+    """`sources` tells the name in the file of each live tensor."""
+    pairs = sorted(((layout.places[sources[name]], tensor) for name, tensor in live.tensors.items()), key=_first_byte)
+    rows, others = rows_of([place for place, _ in pairs], [tensor for _, tensor in pairs])
+    return rows, [pairs[number] for number in others]
+
+
+def _as_staged(stager: Stager, live: Tree) -> Copied:
+    """The same, of a state that the stager knows."""
+    rows, others = stager.arranged()
+    places = stager.layout.places
+    return rows, sorted(((places[name], live.tensors[name]) for name in others), key=_first_byte)
+
+
+def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: Copied) -> None:
     """Copy every tensor, checking the file on the way if there is a digest: groups of blocks, by all threads."""
     digests = checked_head(data, digest) if digest else None
-    moves, others = _moves(data, layout, sources, live)
+    moves, others = _moves(data, layout, copied[1])
+    rows = [some.copies_from(data) for some in copied[0]]
+    begins, ends = [some.start for some in copied[0]], [some.end for some in copied[0]]
 
     def group(start: int) -> None:
         check = digests.running(start) if digests else None
         end = min(start + _GROUP, layout.size)
         for at, then in _steps(start, end):
+            for number in range(bisect(ends, at), bisect_left(begins, then)):
+                rows[number](at, then)
             for target, source, size in moves.between(at, then):
                 move(target, source, size)
             if check:
@@ -131,26 +155,21 @@ class _Moves(NamedTuple):
         return zip(self.targets[part], self.sources[part], self.sizes[part], strict=True)
 
 
-_Other = tuple[Place, torch.Tensor]
+def _first_byte(one: tuple[Place, torch.Tensor]) -> int:
+    return one[0].start
 
 
-def _first_byte(other: _Other) -> int:
-    return other[0].start
-
-
-def _moves(data: memoryview, layout: Layout, sources: dict[str, str], live: Tree) -> tuple[_Moves, list[_Other]]:
-    """What is to be moved, and, by their places in the file, the tensors that it takes torch to copy: on a device, not
-    in a row, or of bytes that go to another one, too."""
-    tensors = list(live.tensors.values())
-    held = [layout.places[sources[path]] for path in live.tensors]
-    starts, sizes, addresses = _ints(_start, held), _ints(_size, held), _ints(torch.Tensor.data_ptr, tensors)
-    order = np.argsort(starts, kind="stable")
-    again = np.zeros(len(order), bool)
-    again[order[1:]] = np.diff(starts[order]) == 0
-    on_cpu, in_row, conj, neg = (_ints(fact, tensors) != 0 for fact in (_on_cpu, _contiguous, _conj, _neg))
-    plain = on_cpu & in_row & ~conj & ~neg & ~again
-    others = sorted(((held[n], tensors[n]) for n in np.flatnonzero(~plain).tolist()), key=_first_byte)
-    chosen = order[plain[order] & (sizes[order] > 0)]
+def _moves(
+    data: memoryview, layout: Layout, pairs: list[tuple[Place, torch.Tensor]]
+) -> tuple[_Moves, list[tuple[Place, torch.Tensor]]]:
+    """What is to be moved of these in the file's order, and those that it takes torch to copy: on a device, not in a
+    row, or of bytes that go to another one, too."""
+    held, tensors = [place for place, _ in pairs], [tensor for _, tensor in pairs]
+    starts, sizes, addresses = ints(_start, held), ints(_size, held), ints(torch.Tensor.data_ptr, tensors)
+    again = np.diff(starts, prepend=-1) == 0
+    plain = in_row(tensors) & ~again
+    others = [pairs[number] for number in np.flatnonzero(~plain).tolist()]
+    chosen = plain & (sizes > 0)
     starts, sizes, addresses = starts[chosen], sizes[chosen], addresses[chosen]
     steps = [at for start in _starts(layout) for at, _ in _steps(start, min(start + _GROUP, layout.size))]
     begins = np.sort(np.concatenate((starts, np.array(steps, np.int64))), kind="stable")
@@ -160,10 +179,6 @@ def _moves(data: memoryview, layout: Layout, sources: dict[str, str], live: Tree
     base = np.frombuffer(data, np.uint8).ctypes.data
     targets = addresses[of] + begins - starts[of]
     return _Moves(begins, targets.tolist(), (base + begins).tolist(), (ends - begins).tolist()), others
-
-
-def _ints(fact: Callable[[Any], int], of: Sequence[Any]) -> npt.NDArray[np.int64]:
-    return np.fromiter(map(fact, of), np.int64, len(of))
 
 
 def cut_alike(shard: Opened, live: Tree) -> bool:

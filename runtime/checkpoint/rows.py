@@ -1,25 +1,28 @@
-"""Many tensors of one size, wherever they are in memory, into rows that follow each other: one call for all of them.
+"""Many tensors of one size, wherever they are in memory, to and from rows that follow each other: a call for many.
 
 A call for each tensor takes longer than its bytes when these are few. torch.index_select copies the chosen rows of a
-matrix by all of torch's threads. The matrix is this process's memory: a row begins at every element and reaches as far
-as a tensor does, so that a tensor's address is the number of a row; no other bytes are touched.
+matrix by all of torch's threads, numpy's assignment to chosen rows takes one and lets go of the interpreter's lock. The
+matrix is this process's memory: a row begins at every element and reaches as far as a tensor does, so that a tensor's
+address is the number of a row; no other bytes are touched.
 """
 
 import ctypes
-from collections.abc import Iterable, Mapping
-from itertools import groupby
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from runtime.checkpoint.layout import Layout
+from runtime.checkpoint.layout import Place
 
 SMALL = 32768
 """Elements below which torch copies a tensor by one thread (at::internal::GRAIN_SIZE), and a row at once."""
 LEAST = 16
 """Tensors from which on the call is worth it."""
 _KINDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+_on_cpu, _start, _size = attrgetter("is_cpu"), attrgetter("start"), attrgetter("size")
 
 
 class Rows(NamedTuple):
@@ -34,40 +37,70 @@ class Rows(NamedTuple):
     pitch: int
     """Bytes from one to the next in the shard."""
 
+    @property
+    def end(self) -> int:
+        """The byte of the shard after the first byte of the last one."""
+        return self.start + (len(self.chosen) - 1) * self.pitch + 1
+
     def copy_to(self, shard: memoryview) -> None:
-        """Into their places. The tensors must be where they were when this was made."""
+        """All into their places. The tensors must be where they were when this was made."""
+        torch.index_select(self.memory, 0, self.chosen, out=self._within(shard))
+
+    def copies_from(self, shard: memoryview) -> Callable[[int, int], None]:
+        """Copies those that begin between two bytes of the shard from their places, by the thread that calls it."""
+        memory, chosen, within = self.memory.numpy(), self.chosen.numpy(), self._within(shard).numpy()
+        start, pitch, count = self.start, self.pitch, len(chosen)
+
+        def copy(begin: int, end: int) -> None:
+            first, last = max(0, (begin - start + pitch - 1) // pitch), min(count, (end - start + pitch - 1) // pitch)
+            if first < last:
+                memory[chosen[first:last]] = within[first:last]
+
+        return copy
+
+    def _within(self, shard: memoryview) -> torch.Tensor:
         kind, (count, elements) = self.memory.dtype, (len(self.chosen), self.memory.shape[1])
         reach = (count - 1) * self.pitch // kind.itemsize + elements
         flat = torch.frombuffer(shard, dtype=kind, offset=self.start, count=reach)
-        target = flat.as_strided((count, elements), (self.pitch // kind.itemsize, 1))
-        torch.index_select(self.memory, 0, self.chosen, out=target)
+        return flat.as_strided((count, elements), (self.pitch // kind.itemsize, 1))
 
 
-def rows_of(layout: Layout, names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> tuple[list[Rows], list[str]]:
-    """Those of the named tensors, which are in the shard's order, that are worth one call; the names of the others."""
+def rows_of(places: Sequence[Place], tensors: Sequence[torch.Tensor]) -> tuple[list[Rows], list[int]]:
+    """Those of the tensors, which are in the shard's order, that are worth a call for many; the numbers of the others.
+    Both in the shard's order."""
+    starts, sizes = ints(_start, places), ints(_size, places)
+    plain = in_row(tensors) & (ints(torch.Tensor.is_complex, tensors) == 0)  # A walk does not see them conjugated.
+    plain &= (ints(torch.Tensor.numel, tensors) < SMALL) & (sizes > 0)
+    ends = np.flatnonzero((np.diff(sizes) != 0) | (np.diff(plain) != 0)) + 1
     every: list[Rows] = []
-    others: list[str] = []
-    for (size, plain), same in groupby(names, key=lambda name: (layout.places[name].size, _plain(tensors[name]))):
-        group = list(same)
-        starts = np.array([layout.places[name].start for name in group])
-        rows = _rows(starts, [tensors[name] for name in group], size) if plain and len(group) >= LEAST else None
+    others: list[int] = []
+    for group in np.split(np.arange(len(places)), ends):
+        rows = None
+        if len(group) >= LEAST and plain[group[0]]:
+            rows = _rows(starts[group], [tensors[n] for n in group.tolist()], int(sizes[group[0]]))
         if rows is None:
-            others += group
+            others += group.tolist()
         else:
             every.append(rows)
     return every, others
 
 
-def _plain(tensor: torch.Tensor) -> bool:
-    """Is it small, and its bytes in memory what they are in a shard? (Complex ones may be conjugated.)"""
-    plain = tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_complex())
-    return plain and 0 < tensor.numel() < SMALL
+def in_row(tensors: Sequence[torch.Tensor]) -> npt.NDArray[np.bool_]:
+    """Which are in this process's memory, byte for byte what they are in a shard?"""
+    facts = (_on_cpu, torch.Tensor.is_contiguous, torch.Tensor.is_neg, torch.Tensor.is_conj)
+    on_cpu, contiguous, neg, conj = (ints(fact, tensors) != 0 for fact in facts)
+    return on_cpu & contiguous & ~neg & ~conj
 
 
-def _rows(starts: np.ndarray, tensors: list[torch.Tensor], size: int) -> Rows | None:
+def ints(fact: Callable[[Any], int], of: Sequence[Any]) -> npt.NDArray[np.int64]:
+    """One of each."""
+    return np.fromiter(map(fact, of), np.int64, len(of))
+
+
+def _rows(starts: npt.NDArray[np.int64], tensors: list[torch.Tensor], size: int) -> Rows | None:
     """None: they do not stand at equal distances, or not aligned."""
     pitch = int(starts[1] - starts[0])
-    addresses = np.fromiter(map(torch.Tensor.data_ptr, tensors), np.int64, len(tensors))
+    addresses = ints(torch.Tensor.data_ptr, tensors)
     base = int(addresses.min())
     distances = addresses - base
     unit = int(np.gcd.reduce([*distances.tolist(), size, pitch, int(starts[0])]))

@@ -81,14 +81,18 @@ class Stager:
         """Has that state this layout?"""
         return self.knows(tree) or self.layout.matches(tree.tensors)
 
+    def arranged(self) -> tuple[list[Rows], list[str]]:
+        """What is copied as rows, in the shard's order, and the names of all others."""
+        rows = [rows for half in self._halves for rows in half.rows]
+        return rows, [name for half in self._halves for name in chain(half.large, *half.small)]
+
     def stage(self, slot: int, buffer: memoryview, tree: Tree, json: bytes, iteration: int) -> None:
         """Write the whole shard into `buffer`, the bytes of slot number `slot`; `json` is its other part."""
         if not self.knows(tree):
             self._arrange(tree)
         views, tensors = self._views.get(slot), tree.tensors
         if views is None:
-            single = chain.from_iterable(chain(half.large, *half.small) for half in self._halves)
-            views = self._views[slot] = {name: self.layout.places[name].view(buffer) for name in single}
+            views = self._views[slot] = {name: self.layout.places[name].view(buffer) for name in self.arranged()[1]}
 
         def group(names: list[str]) -> None:
             copy([views[name] for name in names], [tensors[name] for name in names])
@@ -130,9 +134,9 @@ def _halved(layout: Layout, tensors: Mapping[str, torch.Tensor], threads: int) -
 
 
 def _half(layout: Layout, names: list[str], tensors: Mapping[str, torch.Tensor], threads: int) -> Half:
-    rows, others = rows_of(layout, names, tensors)
+    rows, others = rows_of([layout.places[name] for name in names], [tensors[name] for name in names])
     half = Half(rows, [], [[] for _ in range(threads)])
-    for name in others:
+    for name in (names[number] for number in others):
         small = tensors[name].numel() < SMALL
         (min(half.small, key=len) if small else half.large).append(name)
     return half

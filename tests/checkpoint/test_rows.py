@@ -58,7 +58,7 @@ def test_whatever_is_staged_and_restored_is_what_it_was(told: list[tuple[str, in
 def test_many_small_ones_are_one_copy(elements: int, count: int, rows: int) -> None:
     tree = flatten({f"t{n}": torch.full((elements,), float(n)) for n in range(count)})
     layout, _ = laid_out(tree)
-    every, others = rows_of(layout, layout.places, tree.tensors)
+    every, others = rows_of(list(layout.places.values()), [tree.tensors[name] for name in layout.places])
     assert [len(one.chosen) for one in every] == [rows] * bool(rows)
     assert len(others) == count - rows
 

@@ -94,7 +94,7 @@ def test_a_large_state_is_looked_at_by_its_groups(monkeypatch: pytest.MonkeyPatc
     looked: list[str] = []
     monkeypatch.setattr(walk, "mark", lambda tensor, mark=walk.mark: looked.append("one") or mark(tensor))
     walker.flatten(told)
-    assert len(looked) == 2, "the embedding and the one of the few"
+    assert len(looked) == 3, "the embedding, the tied one and the one of the few"
 
 
 def test_a_tensor_and_its_conjugate_share_their_memory_and_are_two() -> None:
