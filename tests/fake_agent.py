@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from runtime.agent.link import (
     Acquire,
@@ -151,10 +152,8 @@ class Node:
     def _answer(self, request: Request, local_rank: int) -> msgspec.Struct:
         match request:
             case Hello():
-                start = self.keeper.ready(local_rank)
-                if start is None:
-                    return Welcome("job", self.store.uri)
-                return Welcome("job", self.store.uri, start.path, start.offset, start.size)
+                start = self.keeper.near(local_rank)
+                return replace(Welcome("job", self.store.uri), **(start._asdict() if start else {}))
             case Announce():
                 return self.keeper.announce(local_rank, request.capacity, request.sharded)
             case Acquire():

@@ -16,6 +16,14 @@ class Stretch(NamedTuple):
     size: int
 
 
+class Place(NamedTuple):
+    """Some bytes of shared memory."""
+
+    path: str
+    offset: int
+    size: int
+
+
 class Keeper(Protocol):
     """Slots in shared memory, their digests, the copy to the store and the state that a round starts from.
 
@@ -55,8 +63,8 @@ class Keeper(Protocol):
         """Blocks until the state that the round starts from lies in this node's memory."""
         ...
 
-    def ready(self, local_rank: int) -> Fetched | None:
-        """The same where it lies there already. Never blocks."""
+    def near(self, local_rank: int) -> Place | None:
+        """Where that will be, if its bytes are right; None while nobody knows. Never blocks."""
         ...
 
     def flush(self, local_rank: int, iteration: int) -> str:

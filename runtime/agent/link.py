@@ -36,7 +36,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     path: str = ""
     offset: int = 0
     size: int = 0
-    """Where this worker's start lies in shared memory, as `Fetched` will tell; empty when it is not there yet."""
+    """Where in shared memory this worker's start will be, if its bytes are right: `Fetched` decides; empty while nobody
+    knows."""
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):

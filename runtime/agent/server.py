@@ -7,9 +7,13 @@ POST /v1/copies with a Holding: fetch that shard into this node's memory; 204 wh
 
 import asyncio
 import hmac
+import os
 import re
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
+import select
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 
 import msgspec
 from aiohttp import web
@@ -17,7 +21,9 @@ from aiohttp import web
 from runtime.agent.keeping import Keeper, Stretch
 from runtime.job.messages import Holding
 
-_CHUNK = 4 << 20
+SENDERS = 32
+"""Readers that are sent to at once; others wait."""
+_SOON_S = 0.001
 STALL_S = 30.0
 """A peer that takes no chunk for so long is gone: the kernel alone would believe in it for a quarter of an hour, in
 which the slot that it reads could not be written."""
@@ -27,6 +33,7 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 def application(keeper: Keeper, token: str, threads: Executor, stall_s: float = STALL_S) -> web.Application:
     """The server of one agent; what blocks runs in `threads`. A reader that takes nothing for `stall_s` is let go."""
     bearer = f"Bearer {token}".encode()
+    senders = ThreadPoolExecutor(SENDERS, "everstep-send")
 
     @web.middleware
     async def guard(
@@ -41,7 +48,7 @@ def application(keeper: Keeper, token: str, threads: Executor, stall_s: float = 
         place = [int(request.match_info[name]) for name in ("round", "iteration", "shard")]
         try:
             with keeper.open_shard(*place) as stretch:
-                return await _send(request, stretch, stall_s)
+                return await _send(request, stretch, senders, stall_s)
         except KeyError:
             text = "shard {2} of round {0}, iteration {1} is not held".format(*place)
             return web.Response(status=404, text=text)
@@ -56,15 +63,21 @@ def application(keeper: Keeper, token: str, threads: Executor, stall_s: float = 
             return web.Response(status=503, text=str(error))
         return web.Response(status=204)
 
+    async def ends(_: web.Application) -> AsyncIterator[None]:
+        yield
+        senders.shutdown(wait=False)
+
     app = web.Application(middlewares=[guard])
+    app.cleanup_ctx.append(ends)
     shards = r"/v1/shards/{round:\d+}/{iteration:\d+}/{shard:\d+}"
     app.add_routes([web.get(shards, shard), web.post("/v1/copies", copy)])
     return app
 
 
-async def _send(request: web.Request, shard: Stretch, stall_s: float) -> web.StreamResponse:
-    """The bytes go out by sendfile(2), never through this process. Those in the sockets' buffers are still the slot's
-    own when this returns: a reader that a new state overtakes finds digests that do not match, and asks elsewhere."""
+async def _send(request: web.Request, shard: Stretch, senders: Executor, stall_s: float) -> web.StreamResponse:
+    """The bytes go out by sendfile(2), never through this process, each reader's in a thread. Those in the sockets'
+    buffers are still the slot's own when this returns: a reader that a new state overtakes finds digests that do not
+    match, and asks elsewhere."""
     start, end, status = 0, shard.size, 200
     if found := _RANGE.fullmatch(request.headers.get("Range", "")):
         start, status = int(found[1]), 206
@@ -77,16 +90,38 @@ async def _send(request: web.Request, shard: Stretch, stall_s: float) -> web.Str
     if status == 206:
         response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{shard.size}"
     await response.prepare(request)
-    transport = request.transport
-    if transport is None:
+    while (transport := request.transport) and transport.get_write_buffer_size():
+        await asyncio.sleep(_SOON_S)
+    if transport is None or transport.is_closing():
         raise ConnectionResetError("the peer hung up")
-    loop = asyncio.get_running_loop()
-    try:
-        for at in range(start, end, _CHUNK):
-            async with asyncio.timeout(stall_s):
-                await loop.sendfile(transport, shard.file, shard.offset + at, min(_CHUNK, end - at))
-        await response.write_eof()
-    except TimeoutError:
-        transport.abort()
-        raise ConnectionResetError(f"the peer has taken nothing for {stall_s:g} s") from None
+    # One of our own: the loop may close the transport's, and its number may be another file's then.
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as own:
+        sending = asyncio.get_running_loop().run_in_executor(senders, _sendfile, own, shard, start, end, stall_s)
+        try:
+            await asyncio.shield(sending)
+        except TimeoutError:
+            transport.abort()
+            raise ConnectionResetError(f"the peer has taken nothing for {stall_s:g} s") from None
+        except asyncio.CancelledError:
+            with suppress(OSError):  # The peer hung up first.
+                own.shutdown(socket.SHUT_RDWR)
+            await asyncio.gather(sending, return_exceptions=True)  # It has the slot.
+            raise
+    await response.write_eof()
     return response
+
+
+def _sendfile(to: socket.socket, shard: Stretch, start: int, end: int, stall_s: float) -> None:
+    """Those bytes. Raises TimeoutError, OSError."""
+    writable = select.poll()
+    writable.register(to, select.POLLOUT)
+    while start < end:
+        try:
+            sent = os.sendfile(to.fileno(), shard.file.fileno(), shard.offset + start, end - start)
+        except BlockingIOError:
+            if not writable.poll(stall_s * 1000):
+                raise TimeoutError from None
+            continue
+        if not sent:
+            raise OSError(f"a slot ends at byte {start} of {end}")
+        start += sent

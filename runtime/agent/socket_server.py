@@ -177,9 +177,8 @@ class _Connection(asyncio.Protocol):
         else:
             self._local_rank = hello.local_rank
             self._server.greeted()
-            start = self._server.keeper.ready(hello.local_rank)
-            place = {"path": start.path, "offset": start.offset, "size": start.size} if start else {}
-            self._send(replace(self._server.welcome, **place))
+            start = self._server.keeper.near(hello.local_rank)
+            self._send(replace(self._server.welcome, **(start._asdict() if start else {})))
 
     def _later(self, call: Callable[[], Reply], done: Callable[[Reply], None] = lambda _: None) -> None:
         self._busy = asyncio.get_running_loop().create_task(self._wait(call, done))

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from runtime.agent.keeping import Place
 from runtime.agent.link import Fetched
 from runtime.checkpoint.digests import check
 from runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
@@ -47,8 +48,9 @@ class Beginning:
         """Why the round has nothing to start from."""
         self.over = False
         self._around = around
+        self._near: dict[int | None, Place] = {}
+        """What is being looked at, by local rank; None: for all of them."""
         self._fetched: dict[int | None, Fetched] = {}
-        """By local rank; None: for all of them."""
         self._pinned: dict[int, tuple[Held, int]] = {}
         self._stages: dict[int, int] = {}
         threading.Thread(target=self._run, name="everstep-fetch", daemon=True).start()
@@ -56,6 +58,10 @@ class Beginning:
     def answer(self, local_rank: int) -> Fetched | None:
         """What that worker shall read; None while it is not there."""
         return self._fetched.get(local_rank) or self._fetched.get(None)
+
+    def near(self, local_rank: int) -> Place | None:
+        """Where in memory that is, or will be if its bytes are right."""
+        return self._near.get(local_rank) or self._near.get(None)
 
     def staged(self, local_rank: int) -> int:
         """A worker of this round has staged; returns how often it has in this round.
@@ -108,7 +114,7 @@ class Beginning:
         why: list[str] = []
         sources = [source for source in restore.sources if source.shard == shard]
         identity = Identity(restore.round, restore.iteration, shard, restore.sources[0].shards)
-        found = self._from_memory(identity, why) or self._from_elsewhere(identity, reader or 0, sources, why)
+        found = self._from_memory(identity, reader, why) or self._from_elsewhere(identity, reader, sources, why)
         what = f"iteration {identity.iteration} of round {identity.round}"
         what += f", shard {shard} of {identity.shards}" if identity.shards > 1 else ""
         for line in why:
@@ -120,9 +126,17 @@ class Beginning:
             return
         held, slot, source = found
         facts = held.table[slot]
-        place = (str(held.file.path), held.file.offset(slot), facts.size, restore.round, restore.iteration)
-        everywhere = restore.sources if identity.shards > 1 else ()
-        told = Fetched(*place, facts.digest, source, everywhere, self._around.token, "; ".join(why))
+        place, everywhere = _place(held, slot, facts.size), restore.sources if identity.shards > 1 else ()
+        told = Fetched(
+            *place,
+            restore.round,
+            restore.iteration,
+            facts.digest,
+            source,
+            everywhere,
+            self._around.token,
+            "; ".join(why),
+        )
         self._begun(reader, told, (held, slot))
 
     def _begun(self, reader: int | None, fetched: Fetched, pinned: tuple[Held, int] | None = None) -> None:
@@ -136,7 +150,7 @@ class Beginning:
                     self._around.send(reader, *pinned)
             self._around.changed.notify_all()
 
-    def _from_memory(self, identity: Identity, why: list[str]) -> tuple[Held, int, str] | None:
+    def _from_memory(self, identity: Identity, reader: int | None, why: list[str]) -> tuple[Held, int, str] | None:
         """The shard in own memory, pinned, when its bytes are still what they were."""
         changed = self._around.changed
         while True:
@@ -146,6 +160,7 @@ class Beginning:
                     return None
                 held, slot = found
                 held.table.pin(slot)
+                self._near[reader] = _place(held, slot, held.table[slot].size)
             try:
                 check(held.data(slot), self._around.digest(held, slot))
                 return held, slot, "memory"
@@ -159,7 +174,7 @@ class Beginning:
                     held.table.drop(slot)
 
     def _from_elsewhere(
-        self, identity: Identity, local_rank: int, sources: list[Holding], why: list[str]
+        self, identity: Identity, reader: int | None, sources: list[Holding], why: list[str]
     ) -> tuple[Held, int, str] | None:
         """The shard from the first source that gives the right bytes, in a slot of that local rank, pinned."""
         around = self._around
@@ -167,7 +182,7 @@ class Beginning:
             if source.node == around.node and not source.key:
                 continue
             try:
-                held, slot = self._slot_for(identity, local_rank, source.size)
+                held, slot = self._slot_for(identity, reader, source.size)
             except (SegmentError, KeeperError) as error:
                 why.append(str(error))
                 continue
@@ -189,15 +204,20 @@ class Beginning:
             return held, whole, described(source)
         return None
 
-    def _slot_for(self, identity: Identity, local_rank: int, size: int) -> tuple[Held, int]:
+    def _slot_for(self, identity: Identity, reader: int | None, size: int) -> tuple[Held, int]:
         """A slot to fetch into, of a segment whose slots are made for this very shard."""
         with self._around.changed:
             while not self.over:
-                held = self._around.segments.ensure(local_rank, size, identity.shards > 1)
+                held = self._around.segments.ensure(reader or 0, size, identity.shards > 1)
                 if self.over:
                     break
                 slot = held.table.acquire(identity)
                 if slot is not None:
+                    self._near[reader] = _place(held, slot, size)
                     return held, slot
                 self._around.changed.wait()
             raise KeeperError("the round ended while its state was fetched")
+
+
+def _place(held: Held, slot: int, size: int) -> Place:
+    return Place(str(held.file.path), held.file.offset(slot), size)

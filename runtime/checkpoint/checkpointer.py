@@ -211,8 +211,8 @@ class Checkpointer:
 
 
 def mapped_ahead(link: Link | None) -> SegmentFile | None:
-    """The segment where this worker's start lies, if it lies there when the worker greets its agent: the pages of it
-    are mapped while the worker makes its model."""
+    """The segment where this worker's start will be, if the agent knows that when it is greeted: the pages of it are
+    mapped while the worker makes its model."""
     if link is None or not link.welcome.path:
         return None
     with suppress(SegmentError):

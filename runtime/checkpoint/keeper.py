@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runtime.agent.keeping import Stretch
+from runtime.agent.keeping import Place, Stretch
 from runtime.agent.link import Fetched, Segment, Slot, Staged
 from runtime.checkpoint.beginning import Around, Beginning
 from runtime.checkpoint.cadence import Cadence
@@ -190,10 +190,10 @@ class Keeper:
                 raise KeeperError(beginning.error or "the round ended while its state was fetched")
             return answer
 
-    def ready(self, local_rank: int) -> Fetched | None:
-        """The same where it lies there already."""
+    def near(self, local_rank: int) -> Place | None:
+        """Where that will be, if its bytes are right."""
         with self._changed:
-            return self._beginning.answer(local_rank) if self._beginning else None
+            return self._beginning.near(local_rank) if self._beginning else None
 
     def flush(self, local_rank: int, iteration: int) -> str:
         """Persist `iteration` of this round and wait for its commit (or a later one's): the manifest's key.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runtime.agent.agent import Agent
-from runtime.agent.keeping import Stretch
+from runtime.agent.keeping import Place, Stretch
 from runtime.agent.link import Fetched, Segment, Slot, Staged
 from runtime.agent.output import NodeLog
 from runtime.agent.settings import settings_of
@@ -66,8 +66,8 @@ class FakeKeeper:
             return Fetched("", 0, 0, 0, 0, "", "")
         return Fetched("/some/where", 0, 0, self.seat.restore.round, self.seat.restore.iteration, "", "memory")
 
-    def ready(self, local_rank: int) -> Fetched | None:
-        return self.fetched(local_rank)
+    def near(self, local_rank: int) -> Place | None:
+        return Place("/some/where", 0, 0) if self.seat and self.seat.restore else None
 
     def flush(self, local_rank: int, iteration: int) -> str:
         return f"manifest-{iteration}"

@@ -3,12 +3,12 @@
 import asyncio
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
 
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from runtime.agent.keeping import Stretch
 from runtime.agent.server import application
@@ -41,19 +41,60 @@ class OneShard:
             self.unpinned.set()
 
 
+@asynccontextmanager
+async def asked(keeper: OneShard, stall_s: float) -> AsyncIterator[tuple[web.AppRunner, socket.socket]]:
+    """The server, and a peer that was promised the shard and has read nothing."""
+    with ThreadPoolExecutor(1) as threads:
+        runner = web.AppRunner(application(cast(Any, keeper), "t", threads, stall_s), shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        with socket.create_connection(runner.addresses[0][:2]) as peer:
+            peer.sendall(b"GET /v1/shards/1/1/0 HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer t\r\n\r\n")
+            async with asyncio.timeout(60):
+                await keeper.pinned.wait()
+                yield runner, peer
+        await runner.cleanup()
+
+
 def test_a_peer_that_stops_reading_does_not_pin_a_slot_for_ever() -> None:
     async def story() -> None:
         keeper = OneShard()
-        with ThreadPoolExecutor(1) as threads:
-            runner = web.AppRunner(application(cast(Any, keeper), "t", threads, stall_s=0.2))
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            with socket.create_connection(runner.addresses[0][:2]) as peer:
-                peer.sendall(b"GET /v1/shards/1/1/0 HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer t\r\n\r\n")
-                async with asyncio.timeout(60):
-                    await keeper.pinned.wait()
-                    await keeper.unpinned.wait()
-            assert (keeper.pins, keeper.why) == (0, "the peer has taken nothing for 0.2 s")
+        async with asked(keeper, stall_s=0.2):
+            await keeper.unpinned.wait()
+        assert (keeper.pins, keeper.why) == (0, "the peer has taken nothing for 0.2 s")
+
+    asyncio.run(story())
+
+
+def test_a_peer_that_hangs_up_pins_no_slot() -> None:
+    async def story() -> None:
+        keeper = OneShard()
+        async with asked(keeper, stall_s=60) as (_, peer):
+            peer.close()
+            await keeper.unpinned.wait()
+        assert keeper.pins == 0
+
+    asyncio.run(story())
+
+
+def test_a_server_that_ends_lets_go_of_the_slot() -> None:
+    async def story() -> None:
+        keeper = OneShard()
+        async with asked(keeper, stall_s=60) as (runner, _):
             await runner.cleanup()
+            await keeper.unpinned.wait()
+        assert keeper.pins == 0
+
+    asyncio.run(story())
+
+
+def test_a_reader_waits_for_no_other() -> None:
+    async def story() -> None:
+        keeper = OneShard()
+        async with asked(keeper, stall_s=60) as (runner, _):
+            host, port = runner.addresses[0][:2]
+            url, headers = f"http://{host}:{port}/v1/shards/1/1/0", {"Authorization": "Bearer t"}
+            async with ClientSession() as session, session.get(url, headers=headers) as answer:
+                assert len(await answer.read()) == SIZE
 
     asyncio.run(story())

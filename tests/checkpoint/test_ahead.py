@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from runtime.checkpoint import beginning
 from runtime.checkpoint.checkpointer import Checkpointer, mapped_ahead
 from runtime.checkpoint.segment import NewSegment, SegmentFile
 
@@ -51,6 +52,30 @@ def test_a_restarted_worker_maps_its_start_when_it_greets_and_loads_from_there(
     assert Checkpointer(live, link=link, ahead=ahead).load(live) == 7
     assert same(live, saved)
     assert opened == []
+
+
+def test_it_is_mapped_while_the_agent_still_looks_whether_it_is_whole(
+    node: Any, make_state: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = make_state(3)
+    node.begin(1)
+    checkpointer = Checkpointer(saved, link=node.link(1))
+    checkpointer.load(saved)
+    checkpointer.save(7, saved)
+    node.keeper.worker_died(0)
+    newest, looks, may = node.newest(), threading.Event(), threading.Event()
+
+    def check(*_: object) -> None:
+        looks.set()
+        assert may.wait(60)
+
+    monkeypatch.setattr(beginning, "check", check)
+    node.begin(2, newest)
+    try:
+        assert looks.wait(60)
+        assert node.link(2).welcome.path
+    finally:
+        may.set()
 
 
 def test_memory_that_another_file_took_the_place_of_is_not_used(tmp_path: Path) -> None:
