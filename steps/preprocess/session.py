@@ -26,9 +26,13 @@ from steps.preprocess.java import check_user, find_java
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+    from runtime.platform.kubernetes import Access
+
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """In the environment of what spark-submit runs."""
 _END_S = 10.0
+_KNOWN_S = 120.0
+"""Within so long the API server answers, and knows the address of the pod that asks."""
 _LOG4J = """\
 # A failed job is told once, by `failures`.
 rootLogger.level = fatal
@@ -188,7 +192,7 @@ def _address(master: str) -> str:
 
 def own_pod(environment: Mapping[str, str]) -> masters.Pod:
     """The pod in which this step runs. Raises StepError."""
-    from runtime.platform.kubernetes import Access, KubeApi, KubeError, template_of
+    from runtime.platform.kubernetes import Access, KubeError, template_of
 
     name = environment.get(masters.POD_VARIABLE, "")
     if not name:
@@ -197,17 +201,26 @@ def own_pod(environment: Mapping[str, str]) -> masters.Pod:
             "Argo, or choose local[*] or spark://"
         )
 
-    async def read(access: Access) -> dict[str, Any]:
-        async with KubeApi(access) as api:
-            return await api.patiently(lambda: api.get("pods", name))
-
     try:
         access = Access.of_this_pod(environment)
-        own = asyncio.run(read(access))
+        own = asyncio.run(asyncio.wait_for(_read(access, name), _KNOWN_S))
+    except TimeoutError:
+        raise StepError(
+            f"--spark-master k8s://: {access.url} does not know the address of pod {name} after {_KNOWN_S:.0f} s; is "
+            "its machine Ready?",
+            code=TRY_AGAIN,
+        ) from None
     except KubeError as error:
         raise StepError(f"--spark-master k8s://: {error}", code=TRY_AGAIN) from None
     files = str(access.token_file), str(access.ca_file)
     return masters.Pod(access.url, access.namespace, *files, name, own["status"]["podIP"], template_of(own))
+
+
+async def _read(access: "Access", name: str) -> dict[str, Any]:
+    from runtime.platform.kubernetes import KubeApi
+
+    async with KubeApi(access) as api:
+        return await api.own_pod(name)
 
 
 def _end(java: subprocess.Popen[bytes] | None, at_once: bool) -> None:

@@ -106,14 +106,10 @@ async def pods_beside(
         wishes_made,
         with_shared_memory,
     )
-    from runtime.platform.kubernetes.api import Pauses
     from runtime.platform.kubernetes.platform import shared_token as token_of
 
     async with KubeApi(access) as api:
-        own, pauses = await api.patiently(lambda: api.get("pods", pod)), Pauses()
-        while not (own.get("status") or {}).get("podIP"):  # Told by its kubelet, which may be busy starting it.
-            await api.pause(pauses)
-            own = await api.patiently(lambda: api.get("pods", pod))
+        own = await api.own_pod(pod)
         owner = owner_of(own)
         token = await token_of(api, spec.job, owner)
         there = replace(spec, hosts="", topology=spec.topology or await topology_of(api))

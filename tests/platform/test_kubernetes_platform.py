@@ -393,3 +393,21 @@ def test_outside_of_a_pod_there_is_no_access(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     found = Access.of_this_pod({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}, tmp_path)
     assert (found.url, found.namespace) == ("https://[fd00::1]:6443", "ml")
+
+
+def test_a_pod_that_asks_before_its_address_is_known_waits_for_it() -> None:
+    async def story() -> None:
+        server = PodApi()
+        server.pods["own"] = {"metadata": {"name": "own"}, "status": {"phase": "Pending"}}
+        pauses: list[float] = []
+
+        async def told(pause_s: float) -> None:
+            pauses.append(pause_s)
+            if len(pauses) == 3:
+                server.pods["own"]["status"] = {"phase": "Running", "podIP": "10.1.2.3"}
+
+        async with server as url, KubeApi(Access(url, server.namespace), told) as api:
+            assert (await api.own_pod("own"))["status"]["podIP"] == "10.1.2.3"
+        assert len(pauses) == 3
+
+    asyncio.run(story())

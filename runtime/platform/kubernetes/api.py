@@ -168,6 +168,14 @@ class KubeApi:
                     raise
                 await self.pause(pauses, error.after_s)
 
+    async def own_pod(self, name: str) -> dict[str, Any]:
+        """The pod that asks, once its address is known: its containers may run before its kubelet has told. Waits while
+        the API is away. Raises KubeError."""
+        pauses = Pauses()
+        while not ((pod := await self.patiently(lambda: self.get("pods", name))).get("status") or {}).get("podIP"):
+            await self.pause(pauses)
+        return pod
+
     async def pause(self, pauses: "Pauses", at_least_s: float = 0.0) -> None:
         """Before the next try."""
         await self._wait(max(pauses.next(), at_least_s))
