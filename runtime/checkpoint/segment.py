@@ -24,6 +24,8 @@ _BEACON = struct.Struct("<QQdQH48s")
 """Sequence (odd while it is being written), iteration, Unix time, changes, length of the phase's name, the name."""
 _MADV_POPULATE_READ = 22
 """Maps 16 pages a fault, and shared memory that is allocated can be written then; MADV_POPULATE_WRITE maps one."""
+_MAPPED = 4 << 20
+"""Bytes of one call of it: a millisecond or less."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,19 @@ class SegmentFile:
 
     def populate(self, start: int = 0, size: int = 0) -> None:
         """Map the pages of these bytes now, or all, in a thread: who copies them first then meets no page faults, which
-        take longer than the copy. Best effort. `start` is a page's first byte."""
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + start
-        libc = ctypes.CDLL(None, use_errno=True)
-        arguments = (ctypes.c_void_p(address), ctypes.c_size_t(size or len(self._memory)), _MADV_POPULATE_READ)
-        threading.Thread(target=libc.madvise, args=arguments, name="everstep-populate", daemon=True).start()
+        take longer than the copy. Best effort. `start` is a page's first byte.
+
+        A little at a time: the kernel lets nobody in this process map or unmap memory meanwhile.
+        """
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        libc, end = ctypes.CDLL(None, use_errno=True), start + (size or len(self._memory) - start)
+
+        def populate() -> None:
+            for at in range(start, end, _MAPPED):
+                some = min(_MAPPED, end - at)
+                libc.madvise(ctypes.c_void_p(address + at), ctypes.c_size_t(some), _MADV_POPULATE_READ)
+
+        threading.Thread(target=populate, name="everstep-populate", daemon=True).start()
 
     def unlink(self) -> None:
         """Remove the file; the memory goes when the last process that maps it lets go."""
