@@ -36,7 +36,6 @@ from benchmarks.checkpoint import MINIO, OTHERS, STORE, Seen, Told
 from runtime.agent.link import Fetch, Fetched
 from runtime.checkpoint.committed import shards_of
 from runtime.checkpoint.fetch import fetch
-from runtime.checkpoint.restore import restore
 from runtime.checkpoint.segment import SegmentFile
 from runtime.job.messages import Holding
 from runtime.store import Store, in_s3, open_store
@@ -188,14 +187,15 @@ def second_life(bench: Bench) -> None:
     store = open_store(os.environ[STORE], read_only=True)
     place = bench.context.link.ask(Fetch(), Fetched) if bench.context.link else None
     assert place is not None
-    buffer = _unused_slot(place)
+    buffer, _ = _unused_slot(place, place.size)
     shards = shards_of(*_newest_manifest(store))
     kept = next(shard for shard in shards if shard.shard == bench.context.rank or shard.shards == 1)
 
     def from_(source: Holding, there: Store) -> Callable[[], None]:
         def load() -> None:
-            fetch(source, buffer[: source.size], there, place.token)
-            restore(buffer[: source.size], state, source.digest)
+            slot, offset = _unused_slot(place, source.size)
+            fetch(source, slot, there, place.token)
+            checkpointer.restore(replace(place, offset=offset, size=source.size, digest=source.digest), state)
 
         return load
 
@@ -315,11 +315,13 @@ def write(bench: Bench, name: str) -> None:
         Path(bench.told.folder, name).write_text(json.dumps(asdict(bench.seen)))
 
 
-def _unused_slot(place: Fetched) -> memoryview:
-    """What an agent would fetch into: a slot that holds an older state, which nobody will want any more."""
+def _unused_slot(place: Fetched, size: int) -> tuple[memoryview, int]:
+    """What an agent would fetch into: a slot that holds an older state, which nobody will want any more, mapped as by
+    one that never touched it before; and its first byte in the file."""
     segment = SegmentFile.open(Path(place.path))
     slot = next(number for number in range(segment.slots) if segment.offset(number) != place.offset)
-    return segment.slot(slot)[: place.size]
+    segment.populate(segment.offset(slot), size)
+    return segment.slot(slot)[:size], segment.offset(slot)
 
 
 def _newest_manifest(store: Store) -> tuple[str, dict[str, Any]]:

@@ -187,6 +187,7 @@ class Beginning:
                 why.append(str(error))
                 continue
             try:
+                held.file.populate(held.file.offset(slot), source.size)
                 fetch(source, held.file.slot(slot)[: source.size], around.store, around.token)
             except RestoreError as error:
                 why.append(str(error))

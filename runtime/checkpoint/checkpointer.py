@@ -92,7 +92,7 @@ class Checkpointer:
         if not place.path and not place.sources:
             self._populate()
             return 0
-        self._saved = self._restore(place, state)
+        self._saved = self.restore(place, state)
         if self._saved != place.iteration:
             raise RestoreError(f"iteration {place.iteration} was promised, the checkpoint says {self._saved}")
         self.restored = self._saved
@@ -145,8 +145,12 @@ class Checkpointer:
             self._shown += 1
             self._segment.set_beacon(Beacon(iteration, phase, self._clock(), self._shown))
 
-    def _restore(self, place: Fetched, state: dict[str, Any]) -> int:
-        """From the shard that lies in this node's memory where its cut is ours, else from parts of all shards."""
+    def restore(self, place: Fetched, state: dict[str, Any]) -> int:
+        """Load what the agent brought there; returns its iteration.
+
+        From the shard that lies in this node's memory where its cut is ours, else from parts of all shards. Raises
+        RestoreError.
+        """
         assert self._link is not None
         if place.path:
             prepare(state)

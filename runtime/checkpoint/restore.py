@@ -22,8 +22,9 @@ from runtime.checkpoint.tree import Tree, flatten, places, prepare, put_back
 
 _GROUP = 2 * BLOCK
 """Bytes that one thread copies and checks: whole blocks."""
-_STEP = 512 << 10
-"""Bytes that are checked after they were copied: they are in the cache of the core then, which makes the check free."""
+_STEP = 1 << 20
+"""Bytes that are checked after they were copied: they are in the cache then, which makes the check free. Fewer, and the
+threads wait for each other at the interpreter's lock."""
 _LARGE = 8 << 10
 _LISTED = 10
 _start, _size = attrgetter("start"), attrgetter("size")
