@@ -98,7 +98,7 @@ def ints(fact: Callable[[Any], int], of: Sequence[Any]) -> npt.NDArray[np.int64]
 
 
 def _rows(starts: npt.NDArray[np.int64], tensors: list[torch.Tensor], size: int) -> Rows | None:
-    """None: they do not stand at equal distances, or not aligned."""
+    """None: they do not stand at equal distances, or not aligned, or are of the same bytes."""
     pitch = int(starts[1] - starts[0])
     addresses = ints(torch.Tensor.data_ptr, tensors)
     base = int(addresses.min())
@@ -106,7 +106,7 @@ def _rows(starts: npt.NDArray[np.int64], tensors: list[torch.Tensor], size: int)
     unit = int(np.gcd.reduce([*distances.tolist(), size, pitch, int(starts[0])]))
     kind = next(kind for kind in _KINDS if unit % kind.itemsize == 0)
     elements = size // kind.itemsize
-    if elements >= SMALL or (np.diff(starts) != pitch).any():
+    if elements >= SMALL or pitch < size or (np.diff(starts) != pitch).any():
         return None
     reach = (ctypes.c_ubyte * (int(distances.max()) + size)).from_address(base)
     flat = torch.frombuffer(reach, dtype=kind)

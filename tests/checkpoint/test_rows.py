@@ -86,3 +86,14 @@ def test_one_saved_tensor_goes_to_each_that_stands_in_its_places() -> None:
     assert torch.equal(live["a"], weight)
     assert torch.equal(live["b"], weight)
     assert torch.equal(live["c"], torch.ones(2))
+
+
+def test_what_was_one_tensor_and_is_many_now_has_its_bytes_everywhere() -> None:
+    one = torch.arange(50.0)
+    tree = flatten({f"t{n}": one for n in range(2 * LEAST)})
+    layout, text = laid_out(tree)
+    data = memoryview(bytearray(layout.size))
+    Stager(layout, tree).stage(0, data, tree, text, 5)
+    live = {f"t{n}": torch.zeros(50) for n in range(2 * LEAST)}
+    assert restore(data, live, seal(data)) == 5
+    assert all(torch.equal(tensor, one) for tensor in live.values())
