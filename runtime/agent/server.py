@@ -90,25 +90,37 @@ async def _send(request: web.Request, shard: Stretch, senders: Executor, stall_s
     if status == 206:
         response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{shard.size}"
     await response.prepare(request)
-    while (transport := request.transport) and transport.get_write_buffer_size():
-        await asyncio.sleep(_SOON_S)
-    if transport is None or transport.is_closing():
+    transport = request.transport
+    if transport is None:
         raise ConnectionResetError("the peer hung up")
-    # One of our own: the loop may close the transport's, and its number may be another file's then.
+    try:
+        async with asyncio.timeout(stall_s):  # What was said before goes first.
+            while transport.get_write_buffer_size():
+                await asyncio.sleep(_SOON_S)
+        await _sent(transport, shard, start, end, senders, stall_s)
+    except TimeoutError:
+        transport.abort()
+        raise ConnectionResetError(f"the peer has taken nothing for {stall_s:g} s") from None
+    await response.write_eof()
+    return response
+
+
+async def _sent(
+    transport: asyncio.Transport, shard: Stretch, start: int, end: int, senders: Executor, stall_s: float
+) -> None:
+    """Wait until a thread has sent those bytes. Raises TimeoutError, OSError."""
+    if transport.is_closing():
+        raise ConnectionResetError("the peer hung up")
+    # A socket of our own: the loop may close the transport's, and its number may be another file's then.
     with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as own:
         sending = asyncio.get_running_loop().run_in_executor(senders, _sendfile, own, shard, start, end, stall_s)
         try:
             await asyncio.shield(sending)
-        except TimeoutError:
-            transport.abort()
-            raise ConnectionResetError(f"the peer has taken nothing for {stall_s:g} s") from None
         except asyncio.CancelledError:
             with suppress(OSError):  # The peer hung up first.
                 own.shutdown(socket.SHUT_RDWR)
             await asyncio.gather(sending, return_exceptions=True)  # It has the slot.
             raise
-    await response.write_eof()
-    return response
 
 
 def _sendfile(to: socket.socket, shard: Stretch, start: int, end: int, stall_s: float) -> None:
