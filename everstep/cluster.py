@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import BadInput
+from everstep.leaving import leave
 from everstep.version import IMAGE
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def made_for(manifest: dict[str, Any], name: str, namespace: str, how: "Submissi
 def run_there(
     manifest: dict[str, Any], route: "Route", reason: str, how: "Submission", another: Callable[[], str] | None
 ) -> int:
-    """Submit, say where it is, and watch it unless --detach. Raises BadInput for what the Argo refuses.
+    """Submit, say where it is, and watch it unless --detach: then the process ends here. Raises BadInput for what the
+    Argo refuses.
 
     `another` makes up a name in place of one that is taken; None: the name was given.
     """
@@ -55,4 +57,4 @@ def run_there(
         return 0
     from runtime.submission.run import watch
 
-    return watch(route, made.workflow, how.logs)
+    return leave(watch(route, made.workflow, how.logs))  # Threads may still read the run.

@@ -1,9 +1,10 @@
 """`everstep launch`: torchrun by another word. The command line is read by `runtime.launch`, as torch reads it."""
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
+
+from everstep.leaving import leave
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -19,7 +20,4 @@ def main(arguments: Sequence[str]) -> int:
     except (ValueError, StoreError) as error:
         print(f"everstep launch: {error}", file=sys.stderr)
         return 2
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # Not sys.exit: a thread may still wait for a store that does not answer.
+    return leave(code)  # A thread may still wait for a store that does not answer.

@@ -68,6 +68,7 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(sys, "argv", [str(PIPELINE), *arguments])
         monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(os, "_exit", sys.exit)
         capfd.readouterr()
         with pytest.raises(SystemExit) as end:
             runpy.run_path(str(PIPELINE), run_name="__main__")
