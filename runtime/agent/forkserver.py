@@ -63,7 +63,7 @@ class _Server:
     def end_workers(self) -> None:
         """SIGKILL whoever is left."""
         for _, pid in self._workers.values():
-            _signal_group(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
 
     def _asked(self) -> bool:
         packet, files, _, _ = socket.recv_fds(self._channel, LARGEST_PACKET, 2)
@@ -75,7 +75,7 @@ class _Server:
         else:
             for number, pid in self._workers.values():
                 if number == message.id:
-                    _signal_group(pid, message.signal)
+                    signal_group(pid, message.signal)
         return True
 
     def _fork(self, spawn: Spawn, stdout: int, stderr: int) -> None:
@@ -94,7 +94,7 @@ class _Server:
         died = time.time()
         number, pid = self._workers.pop(pidfd)
         self._poll.unregister(pidfd)
-        _signal_group(pid, signal.SIGKILL)  # Before the wait: until then nobody else can have this group's number.
+        signal_group(pid, signal.SIGKILL)  # Before the wait: until then nobody else can have this group's number.
         _, status = os.waitpid(pid, 0)
         os.close(pidfd)
         self._channel.send(_encode(Exited(number, os.waitstatus_to_exitcode(status), died, pid)))
@@ -148,9 +148,13 @@ def _cores() -> int:
     return len(usable)
 
 
-def _signal_group(pid: int, signum: int) -> None:
+def signal_group(pid: int, signum: int) -> None:
+    """To a worker that nobody has waited for yet, and its children; alone, while it has not made its group."""
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signum)
+        try:
+            os.killpg(pid, signum)
+        except ProcessLookupError:
+            os.kill(pid, signum)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import zipapp
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from runtime.agent.environment import ERROR_FILE_VARIABLE
+from runtime.agent.forkserver import signal_group
 from runtime.agent.output import NodeLog
 from runtime.agent.script import TRACEBACK_VARIABLE
 from runtime.agent.workers import Start, WorkerEnd, Workers
@@ -299,3 +301,9 @@ def test_more_workers_than_the_socket_takes_at_once_are_all_started_and_ended(tm
     ended = asyncio.run(story())
     os.close(log)
     assert sorted((end.local_rank, end.exit_code) for end in ended) == [(rank, -signal.SIGKILL) for rank in range(many)]
+
+
+def test_a_worker_that_has_not_made_its_group_yet_is_killed_too() -> None:
+    worker = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"])
+    signal_group(worker.pid, signal.SIGKILL)
+    assert worker.wait(DEADLINE_S) == -signal.SIGKILL
