@@ -126,17 +126,9 @@ class Beginning:
             return
         held, slot, source = found
         facts = held.table[slot]
-        place, everywhere = _place(held, slot, facts.size), restore.sources if identity.shards > 1 else ()
-        told = Fetched(
-            *place,
-            restore.round,
-            restore.iteration,
-            facts.digest,
-            source,
-            everywhere,
-            self._around.token,
-            "; ".join(why),
-        )
+        place, of = _place(held, slot, facts.size), (restore.round, restore.iteration)
+        everywhere = restore.sources if identity.shards > 1 else ()
+        told = Fetched(*place, *of, facts.digest, source, everywhere, self._around.token, "; ".join(why))
         self._begun(reader, told, (held, slot))
 
     def _begun(self, reader: int | None, fetched: Fetched, pinned: tuple[Held, int] | None = None) -> None:

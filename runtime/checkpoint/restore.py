@@ -74,14 +74,14 @@ def load(shard: Opened, state: dict[str, Any], live: Tree, digest: str, stager: 
     its layout is the shard's."""
     layout, saved = shard.layout, shard.saved["state"]
     sources = places(saved, walk=live.walk)
-    if sources == live.places and (stager or layout.matches(live.tensors)):
+    same = sources == live.places
+    if same and (stager or layout.matches(live.tensors)):
         require_same({}, {}, (state, saved))
     else:
         own = {path: told(live.tensors[name].shape, live.tensors[name].dtype) for path, name in live.places.items()}
         held = {path: told(layout.places[name].shape, layout.places[name].dtype) for path, name in sources.items()}
         require_same(held, own, (state, saved))
-    as_staged = stager if sources == live.places else None
-    copied = _as_staged(as_staged, live) if as_staged else _arranged(layout, sources, live)
+    copied = _as_staged(stager, live) if stager and same else _arranged(layout, sources, live)
     _copy_checked(shard.data, layout, digest, copied)
     put_back(state, saved, live)
     return int(shard.saved["iteration"])
