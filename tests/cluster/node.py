@@ -142,11 +142,12 @@ def lost(node: int) -> None:
     """As in a power cut: kubelet, containerd and every container are killed."""
     for name in (f"kubelet-{node}", f"proxy-{node}", f"containerd-{node}"):
         stop(name, signal.SIGKILL)
-    socket = str(folder(node) / "containerd.sock")
-    for process in psutil.process_iter(["name", "cmdline"]):
-        if process.info["name"].startswith("containerd-shim") and socket in (process.info["cmdline"] or ()):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+    home = f"{folder(node)}/"
+    shims = [one for one in psutil.process_iter(["cmdline"]) if home in " ".join(one.info["cmdline"] or ())]
+    for process in shims:  # And each runc that one of them started.
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(shims, 30)
     deadline = time.monotonic() + 30
     while (left := _contained(node)) and time.monotonic() < deadline:
         for pid in left:
@@ -156,8 +157,11 @@ def lost(node: int) -> None:
 
 def _contained(node: int) -> list[int]:
     """Every process in a container of the node."""
-    lists = (GROUPS / "pids" / host_name(node)).rglob("cgroup.procs")
-    return [int(pid) for path in lists for pid in path.read_text().split()]
+    found: list[int] = []
+    for path in (GROUPS / "pids" / host_name(node)).rglob("cgroup.procs"):
+        with suppress(OSError):  # It was removed meanwhile.
+            found += map(int, path.read_text().split())
+    return found
 
 
 def groups_removed(node: int) -> None:
