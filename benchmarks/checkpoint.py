@@ -1,11 +1,13 @@
 """Checkpoints beside a quiet memcpy of the same bytes, in one run: `python -m benchmarks.checkpoint`.
 
 Each case is a training script under `everstep launch` (`benchmarks.checkpoint_worker`): it saves, persists, is killed
-and restores. A ratio's two sides were measured in turns in that process, medians; memcpy = the same bytes between two
-buffers that both were touched before, by as many threads. What has no budget stands there for comparison.
+and restores. A ratio is the median of pairs, each measured one after the other in that process, for a machine's memory
+may be as fast again a minute later; memcpy = the same bytes between two buffers that both were touched before, by as
+many threads. What has no budget stands there for comparison.
 
-Each part of a case measures what it must once, and again while its time lasts: all of it takes 15 minutes at most on
-an idle machine. `--only` and `--parts` choose.
+What a process does once, its first saves and its first restore, is measured in several of them. Each part of a case
+measures what it must once, and again while its time lasts: all of it takes 15 minutes at most on an idle machine.
+`--only` and `--parts` choose.
 """
 
 import argparse
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -41,6 +43,8 @@ PARTS = {
     "minio": "restore from MinIO",
     "others": f"{', '.join(OTHERS)}",
 }
+ONCE = ("save", "memory")
+"""Those with something that a process does once."""
 STORE, MINIO = "BENCHMARK_STORE", "BENCHMARK_MINIO"
 """Variables that tell the worker."""
 SAMPLE_S = 0.05
@@ -75,6 +79,8 @@ class Seen:
     """Seconds by name, in the order they came."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    times: dict[str, list[float]] = field(default_factory=dict)
+    """Of what it stands beside, each beside the one measured next to it: memory is shared with other machines."""
     size: int = 0
     """Bytes of the largest rank's state."""
 
@@ -112,11 +118,23 @@ def cases(mib: int, large_mib: int) -> dict[str, Case]:
     return found
 
 
-def measured(case: Case, told: argparse.Namespace) -> tuple[dict[str, list[float]], float, int]:
-    """(seconds by name, the agent's peak bytes beyond shared memory, bytes of the largest rank's state).
+def measured(case: Case, told: argparse.Namespace) -> tuple[Seen, float]:
+    """(What its processes saw, the agent's peak bytes beyond shared memory).
 
     Raises RuntimeError with the end of its log when it does not end well.
     """
+    seen, peak = _started(case, told)
+    if once := tuple(part for part in case.parts if part in ONCE):
+        for _ in range(told.starts - 1):
+            more, another = _started(replace(case, parts=once), told)
+            peak = max(peak, another)
+            for mine, its in ((seen.seconds, more.seconds), (seen.times, more.times)):
+                for name, values in its.items():
+                    mine.setdefault(name, []).extend(values)
+    return seen, peak
+
+
+def _started(case: Case, told: argparse.Namespace) -> tuple[Seen, float]:
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="everstep-benchmark-")))
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -141,9 +159,9 @@ def measured(case: Case, told: argparse.Namespace) -> tuple[dict[str, list[float
         if process.returncode or not restored.exists():
             raise RuntimeError(f"{case.name}: {why}\n{log.read_text()[-3000:]}")
         seen = [Seen(**json.loads(path.read_text())) for path in (saved, restored)]
-    # A memcpy of the first life stands beside the saves, one of the second beside the restores.
-    again = {("memcpy, restoring" if name == "memcpy" else name): each for name, each in seen[1].seconds.items()}
-    return {**seen[0].seconds, **again}, peak, seen[0].size
+    first, second = seen
+    first.seconds["memcpy"] += second.seconds.pop("memcpy")
+    return Seen(first.seconds | second.seconds, first.times | second.times, first.size), peak
 
 
 def _watched(process: subprocess.Popen[bytes]) -> tuple[float, str]:
@@ -186,52 +204,43 @@ def _lines_of(case: Case, told: argparse.Namespace) -> Iterator[Line]:
         return
     began = time.monotonic()
     try:
-        seconds, agent, size = measured(case, told)
+        seen, agent = measured(case, told)
     except RuntimeError as error:
         print(error, file=sys.stderr, flush=True)
         yield Line(f"{case.name}: it ends", "exit code 0", str(error).splitlines()[0], False)
         return
-    median = {name: statistics.median(each) for name, each in seconds.items()}
     before = f"{case.name}: "
-    yield from _memory(before, median, case.parts)
-    yield from _stores(before, median, "MinIO" if case.s3 else "directory", size)
+    yield Line(f"{before}memcpy", "", f"{statistics.median(seen.seconds['memcpy']) * 1e3:.0f} ms", True)
+    yield from _times(before, seen, case)
+    if "upload" in seen.times:
+        share, seconds = statistics.median(seen.times["upload"]), statistics.median(seen.seconds["persist"])
+        where, speed = "MinIO" if case.s3 else "directory", seen.size / 1e6 / seconds
+        yield Line(f"{before}persist to {where}, of a plain upload's speed", f">= {PERSIST}",
+                   f"{share:.2f} x ({speed:.0f} MB/s)", share >= PERSIST)  # fmt: skip
     yield Line(f"{before}agent's memory beyond the slots", f"<= {AGENT_MB} MB", f"{agent / 1e6:.0f} MB",
                agent <= AGENT_MB * 1e6)  # fmt: skip
     yield Line(f"{before}all of it", "", f"{time.monotonic() - began:.0f} s", True)
 
 
-def _memory(told: str, median: dict[str, float], parts: Sequence[str]) -> Iterator[Line]:
-    copy, back = median["memcpy"], median["memcpy, restoring"]
-    yield Line(f"{told}memcpy", "", f"{copy * 1e3:.0f} ms", True)
-    if "save" in parts:
-        yield _times(f"{told}save, the first (sizes announced)", median["first"], copy, FIRST)
-        yield _times(f"{told}save, the second", median["second"], copy, SAVE)
-        yield _times(f"{told}save, steady", median["steady"], copy, SAVE)
-        yield _times(f"{told}save, stall while it trains", median["training"], copy, SAVE)
-    if "memory" in parts:
-        yield _times(f"{told}restore from own memory, a new process's first", median["restore, first"], back, RESTORE)
-        yield _times(f"{told}restore from own memory, again", median["restore"], back, RESTORE)
-    if "peer" in parts:
-        yield _times(f"{told}restore from a peer, beside loopback", median["restore, peer"], median["loopback"], PEER)
-    for name in OTHERS:
-        if name in median:
-            yield _times(f"{told}{name}, how long training waits", median[name], copy, None)
-
-
-def _stores(told: str, median: dict[str, float], store: str, size: int) -> Iterator[Line]:
-    if "upload" in median:
-        share = median["upload"] / median["persist"]
-        measured = f"{share:.2f} x ({size / 1e6 / median['persist']:.0f} MB/s)"
-        yield Line(f"{told}persist to {store}, of a plain upload's speed", f">= {PERSIST}", measured, share >= PERSIST)
-    for name, kind in (("restore, store", store), ("restore, MinIO", "MinIO")):
-        if name in median:
-            yield _times(f"{told}restore from {kind}", median[name], median["memcpy, restoring"], None)
-
-
-def _times(promise: str, seconds: float, beside: float, budget: float | None) -> Line:
-    times = seconds / beside
-    wanted = "" if budget is None else f"<= {budget} x"
-    return Line(promise, wanted, f"{times:.2f} x ({seconds * 1e3:.0f} ms)", budget is None or times <= budget)
+def _times(before: str, seen: Seen, case: Case) -> Iterator[Line]:
+    told: dict[str, tuple[str, str, float | None]] = {
+        "first": ("save", "save, the first (sizes announced)", FIRST),
+        "second": ("save", "save, the second", SAVE),
+        "steady": ("save", "save, steady", SAVE),
+        "training": ("save", "save, stall while it trains", SAVE),
+        "restore, first": ("memory", "restore from own memory, a new process's first", RESTORE),
+        "restore": ("memory", "restore from own memory, again", RESTORE),
+        "restore, peer": ("peer", "restore from a peer, beside loopback", PEER),
+        "restore, store": ("store", f"restore from {'MinIO' if case.s3 else 'directory'}", None),
+        "restore, MinIO": ("minio", "restore from MinIO", None),
+        **{name: ("others", f"{name}, how long training waits", None) for name in OTHERS},
+    }
+    for name, (part, promise, budget) in told.items():
+        if part in case.parts and name in seen.times:
+            times, seconds = statistics.median(seen.times[name]), statistics.median(seen.seconds[name])
+            wanted = "" if budget is None else f"<= {budget} x"
+            measured = f"{times:.2f} x ({seconds * 1e3:.0f} ms)"
+            yield Line(f"{before}{promise}", wanted, measured, budget is None or times <= budget)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -239,6 +248,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--large-mib", type=int, default=4096, help="0: without it")
+    parser.add_argument("--starts", type=int, default=3, help="processes that measure what each does once")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each, at most")
     parser.add_argument(
         "--part-s", type=float, default=20.0, help="after so many seconds a part measures nothing again"

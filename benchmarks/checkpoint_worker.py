@@ -80,14 +80,16 @@ class Bench:
         own = sum(p.to_local().numel() for p in model.parameters())  # pyright: ignore[reportAttributeAccessIssue]
         return {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}, own * 12
 
-    def timed(self, name: str, work: Callable[[], Any]) -> Any:
-        """Do it on all ranks at once; the slowest one's seconds count."""
+    def timed(self, name: str, work: Callable[[], Any], beside: str = "") -> Any:
+        """Do it on all ranks at once; the slowest one's seconds count, as times those last seen of `beside`, too."""
         dist.barrier()
         began = time.perf_counter()
         result = work()
         slowest = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         self.seen.seconds.setdefault(name, []).append(slowest.item())
+        if beside:
+            self.seen.times.setdefault(name, []).append(slowest.item() / self.seen.seconds[beside][-1])
         return result
 
     def memcpy(self, name: str = "memcpy") -> None:
@@ -146,7 +148,7 @@ def first_life(bench: Bench) -> None:
     def stage(name: str) -> None:
         nonlocal iteration
         iteration += 1
-        bench.timed(name, lambda: checkpointer.save(iteration, state))
+        bench.timed(name, lambda: checkpointer.save(iteration, state), "memcpy")
 
     saves = "save" in told.parts
     for _ in bench.rounds(3 if saves else 1, told.rounds + 2 if saves else 1):
@@ -165,7 +167,7 @@ def first_life(bench: Bench) -> None:
         checkpointer.save(iteration, state, persist=True)
         bench.timed("persist", partial(checkpointer.flush, iteration))
         with plain_upload(os.environ[STORE], bench) as upload:
-            assert bench.timed("upload", upload)
+            assert bench.timed("upload", upload, "persist")
     if "others" in told.parts:
         others(bench)
     write(bench, "saved.json")
@@ -180,10 +182,10 @@ def second_life(bench: Bench) -> None:
     told, state = bench.told, bench.state
     checkpointer = everstep.Checkpointer(state)
     bench.memcpy()  # Meanwhile the agent has looked at what it holds.
-    bench.timed("restore, first", lambda: checkpointer.load(state))
+    bench.timed("restore, first", lambda: checkpointer.load(state), "memcpy")
     for _ in bench.rounds(2, told.rounds) if "memory" in told.parts else ():
         bench.memcpy()
-        bench.timed("restore", lambda: checkpointer.load(state))
+        bench.timed("restore", lambda: checkpointer.load(state), "memcpy")
     store = open_store(os.environ[STORE], read_only=True)
     place = bench.context.link.ask(Fetch(), Fetched) if bench.context.link else None
     assert place is not None
@@ -200,19 +202,20 @@ def second_life(bench: Bench) -> None:
         return load
 
     for _ in bench.rounds(2, max(2, told.rounds // 2)) if "peer" in told.parts else ():
-        bench.timed("restore, peer", from_(_at_the_agent(bench, place, kept), store))
         with loopback(buffer) as copy:
             bench.timed("loopback", copy)
+        bench.timed("restore, peer", from_(_at_the_agent(bench, place, kept), store), "loopback")
     for _ in bench.rounds(1, max(2, told.rounds // 2)) if "store" in told.parts else ():
         bench.memcpy()
-        bench.timed("restore, store", from_(kept, store))
+        bench.timed("restore, store", from_(kept, store), "memcpy")
     if "minio" in told.parts:
         minio = open_store(os.environ[MINIO])
         copied = replace(kept, key=f"shard-{bench.context.rank}")
         minio.put(copied.key, SegmentFile.open(Path(place.path)).bytes_at(place.offset, place.size))
         copied = replace(copied, size=place.size, digest=place.digest)
         for _ in bench.rounds(1, max(2, told.rounds // 2)):
-            bench.timed("restore, MinIO", from_(copied, minio))
+            bench.memcpy()
+            bench.timed("restore, MinIO", from_(copied, minio), "memcpy")
         minio.delete(copied.key)
     write(bench, "restored.json")
 
@@ -245,8 +248,8 @@ def others(bench: Bench) -> None:
             if name not in bench.told.others:
                 continue
             folder.mkdir(exist_ok=True)
-            dist.barrier()
-            bench.timed(name, work)
+            bench.memcpy()
+            bench.timed(name, work, "memcpy")
             for one in running:
                 one.result()
             running.clear()

@@ -9,11 +9,12 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
+from runtime.store.direct import past_the_cache, read_at, write_at
 from runtime.store.pace import Pace
 from runtime.store.protocol import Entry, NoSuchKey, StoreError, check_key, check_prefix
 
@@ -43,17 +44,18 @@ class DirectoryStore:
             return file.read(-1 if length is None else length)
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
-        with self._reading(key) as file, buffer.cast("B") as view:
+        with (
+            self._reading(key) as file,
+            past_the_cache(file.fileno(), os.O_RDONLY) as direct,
+            buffer.cast("B") as view,
+        ):
 
             def read(first: int) -> None:
-                done, end = first, min(first + _CHUNK, len(view))
-                while done < end:
-                    with view[done:end] as rest:
-                        count = os.preadv(file.fileno(), [rest], start + done)
-                    if not count:
-                        short = len(view) - done
-                        raise StoreError(f"{self._root / key}: ends at byte {start + done}, {short} too early")
-                    done += count
+                with view[first : first + _CHUNK] as part:
+                    count = read_at(file.fileno(), direct, part, start + first)
+                    if count < len(part):
+                        end = first + count
+                        raise StoreError(f"{self._root / key}: ends at byte {start + end}, {len(view) - end} too early")
 
             parts = range(0, len(view), _CHUNK)
             if len(parts) <= 1:
@@ -123,12 +125,11 @@ class DirectoryStore:
                 while count := os.sendfile(file, origin.fileno(), None, self._pace.piece(_CHUNK)):
                     self._pace.take(count)
             return
-        with memoryview(source).cast("B") as data, _flushing(file, len(data) > _CHUNK) as written:
+        with memoryview(source).cast("B") as data, past_the_cache(file, os.O_WRONLY) as direct:
+            done = 0
             for piece in self._pace.slices(data, _CHUNK):
-                done = 0
-                while done < len(piece):
-                    done += os.write(file, piece[done:])
-                written()
+                write_at(file, direct, piece, done)
+                done += len(piece)
 
     def _walk(self, folder: Path, base: str, prefix: str) -> Iterator[Entry]:
         try:
@@ -147,19 +148,6 @@ class DirectoryStore:
                 with suppress(FileNotFoundError):
                     facts = entry.stat()
                     yield Entry(key, facts.st_size, facts.st_mtime)
-
-
-@contextmanager
-def _flushing(file: int, is_large: bool) -> Iterator[Callable[[], None]]:
-    """To be told of each chunk that was written: of a large file the disk writes one while the next one is copied."""
-    if not is_large:
-        yield lambda: None
-        return
-    with ThreadPoolExecutor(1, "everstep-flush") as pool:
-        flushes: list[Future[None]] = []
-        yield lambda: flushes.append(pool.submit(os.fdatasync, file))
-    for one in flushes:
-        one.result()
 
 
 def _make_durable(folder: Path) -> None:

@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 import threading
+from mmap import mmap
 from pathlib import Path
 
 import pytest
 
-from runtime.store import DirectoryStore, NoSuchKey, StoreError, directory, require_space
+from runtime.store import DirectoryStore, NoSuchKey, StoreError, require_space
 
 
 def test_a_half_written_object_is_never_seen(tmp_path: Path) -> None:
@@ -47,16 +48,17 @@ def test_a_writer_that_is_killed_leaves_no_object(tmp_path: Path) -> None:
         store.get("key")
 
 
+@pytest.mark.parametrize("size", [4, 1 << 20])
 def test_a_full_disk_is_told_with_path_and_mend_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     store = DirectoryStore(tmp_path)
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(StoreError, match=r"a/key: cannot write: No space left.*another --store"):
-        store.put("a/key", b"data")
+        store.put("a/key", memoryview(mmap(-1, size)))
     assert os.listdir(tmp_path / "a") == []
 
 
@@ -78,28 +80,3 @@ def test_too_little_space_is_known_beforehand(tmp_path: Path) -> None:
     require_space(store, 1, "the corpus")
     with pytest.raises(StoreError, match="the corpus needs"):
         require_space(store, 1 << 60, "the corpus")
-
-
-def test_each_chunk_of_a_large_object_is_on_its_way_to_the_disk_before_the_last_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(directory, "_CHUNK", 1000)
-    store, content, sizes = DirectoryStore(tmp_path), os.urandom(4500), []
-    monkeypatch.setattr(os, "fdatasync", lambda file: sizes.append(os.fstat(file).st_size))
-    store.put("large", content)
-    assert store.get("large") == content
-    assert len(sizes) == 5
-    store.put("small", content[:1000])
-    assert len(sizes) == 5
-
-
-def test_a_chunk_that_the_disk_does_not_take_leaves_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "_CHUNK", 1000)
-
-    def fails(_: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fdatasync", fails)
-    with pytest.raises(StoreError, match="large: cannot write: Input/output error"):
-        DirectoryStore(tmp_path).put("large", bytes(4500))
-    assert not list(tmp_path.iterdir())

@@ -1,0 +1,66 @@
+"""Large reads and writes of files past the page cache (O_DIRECT).
+
+Pages of the cache cost the processor several times what the disk takes (here 2.7 s of 3.0 s for a GiB, against 0.04 s
+of 0.3 s), are taken from training, and count as a pod's memory. A file system that cannot do so is used as usual.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+BLOCK = 4096
+"""Place in memory, place in the file and length must be multiples of a disk's block (open(2)); none has larger ones."""
+_UNABLE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT)
+
+
+@contextmanager
+def past_the_cache(file: int, mode: int) -> Iterator[int]:
+    """Another descriptor of the same file, opened by `mode`; `file` itself where there is no such way."""
+    try:
+        direct = os.open(f"/proc/self/fd/{file}", mode | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in _UNABLE:
+            raise
+        yield file
+        return
+    try:
+        yield direct
+    finally:
+        os.close(direct)
+
+
+def write_at(file: int, direct: int, data: memoryview, at: int) -> None:
+    """All of it, from byte `at` on."""
+    _all(file, direct, data, at, os.pwrite)
+
+
+def read_at(file: int, direct: int, buffer: memoryview, at: int) -> int:
+    """Fill the buffer from byte `at` on; bytes that were there, fewer than asked at the end of the file only."""
+    return _all(file, direct, buffer, at, lambda which, view, start: os.preadv(which, [view], start))
+
+
+def _all(file: int, direct: int, data: memoryview, at: int, move: Callable[[int, memoryview, int], int]) -> int:
+    """The blocks of it by `direct` if they lie so, what is left by `file`."""
+    done, blocks = 0, len(data) // BLOCK * BLOCK if _aligned(data, at) else 0
+    while done < len(data):
+        past = done < blocks and done % BLOCK == 0
+        with data[done : blocks if past else len(data)] as rest:
+            try:
+                count = move(direct if past else file, rest, at + done)
+            except OSError as error:
+                if not past or error.errno not in _UNABLE:
+                    raise
+                blocks = 0
+                continue
+        if not count:
+            break
+        done += count
+    return done
+
+
+def _aligned(data: memoryview, at: int) -> bool:
+    if data.readonly or len(data) < BLOCK or at % BLOCK:
+        return False
+    return ctypes.addressof(ctypes.c_char.from_buffer(data)) % BLOCK == 0
