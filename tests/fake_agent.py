@@ -2,7 +2,6 @@
 that serves its memory to peers."""
 
 import http.server
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -51,13 +50,13 @@ class _Peer(http.server.BaseHTTPRequestHandler):
             return self.send_error(401)
         try:
             with self.keeper.open_shard(*map(int, self.path.split("/")[-3:])) as shard:
-                first, last = 0, shard.size - 1
+                first, last = 0, len(shard) - 1
                 if asked := self.headers.get("Range"):
                     first, last = map(int, asked.removeprefix("bytes=").split("-"))
                 self.send_response(206 if asked else 200)
                 self.send_header("Content-Length", str(last + 1 - first))
                 self.end_headers()
-                self.wfile.write(os.pread(shard.file.fileno(), last + 1 - first, shard.offset + first))
+                self.wfile.write(shard[first : last + 1])
         except KeyError:
             self.send_error(404)
 

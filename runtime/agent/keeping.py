@@ -1,19 +1,10 @@
 """What the agent needs of the keeper of this node's staged shards (runtime.checkpoint.keeper is one)."""
 
 from contextlib import AbstractContextManager
-from io import FileIO
 from typing import NamedTuple, Protocol
 
 from runtime.agent.link import Fetched, Segment, Slot, Staged
 from runtime.job.messages import Holding, Seat
-
-
-class Stretch(NamedTuple):
-    """Some bytes of a file."""
-
-    file: FileIO
-    offset: int
-    size: int
 
 
 class Place(NamedTuple):
@@ -87,8 +78,8 @@ class Keeper(Protocol):
         """Fetch a copy of a peer's shard into this node's memory. Blocks until it is held."""
         ...
 
-    def open_shard(self, round: int, iteration: int, shard: int) -> AbstractContextManager[Stretch]:  # noqa: A002
-        """Where a held shard's bytes are, pinned while open. Raises KeyError when it is not held."""
+    def open_shard(self, round: int, iteration: int, shard: int) -> AbstractContextManager[memoryview]:  # noqa: A002
+        """A held shard's bytes, pinned while open. Raises KeyError when it is not held."""
         ...
 
     def beacon(self, local_rank: int) -> tuple[int, str]:

@@ -7,6 +7,7 @@ the shard of its rank; where another number of ranks cut it, workers read what t
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from runtime.agent.keeping import Place
@@ -19,6 +20,8 @@ from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Holding, Restore, Seat
 from runtime.store import Store
 
+_PARALLEL = 4
+"""Shards of local ranks that are fetched at once: one connection alone is slower than a network."""
 _log = logging.getLogger("everstep.checkpoint")
 
 
@@ -102,8 +105,10 @@ class Beginning:
         if shards == 1:
             self._bring(restore, 0, None)
         elif shards == self.seat.world_size:
-            for local_rank in range(self._around.workers):
-                self._bring(restore, self.seat.first_rank + local_rank, local_rank)
+            own = range(self._around.workers)
+            with ThreadPoolExecutor(min(_PARALLEL, len(own)), "everstep-fetch") as threads:
+                for _ in threads.map(lambda rank: self._bring(restore, self.seat.first_rank + rank, rank), own):
+                    pass
         else:
             place = ("", 0, 0, restore.round, restore.iteration)
             told = Fetched(*place, "", f"{shards} shards", restore.sources, self._around.token)

@@ -4,7 +4,6 @@ import hashlib
 import re
 import threading
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 
 from runtime.checkpoint.errors import SegmentError
@@ -41,13 +40,6 @@ class Held:
     def data(self, slot: int) -> memoryview:
         """The bytes of the whole state in a slot."""
         return self.file.slot(slot)[: self.table[slot].size]
-
-    def opened(self) -> FileIO:
-        """The file, for reading. Raises KeyError when this node is leaving and has removed it."""
-        try:
-            return self.file.path.open("rb", buffering=0)
-        except FileNotFoundError:
-            raise KeyError(self.file.path.name) from None
 
     def idle(self) -> bool:
         """Nothing worth keeping, nobody at work."""

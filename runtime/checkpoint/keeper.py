@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runtime.agent.keeping import Place, Stretch
+from runtime.agent.keeping import Place
 from runtime.agent.link import Fetched, Segment, Slot, Staged
 from runtime.checkpoint.beginning import Around, Beginning
 from runtime.checkpoint.cadence import Cadence
@@ -253,8 +253,8 @@ class Keeper:
         receive(source, self._around)
 
     @contextmanager
-    def open_shard(self, round: int, iteration: int, shard: int) -> Iterator[Stretch]:  # noqa: A002
-        """Where the bytes of a held shard are, not overwritten while open. Raises KeyError when it is not held."""
+    def open_shard(self, round: int, iteration: int, shard: int) -> Iterator[memoryview]:  # noqa: A002
+        """The bytes of a held shard, not overwritten while open. Raises KeyError when it is not held."""
         with self._changed:
             found = self._segments.serve(round, iteration, shard)
             if found is None:
@@ -262,8 +262,7 @@ class Keeper:
             held, slot = found
             held.table.pin(slot)
         try:
-            with held.opened() as file:
-                yield Stretch(file, held.file.offset(slot), held.table[slot].size)
+            yield held.data(slot)
         finally:
             self._unpin(held, slot)
 

@@ -37,7 +37,9 @@ class FakeMaster:
         self.epoch = epoch
         self.round = after_round
         self.told: asyncio.Queue[Any] = asyncio.Queue()
-        """Everything in the order of its arrival, but heartbeats without telemetry."""
+        """Everything in the order of its arrival, but heartbeats."""
+        self._lines: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        """Of the heartbeats' telemetry: several workers' may come in one."""
         self.still_s = 0.0
         """The longest that a heartbeat told."""
         self.seats: dict[str, Seat] = {}
@@ -76,10 +78,10 @@ class FakeMaster:
 
     async def telemetry(self, name: str) -> dict[str, Any]:
         """The next line of telemetry that has this field."""
-        while True:
-            for line in (await self.next(Heartbeat)).telemetry:
-                if name in line:
-                    return line
+        async with asyncio.timeout(DEADLINE_S):
+            while name not in (line := await self._lines.get()):
+                pass
+            return line
 
     async def direct(self, action: Action, round_: int = 0) -> None:
         """Tell all nodes."""
@@ -95,7 +97,9 @@ class FakeMaster:
         message = msgspec.json.decode(await request.read(), type=kind)
         if kind is Heartbeat:
             self.still_s = max(self.still_s, message.still_s)
-        if kind is not Heartbeat or message.telemetry:
+            for line in message.telemetry:
+                self._lines.put_nowait(line)
+        else:
             self.told.put_nowait(message)
         return message
 

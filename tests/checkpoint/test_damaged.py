@@ -1,6 +1,5 @@
 """What is damaged in memory before it was digested, or is not what was announced, is named and never offered."""
 
-import os
 import threading
 from typing import Any
 
@@ -39,7 +38,7 @@ def test_a_stage_of_another_iteration_than_the_slot_was_given_for_is_refused(nod
     node.begin(1)
     trained(node, make_state(1), 1)
     with node.keeper.open_shard(1, 1, 0) as shard:
-        whole = os.pread(shard.file.fileno(), shard.size, shard.offset)
+        whole = bytes(shard)
     slot = node.keeper.acquire(0, 2)
     (path,) = node.shm.iterdir()
     with path.open("r+b") as file:

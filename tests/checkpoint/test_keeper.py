@@ -91,7 +91,7 @@ def test_every_local_rank_reads_the_state_that_the_first_staged(node: Any, make_
 def damage(node: Any, iteration: int) -> None:
     """Flip a bit of a held state behind the keeper's back."""
     with node.keeper.open_shard(1, iteration, 0) as shard:
-        whole = os.pread(shard.file.fileno(), shard.size, shard.offset)
+        whole = bytes(shard)
     (path,) = node.shm.iterdir()
     offset = path.read_bytes().index(whole) + len(whole) // 2
     with path.open("r+b") as file:

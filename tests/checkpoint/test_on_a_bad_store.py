@@ -1,6 +1,5 @@
 """Saving to and restoring from a store that fails as it is told; a flipped bit at each place that keeps a state."""
 
-import os
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
@@ -149,7 +148,7 @@ def _flip(path: Path, whole: bytes) -> None:
 def _in_memory(node: Any) -> Callable[[], None]:
     def flip() -> None:
         with node.keeper.open_shard(1, 4, 0) as shard:
-            whole = os.pread(shard.file.fileno(), shard.size, shard.offset)
+            whole = bytes(shard)
         (path,) = node.shm.iterdir()
         with path.open("r+b") as file:
             file.seek(path.read_bytes().index(whole) + len(whole) - 40)
