@@ -113,6 +113,29 @@ def test_a_state_that_no_peer_takes_is_told_once_a_round(nodes: list[Node], capl
     assert "127.0.0.1:9: " in caplog.text
 
 
+def test_the_shards_of_a_nodes_ranks_are_fetched_side_by_side(
+    nodes: list[Node], make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(nodes, 1)
+    both = threading.Barrier(2, timeout=PATIENCE_S)
+    for node in nodes:
+        stage(node, 1)
+    wait_until(lambda: (1, 1) in held(nodes[0], 1) and (1, 1) in held(nodes[1], 0))
+    for node in nodes:
+
+        def open_shard(*place: int, really: Any = node.keeper.open_shard) -> Any:
+            both.wait()
+            return really(*place)
+
+        monkeypatch.setattr(node.keeper, "open_shard", open_shard)
+    sources = [
+        one for rank, node in enumerate(nodes) for one in node.keeper.holdings(node.address) if one.shard == rank
+    ]
+    fresh = make_node("worker-0-1", workers=2)
+    fresh.begin(2, Restore(1, 1, tuple(sources), "newest whole"), world_size=2)
+    assert [fresh.keeper.fetched(rank).source for rank in (0, 1)] == [f"peer {node.name}" for node in nodes]
+
+
 def test_a_lost_nodes_shard_is_restored_from_its_peer(nodes: list[Node], make_node: Callable[..., Node]) -> None:
     begin(nodes, 1)
     for node in nodes:
