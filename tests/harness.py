@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,19 @@ ROUNDS = int(os.environ.get("EVERSTEP_ROUNDS", "1"))
 """How often each survival test injects its fault in a row: once in `make test`, 50 times in `make soak`."""
 PATIENCE_S = 240.0
 """Nothing that is waited for here takes so long; then the wait fails, whatever the machine is busy with."""
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """In a soak, other processes want every core too."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    spinning = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)] if ROUNDS > 1 else []
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
 
 
 def wait_until(found: Callable[[], Any], what: str, seconds: float = PATIENCE_S, pause_s: float = 0.005) -> Any:

@@ -173,7 +173,8 @@ class MasterClient:
             if status_of(wrong) == 409:
                 self.heard = time.monotonic()  # It lives, whatever it thinks of this node.
                 raise NoPlace(_said(text))
-            self._say_lost(address, path, wrong)
+            if pause > _FIRST_PAUSE_S:  # Once may be a connection's end, or the job's.
+                self._say_lost(address, path, wrong)
             await asyncio.sleep(pause * self._chance.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 

@@ -12,12 +12,18 @@ from contextlib import contextmanager
 
 BLOCK = 4096
 """Place in memory, place in the file and length must be multiples of a disk's block (open(2)); none has larger ones."""
+LARGE = 1 << 20
+"""Bytes; what is smaller is soon read again, or not worth another descriptor."""
 _UNABLE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT)
 
 
 @contextmanager
-def past_the_cache(file: int, mode: int) -> Iterator[int]:
-    """Another descriptor of the same file, opened by `mode`; `file` itself where there is no such way."""
+def past_the_cache(file: int, mode: int, size: int) -> Iterator[int]:
+    """Another descriptor of the same file, opened by `mode`, to move that many bytes; `file` itself where there is no
+    such way, and for what is small."""
+    if size < LARGE:
+        yield file
+        return
     try:
         direct = os.open(f"/proc/self/fd/{file}", mode | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
@@ -32,8 +38,9 @@ def past_the_cache(file: int, mode: int) -> Iterator[int]:
 
 
 def write_at(file: int, direct: int, data: memoryview, at: int) -> None:
-    """All of it, from byte `at` on."""
-    _all(file, direct, data, at, os.pwrite)
+    """All of it, from byte `at` on. Raises OSError."""
+    if (done := _all(file, direct, data, at, os.pwrite)) < len(data):
+        raise OSError(errno.EIO, f"{done} of {len(data)} bytes were taken")
 
 
 def read_at(file: int, direct: int, buffer: memoryview, at: int) -> int:

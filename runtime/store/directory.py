@@ -46,8 +46,8 @@ class DirectoryStore:
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         with (
             self._reading(key) as file,
-            past_the_cache(file.fileno(), os.O_RDONLY) as direct,
             buffer.cast("B") as view,
+            past_the_cache(file.fileno(), os.O_RDONLY, len(view)) as direct,
         ):
 
             def read(first: int) -> None:
@@ -125,7 +125,7 @@ class DirectoryStore:
                 while count := os.sendfile(file, origin.fileno(), None, self._pace.piece(_CHUNK)):
                     self._pace.take(count)
             return
-        with memoryview(source).cast("B") as data, past_the_cache(file, os.O_WRONLY) as direct:
+        with memoryview(source).cast("B") as data, past_the_cache(file, os.O_WRONLY, len(data)) as direct:
             done = 0
             for piece in self._pace.slices(data, _CHUNK):
                 write_at(file, direct, piece, done)

@@ -8,6 +8,14 @@ from tests.cluster import lifecycle
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.trainings import Training, dataset_in
 from tests.golang import NoGoError
+from tests.harness import busy
+
+
+@pytest.fixture(scope="session", autouse=True)
+def busy_machine() -> Iterator[None]:
+    """In a soak."""
+    with busy():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from tests.cluster.costs import Cost, cost
 from tests.cluster.journal import Records, both_lost, claimed, judged, lost, taken_over, untouched
 from tests.cluster.layout import NODES, node_name
 from tests.cluster.trainings import PATIENCE_S, Training
-from tests.harness import kill, wait_until
+from tests.harness import ROUNDS, kill, wait_until
 
 MASTERS_HOST = node_name(1)
 """Where the step's own pod runs: no fault of another node ends it."""
@@ -365,5 +365,5 @@ FAULTS = {
 def spec() -> str:
     """The job that suffers: two nodes, one is enough."""
     worker = {"replicas": 2, "minReplicas": 1, "resources": {"memory": f"{MEMORY_MIB}Mi"}}
-    patience = {"maxRelaunches": 100, "coolDown": 1}
+    patience = {"maxRelaunches": 100 * ROUNDS, "coolDown": 1}
     return json.dumps({"replicaSpecs": {"worker": worker}, "patience": patience})

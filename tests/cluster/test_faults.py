@@ -1,6 +1,8 @@
 """Whatever happens to pods, machines or the master: a training goes on and ends well.
 
-One training suffers all of it, one fault after the other.
+One training suffers all of it, one fault after the other. A long series of those that are short, on a busy machine:
+
+    EVERSTEP_ROUNDS=50 make test-cluster CLUSTER="tests/cluster/test_faults.py -k '(process or pod) and not image'"
 """
 
 from collections.abc import Callable
@@ -10,6 +12,7 @@ import pytest
 from tests.cluster import faults
 from tests.cluster.faults import FAULTS, MASTERS_HOST, MEMORY_MIB
 from tests.cluster.trainings import Training
+from tests.harness import ROUNDS
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +24,9 @@ def suffering(training: Training) -> Training:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("_time", range(ROUNDS))
 def test_training_goes_on_and_applies_each_sample_once(
-    suffering: Training, fault: str, record_property: Callable[[str, object], None]
+    suffering: Training, fault: str, _time: int, record_property: Callable[[str, object], None]
 ) -> None:
     cost = faults.suffer(suffering, fault)
     assert suffering.in_order()

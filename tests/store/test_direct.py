@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.store import DirectoryStore, directory
+from runtime.store import DirectoryStore, StoreError, direct, directory
 from runtime.store.direct import BLOCK
 
 SIZE = 5 * BLOCK + 77
@@ -26,6 +26,7 @@ class Disk:
         monkeypatch.setattr(os, "pwrite", lambda file, data, at: self.counted(file, self._pwrite, data, at))
         monkeypatch.setattr(os, "preadv", lambda file, views, at: self.counted(file, self._preadv, views, at))
         monkeypatch.setattr(directory, "_CHUNK", CHUNK)
+        monkeypatch.setattr(direct, "LARGE", SIZE)
 
     def open(self, path: str | Path, flags: int, mode: int = 0o777, **more: int) -> int:
         if flags & os.O_DIRECT and self._refuses == "to open":
@@ -80,6 +81,14 @@ def test_whoever_reads_while_an_object_is_replaced_reads_one_of_both(
         return opened(path, flags, mode)
 
     monkeypatch.setattr(os, "open", replaced)
+    monkeypatch.setattr(direct, "LARGE", SIZE)
     store.read_into("key", 0, buffer)
     assert buffer == b"1" * SIZE
     assert (tmp_path / "key").read_bytes() == b"2" * SIZE
+
+
+def test_a_disk_that_takes_no_more_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    with pytest.raises(StoreError, match="key: cannot write"):
+        DirectoryStore(tmp_path).put("key", b"data")
+    assert os.listdir(tmp_path) == []

@@ -1,15 +1,12 @@
 """A small dataset and a small Llama: a training of two nodes takes seconds. And what an undisturbed one gives."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.harness import ROUNDS, TrainStep, tensors
+from tests.harness import ROUNDS, TrainStep, busy, tensors
 
 VOCABULARY = 257
 
@@ -91,10 +88,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, flags: dict[str, str])
 
 @pytest.fixture(scope="session", autouse=True)
 def busy_machine() -> Iterator[None]:
-    """In a soak, other processes want every core too."""
-    spin = [sys.executable, "-c", "while True: pass"]
-    spinning = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)] if ROUNDS > 1 else []
-    yield
-    for process in spinning:
-        process.kill()
-        process.wait()
+    """In a soak."""
+    with busy():
+        yield
