@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from steps.entry import TRY_AGAIN, StepError, uninterrupted
 from steps.preprocess import gateway, masters
 from steps.preprocess.java import check_user, find_java
+from steps.preprocess.scratch import scratch
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -64,29 +64,28 @@ def spark(master: str, cores: int, executor_cores: int) -> Iterator["SparkContex
             context.stop()
         return
     check_user()
-    scratch = Path(tempfile.mkdtemp(prefix="everstep-spark-"))
-    before, kind, java, busy = dict(os.environ), masters.kind_of(master), None, False
-    try:
-        told = settings(master, cores, executor_cores, scratch)
-        if kind is masters.Kind.STANDALONE:
-            _keep_defaults(scratch)
-        home = Path(_origin("pyspark")).parent
-        _environment(scratch, told["spark.driver.host"])
+    with scratch() as folder:
+        before, kind, java, busy = dict(os.environ), masters.kind_of(master), None, False
         try:
-            command = gateway.command(find_java(before), home / "jars", scratch, told)
-            with uninterrupted():
-                java = gateway.launch(command, scratch)
-            context = _start(told, java, scratch)
+            told = settings(master, cores, executor_cores, folder)
+            if kind is masters.Kind.STANDALONE:
+                _keep_defaults(folder)
+            home = Path(_origin("pyspark")).parent
+            _environment(folder, told["spark.driver.host"])
+            try:
+                command = gateway.command(find_java(before), home / "jars", folder, told)
+                with uninterrupted():
+                    java = gateway.launch(command, folder)
+                context = _start(told, java, folder)
+            finally:
+                os.environ.update(before)  # first: other threads read them meanwhile
+                for name in set(os.environ) - set(before):
+                    del os.environ[name]
+            busy = True
+            yield context
+            busy = False
         finally:
-            os.environ.update(before)  # first: other threads read them meanwhile
-            for name in set(os.environ) - set(before):
-                del os.environ[name]
-        busy = True
-        yield context
-        busy = False
-    finally:
-        _end(java, at_once=not busy and kind is masters.Kind.LOCAL)
-        shutil.rmtree(scratch, ignore_errors=True)
+            _end(java, at_once=not busy and kind is masters.Kind.LOCAL)
 
 
 @contextmanager
@@ -106,29 +105,29 @@ def failures(place: str) -> Iterator[None]:
         raise StepError("Spark's job failed, as told above; run the step again", code=TRY_AGAIN) from error
 
 
-def _keep_defaults(scratch: Path) -> None:
+def _keep_defaults(folder: Path) -> None:
     """Settings that a cluster wants of its users, such as its secret, stand in a file of SPARK_CONF_DIR."""
     given = Path(os.environ.get("SPARK_CONF_DIR", ""), "spark-defaults.conf")
     if given.is_file():
-        shutil.copy(given, scratch)
+        shutil.copy(given, folder)
 
 
-def _environment(scratch: Path, address: str) -> None:
+def _environment(folder: Path, address: str) -> None:
     """What Spark and its workers read from the environment, for as long as it takes to start them.
 
     No SPARK_HOME: by it workers would import the sources in its pyspark.zip, which Python compiles again in each.
     """
     os.environ.update(
         SPARK_LOCAL_IP=address,
-        SPARK_LOCAL_DIRS=str(scratch),
-        SPARK_CONF_DIR=str(scratch),
+        SPARK_LOCAL_DIRS=str(folder),
+        SPARK_CONF_DIR=str(folder),
         PYSPARK_PYTHON=sys.executable,
         PYSPARK_DRIVER_PYTHON=sys.executable,
         PYTHONPATH=os.pathsep.join(filter(None, [_root(), os.environ.get("PYTHONPATH")])),
     )
     for name in ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
         os.environ.pop(name, None)
-    (scratch / "log4j2.properties").write_text(_LOG4J)
+    (folder / "log4j2.properties").write_text(_LOG4J)
 
 
 def _submitted() -> "SparkContext":
@@ -151,13 +150,13 @@ def _origin(package: str) -> str:
     return found.origin
 
 
-def _start(told: Mapping[str, str], java: subprocess.Popen[bytes], scratch: Path) -> "SparkContext":
+def _start(told: Mapping[str, str], java: subprocess.Popen[bytes], folder: Path) -> "SparkContext":
     from pyspark import SparkConf, SparkContext  # takes its time while Java starts
     from pyspark.errors import PySparkRuntimeError
 
     logging.getLogger("py4j").setLevel(logging.ERROR)
     conf = SparkConf(loadDefaults=False).setAppName("everstep-preprocess").setAll(list(told.items()))
-    port, secret = gateway.connection(java, scratch)
+    port, secret = gateway.connection(java, folder)
     os.environ.update({SUBMITTED: str(port), "PYSPARK_GATEWAY_SECRET": secret})
     try:
         return SparkContext(conf=conf.setExecutorEnv("PYTHONPATH", _root()))
@@ -165,15 +164,15 @@ def _start(told: Mapping[str, str], java: subprocess.Popen[bytes], scratch: Path
         raise StepError(f"Spark did not start: {str(error).splitlines()[0]}", code=TRY_AGAIN) from error
 
 
-def settings(master: str, cores: int, executor_cores: int, scratch: Path) -> dict[str, str]:
+def settings(master: str, cores: int, executor_cores: int, folder: Path) -> dict[str, str]:
     """Spark's settings for that master, which is asked for `cores` in all. Raises StepError."""
-    kind, told = masters.kind_of(master), masters.always(scratch)
+    kind, told = masters.kind_of(master), masters.always(folder)
     if kind is masters.Kind.LOCAL:
         return told | masters.local(f"local[{cores}]")
     executors = -(-cores // executor_cores)
     if kind is masters.Kind.STANDALONE:
         return told | masters.cluster(executors, executor_cores, _address(master)) | {"spark.master": master}
-    pod, file = own_pod(os.environ), scratch / "executor.json"
+    pod, file = own_pod(os.environ), folder / "executor.json"
     file.write_text(masters.pod_template(pod))
     told |= masters.cluster(executors, executor_cores, pod.address)
     return told | masters.kubernetes(master, pod, executor_cores, file)
