@@ -23,15 +23,15 @@ CLUSTER = {
     "train step: pods on two machines to the last iteration, loss falls": ["test_training.py"],
     "every fault: the last iteration, each sample applied once, no pod left": ["test_faults.py"],
     "API server stopped for 60 s, store stopped for 30 s, a machine cut off the network": [
-        "test_faults.py::[the API server stops]",
-        "test_faults.py::[the store stops]",
-        "test_faults.py::[a machine leaves the network]",
+        "test_faults.py::-the API server stops]",
+        "test_faults.py::-the store stops]",
+        "test_faults.py::-a machine leaves the network]",
     ],
     "the step's own pod deleted, evicted, killed, on a dead machine (told by `everstep status`): adopted": [
-        "test_faults.py::[the step's own pod is deleted]",
-        "test_faults.py::[the step's own pod is evicted]",
-        "test_faults.py::[the step's own process is killed]",
-        "test_faults.py::[the step's own machine loses its power]",
+        "test_faults.py::-the step's own pod is deleted]",
+        "test_faults.py::-the step's own pod is evicted]",
+        "test_faults.py::-the step's own process is killed]",
+        "test_faults.py::-the step's own machine loses its power]",
     ],
     "of 4 asked 3 run, the 4th is Pending, and joins when there is room": [
         "test_scaling.py::three_of_four",
