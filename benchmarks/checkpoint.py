@@ -98,6 +98,11 @@ class Case:
     others: tuple[str, ...] = OTHERS
 
     @property
+    def store(self) -> str:
+        """What it persists to."""
+        return "MinIO" if self.s3 else "directory"
+
+    @property
     def needed_mib(self) -> int:
         """Memory: the state, its slots, dcp.async_save's copy, the two buffers of a memcpy."""
         states = 1 + SLOTS[not self.tensors] + ("others" in self.parts and OTHERS[-1] in self.others)
@@ -214,8 +219,8 @@ def _lines_of(case: Case, told: argparse.Namespace) -> Iterator[Line]:
     yield from _times(before, seen, case)
     if "upload" in seen.times:
         share, seconds = statistics.median(seen.times["upload"]), statistics.median(seen.seconds["persist"])
-        where, speed = "MinIO" if case.s3 else "directory", seen.size / 1e6 / seconds
-        yield Line(f"{before}persist to {where}, of a plain upload's speed", f">= {PERSIST}",
+        speed = seen.size / 1e6 / seconds
+        yield Line(f"{before}persist to {case.store}, of a plain upload's speed", f">= {PERSIST}",
                    f"{share:.2f} x ({speed:.0f} MB/s)", share >= PERSIST)  # fmt: skip
     yield Line(f"{before}agent's memory beyond the slots", f"<= {AGENT_MB} MB", f"{agent / 1e6:.0f} MB",
                agent <= AGENT_MB * 1e6)  # fmt: skip
@@ -231,7 +236,7 @@ def _times(before: str, seen: Seen, case: Case) -> Iterator[Line]:
         "restore, first": ("memory", "restore from own memory, a new process's first", RESTORE),
         "restore": ("memory", "restore from own memory, again", RESTORE),
         "restore, peer": ("peer", "restore from a peer, beside loopback", PEER),
-        "restore, store": ("store", f"restore from {'MinIO' if case.s3 else 'directory'}", None),
+        "restore, store": ("store", f"restore from {case.store}", None),
         "restore, MinIO": ("minio", "restore from MinIO", None),
         **{name: ("others", f"{name}, how long training waits", None) for name in OTHERS},
     }
