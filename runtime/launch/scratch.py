@@ -3,12 +3,14 @@
 What killed launches left is removed by the next one of the same user.
 """
 
+import fcntl
 import os
 import secrets
 import shutil
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runtime.platform import debris
@@ -28,20 +30,22 @@ class Scratch:
 
     def enter(self, job: str, node: str, role: str) -> Registered:
         """Register this process as a node. Raises ValueError when another process here is that node."""
-        known = Registry(self._nodes / job).get(node)
-        if known is not None and known.alive():
-            raise ValueError(
-                f"{node} of job {job} runs here already, as process {known.pid}; give each its own NODE_RANK"
-            )
-        began = debris.start_time(os.getpid()) or 0
-        entry = Registered(node, job, role, socket.gethostname(), os.getpid(), began, round(time.time(), 3))
-        Registry(self._nodes / job).put(entry)
+        registry = Registry(self._nodes / job)
+        with self._alone():
+            known = registry.get(node)
+            if known is not None and known.alive():
+                raise ValueError(
+                    f"{node} of job {job} runs here already, as process {known.pid}; give each its own NODE_RANK"
+                )
+            began = debris.start_time(os.getpid()) or 0
+            entry = Registered(node, job, role, socket.gethostname(), os.getpid(), began, round(time.time(), 3))
+            registry.put(entry)
         return entry
 
     def leave(self, entry: Registered) -> None:
         """This node has cleaned up behind itself."""
-        Registry(self._nodes / entry.job).remove(entry)
-        with suppress(OSError):  # Other nodes of the job are there.
+        with suppress(OSError), self._alone():  # Other nodes of the job are there, or the whole folder is gone.
+            Registry(self._nodes / entry.job).remove(entry)
             (self._nodes / entry.job).rmdir()
 
     def store(self) -> Path:
@@ -53,14 +57,15 @@ class Scratch:
 
     def sweep(self) -> None:
         """Remove what killed nodes and masters left behind."""
-        for folder in self._nodes.glob("*/"):
-            registry = Registry(folder)
-            for entry in registry.all():
-                if not entry.alive():
-                    debris.clean(entry.job, entry.name)
-                    registry.remove(entry)
-            with suppress(OSError):
-                folder.rmdir()
+        with self._alone():  # A node of the same name that begins meanwhile would be removed with it.
+            for folder in self._nodes.glob("*/"):
+                registry = Registry(folder)
+                for entry in registry.all():
+                    if not entry.alive():
+                        debris.clean(entry.job, entry.name)
+                        registry.remove(entry)
+                with suppress(OSError):
+                    folder.rmdir()
         for folder in self._stores.glob("*/"):
             if not any(_alive(line) for line in _owners(folder)):
                 discard(folder)
@@ -68,6 +73,16 @@ class Scratch:
             with suppress(FileNotFoundError):
                 if time.time() - token.stat().st_mtime > _STARTING_S and not (self._nodes / token.stem).exists():
                     token.unlink()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other launch of this user reads or changes meanwhile which nodes there are."""
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
 
 
 def own(folder: Path) -> None:

@@ -1,10 +1,16 @@
 """What launches keep on their machine, and when it goes."""
 
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from runtime.launch.scratch import Scratch
+from runtime.platform import debris
+from runtime.platform.registry import Registered, Registry
 from runtime.token import shared_token
 
 
@@ -21,3 +27,38 @@ def test_a_secret_goes_when_no_node_of_its_job_is_left(tmp_path: Path) -> None:
     scratch.leave(entry)
     scratch.sweep()
     assert [path.stem for path in tmp_path.glob("*.token")] == ["begins"]
+
+
+def test_nodes_begin_and_end_while_others_sweep(tmp_path: Path) -> None:
+    def comes_and_goes(node: str) -> int:
+        scratch = Scratch(tmp_path)
+        for _ in range(200):
+            scratch.sweep()
+            scratch.leave(scratch.enter("job", node, "worker"))
+        return 200
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(comes_and_goes, ("n0", "n1", "n2", "n3"))) == [200] * 4
+
+
+def test_a_node_begins_only_when_what_its_forerunner_left_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch, cleaning, cleaned = Scratch(tmp_path), threading.Event(), threading.Event()
+    Registry(tmp_path / "nodes" / "job").put(Registered("n0", "job", "worker", "here", 1, 0, 0.0))
+
+    def clean(job: str, node: str) -> None:
+        cleaning.set()
+        assert cleaned.wait(10)
+
+    monkeypatch.setattr(debris, "clean", clean)
+    with ThreadPoolExecutor(2) as threads:
+        sweep = threads.submit(scratch.sweep)
+        assert cleaning.wait(10)
+        entry = threads.submit(scratch.enter, "job", "n0", "worker")
+        with pytest.raises(TimeoutError):
+            entry.result(0.2)
+        cleaned.set()
+        sweep.result(10)
+        began = entry.result(10)
+    assert Registry(tmp_path / "nodes" / "job").get("n0") == began
