@@ -51,32 +51,27 @@ class Scratch:
     def store(self) -> Path:
         """A folder for a store that goes with its owners."""
         folder = self._stores / secrets.token_hex(8)
-        folder.mkdir(parents=True)
-        own(folder)
+        with self._alone():
+            folder.mkdir(parents=True)
+            own(folder)
         return folder
 
     def sweep(self) -> None:
         """Remove what killed nodes and masters left behind."""
-        with self._alone():  # A node of the same name that begins meanwhile would be removed with it.
+        with self._alone():  # What begins meanwhile, with a dead node's name or without an owner yet, would go too.
             for folder in self._nodes.glob("*/"):
-                registry = Registry(folder)
-                for entry in registry.all():
-                    if not entry.alive():
-                        debris.clean(entry.job, entry.name)
-                        registry.remove(entry)
-                with suppress(OSError):
-                    folder.rmdir()
-        for folder in self._stores.glob("*/"):
-            if not any(_alive(line) for line in _owners(folder)):
-                discard(folder)
-        for token in self._folder.glob("*.token"):
-            with suppress(FileNotFoundError):
-                if time.time() - token.stat().st_mtime > _STARTING_S and not (self._nodes / token.stem).exists():
-                    token.unlink()
+                _sweep_nodes(folder)
+            for folder in self._stores.glob("*/"):
+                if not any(_alive(line) for line in _owners(folder)):
+                    discard(folder)
+            for token in self._folder.glob("*.token"):
+                with suppress(FileNotFoundError):
+                    if time.time() - token.stat().st_mtime > _STARTING_S and not (self._nodes / token.stem).exists():
+                        token.unlink()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other launch of this user reads or changes meanwhile which nodes there are."""
+        """No other launch of this user reads or changes meanwhile what is there."""
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
@@ -95,6 +90,16 @@ def discard(folder: Path) -> None:
     """Nobody needs the store any more."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.with_suffix(".owners").unlink(missing_ok=True)
+
+
+def _sweep_nodes(folder: Path) -> None:
+    registry = Registry(folder)
+    for entry in registry.all():
+        if not entry.alive():
+            debris.clean(entry.job, entry.name)
+            registry.remove(entry)
+    with suppress(OSError):  # Some live.
+        folder.rmdir()
 
 
 def _owners(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launch.scratch import Scratch
+from runtime.launch.scratch import Scratch, discard
 from runtime.platform import debris
 from runtime.platform.registry import Registered, Registry
 from runtime.token import shared_token
@@ -34,7 +34,10 @@ def test_nodes_begin_and_end_while_others_sweep(tmp_path: Path) -> None:
         scratch = Scratch(tmp_path)
         for _ in range(200):
             scratch.sweep()
+            store = scratch.store()
+            assert store.is_dir()
             scratch.leave(scratch.enter("job", node, "worker"))
+            discard(store)
         return 200
 
     with ThreadPoolExecutor(4) as threads:
