@@ -253,7 +253,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--large-mib", type=int, default=4096, help="0: without it")
-    parser.add_argument("--starts", type=int, default=3, help="processes that measure what each does once")
+    parser.add_argument("--starts", type=int, default=5, help="processes that measure what each does once")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each, at most")
     parser.add_argument(
         "--part-s", type=float, default=20.0, help="after so many seconds a part measures nothing again"

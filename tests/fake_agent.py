@@ -1,11 +1,13 @@
 """A keeper with a fake agent around it: a Unix socket that answers a worker's Link, one thread a connection, and a port
 that serves its memory to peers."""
 
+import fcntl
 import http.server
 import socket
+import termios
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from runtime.agent.link import (
 from runtime.checkpoint.keeper import Keeper
 from runtime.job.messages import Holding, Restore, Seat
 from runtime.store import Store
+from tests.harness import wait_until
 
 
 def seat(round_: int, restore: Restore | None = None, persists: bool = True, **more: Any) -> Seat:
@@ -37,6 +40,15 @@ def seat(round_: int, restore: Restore | None = None, persists: bool = True, **m
     return Seat(
         1, round_, "worker", master_addr="127.0.0.1", master_port=1, restore=restore, persists=persists, **place
     )
+
+
+_decode = msgspec.json.Decoder(Request).decode
+
+
+def _heard(connection: socket.socket, handling: threading.Lock) -> bool:
+    """Is all that came on it read, and handled?"""
+    with handling:
+        return connection.fileno() < 0 or fcntl.ioctl(connection, termios.FIONREAD, bytes(4)) == bytes(4)
 
 
 class _Peer(http.server.BaseHTTPRequestHandler):
@@ -90,8 +102,9 @@ class Node:
         self.shm = folder / "shm"
         self.shm.mkdir(exist_ok=True)
         settings = {"job": "job", "node": name, "store": store, "token": "secret", "persist_interval": interval, **more}
-        self.keeper = Keeper(directory=self.shm, on_persisted=self._on_persisted, **settings)
+        self._keeper = Keeper(directory=self.shm, on_persisted=self._on_persisted, **settings)
         self._server: http.server.ThreadingHTTPServer | None = None
+        self._connections: list[tuple[socket.socket, threading.Lock]] = []
         self.path = str(folder / "agent.sock")
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(self.path)
@@ -102,7 +115,7 @@ class Node:
         self.persisted.append(holding)
         self.told(holding)
         if self.commits:
-            self.keeper.committed(holding, holding.key.rpartition("/")[0] + "/manifest.json")
+            self._keeper.committed(holding, holding.key.rpartition("/")[0] + "/manifest.json")
 
     def begin(self, round_: int, restore: Restore | None = None, persists: bool = True, **place: Any) -> None:
         self.keeper.new_round(seat(round_, restore, persists, **place))
@@ -124,6 +137,13 @@ class Node:
     def link(self, round_: int = 1, local_rank: int = 0) -> Link:
         return Link(self.path, Hello(1, local_rank, local_rank, round_))
 
+    @property
+    def keeper(self) -> Keeper:
+        """It has heard all that workers had said of their stages until now."""
+        for connection, handling in list(self._connections):
+            wait_until(partial(_heard, connection, handling), "the link is read", pause_s=0.001)
+        return self._keeper
+
     def _accept(self) -> None:
         while True:
             try:
@@ -133,41 +153,55 @@ class Node:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        decoder, local_rank = msgspec.json.Decoder(Request), 0
-        with connection, suppress(ConnectionError), connection.makefile("rb") as lines:  # A killed worker's is reset.
-            for line in lines:
-                request = decoder.decode(line)
-                if isinstance(request, Hello):
-                    local_rank = request.local_rank
-                if isinstance(request, Report):
-                    self.reports.append(request)
-                    continue
-                try:
-                    reply = self._answer(request, local_rank)
-                except (RuntimeError, OSError) as error:
-                    reply = Problem(str(error))
-                connection.sendall(msgspec.json.encode(reply) + b"\n")
+        handling, local_rank, buffer = threading.Lock(), 0, b""
+        self._connections.append((connection, handling))
+        try:
+            while connection.recv(1, socket.MSG_PEEK):
+                with handling:
+                    *lines, buffer = (buffer + connection.recv(1 << 16)).split(b"\n")
+                    asked = [_decode(line) for line in lines]
+                    told = [self._reply(one, local_rank) for one in asked if isinstance(one, Staged)]
+                for request in asked:
+                    if isinstance(request, Hello):
+                        local_rank = request.local_rank
+                    if isinstance(request, Report):
+                        self.reports.append(request)
+                        continue
+                    reply = told.pop(0) if isinstance(request, Staged) else self._reply(request, local_rank)
+                    connection.sendall(msgspec.json.encode(reply) + b"\n")
+        except ConnectionError:  # A killed worker's is reset.
+            pass
+        finally:
+            self._connections.remove((connection, handling))
+            with handling:
+                connection.close()
+
+    def _reply(self, request: Request, local_rank: int) -> msgspec.Struct:
+        try:
+            return self._answer(request, local_rank)
+        except (RuntimeError, OSError) as error:
+            return Problem(str(error))
 
     def _answer(self, request: Request, local_rank: int) -> msgspec.Struct:
         match request:
             case Hello():
-                start = self.keeper.near(local_rank)
+                start = self._keeper.near(local_rank)
                 return replace(Welcome("job", self.store.uri), **(start._asdict() if start else {}))
             case Announce():
-                return self.keeper.announce(local_rank, request.capacity, request.sharded)
+                return self._keeper.announce(local_rank, request.capacity, request.sharded)
             case Acquire():
-                return self.keeper.acquire(local_rank, request.iteration)
+                return self._keeper.acquire(local_rank, request.iteration)
             case Staged():
-                self.keeper.staged(local_rank, request)
+                self._keeper.staged(local_rank, request)
                 return Done()
             case Flush():
-                return Done(self.keeper.flush(local_rank, request.iteration))
+                return Done(self._keeper.flush(local_rank, request.iteration))
             case Fetch():
-                return self.keeper.fetched(local_rank)
+                return self._keeper.fetched(local_rank)
         raise TypeError(request)
 
     def close(self) -> None:
-        self.keeper.close()
+        self._keeper.close()
         self._socket.close()
         if self._server is not None:
             self._server.shutdown()

@@ -74,7 +74,8 @@ class Slot(msgspec.Struct, frozen=True, tag=True):
 
 
 class Staged(msgspec.Struct, frozen=True, tag=True):
-    """The commit of a stage: `size` bytes of safetensors in `slot` are whole. Answer: Done."""
+    """The commit of a stage: `size` bytes of safetensors in `slot` are whole. Answer: Done, which training does not
+    wait for: what is wrong with it is told at the next question."""
 
     slot: int
     iteration: int
@@ -162,6 +163,8 @@ class Link:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._lines = self._socket.makefile("rb")
+        self._unread = 0
+        """Answers that nobody has asked for yet."""
         self.welcome = self.ask(hello, Welcome)
 
     @classmethod
@@ -175,23 +178,30 @@ class Link:
         return cls(path, Hello(os.getpid(), rank, int(local_rank), round_))
 
     def tell(self, request: Request) -> None:
-        """Send without waiting for an answer (Report)."""
+        """Send without waiting for an answer: a Report has none, that of Staged is read with the next one."""
         if isinstance(request, Report):
             request = msgspec.structs.replace(request, values={k: _finite(v) for k, v in request.values.items()})
+        else:
+            self._unread += 1
         self._socket.sendall(_encode(request) + b"\n")
 
     def ask(self, request: Request, answer: type[R]) -> R:
-        """Send and wait for the answer of that type. Raises LinkError for a Problem or a lost agent."""
+        """Send and wait for the answer of that type. Raises LinkError for a Problem, also with what was told before,
+        or a lost agent."""
         self.tell(request)
-        line = self._lines.readline()
-        if not line:
-            raise LinkError("the agent of this node is gone")
-        reply = _reply.decode(line)
-        if isinstance(reply, Problem):
-            raise LinkError(reply.message)
+        *_, reply = replies = [self._read() for _ in range(self._unread)]
+        self._unread = 0
+        for problem in replies:
+            if isinstance(problem, Problem):
+                raise LinkError(problem.message)
         if not isinstance(reply, answer):
             raise LinkError(f"expected {answer.__name__}, the agent answered {type(reply).__name__}")
         return reply
+
+    def _read(self) -> Reply:
+        if line := self._lines.readline():
+            return _reply.decode(line)
+        raise LinkError("the agent of this node is gone")
 
     def close(self) -> None:
         """Hang up."""

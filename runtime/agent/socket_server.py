@@ -1,13 +1,15 @@
 """The agent's end of the worker link: reads the workers' lines, asks the keeper, answers.
 
-What cannot block is answered from the event loop at once (a stage costs the worker two such answers); the rest is
+What cannot block is answered from the event loop at once (a stage costs the worker one such answer); the rest is
 done in threads, one request of a worker at a time.
 """
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -77,10 +79,11 @@ class LinkServer:
         self._greeted = True
 
     def end(self) -> None:
-        """Hang up on the round's workers: nothing that they still say counts."""
-        self.seat = None
+        """Hang up on the round's workers: nothing that they say from now on counts."""
         for connection in list(self.connections):
+            connection.last_words()
             connection.abort()
+        self.seat = None
 
     async def never_greeted(self) -> None:
         """Until workers have run for some time and none of them has ever said Hello; for ever where one has."""
@@ -114,6 +117,19 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
         self._transport = None
+
+    def last_words(self) -> None:
+        """A worker goes on, or dies, as soon as it has told that a state is whole: it counts."""
+        if self._transport is None or self._local_rank is None or self._busy is not None:
+            return
+        file = self._transport.get_extra_info("socket").fileno()
+        with suppress(OSError):  # Nothing more is there, or it is reset.
+            while data := os.read(file, 1 << 16):
+                self._buffer += data
+        for line in self._buffer.split(b"\n")[:-1]:
+            with suppress(msgspec.DecodeError, RuntimeError):
+                if isinstance(told := _decode(line), Staged):
+                    self._server.keeper.staged(self._local_rank, told)
 
     def abort(self) -> None:
         """Hang up now."""

@@ -209,7 +209,7 @@ class Checkpointer:
         slot = self._link.ask(Acquire(iteration), Slot).slot
         self._stager.stage(slot, self._segment.slot(slot), tree, text, iteration)
         told = Staged(slot, iteration, self._stager.layout.size, persist, self._thinning.why)
-        self._link.ask(told, Done)
+        self._link.tell(told)
         self._populate()
         faults.point("checkpoint.after_commit", iteration=iteration)
 

@@ -24,9 +24,9 @@ import torch
 from runtime.checkpoint.digests import TABLE, table_size
 from runtime.checkpoint.errors import RestoreError, StateError
 from runtime.checkpoint.pieces import Box, Piece, whole
+from runtime.checkpoint.segment import rounded
 from runtime.checkpoint.tree import RESERVED, decode
 
-PAGE = 4096
 SMALL = 64 << 10
 STATE = f"{RESERVED}state__"
 _SPACE = ord(" ")
@@ -130,7 +130,7 @@ def _plain(value: Any) -> Any:
 
 def state_capacity(text: bytes) -> int:
     """Bytes set aside for the JSON part: room to grow to four times what it is now, at least 64 KiB."""
-    return _up(max(SMALL, 4 * len(text)))
+    return rounded(max(SMALL, 4 * len(text)))
 
 
 def plan(tensors: Mapping[str, torch.Tensor], capacity: int, pieces: Mapping[str, Piece] | None = None) -> Layout:
@@ -147,12 +147,12 @@ def plan(tensors: Mapping[str, torch.Tensor], capacity: int, pieces: Mapping[str
     rows: list[_Row] = []
     end = 0
     for name in big + small:
-        if gap := (_up(end) - end if sizes[name] >= SMALL else -end % tensors[name].dtype.itemsize):
+        if gap := (rounded(end) - end if sizes[name] >= SMALL else -end % tensors[name].dtype.itemsize):
             rows.append((f"{_PAD}{len(rows):06d}__", "U8", (gap,), gap))
             end += gap
         rows.append((name, _NAMES[tensors[name].dtype], tuple(tensors[name].shape), sizes[name]))
         end += sizes[name]
-    table = _up(table_size(end))
+    table = rounded(table_size(end))
     head: list[_Row] = [(STATE, "U8", (capacity,), capacity), (TABLE, "U8", (table,), table)]
     return _laid_out(head + rows, {name: part for name, part in (pieces or {}).items() if part != whole(part.whole)})
 
@@ -168,7 +168,7 @@ def _laid_out(rows: list[_Row], pieces: Mapping[str, Piece]) -> Layout:
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header, separators=(",", ":")).encode()
-    length = _up(8 + len(text)) - 8
+    length = rounded(8 + len(text)) - 8
     return read_header(length.to_bytes(8, "little") + text.ljust(length))
 
 
@@ -230,7 +230,3 @@ def _read(text: msgspec.Raw, like: Any) -> Any:
         parts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         return {key: _read(part, like.get(key)) for key, part in parts.items()}
     return json.loads(bytes(text))
-
-
-def _up(size: int) -> int:
-    return -(-size // PAGE) * PAGE

@@ -19,17 +19,7 @@ from runtime.checkpoint.tree import flatten
 from runtime.job.messages import Restore
 from runtime.job.restore import choose
 from tests.fake_agent import Node
-
-PATIENCE_S = 30.0
-
-
-def wait_until(found: Callable[[], Any]) -> None:
-    pause = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.002)):
-        if found():
-            return
-        pause.wait(0.002)
-    raise TimeoutError("what the test waits for did not happen")
+from tests.harness import PATIENCE_S, wait_until
 
 
 def stage(node: Node, iteration: int, bytes_more: int = 0) -> None:
@@ -79,7 +69,7 @@ def test_what_is_staged_is_soon_in_the_peers_memory_too(nodes: list[Node]) -> No
         for node in nodes:
             stage(node, iteration)
     for shard, keeper in ((0, nodes[1]), (1, nodes[0])):
-        wait_until(lambda shard=shard, keeper=keeper: (1, 3) in held(keeper, shard))
+        wait_until(lambda shard=shard, keeper=keeper: (1, 3) in held(keeper, shard), "a copy of iteration 3")
         assert held(keeper, shard) <= {(1, 1), (1, 2), (1, 3)}
 
 
@@ -108,7 +98,7 @@ def test_a_state_that_no_peer_takes_is_told_once_a_round(nodes: list[Node], capl
     nodes[0].begin(1, world_size=2, peer="127.0.0.1:9")
     for iteration in (1, 2, 3):
         stage(nodes[0], iteration)
-    wait_until(lambda: nodes[0].keeper.try_acquire(0, 4))
+    wait_until(lambda: nodes[0].keeper.try_acquire(0, 4), "room for the next state")
     assert caplog.text.count("has no copy in a peer's memory") == 1
     assert "127.0.0.1:9: " in caplog.text
 
@@ -120,7 +110,7 @@ def test_the_shards_of_a_nodes_ranks_are_fetched_side_by_side(
     both = threading.Barrier(2, timeout=PATIENCE_S)
     for node in nodes:
         stage(node, 1)
-    wait_until(lambda: (1, 1) in held(nodes[0], 1) and (1, 1) in held(nodes[1], 0))
+    wait_until(lambda: (1, 1) in held(nodes[0], 1) and (1, 1) in held(nodes[1], 0), "copies on both nodes")
     for node in nodes:
 
         def open_shard(*place: int, really: Any = node.keeper.open_shard) -> Any:
@@ -140,7 +130,7 @@ def test_a_lost_nodes_shard_is_restored_from_its_peer(nodes: list[Node], make_no
     begin(nodes, 1)
     for node in nodes:
         stage(node, 1)
-    wait_until(lambda: (1, 1) in held(nodes[0], 1))
+    wait_until(lambda: (1, 1) in held(nodes[0], 1), "a copy of rank 1's shard")
     nodes[1].close()
     restore = choose(nodes[0].keeper.holdings(nodes[0].address))
     assert restore is not None
@@ -148,7 +138,8 @@ def test_a_lost_nodes_shard_is_restored_from_its_peer(nodes: list[Node], make_no
     fresh = [nodes[0], make_node("worker-1-1")]
     begin(fresh, 2, restore)
     assert [restored(node).source for node in fresh] == ["memory", "peer worker-0-0"]
-    wait_until(lambda: (1, 1) in held(fresh[1], 0))  # What a round starts from is copied before anything is staged.
+    # What a round starts from is copied before anything is staged.
+    wait_until(lambda: (1, 1) in held(fresh[1], 0), "a copy on the fresh node")
 
 
 def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
@@ -158,7 +149,7 @@ def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
     for node in nodes:
         stage(node, 1)
         node.keeper.persist_newest()
-    wait_until(lambda: all(node.persisted for node in nodes) and (1, 1) in held(nodes[0], 1))
+    wait_until(lambda: all(node.persisted for node in nodes) and (1, 1) in held(nodes[0], 1), "copied, committed")
     nodes[1].close()
     (copy,) = nodes[0].shm.glob("*-copy1")
     data = bytearray(copy.read_bytes())
@@ -180,7 +171,7 @@ def test_copies_of_what_a_round_rolls_back_are_let_go(nodes: list[Node]) -> None
     for node in nodes:
         stage(node, 1)
     stage(nodes[1], 2)
-    wait_until(lambda: held(nodes[0], 1) == {(1, 1), (1, 2)})
+    wait_until(lambda: held(nodes[0], 1) == {(1, 1), (1, 2)}, "copies of both iterations")
     restore = choose(nodes[0].keeper.holdings(nodes[0].address))
     begin(nodes, 2, restore)
     assert restore is not None
@@ -194,14 +185,14 @@ def test_copies_of_an_earlier_round_go_when_all_have_staged_and_copied_in_this_o
     begin(nodes, 1)
     for node in nodes:
         stage(node, 1)
-    wait_until(lambda: (1, 1) in held(nodes[0], 1))
+    wait_until(lambda: (1, 1) in held(nodes[0], 1), "a copy of rank 1's shard")
     three = [*nodes, make_node("worker-2-0")]
     begin(three, 2, choose(nodes[0].keeper.holdings(nodes[0].address)))
     for iteration in (1, 2, 3):
         assert any("copy1" in name for name in os.listdir(nodes[0].shm))
         for node in three:
             stage(node, iteration)
-    wait_until(lambda: (2, 3) in held(nodes[0], 2))
+    wait_until(lambda: (2, 3) in held(nodes[0], 2), "a copy of round 2")
     assert sorted(name.rpartition("-")[2] for name in os.listdir(nodes[0].shm)) == ["0", "copy2"]
 
 
@@ -210,7 +201,7 @@ def test_a_peer_without_room_says_so_and_the_training_goes_on(nodes: list[Node],
     nodes[1].keeper.close()
     stage(nodes[0], 1)
     stage(nodes[0], 2)
-    wait_until(lambda: "this node is leaving" in caplog.text)
+    wait_until(lambda: "this node is leaving" in caplog.text, "the peer's refusal")
     stage(nodes[0], 3)
     assert (1, 3) in held(nodes[0], 0)
 
@@ -218,7 +209,7 @@ def test_a_peer_without_room_says_so_and_the_training_goes_on(nodes: list[Node],
 def test_no_copy_outlives_its_node(nodes: list[Node]) -> None:
     begin(nodes, 1)
     stage(nodes[0], 1)
-    wait_until(lambda: (1, 1) in held(nodes[1], 0))
+    wait_until(lambda: (1, 1) in held(nodes[1], 0), "a copy of rank 0's shard")
     assert [name.rpartition("-")[2] for name in os.listdir(nodes[1].shm)] == ["copy0"]
     nodes[1].keeper.close()
     assert os.listdir(nodes[1].shm) == []

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.checkpoint.errors import RestoreError, StateError
-from runtime.checkpoint.layout import PAGE, SMALL, json_bytes, plan, read_shard, state_capacity
+from runtime.checkpoint.layout import SMALL, json_bytes, plan, read_shard, state_capacity
+from runtime.checkpoint.segment import PAGE
 from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.tree import flatten
 

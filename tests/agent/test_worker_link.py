@@ -1,0 +1,98 @@
+"""The worker link: what a worker may tell without waiting for the answer, and what of it counts."""
+
+import asyncio
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest.mock import create_autospec
+
+import msgspec
+import pytest
+
+from runtime.agent.keeping import Keeper
+from runtime.agent.link import Acquire, Done, Hello, Link, LinkError, Slot, Staged, Welcome
+from runtime.agent.socket_server import LinkServer
+from tests.fake_agent import seat
+
+
+class Agent:
+    """The agent's end, with a keeper that notes what it is told."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.keeper: Any = create_autospec(Keeper, instance=True, spec_set=True)
+        self.keeper.near.return_value = None
+        self.keeper.try_acquire.return_value = Slot(1, 4096, 0.0)
+        self._threads = ThreadPoolExecutor(1)
+        welcome = Welcome("job", "store")
+        self.server = LinkServer(self.keeper, welcome, 1, self._threads, lambda *_: None, lambda *_: None)
+
+    async def begin(self) -> None:
+        await self.server.open(Path(self.path))
+        self.server.begin(seat(1))
+
+    async def worker(self) -> Link:
+        """Greeted."""
+        return await asyncio.to_thread(Link, self.path, Hello(1, 0, 0, 1))
+
+    def staged(self) -> list[Staged]:
+        return [call.args[1] for call in self.keeper.staged.call_args_list]
+
+
+def stage(iteration: int) -> Staged:
+    return Staged(0, iteration, 10, persist=False)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    return Agent(tmp_path / "link")
+
+
+def test_what_was_staged_when_its_round_ends_counts_whatever_comes_of_the_worker(agent: Agent) -> None:
+    async def run() -> None:
+        await agent.begin()
+        link = await agent.worker()
+        link.tell(stage(7))
+        link.close()  # As a killed worker's, before the agent has read anything.
+        agent.server.end()
+        assert agent.staged() == [stage(7)]
+        await agent.server.close()
+        assert agent.staged() == [stage(7)]
+
+    asyncio.run(run())
+
+
+def test_half_a_message_and_what_else_a_worker_asks_at_the_end_of_its_round_do_not_count(agent: Agent) -> None:
+    async def run() -> None:
+        await agent.begin()
+        with socket.socket(socket.AF_UNIX) as worker:
+            await asyncio.to_thread(worker.connect, agent.path)
+            worker.sendall(msgspec.json.encode(Hello(1, 0, 0, 1)) + b"\n")
+            await asyncio.to_thread(worker.recv, 1000)
+            worker.sendall(msgspec.json.encode(Acquire(8)) + b"\nnot JSON\n" + msgspec.json.encode(stage(8)))
+            agent.server.end()
+        assert agent.staged() == []
+        agent.keeper.try_acquire.assert_not_called()
+        await agent.server.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_wrong_with_a_stage_is_told_at_the_next_question_and_the_answers_stay_in_step(agent: Agent) -> None:
+    async def run() -> None:
+        await agent.begin()
+        link = await agent.worker()
+        agent.keeper.staged.side_effect = RuntimeError("iteration 7 of worker 0: torn")
+        link.tell(stage(7))
+        with pytest.raises(LinkError, match="iteration 7 of worker 0: torn"):
+            await asyncio.to_thread(link.ask, Acquire(8), Slot)
+        agent.keeper.staged.side_effect = None
+        link.tell(stage(8))
+        assert (await asyncio.to_thread(link.ask, Acquire(9), Slot)).slot == 1
+        assert await asyncio.to_thread(link.ask, stage(9), Done) == Done()
+        assert agent.staged() == [stage(7), stage(8), stage(9)]
+        link.close()
+        await agent.server.close()
+
+    asyncio.run(run())
