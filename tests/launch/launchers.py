@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runtime.launch.scratch import Scratch
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180
 EVERSTEP = (sys.executable, "-m", "everstep.cli", "launch")
@@ -128,6 +130,9 @@ class Launcher:
                 os.kill(pid, signal.SIGKILL)
         for process in self.started:
             process.wait(DEADLINE_S)
+        shared = self.tmp / f"everstep-{os.getuid()}"
+        if shared.is_dir():
+            Scratch(shared).sweep()  # As the next launch would: a killed node's memory.
         shutil.rmtree(self.tmp, ignore_errors=True)
 
 
