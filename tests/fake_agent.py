@@ -42,6 +42,8 @@ def seat(round_: int, restore: Restore | None = None, persists: bool = True, **m
     )
 
 
+PATIENCE_S = 30.0
+"""Nothing that is waited for around a keeper takes so long."""
 _decode = msgspec.json.Decoder(Request).decode
 
 
@@ -141,7 +143,7 @@ class Node:
     def keeper(self) -> Keeper:
         """It has heard all that workers had said of their stages until now."""
         for connection, handling in list(self._connections):
-            wait_until(partial(_heard, connection, handling), "the link is read", pause_s=0.001)
+            wait_until(partial(_heard, connection, handling), "the link is read", PATIENCE_S, 0.001)
         return self._keeper
 
     def _accept(self) -> None:

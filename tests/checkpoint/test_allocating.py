@@ -15,7 +15,8 @@ from runtime.checkpoint.errors import SegmentError
 from runtime.checkpoint.segment import SegmentFile
 from runtime.job.messages import Restore
 from tests.checkpoint.test_keeper import trained
-from tests.harness import PATIENCE_S, wait_until
+from tests.fake_agent import PATIENCE_S
+from tests.harness import wait_until
 
 LARGE = 4 << 20
 """What is allocated only when the test says so."""
@@ -100,7 +101,7 @@ def test_what_a_rank_holds_is_offered_until_its_new_memory_holds_a_state(
     announced = in_thread(node.keeper.announce, 0, LARGE)
     assert gate.asked.acquire(timeout=PATIENCE_S)
     node.keeper.worker_died(0)
-    wait_until(lambda: [held.iteration for held in node.persisted] == [3], "iteration 3 is persisted")
+    wait_until(lambda: [held.iteration for held in node.persisted] == [3], "iteration 3 is persisted", PATIENCE_S)
     node.begin(2, node.newest())
     assert node.keeper.fetched(0).iteration == 3
     gate.open.release()

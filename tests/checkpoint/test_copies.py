@@ -18,8 +18,8 @@ from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.tree import flatten
 from runtime.job.messages import Restore
 from runtime.job.restore import choose
-from tests.fake_agent import Node
-from tests.harness import PATIENCE_S, wait_until
+from tests.fake_agent import PATIENCE_S, Node
+from tests.harness import wait_until
 
 
 def stage(node: Node, iteration: int, bytes_more: int = 0) -> None:
@@ -69,7 +69,9 @@ def test_what_is_staged_is_soon_in_the_peers_memory_too(nodes: list[Node]) -> No
         for node in nodes:
             stage(node, iteration)
     for shard, keeper in ((0, nodes[1]), (1, nodes[0])):
-        wait_until(lambda shard=shard, keeper=keeper: (1, 3) in held(keeper, shard), "a copy of iteration 3")
+        wait_until(
+            lambda shard=shard, keeper=keeper: (1, 3) in held(keeper, shard), "a copy of iteration 3", PATIENCE_S
+        )
         assert held(keeper, shard) <= {(1, 1), (1, 2), (1, 3)}
 
 
@@ -98,7 +100,7 @@ def test_a_state_that_no_peer_takes_is_told_once_a_round(nodes: list[Node], capl
     nodes[0].begin(1, world_size=2, peer="127.0.0.1:9")
     for iteration in (1, 2, 3):
         stage(nodes[0], iteration)
-    wait_until(lambda: nodes[0].keeper.try_acquire(0, 4), "room for the next state")
+    wait_until(lambda: nodes[0].keeper.try_acquire(0, 4), "room for the next state", PATIENCE_S)
     assert caplog.text.count("has no copy in a peer's memory") == 1
     assert "127.0.0.1:9: " in caplog.text
 
@@ -110,7 +112,7 @@ def test_the_shards_of_a_nodes_ranks_are_fetched_side_by_side(
     both = threading.Barrier(2, timeout=PATIENCE_S)
     for node in nodes:
         stage(node, 1)
-    wait_until(lambda: (1, 1) in held(nodes[0], 1) and (1, 1) in held(nodes[1], 0), "copies on both nodes")
+    wait_until(lambda: (1, 1) in held(nodes[0], 1) and (1, 1) in held(nodes[1], 0), "copies on both nodes", PATIENCE_S)
     for node in nodes:
 
         def open_shard(*place: int, really: Any = node.keeper.open_shard) -> Any:
@@ -130,7 +132,7 @@ def test_a_lost_nodes_shard_is_restored_from_its_peer(nodes: list[Node], make_no
     begin(nodes, 1)
     for node in nodes:
         stage(node, 1)
-    wait_until(lambda: (1, 1) in held(nodes[0], 1), "a copy of rank 1's shard")
+    wait_until(lambda: (1, 1) in held(nodes[0], 1), "a copy of rank 1's shard", PATIENCE_S)
     nodes[1].close()
     restore = choose(nodes[0].keeper.holdings(nodes[0].address))
     assert restore is not None
@@ -139,7 +141,7 @@ def test_a_lost_nodes_shard_is_restored_from_its_peer(nodes: list[Node], make_no
     begin(fresh, 2, restore)
     assert [restored(node).source for node in fresh] == ["memory", "peer worker-0-0"]
     # What a round starts from is copied before anything is staged.
-    wait_until(lambda: (1, 1) in held(fresh[1], 0), "a copy on the fresh node")
+    wait_until(lambda: (1, 1) in held(fresh[1], 0), "a copy on the fresh node", PATIENCE_S)
 
 
 def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
@@ -149,7 +151,9 @@ def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
     for node in nodes:
         stage(node, 1)
         node.keeper.persist_newest()
-    wait_until(lambda: all(node.persisted for node in nodes) and (1, 1) in held(nodes[0], 1), "copied, committed")
+    wait_until(
+        lambda: all(node.persisted for node in nodes) and (1, 1) in held(nodes[0], 1), "copied, committed", PATIENCE_S
+    )
     nodes[1].close()
     (copy,) = nodes[0].shm.glob("*-copy1")
     data = bytearray(copy.read_bytes())
@@ -171,7 +175,7 @@ def test_copies_of_what_a_round_rolls_back_are_let_go(nodes: list[Node]) -> None
     for node in nodes:
         stage(node, 1)
     stage(nodes[1], 2)
-    wait_until(lambda: held(nodes[0], 1) == {(1, 1), (1, 2)}, "copies of both iterations")
+    wait_until(lambda: held(nodes[0], 1) == {(1, 1), (1, 2)}, "copies of both iterations", PATIENCE_S)
     restore = choose(nodes[0].keeper.holdings(nodes[0].address))
     begin(nodes, 2, restore)
     assert restore is not None
@@ -185,14 +189,14 @@ def test_copies_of_an_earlier_round_go_when_all_have_staged_and_copied_in_this_o
     begin(nodes, 1)
     for node in nodes:
         stage(node, 1)
-    wait_until(lambda: (1, 1) in held(nodes[0], 1), "a copy of rank 1's shard")
+    wait_until(lambda: (1, 1) in held(nodes[0], 1), "a copy of rank 1's shard", PATIENCE_S)
     three = [*nodes, make_node("worker-2-0")]
     begin(three, 2, choose(nodes[0].keeper.holdings(nodes[0].address)))
     for iteration in (1, 2, 3):
         assert any("copy1" in name for name in os.listdir(nodes[0].shm))
         for node in three:
             stage(node, iteration)
-    wait_until(lambda: (2, 3) in held(nodes[0], 2), "a copy of round 2")
+    wait_until(lambda: (2, 3) in held(nodes[0], 2), "a copy of round 2", PATIENCE_S)
     assert sorted(name.rpartition("-")[2] for name in os.listdir(nodes[0].shm)) == ["0", "copy2"]
 
 
@@ -201,7 +205,7 @@ def test_a_peer_without_room_says_so_and_the_training_goes_on(nodes: list[Node],
     nodes[1].keeper.close()
     stage(nodes[0], 1)
     stage(nodes[0], 2)
-    wait_until(lambda: "this node is leaving" in caplog.text, "the peer's refusal")
+    wait_until(lambda: "this node is leaving" in caplog.text, "the peer's refusal", PATIENCE_S)
     stage(nodes[0], 3)
     assert (1, 3) in held(nodes[0], 0)
 
@@ -209,7 +213,7 @@ def test_a_peer_without_room_says_so_and_the_training_goes_on(nodes: list[Node],
 def test_no_copy_outlives_its_node(nodes: list[Node]) -> None:
     begin(nodes, 1)
     stage(nodes[0], 1)
-    wait_until(lambda: (1, 1) in held(nodes[1], 0), "a copy of rank 0's shard")
+    wait_until(lambda: (1, 1) in held(nodes[1], 0), "a copy of rank 0's shard", PATIENCE_S)
     assert [name.rpartition("-")[2] for name in os.listdir(nodes[1].shm)] == ["copy0"]
     nodes[1].keeper.close()
     assert os.listdir(nodes[1].shm) == []

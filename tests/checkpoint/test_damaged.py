@@ -9,6 +9,7 @@ from runtime.agent.link import LinkError, Staged
 from runtime.checkpoint import keeper as keeper_module
 from runtime.checkpoint.errors import KeeperError, RestoreError
 from tests.checkpoint.test_keeper import trained
+from tests.fake_agent import PATIENCE_S
 from tests.harness import wait_until
 
 
@@ -28,7 +29,7 @@ def test_a_state_that_is_damaged_before_its_digest_is_known_is_named_and_the_nex
     checkpointer = trained(node, state := make_state(1), 1)
     with pytest.raises(LinkError, match=r"iteration 1 (cannot be persisted: not a shard|is not staged)"):
         checkpointer.flush(1)
-    wait_until(lambda: node.keeper.holdings("") == (), "nothing damaged is held")
+    wait_until(lambda: node.keeper.holdings("") == (), "nothing damaged is held", PATIENCE_S)
     broken.clear()
     checkpointer.save(2, state)
     assert checkpointer.flush(2) == "jobs/job/checkpoints/000001-000000002/manifest.json"

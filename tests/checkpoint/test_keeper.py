@@ -15,7 +15,8 @@ from runtime.checkpoint.errors import KeeperError, SegmentError
 from runtime.checkpoint.keeper import Keeper
 from runtime.job.messages import Holding, Restore
 from runtime.store import DirectoryStore, StoreError
-from tests.harness import PATIENCE_S, wait_until
+from tests.fake_agent import PATIENCE_S
+from tests.harness import wait_until
 
 
 def trained(node: Any, state: dict[str, Any], iterations: int, round_: int = 1) -> Checkpointer:
@@ -164,7 +165,9 @@ def test_the_interval_decides_what_is_persisted(make_node: Any, make_state: Any,
     checkpointer = Checkpointer(state, link=node.link())
     for iteration in range(1, 6):
         checkpointer.save(iteration, state)
-        wait_until(lambda done=iteration // 2: len(node.persisted) == done, "a commit of every second iteration")
+        wait_until(
+            lambda done=iteration // 2: len(node.persisted) == done, "a commit of every second iteration", PATIENCE_S
+        )
     keys = [f"jobs/job/checkpoints/000001-{n:09d}/rank-00000.safetensors" for n in (2, 4)]
     assert [entry.key for entry in store.list("jobs/")] == keys
 
@@ -184,7 +187,7 @@ def test_the_newest_state_of_a_dead_worker_is_persisted_unasked(node: Any, make_
     node.begin(1)
     trained(node, make_state(1), 3)
     node.keeper.worker_died(0)
-    wait_until(lambda: node.persisted, "a commit")
+    wait_until(lambda: node.persisted, "a commit", PATIENCE_S)
     assert [held.iteration for held in node.persisted] == [3]
 
 
@@ -199,6 +202,7 @@ def test_with_an_overhead_the_interval_follows_from_the_first_copy_on(make_node:
     wait_until(
         lambda: node.persisted and "a failure comes every" in node.keeper.interval()[1],
         "a commit, and the rate of failures",
+        PATIENCE_S,
     )
     assert node.persisted[0].iteration == 16
     assert node.keeper.interval()[0].bit_count() == 1
@@ -235,7 +239,7 @@ def test_while_the_store_is_slow_training_goes_on_and_the_newest_wins(
         checkpointer.save(iteration, state)
     assert node.keeper.skipped == 5
     store.gate.release(2)
-    wait_until(lambda: len(node.persisted) == 2, "two commits")
+    wait_until(lambda: len(node.persisted) == 2, "two commits", PATIENCE_S)
     assert [held.iteration for held in node.persisted] == [1, 7]
     assert "iteration 6 is not persisted" in caplog.text
 
@@ -252,7 +256,7 @@ def test_a_later_rounds_state_is_not_persisted_by_a_node_that_does_not_persist_i
     node.begin(3, node.newest())
     store.gate.release(9)
     trained(node, state, 1, round_=3)
-    wait_until(lambda: node.persisted[-1:] and node.persisted[-1].round == 3, "a commit of round 3")
+    wait_until(lambda: node.persisted[-1:] and node.persisted[-1].round == 3, "a commit of round 3", PATIENCE_S)
     assert {held.round for held in node.persisted} == {1, 3}
 
 
@@ -274,7 +278,7 @@ def test_a_worker_that_never_loads_is_not_held_up_by_what_it_could_have_loaded(
     checkpointer = trained(node, state, 1, round_=2)
     staged.set()
     assert looked.wait(PATIENCE_S)
-    wait_until(lambda: node.keeper.fetched(0).source == "memory", "the state in the node's own memory")
+    wait_until(lambda: node.keeper.fetched(0).source == "memory", "the state in the node's own memory", PATIENCE_S)
     taken = threading.Thread(target=checkpointer.save, args=(2, state), daemon=True)
     taken.start()
     taken.join(PATIENCE_S)
@@ -312,7 +316,7 @@ def test_what_is_asked_for_is_persisted_though_others_are_skipped(
     checkpointer.save(3, state)
     store.gate.release(9)
     checkpointer.save(4, state)
-    wait_until(lambda: {1, 2, 4} <= {held.iteration for held in node.persisted}, "commits of 1, 2 and 4")
+    wait_until(lambda: {1, 2, 4} <= {held.iteration for held in node.persisted}, "commits of 1, 2 and 4", PATIENCE_S)
 
 
 def test_a_waiting_stage_ends_with_the_worker_that_waits(make_node: Any, make_state: Any, tmp_path: Path) -> None:
@@ -332,7 +336,7 @@ def test_a_waiting_stage_ends_with_the_worker_that_waits(make_node: Any, make_st
 
     assert node.keeper.try_acquire(0, 4) is None
     threading.Thread(target=wait, daemon=True).start()
-    wait_until(lambda: node.keeper.worker_died(0) or failed.is_set(), "the worker's death is known")
+    wait_until(lambda: node.keeper.worker_died(0) or failed.is_set(), "the worker's death is known", PATIENCE_S)
     store.gate.release(9)
 
 
@@ -364,7 +368,7 @@ def test_flush_ends_with_its_round(make_node: Any, make_state: Any) -> None:
 
     thread = threading.Thread(target=flush)
     thread.start()
-    wait_until(lambda: node.persisted, "a commit")
+    wait_until(lambda: node.persisted, "a commit", PATIENCE_S)
     node.begin(2, node.newest())
     thread.join(PATIENCE_S)
     assert told
