@@ -25,7 +25,8 @@ class Reconciler:
         self._desk = desk
         self._platform = platform
         self._request = request
-        self._created: set[str] = set()
+        self._seen: set[str] = set()
+        """What the platform has returned: it tells of their ends itself, and why, as soon as it knows."""
         self.empty = asyncio.Event()
         """Set while no known node exists."""
 
@@ -33,16 +34,17 @@ class Reconciler:
         """One comparison of wanted and observed, and what follows from it."""
         desk = self._desk
         observed: Mapping[str, Node] = {node.name: node for node in await self._platform.observe()}
+        self._seen.update(observed)
         state, now = desk.state, desk.clock()
         want = {node.name: node for node in wanted(state, desk.spec, now)}
         create = []
         for name, node in want.items():
-            if name in observed:
+            if name in self._seen:
                 continue
-            if node.create and name not in self._created:
+            if node.create:
                 create.append(node)
             else:
-                desk.feed(NodeGone(name, "it does not exist any more"))
+                desk.feed(NodeGone(name, "it ended while no master looked"))
         delete = [node for name, node in observed.items() if name in state.nodes and name not in want]
         if create or delete:
             await desk.confirm()
@@ -59,7 +61,7 @@ class Reconciler:
         except OSError as error:
             self._desk.feed(NodeGone(node.name, f"the platform could not make it: {error}"))
             return
-        self._created.add(node.name)
+        self._seen.add(node.name)
         if self._desk.state.nodes[node.name].phase is NodePhase.REQUESTED:
             self._desk.feed(NodeCreated(node.name))
 

@@ -32,13 +32,17 @@ class FilePlatform:
         self._nodes = folder / "nodes"
         self._nodes.mkdir(exist_ok=True)
         self._actions = folder / "actions"
+        self._seen: set[str] = set()
 
     async def observe(self) -> list[Node]:
-        return [Node(path.name, path.name, "worker", "") for path in self._nodes.iterdir()]
+        there = [path.name for path in self._nodes.iterdir()]
+        self._seen.update(there)
+        return [Node(name, name, "worker", "") for name in there]
 
     async def create(self, request: NodeRequest) -> Node:
         self._tell("create", request.name)
         (self._nodes / request.name).touch()
+        self._seen.add(request.name)
         return Node(request.name, request.name, request.role, "")
 
     async def delete(self, name: str, uid: str) -> None:
@@ -46,8 +50,12 @@ class FilePlatform:
         (self._nodes / name).unlink(missing_ok=True)
 
     async def gone(self) -> AsyncIterator[Gone]:
-        await asyncio.Event().wait()
-        yield Gone("", "", None, "")
+        while True:
+            for name in sorted(self._seen):
+                if not (self._nodes / name).exists():
+                    self._seen.remove(name)
+                    yield Gone(name, name, None, "its file was removed")
+            await asyncio.sleep(0.02)
 
     def _tell(self, verb: str, name: str) -> None:
         with self._actions.open("a") as file:

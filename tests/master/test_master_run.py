@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from runtime.job.messages import Ack, Action, Directive, Finished, Heartbeat, Holding, Join, Persisted, Seat, WorkerExit
-from runtime.job.records import NodeRequested, RoundFormed
+from runtime.job.records import FaultJudged, NodeLost, NodeRequested, Reason, RoundFormed
 from runtime.job.spec import JobSpec, Patience, Resources, RoleSpec
 from runtime.master import CannotListen, Outcome, Progress, find_master, read_journal, run
 from runtime.master.journal import Master
@@ -33,9 +33,11 @@ class DictPlatform:
         self.nodes: dict[str, Node] = {}
         self.requests: dict[str, NodeRequest] = {}
         self.came: asyncio.Queue[str] = asyncio.Queue()
+        self.looks = 0
         self._gone: asyncio.Queue[Gone] = asyncio.Queue()
 
     async def observe(self) -> list[Node]:
+        self.looks += 1
         return list(self.nodes.values())
 
     async def create(self, request: NodeRequest) -> Node:
@@ -49,7 +51,10 @@ class DictPlatform:
 
     def kill(self, name: str) -> None:
         if node := self.nodes.pop(name, None):
-            self._gone.put_nowait(Gone(name, node.uid, None, "killed"))
+            self.tell(node)
+
+    def tell(self, node: Node, exit_code: int | None = None) -> None:
+        self._gone.put_nowait(Gone(node.name, node.uid, exit_code, "killed"))
 
     async def gone(self) -> AsyncIterator[Gone]:
         while True:
@@ -218,6 +223,21 @@ def test_a_lost_node_is_replaced_and_the_survivor_told_to_rejoin(tmp_path: Path)
         assert requested[-1].replaces == second.name
         assert (await second.post("heartbeat", Heartbeat(second.name, 1)))[0] == 200
         assert (await second.post("join", Join(second.name, "worker", "h", 1, "a:1", 1)))[0] == 409
+
+    played(tmp_path, story)
+
+
+def test_why_a_node_ended_is_known_although_its_absence_was_seen_first(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        _, second, _, _ = await _two(job)
+        dying, looks = job.platform.nodes.pop(second.name), job.platform.looks
+        while job.platform.looks < looks + 2:
+            await asyncio.sleep(0.01)
+        assert not [r for r in read_journal(job.store, "j") if isinstance(r, NodeLost)]
+        job.platform.tell(dying, exit_code=201)
+        await job.agent()
+        (judged,) = [r for r in read_journal(job.store, "j") if isinstance(r, FaultJudged)]
+        assert (judged.node, judged.reason) == (second.name, Reason.HARDWARE)
 
     played(tmp_path, story)
 
