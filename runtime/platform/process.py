@@ -150,7 +150,10 @@ class ProcessPlatform:
         self._gone.put_nowait(Gone(entry.name, entry.uid, code, _reason(code)))
 
     async def _clean(self, entry: Registered) -> None:
-        await asyncio.to_thread(_clean, entry, self._shared_memory)
+        try:
+            await asyncio.to_thread(_clean, entry, self._shared_memory)
+        except OSError as error:  # Its end must be told all the same.
+            self._say(f"node {entry.name} has ended, and some of what it left cannot be removed: {error}")
         self._registry.remove(entry)
 
 

@@ -101,6 +101,27 @@ def test_a_node_that_is_killed_leaves_neither_processes_nor_memory(tmp_path: Pat
     asyncio.run(story())
 
 
+def test_a_nodes_end_is_told_although_what_it_left_cannot_be_removed(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted", "/dev/shm/x")
+
+    monkeypatch.setattr(debris, "remove_memory", refuse)
+    said: list[str] = []
+
+    async def story() -> None:
+        made = ProcessPlatform(tmp_path, job, ("/bin/sh", "-c", "exit 3"), say=said.append)
+        node = await made.create(request())
+        assert await next_gone(made) == Gone("worker-0-0", node.uid, 3, "its agent ended with exit code 3")
+        assert await made.observe() == []
+
+    asyncio.run(story())
+    (line,) = [line for line in said if "limited" not in line]
+    told = "node worker-0-0 has ended, and some of what it left cannot be removed: "
+    assert line == f"{told}[Errno 1] Operation not permitted: '/dev/shm/x'"
+
+
 async def until(true: object) -> None:
     """Until it is; fails at the deadline."""
     assert callable(true)

@@ -23,7 +23,7 @@ from runtime.workflow.library import Library
 
 AT_ONCE, TIMED_AT_ONCE = 40, 10
 CLOCKS = ("sleep ", "activeDeadlineSeconds", "golden/actions", "duration:", "timeout:")
-"""Words of cases whose answer depends on what takes longer: they need a machine that is not busy with all the others."""
+"""Words of cases whose answer depends on what takes longer: not to be run beside all the others."""
 LIMIT_S = 900.0
 NAMESPACE = "argo"
 
