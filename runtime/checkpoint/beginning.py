@@ -92,9 +92,7 @@ class Beginning:
 
     def _unpin(self, local_rank: int) -> None:
         if local_rank in self._pinned:
-            held, slot = self._pinned.pop(local_rank)
-            held.table.unpin(slot)
-            self._around.changed.notify_all()
+            self._around.segments.unpin(*self._pinned.pop(local_rank))
 
     def _run(self) -> None:
         restore = self.seat.restore
@@ -164,8 +162,7 @@ class Beginning:
             except RestoreError as error:
                 why.append(f"own memory: {error}")
             with changed:
-                held.table.unpin(slot)
-                changed.notify_all()
+                self._around.segments.unpin(held, slot)
                 changed.wait_for(lambda held=held, slot=slot: not held.table[slot].pins)
                 if held.table.find(identity) == slot:
                     held.table.drop(slot)

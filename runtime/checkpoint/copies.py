@@ -20,7 +20,7 @@ import msgspec
 from runtime.checkpoint.beginning import Around
 from runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
 from runtime.checkpoint.fetch import PEER_TIMEOUT_S, fetch
-from runtime.checkpoint.held import Held, copies_of
+from runtime.checkpoint.held import Held, Segments, copies_of
 from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Holding
 
@@ -35,9 +35,10 @@ _log = logging.getLogger("everstep.checkpoint")
 class Sender:
     """Asks the peer to fetch. `begin`, `send` and `busy` are called holding the keeper's lock."""
 
-    def __init__(self, changed: threading.Condition, token: str, described: Callable[[Held, int], Holding]) -> None:
+    def __init__(self, segments: Segments, token: str, described: Callable[[Held, int], Holding]) -> None:
         """`described` is what others are told of a pinned slot; it is called without the lock."""
-        self._changed, self._token, self._described = changed, token, described
+        self._segments, self._changed, self._token = segments, segments.changed, token
+        self._described = described
         self._peer = ""
         self._under_way: dict[int, object] = {}
         """What stands for the copy that is on its way: another round may send the same state to another peer."""
@@ -75,10 +76,9 @@ class Sender:
             why = str(error)
         finally:
             with self._changed:
-                held.table.unpin(slot)
                 if self._under_way.get(local_rank) is mark:
                     del self._under_way[local_rank]
-                self._changed.notify_all()
+                self._segments.unpin(held, slot)
         with self._changed:
             if not why or peer != self._peer or why == self._told:
                 return

@@ -36,6 +36,8 @@ class Held:
     """Is it some rank's own shard?"""
     told: bool = False
     """Does a worker know of it? It writes to no other one until it is told so."""
+    outlived: bool = False
+    """A newer segment has what this one was kept for: it goes as soon as nobody is at work with it."""
 
     def data(self, slot: int) -> memoryview:
         """The bytes of the whole state in a slot."""
@@ -165,18 +167,28 @@ class Segments:
         return file
 
     def forget_earlier(self, local_rank: int) -> None:
-        """The current segment holds a whole state: let go of the earlier ones that nobody reads.
+        """The current segment holds a whole state: let go of the earlier ones, of those with a reader when it ends.
 
         Of a sharded state it must hold two: when this rank has staged the second, every rank has staged the first.
         """
         *earlier, current = self._held[local_rank]
         if current.sharded and len(current.table.whole()) < 2:
             return
-        kept = [held for held in earlier if held.busy()]
         for held in earlier:
-            if held not in kept:
-                held.file.unlink()
-        self._held[local_rank] = [*kept, current]
+            held.outlived = True
+            self._let_go(held)
+
+    def unpin(self, held: Held, slot: int) -> None:
+        """A reader ends."""
+        held.table.unpin(slot)
+        self._let_go(held)
+        self.changed.notify_all()
+
+    def _let_go(self, held: Held) -> None:
+        every = self._held.get(held.local_rank, [])
+        if held in every and held.outlived and not held.busy():
+            every.remove(held)
+            held.file.unlink()
 
     def begin(self, round: int, start: tuple[int, int]) -> None:  # noqa: A002
         """A round begins from that (round, iteration): copies of what was staged after it are let go.

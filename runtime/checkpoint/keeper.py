@@ -73,7 +73,7 @@ class Keeper:
         self._closed = False
         self._address = ""
         """Where peers read this node's memory, as the last join told it."""
-        self._sender = Sender(self._changed, token, self._holding)
+        self._sender = Sender(self._segments, token, self._holding)
         self._around = Around(
             self._changed, self._segments, store, token, node, workers, self._digest, self._sender.send
         )
@@ -347,8 +347,7 @@ class Keeper:
 
     def _unpin(self, held: Held, slot: int) -> None:
         with self._changed:
-            held.table.unpin(slot)
-            self._changed.notify_all()
+            self._segments.unpin(held, slot)
 
     def _holding(self, held: Held, slot: int) -> Holding:
         """What others are told of a pinned slot."""

@@ -123,11 +123,10 @@ class Persister:
             error = self._put(job)
             with self._changed:
                 self._cadence.persisted(time.monotonic())
-                job.held.table.unpin(job.slot)
                 if error:
                     self._under_way.discard(job.identity)
                     self._outcomes[job.identity] = Outcome(error=error)
-                self._changed.notify_all()
+                self._segments.unpin(job.held, job.slot)
 
     def _next(self) -> _Job | None:
         """What to put now, pinned; None when what was wanted is held no more."""

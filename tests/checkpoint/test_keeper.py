@@ -404,8 +404,10 @@ def test_a_state_of_another_size_gets_its_own_segment_and_the_old_one_stays_unti
     checkpointer = Checkpointer(other, link=node.link())
     assert len(os.listdir(node.shm)) == 2
     assert {held.iteration for held in node.keeper.holdings("")} == {1, 2, 3}
-    checkpointer.save(4, other)
-    assert len(os.listdir(node.shm)) == 1
+    with node.keeper.open_shard(1, 3, 0):
+        checkpointer.save(4, other)
+        assert len(os.listdir(node.shm)) == 2
+    wait_until(lambda: len(os.listdir(node.shm)) == 1, "the segment without a reader goes", PATIENCE_S)
     assert {held.iteration for held in node.keeper.holdings("")} == {4}
 
 
