@@ -3,7 +3,7 @@
 Each case is a training script under `everstep launch` (`benchmarks.checkpoint_worker`): it saves, persists, is killed
 and restores. A ratio is the median of pairs, each measured one after the other in that process, for a machine's memory
 may be as fast again a minute later; memcpy = the same bytes between two buffers that both were touched before, by as
-many threads. What has no budget stands there for comparison.
+many threads, the median of a few. What has no budget stands there for comparison.
 
 What a process does once, its first saves and its first restore, is measured in several of them. Each part of a case
 measures what it must once, and again while its time lasts: all of it takes 15 minutes at most on an idle machine.

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -46,6 +47,10 @@ LAYERS = 64
 """Of the model that FSDP2 shards; each has a weight and two moments."""
 BLOCK = 256 << 20
 """Bytes of the two buffers of a memcpy; more are copied by copying these again."""
+COPIES = 5
+"""Of a memcpy, whose median counts. Two virtual processors may be the halves of one core or two cores, and change from
+one moment to the next: one memcpy takes twice as long as another."""
+PAUSE_S = 0.02
 ITERATION_S = 0.4
 SETTLES = 30
 """Tenths of a second after which the agent's work is not waited for any more."""
@@ -64,6 +69,8 @@ class Bench:
         block = min(self.size, BLOCK)
         self._one, self._other = torch.ones(block, dtype=torch.uint8), torch.zeros(block, dtype=torch.uint8)
         self._other.copy_(self._one)
+        self._last: dict[str, float] = {}
+        """Seconds, by name."""
         self.agent = _agent()
 
     def _state(self) -> tuple[dict[str, Any], int]:
@@ -82,19 +89,20 @@ class Bench:
         return {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}, own * 12
 
     def timed(self, name: str, work: Callable[[], Any], beside: str = "") -> Any:
-        """Do it on all ranks at once; the slowest one's seconds count, as times those last seen of `beside`, too."""
+        """Do it on all ranks at once; the slowest one's seconds count, as times the last ones of `beside`, too."""
         dist.barrier()
         began = time.perf_counter()
         result = work()
         slowest = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         self.seen.seconds.setdefault(name, []).append(slowest.item())
+        self._last[name] = slowest.item()
         if beside:
-            self.seen.times.setdefault(name, []).append(slowest.item() / self.seen.seconds[beside][-1])
+            self.seen.times.setdefault(name, []).append(slowest.item() / self._last[beside])
         return result
 
-    def memcpy(self, name: str = "memcpy") -> None:
-        """The state's bytes, between two buffers that were touched before."""
+    def memcpy(self) -> None:
+        """The state's bytes, between two buffers that were touched before, a few times."""
 
         def copy() -> None:
             for start in range(0, self.size, BLOCK):
@@ -102,7 +110,10 @@ class Bench:
                 self._other[:part].copy_(self._one[:part])
 
         self.settle()
-        self.timed(name, copy)
+        for _ in range(COPIES):
+            time.sleep(PAUSE_S)
+            self.timed("memcpy", copy)
+        self._last["memcpy"] = statistics.median(self.seen.seconds["memcpy"][-COPIES:])
 
     def settle(self) -> None:
         """Wait until the agent has nothing to do, if it ever has."""

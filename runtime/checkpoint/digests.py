@@ -69,9 +69,9 @@ class Digests:
         """To check what stood in the file from the block on that begins at byte `start`, as it comes."""
         return Running(self, start)
 
-    def require(self, digest: bytes, start: int, end: int) -> None:
-        """Raises RestoreError when that is not the digest of the block in these bytes of the file."""
-        at = (start - len(self.head)) // BLOCK * WIDTH
+    def require(self, hashed: xxhash.xxh3_128, start: int, end: int) -> None:
+        """Raises RestoreError when what was hashed is not the block in these bytes of the file."""
+        digest, at = hashed.digest(), (start - len(self.head)) // BLOCK * WIDTH
         if digest != bytes(self._table[at : at + WIDTH]):
             raise RestoreError(
                 f"the digest of bytes {start} to {end} is {digest.hex()}, not what its head says: they are damaged"
@@ -104,7 +104,7 @@ class Running:
     def end(self) -> None:
         """The last block may be shorter. Raises RestoreError."""
         if self.at > self._block:
-            self._digests.require(self._hash.digest(), self._block, self.at)
+            self._digests.require(self._hash, self._block, self.at)
             self._block, self._hash = self.at, xxhash.xxh3_128()
 
 

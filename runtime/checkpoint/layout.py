@@ -215,16 +215,23 @@ def read_json(layout: Layout, data: memoryview, like: Any = None) -> dict[str, A
     """The JSON part: {"iteration": n, "state": ...}. Where `like`, a state's `Tree.json`, has a Raw and the text is the
     same there, that Raw stands in it."""
     start = layout.state.start
-    text = bytes(data[start : start + layout.state.size])
     try:
-        return _read(msgspec.Raw(text[: text.rfind(b"}") + 1]), {"state": like})
+        return _read(msgspec.Raw(_without_pad(data[start : start + layout.state.size])), {"state": like})
     except ValueError as error:
         raise RestoreError(f"not a shard of Everstep: its state is no JSON ({error})") from None
 
 
+def _without_pad(text: memoryview) -> memoryview:
+    """Up to the last '}'. Looked for in a little at a time: memory for a copy of it all would have to be had first."""
+    for start in range((len(text) - 1) // SMALL * SMALL, -1, -SMALL):
+        if (at := bytes(text[start : start + SMALL]).rfind(b"}")) >= 0:
+            return text[: start + at + 1]
+    return text[:0]
+
+
 def _read(text: msgspec.Raw, like: Any) -> Any:
     if isinstance(like, msgspec.Raw):
-        return like if bytes(like) == bytes(text) else json.loads(bytes(text))
+        return like if like == text else json.loads(bytes(text))
     is_dict = isinstance(like, dict) and bytes(memoryview(text)[:1]) == b"{"
     if is_dict and any(isinstance(item, dict | msgspec.Raw) for item in like.values()):
         parts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])

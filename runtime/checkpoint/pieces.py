@@ -70,10 +70,10 @@ def whole(shape: Iterable[int]) -> Piece:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor, sharing its memory; any other tensor as it is."""
+    """This rank's part of a sharded tensor, sharing its memory; any other tensor as it is. Without gradients: a
+    DTensor would make a new tensor else."""
     if _is_dtensor(tensor):
-        with torch.no_grad():
-            return tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue]
+        return tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue]
     if _is_fsdp1(tensor):
         shard = _shard(tensor)
         return shard.tensor if shard else torch.empty((0, *tensor.shape[1:]), dtype=tensor.dtype)

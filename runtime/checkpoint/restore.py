@@ -2,15 +2,15 @@
 
 import ctypes
 from bisect import bisect, bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import torch
+from xxhash import xxh3_128
 
 from runtime.checkpoint.digests import BLOCK, checked_head
 from runtime.checkpoint.errors import RestoreError
@@ -20,22 +20,15 @@ from runtime.checkpoint.rows import Rows, in_row, ints, rows_of
 from runtime.checkpoint.stage import Stager, Threads, copy
 from runtime.checkpoint.tree import Tree, flatten, places, prepare, put_back
 
-_GROUP = 2 * BLOCK
-"""Bytes that one thread copies and checks: whole blocks."""
 _STEP = 1 << 20
-"""Bytes that are checked after they were copied: they are in the cache then, which makes the check free. Fewer, and the
-threads wait for each other at the interpreter's lock."""
+"""Bytes that are checked and then copied, out of the cache. Fewer would fit a core's own one better, but the threads
+would wait for each other at the interpreter's lock."""
 _LARGE = 8 << 10
 _LISTED = 10
 _start, _size = attrgetter("start"), attrgetter("size")
-_move_at_once = ctypes.PyDLL(None).memmove
-_move_at_once.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-def move(target: int, source: int, size: int) -> None:
-    """Copy by this thread alone, as torch does not large tensors. A little is done before another thread could make use
-    of the interpreter's lock."""
-    (ctypes.memmove if size >= _LARGE else _move_at_once)(target, source, size)
+_move, _move_at_once = ctypes.CDLL(None).memmove, ctypes.PyDLL(None).memmove
+_move.argtypes = _move_at_once.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move.restype = _move_at_once.restype = None
 
 
 class Opened(NamedTuple):
@@ -106,54 +99,54 @@ def _as_staged(stager: Stager, live: Tree) -> Copied:
 
 
 def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: Copied) -> None:
-    """Copy every tensor, checking the file on the way if there is a digest: groups of blocks, by all threads."""
+    """Copy every tensor, checking the file on the way if there is a digest: block after block, by all threads.
+
+    The calls for a block are put together before the first of them, and follow each other with nothing in between: who
+    comes back from a call needs the interpreter's lock, and to wait for another thread that has it takes as long as
+    many of them.
+    """
     digests = checked_head(data, digest) if digest else None
     moves, others = _moves(data, layout, copied[1])
     rows = [some.copies_from(data) for some in copied[0]]
     begins, ends = [some.start for some in copied[0]], [some.end for some in copied[0]]
 
-    def group(start: int) -> None:
-        check = digests.running(start) if digests else None
-        end = min(start + _GROUP, layout.size)
-        for at, then in _steps(start, end):
-            for number in range(bisect(ends, at), bisect_left(begins, then)):
-                rows[number](at, then)
-            for target, source, size in moves.between(at, then):
-                move(target, source, size)
-            if check:
-                check.take(data[at:then])
+    def block(start: int) -> None:
+        hashed, end = xxh3_128(), min(start + BLOCK, layout.size)
+        calls: list[Callable[[], Any]] = []
+        for at in range(start, end, _STEP):
+            then = min(at + _STEP, end)
+            if digests:
+                calls.append(partial(hashed.update, data[at:then]))
+            calls += (rows[n](at, then) for n in range(bisect(ends, at), bisect_left(begins, then)))
+            calls += moves.between(at, then)
+        for call in calls:
+            call()
         here = others[bisect_left(others, start, key=_first_byte) : bisect_left(others, end, key=_first_byte)]
         copy([target for _, target in here], [place.view(data) for place, _ in here])
-        if check:
-            check.end()
+        if digests:
+            digests.require(hashed, start, end)
 
-    Threads().run(partial(group, start) for start in _starts(layout))
-
-
-def _starts(layout: Layout) -> range:
-    """First bytes of the groups."""
-    return range(layout.table.start + layout.table.size, layout.size, _GROUP)
+    Threads().run(partial(block, start) for start in _blocks(layout))
 
 
-def _steps(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """First byte and end of each step of a group."""
-    return ((at, min(at + _STEP, end)) for at in range(start, end, _STEP))
+def _blocks(layout: Layout) -> range:
+    """First bytes of the blocks of data."""
+    return range(layout.table.start + layout.table.size, layout.size, BLOCK)
 
 
 class _Moves(NamedTuple):
     """Bytes from the shard to tensors that have them in memory as they are in the file."""
 
-    begins: npt.NDArray[np.int64]
+    begins: list[int]
     """Of each stretch, the first byte in the file, ascending; each is within one step."""
-    targets: list[int]
-    sources: list[int]
-    """Addresses."""
-    sizes: list[int]
+    stretches: list[tuple[int, int, int]]
+    """Addresses of target and source, size."""
 
-    def between(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(target, source, size) of those that begin at these bytes of the file."""
-        part = slice(*np.searchsorted(self.begins, (start, end)).tolist())
-        return zip(self.targets[part], self.sources[part], self.sizes[part], strict=True)
+    def between(self, start: int, end: int) -> Iterator[Callable[[], Any]]:
+        """To copy those that begin at these bytes of the file: by one thread, as torch does not large tensors. A little
+        is done before another thread could make use of the interpreter's lock."""
+        for stretch in self.stretches[bisect_left(self.begins, start) : bisect_left(self.begins, end)]:
+            yield partial(_move if stretch[2] >= _LARGE else _move_at_once, *stretch)
 
 
 def _first_byte(one: tuple[Place, torch.Tensor]) -> int:
@@ -172,14 +165,15 @@ def _moves(
     others = [pairs[number] for number in np.flatnonzero(~plain).tolist()]
     chosen = plain & (sizes > 0)
     starts, sizes, addresses = starts[chosen], sizes[chosen], addresses[chosen]
-    steps = [at for start in _starts(layout) for at, _ in _steps(start, min(start + _GROUP, layout.size))]
-    begins = np.sort(np.concatenate((starts, np.array(steps, np.int64))), kind="stable")
+    steps = np.add.outer(_blocks(layout), np.arange(0, BLOCK, _STEP, dtype=np.int64)).ravel()
+    begins = np.sort(np.concatenate((starts, steps)), kind="stable")
     of = np.searchsorted(starts, begins, "right") - 1
     ends = np.minimum(np.append(begins[1:], layout.size), (starts + sizes)[of]) if len(starts) else begins
     begins, of, ends = (some[(of >= 0) & (ends > begins)] for some in (begins, of, ends))
     base = np.frombuffer(data, np.uint8).ctypes.data
     targets = addresses[of] + begins - starts[of]
-    return _Moves(begins, targets.tolist(), (base + begins).tolist(), (ends - begins).tolist()), others
+    stretches = zip(targets.tolist(), (base + begins).tolist(), (ends - begins).tolist(), strict=True)
+    return _Moves(begins.tolist(), list(stretches)), others
 
 
 def cut_alike(shard: Opened, live: Tree) -> bool:
@@ -203,7 +197,7 @@ def told(shape: Iterable[int], dtype: Any) -> str:
 def require_same(saved: Mapping[str, str], live: Mapping[str, str], both: tuple[dict[str, Any], Any]) -> None:
     """Key path -> `told` of both states' tensors, and the states. Raises RestoreError with what differs."""
     state, json = both
-    json = state if isinstance(json, msgspec.Raw) else json  # Raw: what was saved is what the state is.
+    state, json = ({}, {}) if isinstance(json, msgspec.Raw) else (state, json)  # Raw: just what the state is.
     missing = [path for path in live if path not in saved] + [key for key in state if key not in json]
     unexpected = [path for path in saved if path not in live] + [key for key in json if key not in state]
     misshaped = [

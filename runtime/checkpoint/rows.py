@@ -8,6 +8,7 @@ address is the number of a row; no other bytes are touched.
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -46,17 +47,16 @@ class Rows(NamedTuple):
         """All into their places. The tensors must be where they were when this was made."""
         torch.index_select(self.memory, 0, self.chosen, out=self._within(shard))
 
-    def copies_from(self, shard: memoryview) -> Callable[[int, int], None]:
-        """Copies those that begin between two bytes of the shard from their places, by the thread that calls it."""
+    def copies_from(self, shard: memoryview) -> Callable[[int, int], Callable[[], None]]:
+        """To copy those that begin between two bytes of the shard from their places, by the thread that calls it."""
         memory, chosen, within = self.memory.numpy(), self.chosen.numpy(), self._within(shard).numpy()
         start, pitch, count = self.start, self.pitch, len(chosen)
 
-        def copy(begin: int, end: int) -> None:
+        def copies(begin: int, end: int) -> Callable[[], None]:
             first, last = max(0, (begin - start + pitch - 1) // pitch), min(count, (end - start + pitch - 1) // pitch)
-            if first < last:
-                memory[chosen[first:last]] = within[first:last]
+            return partial(memory.__setitem__, chosen[first:last], within[first:last])
 
-        return copy
+        return copies
 
     def _within(self, shard: memoryview) -> torch.Tensor:
         kind, (count, elements) = self.memory.dtype, (len(self.chosen), self.memory.shape[1])

@@ -20,6 +20,7 @@ from runtime.checkpoint.stateful import Stateful, prepare_optimizer, take_back, 
 from runtime.checkpoint.walk import MANY, ChangedError, Walk, chosen
 
 SIGN = "$"
+_HOLDERS = (dict, torch.optim.Optimizer)
 RESERVED = "__everstep_"
 
 
@@ -78,7 +79,8 @@ def flatten(state: Any) -> Tree:
 def _flattened(state: Any, walk: Walk) -> Tree:
     tree = Tree(walk=walk)
     again: set[str] = set()
-    tree.json = _encode(state, "", tree, again)
+    with torch.no_grad():
+        tree.json = _encode(state, "", tree, again)
     tree.places = walk.ended(len(again), tree.places)
     return tree
 
@@ -190,7 +192,7 @@ def prepare(state: Any, path: str = "") -> None:
         prepare_optimizer(state, path)
     elif isinstance(state, dict):
         for key, item in state.items():
-            if isinstance(item, dict | torch.optim.Optimizer):
+            if isinstance(item, _HOLDERS):
                 prepare(item, _join(path, key))
 
 

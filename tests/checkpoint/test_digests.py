@@ -1,4 +1,4 @@
-"""Every byte of a shard is checked, wherever blocks, groups of tensors and steps of copying end."""
+"""Every byte of a shard is checked, wherever blocks, tensors and steps of copying end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,22 +16,22 @@ from tests.checkpoint.test_restoring import staged
 
 
 @contextmanager
-def small(block: int, blocks: int, step: int) -> Iterator[None]:
-    """So that a few kilobytes have many of each: blocks, groups of so many blocks, steps."""
+def small(block: int, step: int) -> Iterator[None]:
+    """So that a few kilobytes have many of each: blocks, steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digests, "BLOCK", block)
-        patch.setattr(restore, "_GROUP", block * blocks)
+        patch.setattr(restore, "BLOCK", block)
         patch.setattr(restore, "_STEP", step)
         yield
 
 
 SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=12)
-CUTS = st.tuples(st.integers(64, 5000), st.integers(1, 4), st.integers(16, 3000))
+CUTS = st.tuples(st.integers(64, 5000), st.integers(16, 3000))
 
 
 @given(SIZES, CUTS, st.floats(0, 1, exclude_max=True))
 def test_what_was_saved_comes_back_and_each_changed_byte_is_found(
-    sizes: list[int], cuts: tuple[int, int, int], where: float
+    sizes: list[int], cuts: tuple[int, int], where: float
 ) -> None:
     saved = {f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8) for n, size in enumerate(sizes)}
     with small(*cuts):
@@ -53,7 +53,7 @@ def test_what_was_saved_comes_back_and_each_changed_byte_is_found(
 
 @given(st.binary(min_size=1, max_size=3000), st.lists(st.integers(0, 700), max_size=40))
 def test_bytes_may_come_in_any_pieces(content: bytes, pieces: list[int]) -> None:
-    with small(512, 1024, 256):
+    with small(512, 256):
         data = staged({"t": torch.frombuffer(bytearray(content), dtype=torch.uint8)})
         seal(data)
         known = Digests(data)
@@ -78,7 +78,7 @@ def test_what_comes_in_parts_is_checked_as_it_comes(
     sizes: list[int], block: int, parts: list[int], where: float
 ) -> None:
     saved = {f"t{n}": torch.randint(0, 256, (size,), dtype=torch.uint8) for n, size in enumerate(sizes)}
-    with small(block, 2, 512):
+    with small(block, 512):
         data = staged(saved)
         digest = seal(data)
         assert damaged_at(data, digest, parts) is None
