@@ -189,6 +189,10 @@ class Link:
         """Send and wait for the answer of that type. Raises LinkError for a Problem, also with what was told before,
         or a lost agent."""
         self.tell(request)
+        return self.answer(answer)
+
+    def answer(self, answer: type[R]) -> R:
+        """Wait for the answer to what was told last; the rest is as `ask` says."""
         *_, reply = replies = [self._read() for _ in range(self._unread)]
         self._unread = 0
         for problem in replies:

@@ -65,9 +65,8 @@ class Checkpointer:
         self._saved_here = False
         """Was it staged in this round (not only restored)?"""
         self._populated = False
-        prepare(state)
         self._walker = Walker()
-        tree = self._walker.flatten(state)
+        tree = self._prepared(state)
         self._sharded = tree.sharded()
         self._stages = self._sharded or local_rank == 0
         self._thinning = Thinning(0.0)
@@ -88,11 +87,13 @@ class Checkpointer:
             sources = self._alone.sources() if self._alone else None
             self._saved = self.restored = reshard(*sources, state, self._rank) if sources else 0
             return self._saved
-        place = self._link.ask(Fetch(), Fetched)
+        self._link.tell(Fetch())
+        live = self._prepared(state)  # While the agent answers.
+        place = self._link.answer(Fetched)
         if not place.path and not place.sources:
             self._populate()
             return 0
-        self._saved = self.restore(place, state)
+        self._saved = self._restored(place, state, live)
         if self._saved != place.iteration:
             raise RestoreError(f"iteration {place.iteration} was promised, the checkpoint says {self._saved}")
         self.restored = self._saved
@@ -151,10 +152,15 @@ class Checkpointer:
         From the shard that lies in this node's memory where its cut is ours, else from parts of all shards. Raises
         RestoreError.
         """
+        return self._restored(place, state, self._prepared(state))
+
+    def _prepared(self, state: dict[str, Any]) -> Tree:
+        prepare(state)
+        return self._walker.flatten(state)
+
+    def _restored(self, place: Fetched, state: dict[str, Any], live: Tree) -> int:
         assert self._link is not None
         if place.path:
-            prepare(state)
-            live = self._walker.flatten(state)
             stager = self._stager if self._stages and self._stager.knows(live) else None
             shard = opened(self._own(place), live, stager.layout if stager else None)
             stager = stager if stager and shard.layout is stager.layout else None
@@ -199,14 +205,16 @@ class Checkpointer:
 
     def _stage(self, iteration: int, state: dict[str, Any], persist: bool) -> None:
         assert self._link is not None
-        tree = self._walker.flatten(state)
+        self._link.tell(Acquire(iteration))
+        tree = self._walker.flatten(state)  # While the agent answers.
         text = _text(iteration, tree)
         layout = self._stager.layout
         if not self._stager.fits(tree) or len(text) > layout.state.size:
             print("everstep: the state changed its form; its shared memory is made anew", file=sys.stderr)
             self._announce(tree, text)
+            self._link.tell(Acquire(iteration))
         assert self._segment is not None
-        slot = self._link.ask(Acquire(iteration), Slot).slot
+        slot = self._link.answer(Slot).slot
         self._stager.stage(slot, self._segment.slot(slot), tree, text, iteration)
         told = Staged(slot, iteration, self._stager.layout.size, persist, self._thinning.why)
         self._link.tell(told)
