@@ -6,7 +6,7 @@ may be as fast again a minute later; memcpy = the same bytes between two buffers
 many threads, the median of a few. What has no budget stands there for comparison.
 
 What a process does once, its first saves and its first restore, is measured in several of them. Each part of a case
-measures what it must once, and again while its time lasts: all of it takes 15 minutes at most on an idle machine.
+measures what it must once, and again while its time lasts: without `others` it takes 16 minutes on an idle machine.
 `--only` and `--parts` choose.
 """
 

@@ -120,11 +120,11 @@ class Segments:
             raise SegmentError("this node is leaving")
         if held := self._fitting(local_rank, rounded(capacity), count, told):
             held.told |= told
+            held.outlived = False
             return held
         held = self.current(local_rank)
         if held is not None and held.idle() and (told or not held.told):
-            self._held[local_rank].remove(held)
-            held.file.unlink()
+            self._remove(held)
         if sharded and peer:
             self._require_room(local_rank, count, capacity)
         file = self._allocated(local_rank, count if capacity else 0, capacity)
@@ -185,10 +185,12 @@ class Segments:
         self.changed.notify_all()
 
     def _let_go(self, held: Held) -> None:
-        every = self._held.get(held.local_rank, [])
-        if held in every and held.outlived and not held.busy():
-            every.remove(held)
-            held.file.unlink()
+        if held.outlived and not held.busy() and held in self._held.get(held.local_rank, ()):
+            self._remove(held)
+
+    def _remove(self, held: Held) -> None:
+        self._held[held.local_rank].remove(held)
+        held.file.unlink()
 
     def begin(self, round: int, start: tuple[int, int]) -> None:  # noqa: A002
         """A round begins from that (round, iteration): copies of what was staged after it are let go.
@@ -212,8 +214,7 @@ class Segments:
             newest = held.table.newest()
             identity = held.table[newest].identity if newest is not None else None
             if held.local_rank < 0 and (identity is None or identity.round < round) and not held.busy():
-                held.file.unlink()
-                self._held[held.local_rank].remove(held)
+                self._remove(held)
 
     def unlink(self) -> None:
         """Remove every file; no more are made."""

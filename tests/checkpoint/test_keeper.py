@@ -12,7 +12,9 @@ from runtime.agent.link import LinkError, Staged
 from runtime.checkpoint import beginning
 from runtime.checkpoint.checkpointer import Checkpointer
 from runtime.checkpoint.errors import KeeperError, SegmentError
+from runtime.checkpoint.held import Held, Segments
 from runtime.checkpoint.keeper import Keeper
+from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Holding, Restore
 from runtime.store import DirectoryStore, StoreError
 from tests.fake_agent import PATIENCE_S
@@ -409,6 +411,25 @@ def test_a_state_of_another_size_gets_its_own_segment_and_the_old_one_stays_unti
         assert len(os.listdir(node.shm)) == 2
     wait_until(lambda: len(os.listdir(node.shm)) == 1, "the segment without a reader goes", PATIENCE_S)
     assert {held.iteration for held in node.keeper.holdings("")} == {4}
+
+
+def staged(held: Held) -> Held:
+    """With a whole state in its first slot."""
+    assert held.table.acquire(Identity(1, 1)) == 0
+    held.table.stage(0, 4096)
+    return held
+
+
+def test_an_outgrown_segment_that_is_wanted_again_while_it_is_read_stays(tmp_path: Path) -> None:
+    segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
+    with segments.changed:
+        old, new = (staged(segments.ensure(0, capacity, told=True)) for capacity in (4096, 8192))
+        old.table.pin(0)
+        segments.forget_earlier(0)
+        assert segments.ensure(0, 4096) is old
+        segments.unpin(old, 0)
+        assert segments.all() == [old, new]
+        assert old.file.path.exists()
 
 
 def test_a_state_whose_numbers_outgrow_their_place_is_staged_in_a_new_segment(node: Any, make_state: Any) -> None:
