@@ -1,8 +1,10 @@
 """A script that writes down the samples it applies, and what must be true of them whatever came between."""
 
 import json
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,14 +60,19 @@ Applied = dict[int, dict[int, dict[int, list[int]]]]
 """Samples by iteration, round and rank."""
 
 
-def applied(folder: Path) -> Applied:
+def _lines(folder: Path) -> Iterator[dict[str, Any]]:
     """What the workers wrote down so far; a line that is being written is left out."""
-    found: Applied = {}
     for path in (folder / "samples").iterdir():
         for text in path.read_text().splitlines():
             if text.endswith("}"):
-                line = json.loads(text)
-                found.setdefault(line["iteration"], {}).setdefault(line["round"], {})[line["rank"]] = line["samples"]
+                yield json.loads(text)
+
+
+def applied(folder: Path) -> Applied:
+    """What was applied so far; of the newest iterations perhaps by some ranks only: their files are read in turn."""
+    found: Applied = {}
+    for line in _lines(folder):
+        found.setdefault(line["iteration"], {}).setdefault(line["round"], {})[line["rank"]] = line["samples"]
     return found
 
 
@@ -80,10 +87,11 @@ def trained(folder: Path, world: int, after: int) -> int:
 
 
 def worlds(folder: Path) -> list[int]:
-    """With how many workers it trained so far, one after the other."""
-    found = applied(folder)
-    seen = [len(found[iteration][max(found[iteration])]) for iteration in sorted(found)]
-    return [world for at, world in enumerate(seen) if at == 0 or world != seen[at - 1]]
+    """With how many workers it trained so far, one after the other, as the workers say."""
+    newest: dict[int, tuple[int, int]] = {}
+    for line in _lines(folder):
+        newest[line["iteration"]] = max((line["round"], line["world"]), newest.get(line["iteration"], (0, 0)))
+    return [world for world, _ in groupby(newest[iteration][1] for iteration in sorted(newest))]
 
 
 def assert_applied_once(folder: Path, dataset: str, wanted: list[int]) -> None:
