@@ -194,6 +194,8 @@ class Beginning:
                 whole = held.table.find(identity)
                 assert whole is not None
                 held.table.pin(whole)
+                if source.digest:  # What came was checked against it.
+                    held.table.digested(whole, source.digest)
                 around.changed.notify_all()
             around.digest(held, whole)
             return held, whole, described(source)

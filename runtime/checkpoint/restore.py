@@ -20,9 +20,9 @@ from runtime.checkpoint.rows import Rows, in_row, ints, rows_of
 from runtime.checkpoint.stage import Stager, Threads, copy
 from runtime.checkpoint.tree import Tree, flatten, places, prepare, put_back
 
-_STEP = 1 << 20
-"""Bytes that are checked and then copied, out of the cache. Fewer would fit a core's own one better, but the threads
-would wait for each other at the interpreter's lock."""
+_ALONE, _BESIDE = 1 << 19, 1 << 20
+"""Bytes that one thread, or each of several, checks and then copies, out of the cache. Fewer fit a core's own cache
+better, but threads wait for each other at the interpreter's lock."""
 _LARGE = 8 << 10
 _LISTED = 10
 _start, _size = attrgetter("start"), attrgetter("size")
@@ -105,16 +105,18 @@ def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: Copied)
     comes back from a call needs the interpreter's lock, and to wait for another thread that has it takes as long as
     many of them.
     """
+    threads = Threads()
+    step = _BESIDE if threads.count > 1 else _ALONE
     digests = checked_head(data, digest) if digest else None
-    moves, others = _moves(data, layout, copied[1])
+    moves, others = _moves(data, layout, copied[1], step)
     rows = [some.copies_from(data) for some in copied[0]]
     begins, ends = [some.start for some in copied[0]], [some.end for some in copied[0]]
 
     def block(start: int) -> None:
         hashed, end = xxh3_128(), min(start + BLOCK, layout.size)
         calls: list[Callable[[], Any]] = []
-        for at in range(start, end, _STEP):
-            then = min(at + _STEP, end)
+        for at in range(start, end, step):
+            then = min(at + step, end)
             if digests:
                 calls.append(partial(hashed.update, data[at:then]))
             calls += (rows[n](at, then) for n in range(bisect(ends, at), bisect_left(begins, then)))
@@ -126,7 +128,7 @@ def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: Copied)
         if digests:
             digests.require(hashed, start, end)
 
-    Threads().run(partial(block, start) for start in _blocks(layout))
+    threads.run(partial(block, start) for start in _blocks(layout))
 
 
 def _blocks(layout: Layout) -> range:
@@ -154,7 +156,7 @@ def _first_byte(one: tuple[Place, torch.Tensor]) -> int:
 
 
 def _moves(
-    data: memoryview, layout: Layout, pairs: list[tuple[Place, torch.Tensor]]
+    data: memoryview, layout: Layout, pairs: list[tuple[Place, torch.Tensor]], step: int
 ) -> tuple[_Moves, list[tuple[Place, torch.Tensor]]]:
     """What is to be moved of these in the file's order, and those that it takes torch to copy: on a device, not in a
     row, or of bytes that go to another one, too."""
@@ -165,7 +167,7 @@ def _moves(
     others = [pairs[number] for number in np.flatnonzero(~plain).tolist()]
     chosen = plain & (sizes > 0)
     starts, sizes, addresses = starts[chosen], sizes[chosen], addresses[chosen]
-    steps = np.add.outer(_blocks(layout), np.arange(0, BLOCK, _STEP, dtype=np.int64)).ravel()
+    steps = np.add.outer(_blocks(layout), np.arange(0, BLOCK, step, dtype=np.int64)).ravel()
     begins = np.sort(np.concatenate((starts, steps)), kind="stable")
     of = np.searchsorted(starts, begins, "right") - 1
     ends = np.minimum(np.append(begins[1:], layout.size), (starts + sizes)[of]) if len(starts) else begins

@@ -90,12 +90,12 @@ class Stager:
         """Write the whole shard into `buffer`, the bytes of slot number `slot`; `json` is its other part."""
         if not self.knows(tree):
             self._arrange(tree)
-        views, tensors = self._views.get(slot), tree.tensors
+        views = self._views.get(slot)
         if views is None:
             views = self._views[slot] = {name: self.layout.places[name].view(buffer) for name in self.arranged()[1]}
 
         def group(names: list[str]) -> None:
-            copy([views[name] for name in names], [tensors[name] for name in names])
+            copy([views[name] for name in names], [tree.tensors[name] for name in names])
 
         faults.point("checkpoint.before_copy", iteration=iteration)
         self.layout.write_state(buffer, json)
@@ -103,7 +103,7 @@ class Stager:
             for rows in half.rows:
                 rows.copy_to(buffer)
             group(half.large)
-            self._threads.run(partial(group, names) for names in half.small)
+            self._threads.run(partial(group, names) for names in half.small if names)
             faults.point(then, iteration=iteration)
 
     def _arrange(self, tree: Tree) -> None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from runtime.checkpoint.errors import StateError
 from runtime.checkpoint.pieces import Piece, is_sharded_kind, local, piece, spread
 from runtime.checkpoint.stateful import Stateful, prepare_optimizer, take_back, unwrapped
-from runtime.checkpoint.walk import MANY, ChangedError, Walk, chosen
+from runtime.checkpoint.walk import MANY, ChangedError, Walk
 
 SIGN = "$"
 _HOLDERS = (dict, torch.optim.Optimizer)
@@ -28,8 +29,8 @@ RESERVED = "__everstep_"
 class Tree:
     """A flattened state."""
 
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By key path, parts joined with '.'; a tensor that stands at two places is here once. This rank's part of each."""
+    found: list[tuple[list[str], list[torch.Tensor]]] = field(default_factory=list)
+    """Names and tensors, as `tensors` has them."""
     live: dict[str, torch.Tensor] = field(default_factory=dict)
     """The same as the state has them, where that may be something else: a DTensor is whole here."""
     places: dict[str, str] = field(default_factory=dict)
@@ -38,6 +39,12 @@ class Tree:
     """The rest, ready for `json_bytes`."""
     walk: Walk = field(default_factory=Walk)
     """Trees of one walk have the same tensors at the same places."""
+
+    @cached_property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By key path, parts joined with '.'; a tensor that stands at two places is here once. This rank's part of
+        each. Made when it is asked for: a state that is as it was is staged and loaded without."""
+        return {name: tensor for found in self.found for name, tensor in zip(*found, strict=True)}
 
     def pieces(self) -> dict[str, Piece]:
         """What the DTensors' parts are parts of, by name in `tensors`."""
@@ -111,8 +118,9 @@ def _encode_dict(value: dict[Any, Any], path: str, tree: Tree, again: set[str]) 
     walk = tree.walk
     if known := walk.again(path, value):
         again.add(path)
-        tree.tensors.update(chosen(*known))
-        return known[0].json
+        group, tensors = known
+        tree.found.append((group.names, tensors))
+        return group.json
     before = len(tree.places)
     inner = {key: _encode(item, _join(path, key), tree, again) for key, item in value.items()}
     if all(isinstance(key, str) for key in inner) and SIGN not in inner:
@@ -137,7 +145,7 @@ def _add(live: torch.Tensor, path: str, tree: Tree) -> str:
     name = tree.walk.name(path, tensor)
     tree.places[path] = name
     if name == path:
-        tree.tensors[name] = tensor.detach()
+        tree.found.append(([name], [tensor.detach()]))
         tree.live[name] = live
     return name
 

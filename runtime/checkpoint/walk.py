@@ -8,10 +8,10 @@ Whatever differs, anywhere, and all is walked as if for the first time.
 """
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, compress
+from itertools import chain, compress, count
 from operator import not_
 from typing import Any
 
@@ -21,6 +21,8 @@ from torch._C._dynamo.guards import TensorGuards  # pyright: ignore[reportMissin
 
 MANY = 16
 """Tensors of a dict from which on it is looked at as one."""
+_AT_ONCE = 1024
+"""Tensors that torch's guards look at in one call; what they note of more does not fit a core's cache."""
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
@@ -35,10 +37,11 @@ class Group:
     keys: list[Any]
     addresses: list[int]
     """Where each tensor's memory was."""
-    guards: TensorGuards
-    """What else those were that are `first`: shape, strides, type, device; conjugated, negated."""
-    again: list[tuple[Any, ...]]
-    """What the others were."""
+    guards: list[TensorGuards]
+    """What else those were that are `first`, `_AT_ONCE` by `_AT_ONCE`: shape, strides, type, device; conjugated,
+    negated."""
+    again: dict[int, tuple[Any, ...]]
+    """What the others were, by their number."""
     places: dict[str, str]
     """Key path -> name, in the order of the tensors."""
     first: list[bool]
@@ -48,13 +51,13 @@ class Group:
     json: msgspec.Raw
     """What stands for the dict in the JSON part."""
 
-    def is_of(self, tensors: list[torch.Tensor]) -> bool:
-        """Are these, as many as before, what the tensors were?"""
-        return (
-            _addresses(tensors) == self.addresses
-            and self.guards.check(*compress(tensors, self.first))
-            and _again(tensors, self.first) == self.again
-        )
+    def firsts(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The ones that the names are of, if these, as many as before, are what the tensors were."""
+        if _addresses(tensors) != self.addresses or any(mark(tensors[n]) != seen for n, seen in self.again.items()):
+            return None
+        firsts = list(compress(tensors, self.first)) if self.again else tensors
+        checks = zip(self.guards, _batched(firsts), strict=True)
+        return firsts if all(guards.check(*some) for guards, some in checks) else None
 
 
 @dataclass
@@ -83,14 +86,15 @@ class Walk:
         return known[1]
 
     def again(self, path: str, value: dict[Any, Any]) -> tuple[Group, list[torch.Tensor]] | None:
-        """The group at that path with its tensors of today; None: there is none."""
+        """The group at that path with its tensors of today, each once; None: there is none."""
         known = self.groups.get(path)
         if known is None:
             return None
         found = _listed(value)
-        if found is None or found[0] != known.keys or not known.is_of(found[1]):
+        firsts = known.firsts(found[1]) if found is not None and found[0] == known.keys else None
+        if firsts is None:
             raise ChangedError
-        return known, found[1]
+        return known, firsts
 
     def remember(self, path: str, value: dict[Any, Any], encoded: Any, places: dict[str, str]) -> Any:
         """Look at the dict that stands there as one from now on, if it is of tensors; `places` are theirs. Returns
@@ -106,9 +110,10 @@ class Walk:
         first = [place == name for place, name in places.items()]
         names = list(compress(places, first))
         text = msgspec.Raw(msgspec.json.encode(encoded))
-        guards = TensorGuards(*compress(found[1], first), dynamic_dims_sizes=None, dynamic_dims_strides=None)
-        marks = (_addresses(found[1]), guards, _again(found[1], first))
-        self.groups[path] = Group(found[0], *marks, places, first, names, text)
+        batches = _batched(list(compress(found[1], first)))
+        guards = [TensorGuards(*some, dynamic_dims_sizes=None, dynamic_dims_strides=None) for some in batches]
+        again = {number: mark(found[1][number]) for number in compress(count(), map(not_, first))}
+        self.groups[path] = Group(found[0], _addresses(found[1]), guards, again, places, first, names, text)
         return text
 
     def ended(self, groups: int, places: dict[str, str]) -> dict[str, str]:
@@ -146,14 +151,8 @@ def _addresses(tensors: list[torch.Tensor]) -> list[int]:
     return list(map(torch.Tensor.data_ptr, tensors))
 
 
-def _again(tensors: list[torch.Tensor], first: list[bool]) -> list[tuple[Any, ...]]:
-    """Marks of those that stand elsewhere, too: guards refuse one that comes twice."""
-    return [mark(tensor) for tensor in compress(tensors, map(not_, first))]
-
-
-def chosen(group: Group, tensors: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By name, each once."""
-    return dict(zip(group.names, compress(tensors, group.first), strict=True))
+def _batched(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    return [tensors[start : start + _AT_ONCE] for start in range(0, len(tensors), _AT_ONCE)]
 
 
 def _listed(value: dict[Any, Any]) -> tuple[list[Any], list[torch.Tensor]] | None:

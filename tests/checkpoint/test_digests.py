@@ -21,7 +21,8 @@ def small(block: int, step: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digests, "BLOCK", block)
         patch.setattr(restore, "BLOCK", block)
-        patch.setattr(restore, "_STEP", step)
+        for name in ("_ALONE", "_BESIDE"):
+            patch.setattr(restore, name, step)
         yield
 
 

@@ -13,6 +13,12 @@ from runtime.checkpoint.layout import json_bytes
 from runtime.checkpoint.tree import Tree, Walker, flatten
 
 
+@pytest.fixture(params=[1024, 5], autouse=True)
+def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that are looked at in one call: all of them, or some."""
+    monkeypatch.setattr(walk, "_AT_ONCE", request.param)
+
+
 def state() -> dict[str, Any]:
     """A dict of many tensors of which two are one, an optimizer's dict of dicts, and what is no tensor."""
     weights = {f"w{n}": torch.full((2, 2), float(n)) for n in range(walk.MANY)}
