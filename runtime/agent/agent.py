@@ -117,8 +117,9 @@ class Agent:
             async with aiohttp.ClientSession(headers=headers) as session:
                 self.client.session = session
                 self._outbox = Outbox(
-                    self.client, settings.node, self._say, self._act, lambda: (self._round, self._seen)
-                )
+                    self.client, settings.node, self._say, self._act,
+                    lambda: (self._round, self._seen, self._beacons.look().still_s),
+                )  # fmt: skip
                 await self._open(folder, runner)
                 return await self._until_leave()
         finally:

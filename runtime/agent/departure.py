@@ -59,9 +59,10 @@ class Departure:
             hurry.cancel()
         elif known():
             self._say(f"{name}: this node leaves within {notice_s:g} s; a second one ends it at once")
+            trains_s = notice_s - min(self._settings.grace_s, notice_s / 4)  # Then its workers are told to end.
             try:
-                async with asyncio.timeout(max(0.0, notice_s - min(self._settings.grace_s, notice_s / 4))):
-                    await client.leaving(Leaving(self._settings.node, f"told to end by {name}", notice_s))
+                async with asyncio.timeout(trains_s):
+                    await client.leaving(Leaving(self._settings.node, f"told to end by {name}", trains_s))
                     await self._hurry.wait()
             except TimeoutError:
                 pass

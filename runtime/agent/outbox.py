@@ -38,9 +38,10 @@ class Outbox:
         node: str,
         say: Callable[[str], None],
         on_directive: Callable[[Directive | None], None],
-        place: Callable[[], tuple[int, int]],
+        place: Callable[[], tuple[int, int, float]],
     ) -> None:
-        """`place` gives the round and the last directive's number that the agent has carried out."""
+        """`place` gives the round, the last directive's number that the agent has carried out, and for how many seconds
+        no worker has moved: what is told late must not look like a movement."""
         self._client = client
         self._node = node
         self._say = say
@@ -109,9 +110,10 @@ class Outbox:
             self._some.clear()
             while batch := self._untold():
                 newest = batch[-1].line
-                round_, seen = self._place()
-                lines = tuple(kept.line for kept in batch)
-                beat = Heartbeat(self._node, round_, int(newest.get("iteration", 0)), telemetry=lines, seen=seen)
+                round_, seen, still_s = self._place()
+                lines, iteration = tuple(kept.line for kept in batch), int(newest.get("iteration", 0))
+                still_s = round(still_s, 3)
+                beat = Heartbeat(self._node, round_, iteration, telemetry=lines, seen=seen, still_s=still_s)
                 directive = None
                 try:
                     directive = await self._client.heartbeat(beat)

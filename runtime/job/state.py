@@ -222,17 +222,22 @@ def _leaving(state: State, record: NodeLeaving) -> State:
 
 
 def _released(state: State, record: NodeReleased) -> State:
-    node = moved(
-        _known(state, record.node), record, record.reason.value, left_at=record.time, left_because=record.reason
-    )
-    return _with(state, node)
+    known = _known(state, record.node)
+    excused = _without(state, known) if known.leaving else state.excused
+    node = moved(known, record, record.reason.value, left_at=record.time, left_because=record.reason)
+    return _with(state, node, excused=excused)
+
+
+def _without(state: State, node: NodeState) -> frozenset[int]:
+    """The rounds in which errors may be echoes, now that the node goes and will not say what happened in its last."""
+    if state.round and node.phase in (P.RUNNING, P.REJOINING) and node.round == state.round.number:
+        return state.excused | {state.round.number}
+    return state.excused
 
 
 def _lost(state: State, record: NodeLost) -> State:
     known = _known(state, record.node)
-    excused = state.excused
-    if state.round and known.phase in (P.RUNNING, P.REJOINING) and known.round == state.round.number:
-        excused = excused | {state.round.number}
+    excused = _without(state, known)
     because = known.left_because or known.leaving_because or record.reason
     again = {"action": Action.REJOIN} if record.may_return else {}
     node = moved(

@@ -139,7 +139,9 @@ class Endpoints:
                 told = seats.directive(state, beat.node)
                 return told is not None and told.number > beat.seen
 
-            await self._desk.until(beat.node, ready, HEARTBEAT_POLL_S)
+            # Whoever is answered asks again: that is its sign of life.
+            limit_s = min(HEARTBEAT_POLL_S, self._desk.spec.patience.silence_s / 3)
+            await self._desk.until(beat.node, ready, limit_s)
         told = seats.directive(self._desk.state, beat.node)
         if told is None:
             raise UnknownNode(f"{beat.node} is no node of this job")

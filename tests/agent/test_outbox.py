@@ -13,16 +13,18 @@ class Client:
     def __init__(self) -> None:
         self.epoch, self.answers, self.stored = 0, 1, 0
         self.told: list[list[int]] = []
+        self.still: list[float] = []
 
     async def heartbeat(self, beat: Heartbeat) -> Directive:
         self.epoch = self.answers
         self.told.append([int(line["iteration"]) for line in beat.telemetry])
+        self.still.append(beat.still_s)
         return Directive(self.epoch, 0, Action.CONTINUE, stored=self.stored)
 
 
 def made() -> tuple[Outbox, Client]:
     client = Client()
-    outbox = Outbox(cast(Any, client), "n", lambda text: None, lambda told: outbox.heard(told), lambda: (1, 0))
+    outbox = Outbox(cast(Any, client), "n", lambda text: None, lambda told: outbox.heard(told), lambda: (1, 0, 70.0))
     return outbox, client
 
 
@@ -58,3 +60,10 @@ def test_what_is_stored_is_not_told_again() -> None:
     outbox.add({"iteration": 4})
     asyncio.run(outbox.flush())
     assert client.told == [[1, 2], [3], [4]]
+
+
+def test_what_is_told_while_all_stand_still_does_not_look_like_a_movement() -> None:
+    outbox, client = made()
+    outbox.add({"iteration": 1})
+    asyncio.run(outbox.flush())
+    assert client.still == [70.0]

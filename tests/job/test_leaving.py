@@ -176,3 +176,16 @@ def test_nodes_that_come_by_themselves_leave_without_a_replacement() -> None:
     assert members(world) == ["n0", "n1"]
     assert action(world, "n2") is Action.LEAVE
     assert not [record for record in world.records if isinstance(record, NodeRequested)]
+
+
+def test_an_error_in_a_round_that_a_leaving_node_ended_may_be_its_echo() -> None:
+    world = World(by_themselves({"worker": RoleSpec(2, 1, restart_limit=0)}))
+    for name in ("n0", "n1"):
+        world.join(name)
+    notice(world, "n1", 20.0)
+    world.exit("n0", 1, error="Connection closed by peer")  # n1 ended its workers before it was told to.
+    world.join("n0")
+    world.wait(20)
+    assert world.state.nodes["n1"].phase is NodePhase.RELEASED
+    assert members(world) == ["n0"]
+    assert not [record for record in world.records if isinstance(record, FaultJudged)]

@@ -113,6 +113,19 @@ def test_a_node_that_the_job_does_not_know_is_misplaced(verb: str) -> None:
     played(story)
 
 
+@pytest.mark.parametrize(("silence_s", "held_s"), [(3.0, 1.0), (1e6, 5.0)])
+def test_who_has_nothing_to_hear_is_answered_often_enough_to_be_heard_of(silence_s: float, held_s: float) -> None:
+    async def story(shell: Shell) -> None:
+        now = asyncio.get_running_loop().time
+        told = await shell.beat(NODE, 1)
+        asked = now()
+        await shell.beat(NODE, 1, msgspec.json.decode(told.body, type=Directive).number)
+        assert now() - asked == pytest.approx(held_s)
+
+    patience = Patience(silence_s=silence_s, join_timeout_s=1e6)
+    played(story, msgspec.structs.replace(SPEC, patience=patience))
+
+
 def test_a_node_of_an_earlier_life_of_the_job_has_no_place_in_the_new_one() -> None:
     async def story(shell: Shell) -> None:
         shell.desk.feed(StopAsked("told to stop"))
