@@ -227,7 +227,8 @@ class Agent:
                 return seat
 
     async def _one_round(self, seat: Seat) -> WorkerEnd | None:
-        """Start the workers and wait: the first that died and had not finished, or None when the round was broken."""
+        """Start the workers and wait: the first that died and had not finished, or None when the round was broken and
+        none had until then."""
         self.seat, self._round, self._seated, self._reported = seat, seat.round, time.monotonic(), {}
         self.client.crowd = seat.group_world_size
         slots = self._settings.slots
@@ -247,7 +248,8 @@ class Agent:
             if isinstance(event, _Broken):
                 if event.round >= seat.round:
                     self._say(f"round {seat.round} is over: {event.reason}")
-                    return None
+                    await self._workers.told()
+                    return self._failed_in(seat.round)
             elif event.round == seat.round:
                 if event.exit_code:
                     self.failures.append(event)
@@ -256,6 +258,15 @@ class Agent:
                 if not running:
                     self._beacons.end()
                     self._post(self._finished(seat))
+
+    def _failed_in(self, round_: int) -> WorkerEnd | None:
+        """Of the workers whose ends were told behind the round's own, the first that failed: it may be the cause."""
+        while not self._events.empty():
+            event = self._events.get_nowait()
+            if isinstance(event, WorkerEnd) and event.round == round_ and event.exit_code:
+                self.failures.append(event)
+                return event
+        return None
 
     async def _finished(self, seat: Seat) -> None:
         self._around.note(f"round {seat.round}: all workers finished")

@@ -11,6 +11,7 @@ from pathlib import Path
 from runtime.agent.forking import Exited, Forked, ForkServer, ForkServerLost, Spawn
 from runtime.agent.output import LAST_WORDS, Output
 from runtime.agent.script import TRACEBACK_VARIABLE
+from runtime.platform.debris import start_time
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,13 @@ class Workers:
         if self._server is not None and self._server.alive:
             for number in self._running:
                 self._server.signal(number, signum)
+
+    async def told(self) -> None:
+        """Until the ends of all that are dead by now were told: the fork server may be slower than the master."""
+        pids = self.pids()
+        for worker in list(self._running.values()):
+            if (pid := pids.get(worker.local_rank)) and start_time(pid) is None:
+                await worker.dead.wait()
 
     async def gone(self) -> None:
         """Until no worker lives."""

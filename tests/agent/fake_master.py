@@ -1,6 +1,7 @@
 """A master for tests of the agent: seats nodes as the test says, and keeps what it was told."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -25,6 +26,8 @@ from runtime.job.messages import (
 
 TOKEN = "secret"
 DEADLINE_S = 20
+POLL_S = 0.5
+"""So long a heartbeat is held: who hears nothing for longer has lost its master."""
 
 
 class FakeMaster:
@@ -137,8 +140,9 @@ class FakeMaster:
             await stale.wait()
             raise web.HTTPConflict(text='{"error": "no node of this job"}')
         if not beat.telemetry:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self.gone or self.directive.number > beat.seen)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S), self._changed:
+                    await self._changed.wait_for(lambda: self.gone or self.directive.number > beat.seen)
         return web.Response(status=503) if self.gone else self._answer(self.directive)
 
     async def _fault(self, request: web.Request) -> web.Response:

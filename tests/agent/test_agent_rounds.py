@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import textwrap
 from contextlib import closing
 from typing import Any
 
@@ -20,6 +21,7 @@ from runtime.job.messages import (
     Restore,
     WorkerExit,
 )
+from tests.harness import PATIENCE_S
 from tests.wire import FAR, Wire
 
 REPORTS = """
@@ -135,6 +137,46 @@ raise SystemExit(3)
     run(story())
 
 
+FAILS = (
+    REPORTS
+    + """
+while not os.path.exists(sys.argv[1]):
+    threading.Event().wait(0.01)
+os._exit(201)
+"""
+)
+
+
+def test_a_worker_that_failed_before_its_round_was_broken_up_is_told_of_before_the_node_joins_again(
+    job: Any, masters: Any, ended: Any
+) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            fails = job.folder / "fails"
+            await job.platform.create(job.request(master.url, FAILS, str(fails)))
+            pid = (await master.telemetry("pid"))["pid"]
+            assert (await master.next(Join)).after_round == 0
+            with open(f"/proc/{pid}/stat") as file:
+                server = int(file.read().rpartition(")")[2].split()[1])
+            os.kill(server, signal.SIGSTOP)  # What it has to tell comes later than what the master says.
+            fails.touch()
+            async with asyncio.timeout(PATIENCE_S):
+                while _lives(pid):
+                    await asyncio.sleep(0.01)
+                fails.unlink()
+                await master.direct(Action.REJOIN, 1)
+                while "round 1 is over" not in job.log():
+                    await asyncio.sleep(0.01)
+            os.kill(server, signal.SIGCONT)
+            told, joins = await master.next((WorkerExit, Join)), await master.next((WorkerExit, Join))
+            assert (told.exit_code, told.round) == (201, 1)
+            assert joins.after_round == 1
+            await master.direct(Action.LEAVE)
+            await ended()
+
+    run(story())
+
+
 def test_rejoin_ends_the_round_but_not_a_later_one(job: Any, masters: Any, ended: Any) -> None:
     async def story() -> None:
         async with masters() as master:
@@ -162,7 +204,7 @@ def test_sigterm_is_told_as_leaving_and_the_workers_train_on_until_the_master_sa
             worker = await master.telemetry("pid")
             os.kill(_agent(node), signal.SIGTERM)
             leaving = await master.next(Leaving)
-            assert (leaving.node, leaving.grace_s) == ("worker-0-0", 20)
+            assert (leaving.node, leaving.grace_s) == ("worker-0-0", 17), "then its workers are told to end"
             assert "SIGTERM" in leaving.reason
             assert _lives(worker["pid"])
             await master.direct(Action.LEAVE)
@@ -192,7 +234,7 @@ def test_a_node_that_nobody_tells_to_leave_goes_by_itself(job: Any, masters: Any
 def test_told_to_dump_the_agent_writes_the_stacks_of_every_rank_to_its_log_and_the_store(
     job: Any, masters: Any, ended: Any
 ) -> None:
-    script = REPORTS + "def stuck_in_a_collective():\n    threading.Event().wait()\nstuck_in_a_collective()\n"
+    script = f"def stuck_in_a_collective():\n{textwrap.indent(TRAINS, '    ')}stuck_in_a_collective()\n"
 
     async def story() -> None:
         async with masters() as master:
