@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from runtime.checkpoint.segment import SegmentFile
+from runtime.platform import debris
 
 ROOT = Path(__file__).parents[1]
 SHARED_MEMORY = Path("/dev/shm")
@@ -71,24 +73,28 @@ class Watched:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with suppress(OSError, psutil.NoSuchProcess):
-                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    if wanted in debris.environment(int(entry.name)):
                         process = psutil.Process(int(entry.name))
                         if process.status() != psutil.STATUS_ZOMBIE:
                             found.append(process)
         return found
 
-    def of(self, *words: str) -> list[psutil.Process]:
-        """Those whose command line has all these words."""
+    def commands(self, *words: str) -> list[tuple[list[str], psutil.Process]]:
+        """Those whose command line has all these words, with it, which nobody can read when they have ended."""
         found = []
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
-                if set(words) <= set(process.cmdline()):
-                    found.append(process)
+                if set(words) <= set(line := process.cmdline()):
+                    found.append((line, process))
         return found
+
+    def of(self, *words: str) -> list[psutil.Process]:
+        """Those whose command line has all these words."""
+        return [process for _, process in self.commands(*words)]
 
     def agents(self) -> list[psutil.Process]:
         """One a node, in the order of their names."""
-        return sorted(self.of("runtime.agent"), key=lambda process: process.cmdline())
+        return [process for _, process in sorted(self.commands("runtime.agent"), key=itemgetter(0))]
 
     def workers(self) -> list[psutil.Process]:
         """The training processes: children of the fork servers."""
@@ -100,7 +106,7 @@ class Watched:
 
     def step(self) -> psutil.Process | None:
         """The train step, which is the master."""
-        steps = [process for process in self.of("steps.train") if process.name() != "sh"]
+        steps = [process for line, process in self.commands("steps.train") if line[0] != "sh"]
         return steps[0] if steps else None
 
     def segments(self) -> list[Path]:
@@ -159,7 +165,7 @@ class Watched:
 
     def left(self) -> list[str]:
         """Processes and shared memory that are still there."""
-        found = [f"{process.pid} {' '.join(process.cmdline()[:6])}" for process in self.processes()]
+        found = [f"{process.pid} {' '.join(line[:6])}" for line, process in self.commands()]
         return [*found, *(str(path) for path in [*self.segments(), *self.folders()])]
 
     def kill_all(self) -> None:

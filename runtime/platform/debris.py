@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,9 @@ _PROCESSES = Path("/proc")
 _SWEEPS = 50
 _DYING_S = 5.0
 """How long one sweep waits for what it killed."""
+_READS = 20
+_EXEC_S = 0.001
+"""An environment that is empty is read so often, so far apart: the process may be in the midst of an exec."""
 
 
 def memory_prefix(job: str, node: str) -> str:
@@ -33,14 +37,28 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def environment(pid: int) -> frozenset[bytes]:
+    """Each NAME=VALUE that the process was started with. Raises OSError for one that has ended, or may not be read.
+
+    It reads as empty for a zombie and a thread of the kernel, which have no exe, and in the midst of an exec.
+    """
+    process = _PROCESSES / str(pid)
+    for _ in range(_READS):
+        if found := (process / "environ").read_bytes():
+            return frozenset(found.split(b"\0"))
+        os.readlink(process / "exe")
+        time.sleep(_EXEC_S)
+    return frozenset()
+
+
 def processes_of(job: str, node: str) -> Iterator[int]:
     """Live processes that were started with this node in their environment, but not the caller."""
-    wanted = {f"EVERSTEP_JOB={job}".encode(), f"EVERSTEP_NODE={node}".encode()}
+    wanted = _marks(job, node)
     for entry in _PROCESSES.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with suppress(OSError):
-            if wanted <= set((entry / "environ").read_bytes().split(b"\0")) and start_time(int(entry.name)) is not None:
+            if wanted <= environment(int(entry.name)) and start_time(int(entry.name)) is not None:
                 yield int(entry.name)
 
 
@@ -78,6 +96,11 @@ def clean(job: str, node: str, folder: Path = SHARED_MEMORY) -> None:
     remove_memory(job, node, folder)
 
 
+def _marks(job: str, node: str) -> set[bytes]:
+    """What a process of the node carries in its environment."""
+    return {f"EVERSTEP_JOB={job}".encode(), f"EVERSTEP_NODE={node}".encode()}
+
+
 def _kill(pid: int, job: str, node: str) -> int | None:
     """SIGKILL by pidfd, so that a process which took over the pid is not hit; the pidfd, or None when it was gone."""
     try:
@@ -85,8 +108,7 @@ def _kill(pid: int, job: str, node: str) -> int | None:
     except ProcessLookupError:
         return None
     try:
-        environment = (_PROCESSES / str(pid) / "environ").read_bytes().split(b"\0")
-        if f"EVERSTEP_NODE={node}".encode() in environment and f"EVERSTEP_JOB={job}".encode() in environment:
+        if _marks(job, node) <= environment(pid):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             return pidfd
     except (OSError, ProcessLookupError):

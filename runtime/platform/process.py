@@ -55,15 +55,18 @@ class ProcessPlatform:
         self._gone: asyncio.Queue[Gone] = asyncio.Queue()
 
     async def observe(self) -> list[Node]:
-        """The job's live nodes, also those an earlier master made. Debris of dead ones is removed."""
+        """The job's nodes, also those an earlier master made; one that died until its debris is removed, which is told.
+
+        Debris of those that died unwatched is removed at once.
+        """
         found = []
         for entry in list(self._registry.all()):
             if entry.job != self._job:
                 continue
-            if entry.alive():
+            if entry.alive() or entry.uid in self._watches:
                 self._watch(entry)
                 found.append(entry.node())
-            elif entry.uid not in self._watches:
+            else:
                 await self._clean(entry)
         return found
 

@@ -5,9 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,7 @@ from runtime.platform.process import ProcessPlatform, end_nodes
 from runtime.platform.registry import Registered, Registry
 
 DEADLINE_S = 30
-SLEEPS = "import threading; threading.Event().wait()"
+SLEEPS = "import threading; print(flush=True); threading.Event().wait()"
 WITH_A_CHILD = f"import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True); {SLEEPS}"
 
 
@@ -39,6 +42,11 @@ def request(name: str = "worker-0-0") -> NodeRequest:
     return NodeRequest(name, "worker", "local-0", {"COLOUR": "green"}, ["--flag"])
 
 
+async def runs(folder: Path) -> None:
+    """Until the node's own code does: before, its process may be in the midst of an exec."""
+    await until(lambda: (folder / "logs/worker-0-0.log").read_text())
+
+
 async def next_gone(made: ProcessPlatform) -> Gone:
     """The next one."""
     async with asyncio.timeout(DEADLINE_S):
@@ -51,6 +59,7 @@ def test_create_twice_makes_one_node(tmp_path: Path, job: str) -> None:
         first, second = await made.create(request()), await made.create(request())
         assert first == second
         assert await made.observe() == [first]
+        await runs(tmp_path)
         assert len(list(debris.processes_of(job, "worker-0-0"))) == 1
 
     asyncio.run(story())
@@ -84,9 +93,38 @@ def test_a_second_platform_adopts_the_nodes_and_sees_their_end(tmp_path: Path, j
     asyncio.run(second(asyncio.run(first())))
 
 
+def test_a_dead_node_is_there_until_its_end_is_told(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleaning, may_clean, clean = threading.Event(), threading.Event(), debris.clean
+
+    def gated(*given: Any) -> None:
+        cleaning.set()
+        assert may_clean.wait(DEADLINE_S)
+        clean(*given)
+
+    monkeypatch.setattr(debris, "clean", gated)
+
+    async def story() -> None:
+        made = platform(tmp_path, job)
+        node = await made.create(request())
+        try:
+            os.kill(int(node.uid.partition("-")[0]), signal.SIGKILL)
+            await until(cleaning.is_set)
+            assert await made.observe() == [node]
+            deleting = asyncio.create_task(made.delete(node.name, node.uid))
+            await asyncio.sleep(0)
+            assert not deleting.done()
+        finally:
+            may_clean.set()
+        assert (await next_gone(made)).uid == node.uid
+        assert await made.observe() == []
+        await deleting
+
+    asyncio.run(story())
+
+
 def test_a_node_that_is_killed_leaves_neither_processes_nor_memory(tmp_path: Path, job: str) -> None:
     async def story() -> None:
-        made = platform(tmp_path, job, f"print(flush=True); {WITH_A_CHILD}")
+        made = platform(tmp_path, job, WITH_A_CHILD)
         node = await made.create(request())
         memory = debris.SHARED_MEMORY / f"{debris.memory_prefix(job, 'worker-0-0')}0"
         memory.write_bytes(b"x")
@@ -142,6 +180,26 @@ def test_delete_ends_that_incarnation_only_and_may_be_repeated(tmp_path: Path, j
         assert list(debris.processes_of(job, "worker-0-0")) == []
 
     asyncio.run(story())
+
+
+def test_a_process_in_the_midst_of_an_exec_is_read_again_and_a_thread_of_the_kernel_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+
+    def finish(seconds: float) -> None:
+        paused.append(seconds)
+        (tmp_path / "7/environ").write_bytes(b"EVERSTEP_JOB=j\0EVERSTEP_NODE=worker-0-0\0")
+
+    for pid in (7, 8):
+        (tmp_path / f"{pid}").mkdir()
+        (tmp_path / f"{pid}/environ").touch()
+        (tmp_path / f"{pid}/stat").write_text(f"{pid} (sh) S {' '.join(map(str, range(20)))}")
+    (tmp_path / "7/exe").symlink_to("/bin/sh")
+    monkeypatch.setattr(debris, "_PROCESSES", tmp_path)
+    monkeypatch.setattr(time, "sleep", finish)
+    assert list(debris.processes_of("j", "worker-0-0")) == [7]
+    assert len(paused) == 1
 
 
 def test_end_nodes_ends_every_job_of_the_run_and_names_them(tmp_path: Path, job: str) -> None:
