@@ -105,6 +105,12 @@ class Segments:
                 return held, slot
         return None
 
+    def or_newer(self, identity: Identity, local_rank: int) -> Identity:
+        """That state if it lies whole, else the rank's newest of the same round that came after it, if there is one."""
+        whole = [held.table[slot].identity for held in self._held.get(local_rank, ()) for slot in held.table.whole()]
+        later = [one for one in whole if one and one.round == identity.round and one > identity]
+        return identity if identity in whole else max(later, default=identity)
+
     def ensure(
         self, local_rank: int, capacity: int, sharded: bool = False, told: bool = False, peer: bool = False
     ) -> Held:

@@ -198,7 +198,8 @@ class Keeper:
     def flush(self, local_rank: int, iteration: int) -> str:
         """Persist `iteration` of this round and wait for its commit (or a later one's): the manifest's key.
 
-        "" at once on a node that does not persist. KeeperError when the store refuses or the round ends.
+        If it was overwritten meanwhile, the newest of this round takes its place. "" at once on a node that does not
+        persist. KeeperError when the store refuses or the round ends.
         """
         with self._changed:
             self._seat()
@@ -207,11 +208,13 @@ class Keeper:
                 return ""
             identity = self._identity(held, iteration)
             if not self._persister.under_way(identity):
+                # Not of a shard: all ranks must put the same iteration.
+                identity = identity if held.sharded else self._segments.or_newer(identity, local_rank)
                 self._persister.ask(local_rank, identity)
             self._changed.wait_for(lambda: self._persister.outcome(identity) or self._over(beginning))
             outcome = self._persister.outcome(identity)
             if outcome is None:
-                raise KeeperError(f"the round ended before iteration {iteration} was committed")
+                raise KeeperError(f"the round ended before iteration {identity.iteration} was committed")
             if outcome.error:
                 raise KeeperError(outcome.error)
             return outcome.manifest

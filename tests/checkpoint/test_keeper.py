@@ -356,6 +356,34 @@ def test_flush_tells_why_the_store_refused(make_node: Any, make_state: Any, tmp_
         checkpointer.flush(9)
 
 
+def test_flush_of_what_was_overwritten_since_commits_the_newest_of_its_round(node: Any, make_state: Any) -> None:
+    """As a node that leaves does it: its worker trains on meanwhile."""
+    node.begin(1)
+    state = make_state(1)
+    checkpointer = trained(node, state, 3)
+    asked, last = node.newest().iteration, 3
+    while asked in {holding.iteration for holding in node.keeper.holdings("")}:
+        last += 1
+        checkpointer.save(last, state)
+    assert node.keeper.flush(0, asked) == f"jobs/job/checkpoints/000001-{last:09d}/manifest.json"
+    assert [holding.iteration for holding in node.persisted] == [last]
+
+
+def test_flush_of_a_shard_that_was_overwritten_fails_as_other_ranks_put_theirs(node: Any, make_state: Any) -> None:
+    node.begin(1, world_size=2)
+    trained(node, make_state(1), 1)
+    with node.keeper.open_shard(1, 1, 0) as shard:
+        whole = bytes(shard)
+    segment = node.keeper.announce(1, len(whole), sharded=True)
+    slot = node.keeper.acquire(1, 5)
+    with open(segment.path, "r+b") as file:
+        file.seek(slot.offset)
+        file.write(whole)
+    node.keeper.staged(1, Staged(slot.slot, 5, len(whole), False))
+    with pytest.raises(KeeperError, match="iteration 4 is not staged"):
+        node.keeper.flush(1, 4)
+
+
 def test_flush_ends_with_its_round(make_node: Any, make_state: Any) -> None:
     node = make_node()
     node.commits = False
