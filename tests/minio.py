@@ -2,19 +2,25 @@
 
 import http.client
 import os
+import random
 import secrets
-import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from minio import Minio
+
+from runtime.agent.ports import free_port
 from tests.golang import built
 from tests.harness import wait_until
 
 BUCKET = "everstep-tests"
+_TAKEN = "port is already in use"
+"""What a server says whose port somebody took before it could."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,24 @@ def binary() -> Path:
 @contextmanager
 def running(folder: Path, certificates: Path | None = None, region: str = "") -> Iterator[MinIO]:
     """A server with its data in `folder`, until the block ends; https with the certificates in that folder."""
-    path, port = binary(), _free_port()
-    scheme = "https" if certificates else "http"
-    server = MinIO(f"{scheme}://127.0.0.1:{port}", f"user{secrets.token_hex(4)}", secrets.token_hex(16))
-    command = [str(path), "server", "--quiet", "--address", f"127.0.0.1:{port}", str(folder / "data")]
-    command += ["--certs-dir", str(certificates or folder / "certs")]
     (folder / "data" / BUCKET).mkdir(parents=True)
+    scheme, chance = "https" if certificates else "http", random.Random()
+    told = _TAKEN
+    while _TAKEN in told:
+        endpoint = f"{scheme}://127.0.0.1:{free_port(chance)}"
+        server = MinIO(endpoint, f"user{secrets.token_hex(4)}", secrets.token_hex(16))
+        with _started(server, folder, certificates or folder / "certs", region) as process:
+            if _came(process, server, region):
+                yield server
+                return
+        told = (folder / "minio.log").read_text()
+    raise RuntimeError(f"MinIO ended: {told[-1000:]}")
+
+
+@contextmanager
+def _started(server: MinIO, folder: Path, certificates: Path, region: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [str(binary()), "server", "--quiet", "--address", urlsplit(server.endpoint).netloc, str(folder / "data")]
+    command += ["--certs-dir", str(certificates)]
     environment = {
         **os.environ,
         "MINIO_ROOT_USER": server.access_key,
@@ -65,10 +83,7 @@ def running(folder: Path, certificates: Path | None = None, region: str = "") ->
     with (folder / "minio.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        wait_until(lambda: process.poll() is not None or _knows_its_users(server), "MinIO", 60)
-        if process.poll() is not None:
-            raise RuntimeError(f"MinIO ended: {(folder / 'minio.log').read_text()[-1000:]}")
-        yield server
+        yield process
     finally:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -77,21 +92,36 @@ def running(folder: Path, certificates: Path | None = None, region: str = "") ->
         process.wait()
 
 
-def _knows_its_users(server: MinIO) -> bool:
-    """It serves some time before it has read its users; until then it answers 503 to names it does not know."""
-    with suppress(OSError):
-        address = server.endpoint.removeprefix("https://").removeprefix("http://")
-        if server.endpoint.startswith("https"):
-            connection = http.client.HTTPSConnection(address, timeout=5, context=ssl._create_unverified_context())
-        else:
-            connection = http.client.HTTPConnection(address, timeout=5)
-        with closing(connection):
-            connection.request("GET", f"/{BUCKET}/?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=nobody")
-            return connection.getresponse().status != http.client.SERVICE_UNAVAILABLE
+def _came(process: subprocess.Popen[bytes], server: MinIO, region: str) -> bool:
+    """Wait for the server; False when its process has ended instead."""
+    wait_until(lambda: process.poll() is not None or _serves(server, region), "MinIO", 60)
+    return process.poll() is None
+
+
+def _serves(server: MinIO, region: str) -> bool:
+    """Is it this very server, and does it know its users?
+
+    Only this one knows what its own signed request asks for: any other server refuses it. It serves some time before
+    it has read its users; until then it answers 503 to names that it does not know.
+    """
+    place = urlsplit(server.endpoint)
+    signer = Minio(
+        place.netloc, server.access_key, server.secret_key, secure=place.scheme == "https", region=region or "us-east-1"
+    )
+    own = urlsplit(signer.presigned_get_object(BUCKET, "nothing"))
+    nobodys = f"/{BUCKET}/?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=nobody"
+    with suppress(OSError, http.client.HTTPException):
+        if _status(server, f"{own.path}?{own.query}") == http.client.NOT_FOUND:
+            return _status(server, nobodys) != http.client.SERVICE_UNAVAILABLE
     return False
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+def _status(server: MinIO, path: str) -> int:
+    place = urlsplit(server.endpoint)
+    if place.scheme == "https":
+        connection = http.client.HTTPSConnection(place.netloc, timeout=5, context=ssl._create_unverified_context())
+    else:
+        connection = http.client.HTTPConnection(place.netloc, timeout=5)
+    with closing(connection):
+        connection.request("GET", path)
+        return connection.getresponse().status

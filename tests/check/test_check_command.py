@@ -1,6 +1,7 @@
 """`everstep check`, as a person or a pod runs it: processes of this machine, or one node on each of several."""
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -10,8 +11,10 @@ import pytest
 
 from everstep.cli import main
 from everstep.commands.check import own_end
+from runtime.agent.ports import free_port
 from runtime.diagnosis.orders import Over
 from runtime.diagnosis.verdicts import Health, Verdict
+from tests.check.test_check_step import late_s
 
 Ended = tuple[int, str]
 
@@ -20,20 +23,21 @@ def command(*flags: str) -> list[str]:
     return [sys.executable, "-m", "everstep", "check", *flags]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+def endpoint() -> str:
+    """Where nobody else listens, although node 0 does so only seconds later: a loopback address of this test's own."""
+    chance = random.Random()
+    return f"127.{chance.randrange(1, 255)}.{chance.randrange(256)}.{chance.randrange(1, 255)}:{free_port(chance)}"
 
 
 def machines(tmp_path: Path, count: int, *flags: str, faults: str = "", fired: int = 0) -> list[Ended]:
     """Exit code and stderr of each machine, in rank order; node 0 starts last. `fired` faults have fired."""
     marks = tmp_path / "faults"
     marks.mkdir()
-    port = free_port()
+    place = endpoint()
     started = []
     for rank in reversed(range(count)):
         environment = {
-            **os.environ, "NODE_RANK": str(rank), "DLROVER_MASTER_ADDR": f"127.0.0.1:{port}",
+            **os.environ, "NODE_RANK": str(rank), "DLROVER_MASTER_ADDR": place,
             "EVERSTEP_FAULT": faults, "EVERSTEP_FAULT_DIR": str(marks), "EVERSTEP_JOB_TOKEN": "secret",
         }  # fmt: skip
         given = command(f"--nnodes={count}", *flags)
@@ -88,21 +92,21 @@ def test_a_machine_whose_process_is_killed_is_named_across_machines(tmp_path: Pa
 
 
 def test_an_excluded_straggler_says_so_and_ends_with_code_3(tmp_path: Path) -> None:
-    faults = ";".join(f"check.matmul,node=node-1,round={number}=sleep:6" for number in (1, 2))
+    seconds = late_s(tmp_path / "calm")
+    faults = ";".join(f"check.matmul,node=node-1,round={number}=sleep:{seconds}" for number in (1, 2))
     ended = machines(tmp_path, 2, "--exclude-straggler", faults=faults, fired=2)
     assert [code for code, _ in ended] == [0, 3], ended
     assert "this node (node-1) is a straggler and is excluded (--exclude-straggler): " in ended[1][1]
 
 
 def test_too_few_machines_in_time_are_no_quorum(capfd: pytest.CaptureFixture[str]) -> None:
-    given = [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--nnodes=3", "--node-rank=0", "--join-timeout=0.5"]
+    given = [f"--rdzv-endpoint={endpoint()}", "--nnodes=3", "--node-rank=0", "--join-timeout=0.5"]
     assert main(["check", *given]) == 3
     assert capfd.readouterr().err == ("everstep check: 1 of 3 nodes came within 0.5 s; missing: node-1, node-2\n")
 
 
 def test_a_wrong_token_is_bad_input() -> None:
-    port = free_port()
-    given = command(f"--rdzv-endpoint=127.0.0.1:{port}", "--nnodes=2")
+    given = command(f"--rdzv-endpoint={endpoint()}", "--nnodes=2")
     host = subprocess.Popen([*given, "--node-rank=0"], stderr=subprocess.PIPE, text=True)
     try:
         environment = {**os.environ, "EVERSTEP_JOB_TOKEN": "another"}

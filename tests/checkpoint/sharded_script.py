@@ -1,7 +1,7 @@
 """All ranks of one round of a sharded training: FSDP2 or tensor parallelism on gloo, one process a rank.
 
 Imports once and forks the ranks. When one is killed the others are too, as the agents would do it. Rank 0 leaves the
-whole state, gathered by torch, in the result file.
+whole state, gathered by torch, in the result file; beside it the ranks find each other, so no two launches share it.
 """
 
 import os
@@ -42,7 +42,7 @@ def build(world_size: int, mesh: str) -> torch.nn.Module:
 
 
 def work(rank: int, world_size: int, mesh: str, iterations: int, result: str) -> None:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    dist.init_process_group("gloo", init_method=f"file://{result}.store", rank=rank, world_size=world_size)
     model = build(world_size, mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     state = {"model": model, "optimizer": optimizer, "iteration": 0}

@@ -101,6 +101,7 @@ def test_a_state_that_no_peer_takes_is_told_once_a_round(nodes: list[Node], capl
     for iteration in (1, 2, 3):
         stage(nodes[0], iteration)
     wait_until(lambda: nodes[0].keeper.try_acquire(0, 4), "room for the next state", PATIENCE_S)
+    wait_until(lambda: "has no copy in a peer's memory" in caplog.text, "the line that tells it", PATIENCE_S)
     assert caplog.text.count("has no copy in a peer's memory") == 1
     assert "127.0.0.1:9: " in caplog.text
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from itertools import pairwise
@@ -111,11 +110,8 @@ def test_a_checkpoint_is_loaded_by_the_path_that_it_was_saved_under(worker: Any,
 def test_a_trainer_that_is_killed_goes_on_bit_for_bit(node: Any, tmp_path: Path, same: Any) -> None:
     command = [sys.executable, str(FOLDER / "trainer_script.py"), str(tmp_path / "trainer")]
     (tmp_path / "faults").mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     place = {"EVERSTEP_AGENT": node.path, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "EVERSTEP_FAULT_DIR": str(tmp_path / "faults")}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "EVERSTEP_FAULT_DIR": str(tmp_path / "faults")}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment(), text=True, stdin=pipe, stdout=pipe) as script:
         to_script, from_script = script.stdin, script.stdout

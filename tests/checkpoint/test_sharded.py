@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -73,13 +72,9 @@ class Job:
         return self.script([f"{node.path}*{node.workers}" for node in self.nodes], mesh, iterations, fault)
 
     def script(self, agents: list[str], mesh: str, iterations: int, fault: str = "") -> tuple[int, dict[str, Any]]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         result = self._folder / f"result-{self.round}"
-        variables = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "EVERSTEP_STORE": str(self._folder / "alone")}
         variables |= {"EVERSTEP_ROUND": str(self.round), "EVERSTEP_FAULT_DIR": str(self._folder / "faults")}
-        variables["EVERSTEP_STORE"] = str(self._folder / "alone")
         command = [sys.executable, str(SCRIPT), mesh, str(iterations), str(result), *agents]
         code = subprocess.run(command, env=variables | {"EVERSTEP_FAULT": fault}, check=False, timeout=300).returncode
         for node in self.nodes:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from runtime.agent.ports import free_port
 from tests.launch.launchers import Ended, Pair
 
 ENVIRONMENT = """
@@ -59,14 +61,16 @@ def seen(ended: Ended) -> dict[str, dict[str, Any]]:
         ["train.py"],
         ["--nproc_per_node=cpu", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=j",
          "--local-addr=127.0.0.1", "--role", "trainer", "--max-restarts=3", "train.py"],
-        ["--master-addr", "127.0.0.1", "--master-port", "29871", "--node-rank=0", "--signals-to-handle=SIGTERM,SIGUSR1",
-         "-m", "train", "--nnodes", "7"],
+        ["--master-addr", "127.0.0.1", "--master-port", "{port}", "--node-rank=0",
+         "--signals-to-handle=SIGTERM,SIGUSR1", "-m", "train", "--nnodes", "7"],
         ["--standalone", "--virtual-local-rank", "--nproc-per-node=2", "--run-path", "{folder}/train.py", "x"],
     ],
     ids=["standalone", "no flag", "c10d", "static", "virtual ranks, run-path"],
 )  # fmt: skip
 def test_workers_see_what_they_see_under_torchrun(pair: Pair, flags: list[str]) -> None:
     before = json.dumps([*os.environ, "PYTHONPATH", "TMPDIR", "BEFORE"])
+    port = str(free_port(random.Random()))
+    flags = [flag.replace("{port}", port) for flag in flags]
     theirs, mine = pair.run(ENVIRONMENT, *flags, BEFORE=before, OMP_NUM_THREADS="3" if "-m" in flags else "")
     assert (theirs.code, mine.code) == (0, 0), mine.err
     torch, ours = seen(theirs), seen(mine)
@@ -82,7 +86,7 @@ def test_workers_see_what_they_see_under_torchrun(pair: Pair, flags: list[str]) 
             name: expected[name] for name in set(expected) - OTHERS
         }
         if "--master-port" in flags:
-            assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "29871")
+            assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", port)
             assert environment["TORCHELASTIC_RUN_ID"] == expected["TORCHELASTIC_RUN_ID"]
         if "--rdzv-id=j" in flags:
             assert environment["MASTER_ADDR"] == expected["MASTER_ADDR"] == "127.0.0.1"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launch import meeting
+from runtime.launch import meeting, probe
 from runtime.launch.probe import Answer, ask
 from tests.launch.launchers import EVERSTEP, Launcher
 
@@ -57,7 +57,8 @@ def test_several_machines_without_a_token_are_refused_and_told_how_to_set_one() 
     assert "set the same on all of them" in str(refused.value)
 
 
-def test_a_free_port_is_nobodys_and_a_strange_listener_is_something_else() -> None:
+def test_a_free_port_is_nobodys_and_a_strange_listener_is_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_TIMEOUT_S", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         listener.settimeout(20)

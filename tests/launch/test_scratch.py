@@ -12,6 +12,7 @@ from runtime.launch.scratch import Scratch, discard
 from runtime.platform import debris
 from runtime.platform.registry import Registered, Registry
 from runtime.token import shared_token
+from tests.launch.launchers import DEADLINE_S
 
 
 def test_a_secret_goes_when_no_node_of_its_job_is_left(tmp_path: Path) -> None:
@@ -52,16 +53,16 @@ def test_a_node_begins_only_when_what_its_forerunner_left_is_gone(
 
     def clean(job: str, node: str) -> None:
         cleaning.set()
-        assert cleaned.wait(10)
+        assert cleaned.wait(DEADLINE_S)
 
     monkeypatch.setattr(debris, "clean", clean)
     with ThreadPoolExecutor(2) as threads:
         sweep = threads.submit(scratch.sweep)
-        assert cleaning.wait(10)
+        assert cleaning.wait(DEADLINE_S)
         entry = threads.submit(scratch.enter, "job", "n0", "worker")
         with pytest.raises(TimeoutError):
             entry.result(0.2)
         cleaned.set()
-        sweep.result(10)
-        began = entry.result(10)
+        sweep.result(DEADLINE_S)
+        began = entry.result(DEADLINE_S)
     assert Registry(tmp_path / "nodes" / "job").get("n0") == began

@@ -2,6 +2,7 @@
 
 With TORN="KIND:N:BYTES" its store dies in the middle of the N-th object that it makes under jobs/j/KIND: BYTES of it
 are written, to the temporary file that a directory store writes first. FOLDER/torn tells that it happened.
+Agents show it the token in TOKEN.
 """
 
 import asyncio
@@ -19,10 +20,9 @@ from runtime.platform import Gone, Node, NodeRequest
 from runtime.store import DirectoryStore
 
 JOB = "j"
-TOKEN = "t0ken"
-SPEC = JobSpec(
-    JOB, {"worker": RoleSpec(2, 1)}, Patience(leave_s=0.5, silence_s=300.0, replacement_wait_s=300.0), hosts=""
-)
+PATIENCE = Patience(join_window_s=300.0, replacement_wait_s=300.0, silence_s=300.0, leave_s=300.0)
+"""Nodes are never waited for in vain: all come, and all leave by themselves."""
+SPEC = JobSpec(JOB, {"worker": RoleSpec(2, 1)}, PATIENCE, hosts="")
 
 
 class FilePlatform:
@@ -96,8 +96,9 @@ async def main(folder: Path) -> int:
     torn = os.environ.get("TORN")
     store = TornStore(folder, torn) if torn else DirectoryStore(folder / "store")
     outcome = await run(
-        SPEC, store, FilePlatform(folder), token=TOKEN, agent_arguments=[], agent_environment={}, stop=asyncio.Event()
-    )
+        SPEC, store, FilePlatform(folder), token=os.environ["TOKEN"], agent_arguments=[], agent_environment={},
+        stop=asyncio.Event(),
+    )  # fmt: skip
     print(msgspec.json.encode(outcome).decode(), flush=True)
     return outcome.exit_code
 

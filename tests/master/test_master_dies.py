@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from runtime.master import Outcome, find_master, read_journal
 from runtime.master.journal import claim
 from runtime.store import DirectoryStore
 from tests.harness import ROOT, wait_until
-from tests.master.master_process import JOB, TOKEN
+from tests.master.master_process import JOB
 
 NODES = ["worker-0-0", "worker-1-0"]
 SECONDS = 240.0
@@ -37,10 +38,11 @@ class Masters:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = DirectoryStore(folder / "store")
+        self.token = secrets.token_hex(8)
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, fault: str = "", torn: str = "") -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), FAULT_DIR_VARIABLE: str(self.folder)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), FAULT_DIR_VARIABLE: str(self.folder), "TOKEN": self.token}
         environment |= {key: value for key, value in ((FAULT_VARIABLE, fault), ("TORN", torn)) if value}
         self.started.append(
             subprocess.Popen(
@@ -124,8 +126,8 @@ class Agent:
 
 
 @asynccontextmanager
-async def _session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with asyncio.timeout(SECONDS), aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+async def _session(token: str) -> AsyncIterator[aiohttp.ClientSession]:
+    async with asyncio.timeout(SECONDS), aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
         yield session
 
 
@@ -134,7 +136,7 @@ def played(folder: Path, story: Callable[[Masters, aiohttp.ClientSession], Await
 
     async def whole() -> T:
         try:
-            async with _session() as session:
+            async with _session(masters.token) as session:
                 return await story(masters, session)
         finally:
             masters.close()
@@ -259,7 +261,7 @@ def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_pat
         late = Agent(masters, session, NODES[0], theirs)
         late.client.epoch = 2
         asked = asyncio.create_task(late.client.heartbeat(Heartbeat(NODES[0], 2, telemetry=({"v": 1},))))
-        told = await _told(theirs, Finished(NODES[0], 1))
+        told = await _told(theirs, masters.token, Finished(NODES[0], 1))
         old.send_signal(signal.SIGCONT)
         code, outcome = await masters.ended(old)
         assert (code, outcome and outcome.state) == (75, "fenced")
@@ -281,12 +283,12 @@ def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_pat
     played(tmp_path, story)
 
 
-async def _told(address: str, message: Finished) -> asyncio.StreamWriter:
+async def _told(address: str, token: str, message: Finished) -> asyncio.StreamWriter:
     """A message that lies in the sleeping process's socket: it finds it when it wakes."""
     host, _, port = address.partition(":")
     _, writer = await asyncio.open_connection(host, int(port))
     body = msgspec.json.encode(message)
-    head = f"POST /v1/finished HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {TOKEN}\r\n"
+    head = f"POST /v1/finished HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     await writer.drain()
     return writer

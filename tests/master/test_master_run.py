@@ -3,6 +3,7 @@
 import asyncio
 import json
 import resource
+import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,10 +20,13 @@ from runtime.master import CannotListen, Outcome, Progress, find_master, read_jo
 from runtime.master.journal import Master
 from runtime.platform import Gone, Node, NodeRequest
 from runtime.store import DirectoryStore
+from tests.harness import PATIENCE_S
 
-SPEC = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(leave_s=0.2))
-TOKEN = "t0ken"
-SECONDS = 20.0
+PATIENCE = Patience(join_window_s=PATIENCE_S, replacement_wait_s=PATIENCE_S, silence_s=PATIENCE_S, leave_s=PATIENCE_S)
+"""Nothing happens here because a time is over, however slow the machine is."""
+SPEC = JobSpec("j", {"worker": RoleSpec(2, 1)}, PATIENCE)
+TOKEN = secrets.token_hex(8)
+"""Of this process: no other test's agents are let in."""
 M = TypeVar("M")
 
 
@@ -153,7 +157,7 @@ def played(
     """Run the story against a fresh job, with a deadline."""
 
     async def play() -> Any:
-        async with asyncio.timeout(SECONDS), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as session:
             job = Job(folder, session, spec, platform)
             try:
                 return await story(job)
@@ -254,7 +258,7 @@ def test_the_platform_is_told_what_each_node_may_use_and_who_is_beyond_the_minim
         assert job.platform.requests["worker-1-1"].resources == Resources(2.0, 8 << 30)
 
     given = Resources(2.0, 4 << 30)
-    played(tmp_path, story, JobSpec("j", {"worker": RoleSpec(2, 1, resources=given, priority=5)}))
+    played(tmp_path, story, JobSpec("j", {"worker": RoleSpec(2, 1, resources=given, priority=5)}, PATIENCE))
 
 
 def test_nodes_beyond_the_minimum_are_made_when_all_others_are_there(tmp_path: Path) -> None:
@@ -274,7 +278,7 @@ def test_nodes_beyond_the_minimum_are_made_when_all_others_are_there(tmp_path: P
         assert slow.found == 3
 
     slow = Slow()
-    played(tmp_path, story, JobSpec("j", {"worker": RoleSpec(4, 3)}), slow)
+    played(tmp_path, story, JobSpec("j", {"worker": RoleSpec(4, 3)}, PATIENCE), slow)
 
 
 def test_a_second_master_takes_over_without_disturbing_the_round(tmp_path: Path) -> None:
@@ -369,7 +373,7 @@ def test_a_stopped_job_removes_its_nodes_and_can_be_taken_up_again(tmp_path: Pat
         assert one.round == 2
         assert first.name.endswith("-1")
 
-    played(tmp_path, story)
+    played(tmp_path, story, JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(leave_s=0.2)))
 
 
 def test_an_address_that_is_taken_is_refused_in_one_line(tmp_path: Path) -> None:

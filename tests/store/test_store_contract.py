@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.store import DirectoryStore, NoSuchKey, Store, StoreError, open_store
+from tests.harness import PATIENCE_S
 from tests.minio import MinIO
 from tests.store.wire import often, through
 
@@ -184,7 +185,7 @@ def test_listing_gives_the_keys_of_the_prefix_in_key_order(
 
 def _claim(uri: str, names: list[str], writer: int, barrier, won) -> None:
     store = open_store(uri)
-    barrier.wait(30)
+    barrier.wait(PATIENCE_S)
     for name in names:
         if store.create(name, str(writer).encode()):
             won.put((name, writer))
@@ -200,7 +201,7 @@ def test_of_many_processes_that_create_one_key_exactly_one_wins(store: Store) ->
         process.start()
     winners, ended = [], 0
     while ended < writers:
-        told = won.get(timeout=60)
+        told = won.get(timeout=PATIENCE_S)
         ended += told is None
         winners += [told] if told else []
     for process in processes:

@@ -12,13 +12,15 @@ from runtime.data import Sampler, sample_count
 from tests.harness import ROOT, ROUNDS, TrainStep, wait_until
 
 ITERATIONS, BATCH, LENGTH, SEED = 300 + 400 * ROUNDS, 7, 64, 3
+HELD = ITERATIONS - 100
+"""The script does this iteration only when there is a file `go`: it does not end before all was asked for."""
 
 SCRIPT = """
 import json, os, sys, threading
 import torch
 import everstep
 
-dataset, folder, iterations = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dataset, folder, iterations, held = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 job = everstep.init()
 model = torch.nn.Linear(1, 1)
 batches = everstep.batches(dataset, sequence_length=64, global_batch=7, seed=3, iterations=iterations)
@@ -27,6 +29,8 @@ checkpointer = everstep.Checkpointer(state)
 checkpointer.load(state)
 told = open(f"{folder}/{job.round}-{job.rank}-{os.getpid()}.jsonl", "a", buffering=1)
 for batch in batches:
+    while batch.iteration == held and not os.path.exists(f"{folder}/../go"):
+        threading.Event().wait(0.03)
     line = {"round": job.round, "iteration": batch.iteration, "world": job.world_size, "rank": job.rank}
     told.write(json.dumps({**line, "samples": batch.samples.tolist()}) + "\\n")
     threading.Event().wait(0.03)
@@ -48,7 +52,7 @@ def scaled(training: TrainStep, dataset: Path) -> TrainStep:
     training.flags = {
         **{name: training.flags[name] for name in ("dataset", "nodes", "min-nodes", "persist-interval")},
         "script": str(script),
-        "script-arguments": f"{{dataset}} {training.folder.parent / 'samples'} {{iterations}}",
+        "script-arguments": f"{{dataset}} {training.folder.parent / 'samples'} {{iterations}} {HELD}",
         "iterations": str(ITERATIONS),
     }
     return training
@@ -60,6 +64,11 @@ def scale(training: TrainStep, nodes: int) -> None:
     subprocess.run([*command, "--runs", str(training.folder.parent)], cwd=ROOT, check=True, capture_output=True)
 
 
+def go_on(training: TrainStep, iterations: int) -> None:
+    """Wait for so many more; for fewer where the script is about to be held."""
+    training.wait_iteration(min(training.iteration() + iterations, HELD - 10))
+
+
 def worlds_of(training: TrainStep) -> list[int]:
     """Nodes of each round."""
     formed = [record["round"]["members"] for record in training.records() if record["kind"] == "RoundFormed"]
@@ -68,13 +77,14 @@ def worlds_of(training: TrainStep) -> list[int]:
 
 def test_two_one_two_nodes_apply_every_sample_once(scaled: TrainStep, dataset: Path) -> None:
     scaled.start()
-    at = 0
     for _ in range(ROUNDS):
-        at = scaled.wait_iteration(at + 30)
+        go_on(scaled, 30)
         scale(scaled, 1)
-        at = scaled.wait_iteration(at + 40)
+        wait_until(lambda: worlds_of(scaled)[-1] == 1 or scaled.over(), "a node alone")
+        go_on(scaled, 40)
         scale(scaled, 2)
         wait_until(lambda: worlds_of(scaled)[-1] == 2 or scaled.over(), "the second node")
+    (scaled.folder.parent / "go").touch()
     assert scaled.finish() == 0, scaled.log.read_text()
 
     applied: dict[int, dict[int, dict[int, list[int]]]] = {}

@@ -2,8 +2,10 @@
 
 import json
 import random
+from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.harness import ROUNDS, TrainStep, kill, tensors, wait_until
@@ -162,8 +164,8 @@ def test_nodes_train_on_while_the_step_is_gone(training: TrainStep) -> None:
         step = training.step()
         assert step is not None
         kill(step)
-        at = training.iteration()
-        wait_until(lambda at=at: training.iteration() >= at + 20, "iterations without a step")
+        at = min(training.iteration() + 20, int(training.flags["iterations"]))
+        wait_until(lambda at=at: training.iteration() >= at, "iterations without a step")
         training.start()
         wait_until(lambda number=number: claims(training) > number or training.over(), "the takeover")
     assert training.finish() == 0, training.last_words()
@@ -181,6 +183,7 @@ def test_everything_killed_goes_on_from_the_store(training: TrainStep, undisturb
     training.start()
     for number in range(1, ROUNDS + 1):
         training.wait_iteration(25 + EVERY * number)
+        wait_until(lambda: committed(training) or training.over(), "a checkpoint in the store")
         for process in training.processes():
             process.kill()
         wait_until(lambda: not training.processes(), "the end of everything")
@@ -193,10 +196,28 @@ def test_everything_killed_goes_on_from_the_store(training: TrainStep, undisturb
     assert_whole(training, undisturbed)
 
 
+def committed(training: TrainStep) -> bool:
+    """Does the journal know of a checkpoint that a round can begin from?"""
+    return any(record["kind"] == "Committed" for record in training.records())
+
+
 def rounds_from_the_store(training: TrainStep) -> list[int]:
     """Iterations of the checkpoints in the store that rounds began from."""
     formed = [record["round"]["restore"] for record in training.records() if record["kind"] == "RoundFormed"]
     return [restore["iteration"] for restore in formed if restore and all(s["key"] for s in restore["sources"])]
+
+
+def ended(process: psutil.Process) -> bool:
+    """Kill it; False when it was gone or about to go, as a worker is whose agent was killed just before."""
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        process.kill()
+    except psutil.NoSuchProcess:
+        return False
+    with suppress(psutil.NoSuchProcess):
+        wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, f"the end of {process}")
+    return True
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -214,7 +235,8 @@ def test_kills_at_random_moments_change_no_weight(
         alive = [process for process in found if process is not None]
         if not alive:
             continue
-        kill(choose.choice(alive))
+        if not ended(choose.choice(alive)):
+            continue
         fired += 1
         if victim == "step":
             training.finish()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,13 +37,18 @@ def step(folder: Path, *flags: str, fault: str = "") -> Ended:
     return Ended(done.returncode, done.stderr, folder / "store", folder / "out")
 
 
+def unique(job: str) -> str:
+    """The flag for a job's name: nodes of that name are ended on the whole machine."""
+    return f"--job={job}-{uuid.uuid4().hex[:8]}"
+
+
 def test_a_killed_worker_changes_no_weight(tmp_path: Path, dataset: Path, model: Path) -> None:
     import torch
 
     flags = [f"--dataset={dataset}", f"--model={model}", "--iterations=8", "--sequence-length=16", "--warmup=2"]
-    calm = step(tmp_path / "calm", *flags, "--job=calm")
+    calm = step(tmp_path / "calm", *flags, unique("calm"))
     fault = "checkpoint.after_commit,iteration=4,node=worker-1-0=kill"
-    killed = step(tmp_path / "killed", *flags, "--job=killed", fault=fault)
+    killed = step(tmp_path / "killed", *flags, unique("killed"), fault=fault)
     assert (calm.code, killed.code) == (0, 0), calm.told + killed.told
     assert killed.told.splitlines()[-1].endswith("1 restart")
     assert (killed.outputs / "iterations").read_text() == "8"
@@ -54,7 +60,7 @@ def test_a_killed_worker_changes_no_weight(tmp_path: Path, dataset: Path, model:
 def test_an_error_of_the_script_ends_with_code_1_and_its_traceback(tmp_path: Path, dataset: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text("import everstep\n\neverstep.init()\nraise ValueError('my own mistake')\n")
-    ended = step(tmp_path / "t", f"--dataset={dataset}", f"--script={script}", "--nodes=1", "--job=mine")
+    ended = step(tmp_path / "t", f"--dataset={dataset}", f"--script={script}", "--nodes=1", unique("mine"))
     assert ended.code == 1
     assert "ValueError: my own mistake" in ended.told.splitlines()[-1]
     assert f'File "{script}", line 4' in ended.told
@@ -86,7 +92,7 @@ def test_each_role_of_a_job_spec_gets_its_nodes_and_workers(tmp_path: Path, data
     )
     spec = tmp_path / "roles.yaml"
     spec.write_text("replicaSpecs:\n  chief: {replicas: 1}\n  worker: {replicas: 1, slots: 2, waitsFor: chief}\n")
-    ended = step(tmp_path / "t", f"--dataset={dataset}", f"--script={script}", f"--job-spec={spec}", "--job=roles")
+    ended = step(tmp_path / "t", f"--dataset={dataset}", f"--script={script}", f"--job-spec={spec}", unique("roles"))
     assert ended.code == 0, ended.told
     told = sorted(path.read_text() for path in tmp_path.glob("rank-*"))
     assert told == ["chief 0 1 3", "worker 0 2 3", "worker 1 2 3"]

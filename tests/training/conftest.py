@@ -2,7 +2,7 @@
 
 import json
 import os
-import socket
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.agent.ports import free_port
 from tests.datasets import write_dataset
 
 SCRIPT = Path(__file__).parent / "training_script.py"
@@ -26,10 +27,7 @@ def run_script(tmp_path: Path, dataset: str) -> Callable[..., list[dict[str, obj
     """Run the script with `world_size` processes; what each rank wrote, in rank order."""
 
     def run(world_size: int, iterations: int, global_batch: int = 7, **environment: str) -> list[dict[str, object]]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        processes = []
+        port, processes = free_port(random.Random()), []
         for rank in range(world_size):
             variables = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
             variables |= {"OMP_NUM_THREADS": "1", **environment}
