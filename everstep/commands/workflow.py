@@ -272,12 +272,27 @@ def _ask(arguments: argparse.Namespace, wish: "Ask") -> int:
         left = ask(folder, wish)
     except AskError as error:
         raise BadInput(str(error)) from None
-    while left.exists() and launcher(folder) is not None:
+    while left.exists():
+        if launcher(folder) is None and _taken_back(folder, left):
+            raise BadInput(f"{arguments.name}: process {holder} has ended meanwhile")
         time.sleep(0.05)
     if why := refusal(left):
         raise BadInput(f"{arguments.name}: {why}")
     print(f"{arguments.name}: asked process {holder} to {arguments.what}", file=sys.stderr)
     return 0
+
+
+def _taken_back(folder: Path, left: Path) -> bool:
+    """Remove what was asked, so that no later launcher does it. False: one has done it, or will."""
+    from runtime.workflow import ManifestError
+    from runtime.workflow.runfolder import lock
+
+    try:
+        with lock(folder):
+            left.unlink()
+    except (ManifestError, FileNotFoundError):
+        return False
+    return True
 
 
 def _resume(arguments: argparse.Namespace) -> int:

@@ -17,6 +17,8 @@ from typing import Any
 from runtime.workflow import remote
 from runtime.workflow.library import Library, NotThereError
 
+FRESH = ".fresh-"
+"""What the name of a folder begins with in which an artifact is packed, beside its place."""
 GZIP = b"\x1f\x8b"
 NO_KEY = "artifact {} failed to load: The specified key does not exist."
 
@@ -39,7 +41,7 @@ def save(place: Path, entry: Mapping[str, Any], to: Path, below_volume: bool) ->
     """Keep what lies at `place` under the key's path `to`. Raises ArtifactError."""
     archive = entry.get("archive") or {}
     to.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=to.parent, prefix=".fresh-"))
+    fresh = Path(tempfile.mkdtemp(dir=to.parent, prefix=FRESH))
     packed = fresh / "packed"
     try:
         if archive.get("none") is not None:

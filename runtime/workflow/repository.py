@@ -6,7 +6,7 @@ After Argo's documentation ("Configuring Your Artifact Repository", "Artifact Re
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,8 +86,15 @@ class Repository:
                 return [one.key for one in self._store(at).list(key) if not one.key.endswith("/")]
         except (StoreError, NotThereError, ValueError) as error:
             raise ArtifactError(f"failed to list {key!r}: {error}") from None
-        kept = (one.relative_to(self.folder) for one in self.folder.rglob("*") if one.is_file())
-        return sorted(path for path in map(str, kept) if path.startswith(key) and not path.startswith("."))
+        return sorted(path for path in self._kept() if path.startswith(key) and not path.startswith("."))
+
+    def _kept(self) -> Iterator[str]:
+        """The files of the folder, but those that are being packed: these come and go meanwhile."""
+        for folder, below, names in os.walk(self.folder):
+            below[:] = [name for name in below if not name.startswith(artifacts.FRESH)]
+            for file in (Path(folder, name) for name in names):
+                if file.is_file():
+                    yield str(file.relative_to(self.folder))
 
     def _store(self, at: Mapping[str, Any]) -> Store:
         """Raises StoreError, NotThereError."""

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from runtime.workflow.manifest import NAME, NO_LIBRARY, ManifestError
 
 RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""
+TRY_S = 1.0
+"""Who only looks which process runs it (`launcher`) has the lock for a moment, too."""
 
 
 def check_name(name: str) -> None:
@@ -71,18 +74,30 @@ def _private(path: Path) -> Path:
 def lock(folder: Path) -> Iterator[None]:
     """Nobody else runs it meanwhile. Raises ManifestError where somebody does."""
     held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _taken(held):
         holder = os.read(held, 20).decode() or "unknown"
         os.close(held)
-        raise ManifestError(f"name {folder.name}: process {holder} runs it already") from None
+        raise ManifestError(f"name {folder.name}: process {holder} runs it already")
     os.ftruncate(held, 0)
     os.write(held, str(os.getpid()).encode())
     try:
         yield
     finally:
         os.close(held)
+
+
+def _taken(held: int) -> bool:
+    """Lock it, if that can be had within TRY_S."""
+    end = time.monotonic() + TRY_S
+    while True:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
 
 
 def launcher(folder: Path) -> str | None:

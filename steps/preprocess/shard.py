@@ -166,15 +166,16 @@ def _there(folder: Path, kept: Kept, job: Job) -> bool:
 
 
 def _commit(store: Store, job: Job, shard: Shard, folder: Path, written: Written) -> Written:
-    """Make this attempt's files the shard's, or take those of another attempt that was first."""
+    """Make this attempt's files the shard's, or take those of another attempt that was first, if they are there."""
     names = [name for kept in written.splits for name in kept.files()]
     if in_s3(job.uri):
         for name in names:
             store.put(name, folder / name)
-    if not store.create(_done(shard), msgspec.json.encode(written)):
-        for name in names:
-            store.delete(name)
-        written = msgspec.json.decode(store.get(_done(shard)), type=Written)
+    while not store.create(_done(shard), msgspec.json.encode(written)):
+        if (first := _finished(store, job, shard)) is not None:
+            for name in names:
+                store.delete(name)
+            return first
     return written
 
 

@@ -28,9 +28,9 @@ _TELL_S, _TELL_STORE_S = 0.25, 5.0
 def workspace(folder: Path) -> Iterator[Path]:
     """A folder for shards, with those that are finished. It is kept when the work was only interrupted."""
     folder, lock = _locked(folder)
-    for path in folder.iterdir():  # what a killed driver's tasks did not finish
+    for path in folder.iterdir():  # what a killed driver's tasks did not finish; they may outlive it a moment
         if not (folder / f"{path.name.split('.')[0]}.done").exists():
-            path.unlink()
+            path.unlink(missing_ok=True)
     try:
         yield folder
     except (OSError, StepError) as error:

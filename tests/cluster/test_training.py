@@ -15,8 +15,9 @@ def test_pods_on_two_machines_train_to_the_end_with_a_falling_loss(training: Tra
         room(training.cluster, node, 1)
     training.submit(job_spec=SPEC, nodes="2", min_nodes="1")
     training.wait_iteration(1)
-    assert len({pod["spec"]["nodeName"] for pod in training.nodes().values()}) == NODES
     assert training.finish() == "Succeeded", training.last_words()
+    formed = [one["round"] for one in training.records() if one["kind"] == "RoundFormed"]
+    assert len({member["host"] for member in formed[0]["members"]["worker"]}) == NODES
     losses = [line["loss"] for line in training.reports()]
     assert training.iteration() == len(losses) == 60
     assert sum(losses[-5:]) < sum(losses[:5])

@@ -1,6 +1,7 @@
 """A real standalone Spark cluster on this machine: a master and two workers of one core each."""
 
 import os
+import random
 import shlex
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from runtime.agent.ports import free_port
 from steps.preprocess.java import Java, find_java, unsuited
 from tests.harness import wait_until
 
@@ -70,9 +72,7 @@ def _home(folder: Path, java: Java) -> Path:
 @contextmanager
 def standalone(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
     """The cluster, until the block ends; then nothing of it is left."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port(random.Random())
     cluster = Cluster(f"spark://127.0.0.1:{port}", uuid.uuid4().hex)
     marked = {**environment, _MARK: cluster.mark}
     daemon = [str(SPARK / "bin/spark-class"), "org.apache.spark.deploy"]

@@ -5,9 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -124,6 +124,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, minio: MinIO) -> Iterator[
         yield started
 
 
+def holding(cluster: Cluster) -> psutil.Process | None:
+    """The executor of which a Python worker has stopped."""
+    for executor in cluster.executors():
+        with suppress(psutil.Error):
+            if any(one.status() == psutil.STATUS_STOPPED for one in executor.children(recursive=True)):
+                return executor
+    return None
+
+
 def test_an_executor_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(
     given: Path, tmp_path: Path, cluster: Cluster
 ) -> None:
@@ -137,9 +146,8 @@ def test_an_executor_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(
         program = (SUBMIT, "--master", cluster.master, "--executor-memory", "512m", *settings, SCRIPT)
         arguments = command(given, tmp_path, "--tasks", "8")
         running = pool.submit(lambda: ended(*arguments, program=program, environment=environment))
-        wait_until(lambda: running.done() or list((tmp_path / "faults").iterdir()), "the fault", DEADLINE_S)
-        stopped = [one for one in cluster.processes() if one.status() == psutil.STATUS_STOPPED]
-        (lost,) = [one for one in cluster.executors() if set(stopped) & set(one.children(recursive=True))]
+        lost = wait_until(lambda: running.done() or holding(cluster), "the stop of a worker", DEADLINE_S)
+        assert not running.done(), running.result()
         lost.kill()
         code, told = running.result()
     assert code == 0, told
@@ -204,11 +212,10 @@ def test_workers_that_are_killed_in_the_middle_change_no_byte(
 def test_a_killed_command_is_taken_up_where_its_tasks_were(given: Path, tmp_path: Path) -> None:
     arguments = command(given, tmp_path, "--tasks", "40")
     process = subprocess.Popen([sys.executable, "-m", "steps.preprocess", *arguments], stderr=subprocess.PIPE)
-    end = time.monotonic() + DEADLINE_S
-    while not list(tmp_path.glob(".result*/*.done")):
-        assert time.monotonic() < end, "no task was done in time"
-        assert process.poll() is None, "it ended before it could be killed"
-        os.sched_yield()
+    wait_until(
+        lambda: list(tmp_path.glob(".result*/*.done")) or process.poll() is not None, "a task that is done", DEADLINE_S
+    )
+    assert process.poll() is None, "it ended before it could be killed"
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=DEADLINE_S)
     assert names(tmp_path) == []

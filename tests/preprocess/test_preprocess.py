@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,6 +23,7 @@ from steps.preprocess import Config, gateway
 from steps.preprocess.java import find_java, version
 from steps.preprocess.run import run
 from steps.preprocess.session import spark
+from tests.harness import wait_until
 
 DEADLINE_S = 600.0
 TEXTS = [f"def function_{number}(a, b):\n    return a + {number * 7919} * b  # naïve\n" * 30 for number in range(300)]
@@ -159,13 +159,6 @@ def family(mark: str) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if carries(process)]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        os.sched_yield()
-
-
 @pytest.fixture
 def mark() -> Iterator[str]:
     mark = uuid.uuid4().hex
@@ -181,15 +174,17 @@ def test_a_step_that_is_ended_leaves_no_process_and_no_dataset(
     config = Config(input=str(corpus), vocab_size=450, spark_master="local[2]", store=str(tmp_path / "store"))
     (tmp_path / "tmp").mkdir()
     step = process(config, EVERSTEP_TEST_MARK=mark, TMPDIR=str(tmp_path / "tmp"))
-    until(lambda: any("java" in process.name() for process in family(mark)))
+    wait_until(lambda: any("java" in process.name() for process in family(mark)), "Java", DEADLINE_S)
     step.send_signal(sent)
     _, told = step.communicate(timeout=DEADLINE_S)
     assert step.returncode == code, told
-    until(lambda: not family(mark))
+    wait_until(lambda: not family(mark), "the end of every process", DEADLINE_S)
     assert not list((tmp_path / "store").glob("datasets/*/dataset.json"))
     if sent == signal.SIGTERM:
         assert told.splitlines()[-1] == "preprocess: told to end"
-        assert not list((tmp_path / "store/datasets").iterdir())
+        for kept in (tmp_path / "store/datasets").iterdir():  # Finished shards are for the next one to take.
+            assert kept.name.startswith("~shards-")
+            assert list(kept.glob("*.done"))
         assert not [path.name for path in (tmp_path / "tmp").iterdir() if path.name.startswith("everstep")]
 
 

@@ -251,6 +251,22 @@ def test_shards_in_a_store_are_those_of_a_folder_and_are_taken_again(tmp_path: P
     assert not list(store.list(""))
 
 
+def test_an_attempt_that_was_first_does_not_count_without_its_files(tmp_path: Path) -> None:
+    """A killed driver's task may end after the next driver has removed what it wrote."""
+    from steps.preprocess.shard import _commit
+
+    job, (first,) = tokenize(tmp_path, DOCUMENTS)
+    (planned,) = shards("document", extents(str(tmp_path / "a.jsonl")), 1)
+    done = Path(job.uri, f"{shard_key(planned)}.done")
+    told = done.read_bytes()
+    for name in first.splits[0].files():
+        Path(job.uri, name).unlink()
+    second = write_shard(job, planned, 1)
+    done.write_bytes(told)
+    assert _commit(open_store(job.uri), job, planned, Path(job.uri), second) == second
+    assert write_shard(job, planned, 2) == second
+
+
 def test_of_two_attempts_of_a_shard_one_counts_and_the_others_files_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +274,8 @@ def test_of_two_attempts_of_a_shard_one_counts_and_the_others_files_are_gone(
 
     job, (first,) = tokenize(tmp_path, DOCUMENTS)
     (planned,) = shards("document", extents(str(tmp_path / "a.jsonl")), 1)
-    monkeypatch.setattr(module, "_finished", lambda *_: None)  # the other attempt was not done when this one began
+    answers = iter([lambda *_: None, module._finished])  # the other attempt was not done when this one began
+    monkeypatch.setattr(module, "_finished", lambda *asked: next(answers)(*asked))
     assert write_shard(job, planned, 1) == first
     files = sorted(path.name for path in Path(job.uri).iterdir())
     key, (part,) = shard_key(planned), parts_of(first)

@@ -11,6 +11,7 @@ from hera.workflows import DAG, Workflow
 
 from steps import report
 from steps.report.__main__ import failures
+from tests.harness import PATIENCE_S
 
 
 def step(*flags: str, run_dir: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -18,7 +19,7 @@ def step(*flags: str, run_dir: Path | None = None) -> subprocess.CompletedProces
     if run_dir is not None:
         environment["EVERSTEP_RUN_DIR"] = str(run_dir)
     command = [sys.executable, "-m", "steps.report", *flags]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_the_page_is_an_artifact_and_in_the_run_folder(maker: ModuleType, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ when the one before has been sent.
 """
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -237,13 +238,21 @@ def _event(value: Any) -> bytes:
     return b"data: " + json.dumps({"result": value}).encode() + b"\n\n"
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that has gone."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class Served:
     """A server in this process: `with Served(KubeApi, cluster) as url`."""
 
     def __init__(self, kind: type[_Handler], cluster: Cluster) -> None:
         handler = type(kind.__name__, (kind,), {"cluster": cluster})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
     def __enter__(self) -> str:

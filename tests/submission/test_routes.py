@@ -1,6 +1,7 @@
 """Both ways to an Argo: what is sent, what comes back, and the words for each no."""
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from runtime.submission import ApiError, ClusterOptions, Route, Target, TargetError, choose, for_argo, submit
 from runtime.submission.argo_server import server_url
 from runtime.submission.route import Trouble
-from tests.submission.clusters import Cluster, KubeApi, Served
+from tests.submission.clusters import Cluster
 from tests.submission.conftest import Environment, kube_config
 
 Manifest = Callable[..., dict[str, Any]]
@@ -171,26 +172,33 @@ def test_argo_is_refused_where_the_cluster_has_none(by_kube: Environment, cluste
         choose("argo", by_kube)
 
 
-def unreachable(folder: Path) -> Environment:
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """The URL of a port that nobody listens at, and nobody else can take."""
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{unheard.getsockname()[1]}"
+
+
+@pytest.fixture
+def unreachable(refusing: str, tmp_path: Path) -> Environment:
     """The environment of a cluster that is gone."""
-    with Served(KubeApi, Cluster()) as url:
-        return {"HOME": str(folder), "KUBECONFIG": str(kube_config(folder, url, "t"))}
+    return {"HOME": str(tmp_path), "KUBECONFIG": str(kube_config(tmp_path, refusing, "t"))}
 
 
-def test_auto_stays_here_when_the_cluster_is_gone(tmp_path: Path) -> None:
-    chosen = choose("auto", unreachable(tmp_path))
+def test_auto_stays_here_when_the_cluster_is_gone(unreachable: Environment) -> None:
+    chosen = choose("auto", unreachable)
     assert chosen == Target(None, "no ARGO_SERVER, no use of the kube config: unreachable")
 
 
-def test_a_cluster_that_is_gone_is_one_line(tmp_path: Path) -> None:
+def test_a_cluster_that_is_gone_is_one_line(unreachable: Environment) -> None:
     with pytest.raises(TargetError, match=r"kube context drill cannot be reached at http.*refused.*cluster-info"):
-        choose("argo", unreachable(tmp_path))
+        choose("argo", unreachable)
 
 
 @pytest.mark.parametrize("wanted", ["auto", "argo"])
-def test_a_server_that_is_gone_is_one_line_also_for_auto(tmp_path: Path, wanted: Any) -> None:
-    with Served(KubeApi, Cluster()) as url:
-        environment = {"HOME": str(tmp_path), "ARGO_SERVER": url}
+def test_a_server_that_is_gone_is_one_line_also_for_auto(refusing: str, tmp_path: Path, wanted: Any) -> None:
+    environment = {"HOME": str(tmp_path), "ARGO_SERVER": refusing}
     with pytest.raises(TargetError, match=r"http.*cannot be reached \(.*refused.*ARGO_SERVER"):
         choose(wanted, environment)
 

@@ -22,7 +22,7 @@ from runtime.workflow.asks import Ask, ask
 from runtime.workflow.library import Library
 
 AT_ONCE, TIMED_AT_ONCE = 40, 10
-CLOCKS = ("sleep ", "activeDeadlineSeconds", "golden/actions", "duration:", "timeout:")
+CLOCKS = ("sleep ", "[sleep,", "activeDeadlineSeconds", "golden/actions", "duration:", "maxAge:", "timeout:")
 """Words of cases whose answer depends on what takes longer: not to be run beside all the others."""
 LIMIT_S = 900.0
 NAMESPACE = "argo"

@@ -1,20 +1,24 @@
 """`everstep workflow`: what a user sees of a run, a refusal, a stop."""
 
 import contextlib
+import fcntl
 import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
 from everstep.cli import main
+from runtime.workflow import ManifestError
 from runtime.workflow.nodes import fnv32a
-from tests.harness import wait_until
+from runtime.workflow.runfolder import launcher, lock
+from tests.harness import PATIENCE_S, wait_until
 
 MANIFEST = """
 apiVersion: argoproj.io/v1alpha1
@@ -74,10 +78,39 @@ def test_stop_ends_the_step_and_resume_takes_it_up(tmp_path: Path) -> None:
         wait_until((tmp_path / "runs/h/logs/h.log").exists, "the step's log")
         wait_until((tmp_path / "runs/h/logs/h.log").read_text, "the step's first line")
         assert everstep("stop", "h", cwd=tmp_path).returncode == 0
-        assert launcher.wait(timeout=60) == 128 + signal.SIGINT
+        assert launcher.wait(timeout=PATIENCE_S) == 128 + signal.SIGINT
     assert "Failed" in everstep("get", "h", cwd=tmp_path).stdout
     (tmp_path / "go").touch()
     assert everstep("resume", "h", cwd=tmp_path).returncode == 0
+
+
+def test_what_a_launcher_that_ends_did_not_hear_is_refused_and_taken_back(tmp_path: Path) -> None:
+    assert everstep("run", str(manifest(tmp_path)), "--name", "h", cwd=tmp_path).returncode == 0
+    asks = tmp_path / "runs/h/asks"
+    with contextlib.ExitStack() as launcher, ThreadPoolExecutor(1) as pool:
+        launcher.enter_context(lock(asks.parent))
+        ended = pool.submit(lambda: (wait_until(lambda: list(asks.glob("*.json")), "the ask"), launcher.close()))
+        told = everstep("stop", "h", cwd=tmp_path)
+        ended.result()
+    assert told.returncode == 2
+    assert told.stderr == f"everstep workflow stop: h: process {os.getpid()} has ended meanwhile\n"
+    assert not list(asks.iterdir())
+
+
+def test_who_only_looks_which_process_runs_a_run_keeps_none_from_running_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "lock").open("w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        monkeypatch.setattr("runtime.workflow.runfolder.time.sleep", lambda _: looking.close())
+        with lock(tmp_path):
+            assert launcher(tmp_path) == str(os.getpid())
+
+
+def test_a_run_that_a_process_runs_is_refused_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.workflow.runfolder.TRY_S", 0.0)
+    with lock(tmp_path), pytest.raises(ManifestError, match=f"process {os.getpid()} runs it already"), lock(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("verb", ["stop", "terminate"])
@@ -225,7 +258,7 @@ def test_a_suspended_step_is_given_its_output_and_goes_on(tmp_path: Path) -> Non
         wait_until(lambda: "ask" in everstep("get", "waits", cwd=tmp_path).stdout, "the suspended step")
         assert everstep("set", "waits", "--output-parameter", "p=given", cwd=tmp_path).returncode == 0
         assert everstep("resume", "waits", cwd=tmp_path).returncode == 0
-        assert launcher.wait(timeout=60) == 0
+        assert launcher.wait(timeout=PATIENCE_S) == 0
     assert everstep("logs", "waits", "see", cwd=tmp_path).stdout == f"waits-see-{fnv32a('waits[1].see')}: given\n"
     assert "Succeeded" in everstep("list", cwd=tmp_path).stdout
 

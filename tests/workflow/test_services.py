@@ -4,6 +4,7 @@ import asyncio
 import base64
 import http.server
 import json
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from runtime.agent.ports import free_port
 from runtime.workflow import RunOptions, execute
 from runtime.workflow.library import Library
 from runtime.workflow.repository import Repository
@@ -103,9 +105,7 @@ CLIENT = "import urllib.request as u; print(u.build_opener(u.ProxyHandler({})).o
 def test_what_comes_after_a_daemon_waits_until_its_probe_passes(
     more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
+    port = str(free_port(random.Random()))
     probe = {"httpGet": {"path": "/", "port": "web"}, "periodSeconds": 1}
     server = {"image": "i", "command": ["sh", "-c", SERVER.replace("PORT", port)], "readinessProbe": probe,
               "ports": [{"name": "web", "containerPort": int(port)}]}  # fmt: skip
@@ -198,6 +198,13 @@ def test_an_http_artifact_is_asked_for_with_its_headers(
     status = ran(tmp_path, monkeypatch, Library(), templates)
     assert status["phase"] == "Succeeded", status
     assert (tmp_path / "runs/w/logs/w.log").read_text() == "GET sesame "
+
+
+def test_what_is_being_saved_is_not_listed(tmp_path: Path) -> None:
+    for name in ("w/pod/saved", "w/pod/.fresh-1/packed", "w/.fresh-2/packed/file"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert Repository(tmp_path, Library()).paths({"s3": {"key": "w"}}) == ["w/pod/saved"]
 
 
 def test_a_bucket_is_reached_with_what_its_secrets_say(tmp_path: Path) -> None:

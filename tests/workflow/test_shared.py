@@ -9,6 +9,7 @@ import yaml
 from runtime.workflow import RunOptions, execute
 from runtime.workflow.gates import Lock, Memo
 from runtime.workflow.shared import Shared
+from tests.harness import PATIENCE_S
 
 LOCK = Lock("default/Mutex/one", 1)
 LOCKED = """
@@ -60,7 +61,7 @@ def test_two_runs_with_one_mutex_take_turns(tmp_path: Path, monkeypatch: pytest.
 
     async def both() -> None:
         runs = (execute(manifest, RunOptions(name=name, runs=tmp_path / "runs")) for name in ("one", "two"))
-        await asyncio.wait_for(asyncio.gather(*runs), 60)
+        await asyncio.wait_for(asyncio.gather(*runs), PATIENCE_S)
 
     asyncio.run(both())
     assert (tmp_path / "ran").read_text().split() == ["begins", "ends"] * 4
