@@ -215,12 +215,15 @@ class Segments:
         return self._start < identity[:2] and identity.round < self._round
 
     def forget_copies(self, round: int) -> None:  # noqa: A002
-        """Let go of copies of rounds before that one: newer ones lie somewhere else now."""
+        """Let go of copies of rounds before that one, of those with a reader when it ends: newer ones lie somewhere
+        else now."""
         for held in self.all():
             newest = held.table.newest()
             identity = held.table[newest].identity if newest is not None else None
-            if held.local_rank < 0 and (identity is None or identity.round < round) and not held.busy():
-                self._remove(held)
+            past = identity is None or identity.round < round
+            if held.local_rank < 0 and past and not held.table.writing():  # What is written is newer.
+                held.outlived = True
+                self._let_go(held)
 
     def unlink(self) -> None:
         """Remove every file; no more are made."""

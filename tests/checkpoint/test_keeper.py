@@ -12,7 +12,7 @@ from runtime.agent.link import LinkError, Staged
 from runtime.checkpoint import beginning
 from runtime.checkpoint.checkpointer import Checkpointer
 from runtime.checkpoint.errors import KeeperError, SegmentError
-from runtime.checkpoint.held import Held, Segments
+from runtime.checkpoint.held import Held, Segments, copies_of
 from runtime.checkpoint.keeper import Keeper
 from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Holding, Restore
@@ -458,6 +458,22 @@ def test_an_outgrown_segment_that_is_wanted_again_while_it_is_read_stays(tmp_pat
         segments.unpin(old, 0)
         assert segments.all() == [old, new]
         assert old.file.path.exists()
+
+
+def test_an_earlier_rounds_copy_that_is_read_goes_with_its_reader_unless_a_newer_one_is_written(tmp_path: Path) -> None:
+    segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
+    with segments.changed:
+        read, written = (staged(segments.ensure(copies_of(shard), 4096)) for shard in (0, 1))
+        newer = written.table.acquire(Identity(2, 1))
+        assert newer is not None
+        for copy in (read, written):
+            copy.table.pin(0)
+        segments.forget_copies(2)
+        written.table.stage(newer, 4096)
+        assert segments.all() == [read, written]
+        for copy in (read, written):
+            segments.unpin(copy, 0)
+        assert segments.all() == [written]
 
 
 def test_a_state_whose_numbers_outgrow_their_place_is_staged_in_a_new_segment(node: Any, make_state: Any) -> None:
