@@ -106,7 +106,7 @@ class Watched:
 
     def step(self) -> psutil.Process | None:
         """The train step, which is the master."""
-        steps = [process for line, process in self.commands("steps.train") if line[0] != "sh"]
+        steps = [process for line, process in self.commands("steps.train") if Path(line[0]).name != "sh"]
         return steps[0] if steps else None
 
     def segments(self) -> list[Path]:
