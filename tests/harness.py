@@ -153,6 +153,10 @@ class Watched:
         ]
         return [line for line in lines if line["kind"] != "Segment"]
 
+    def committed(self) -> bool:
+        """Do the journals know of a checkpoint that a round can begin from?"""
+        return any(record["kind"] == "Committed" for record in self.records())
+
     def telemetry(self) -> list[dict[str, Any]]:
         """What the workers reported, in the order of its time."""
         lines = [

@@ -189,6 +189,7 @@ class Agent:
             self._beacons.end()
             self._workers.signal(signal.SIGKILL)
             if end is not None:
+                self.failures.append(end)
                 await self._fault(seat, end)
 
     async def _bury(self) -> None:
@@ -227,8 +228,7 @@ class Agent:
                 return seat
 
     async def _one_round(self, seat: Seat) -> WorkerEnd | None:
-        """Start the workers and wait: the first that died and had not finished, or None when the round was broken and
-        none had until then."""
+        """Start the workers and wait: the first that died unfinished; None when the round was broken and none had."""
         self.seat, self._round, self._seated, self._reported = seat, seat.round, time.monotonic(), {}
         self.client.crowd = seat.group_world_size
         slots = self._settings.slots
@@ -252,7 +252,6 @@ class Agent:
                     return self._failed_in(seat.round)
             elif event.round == seat.round:
                 if event.exit_code:
-                    self.failures.append(event)
                     return event
                 running -= 1
                 if not running:
@@ -264,7 +263,6 @@ class Agent:
         while not self._events.empty():
             event = self._events.get_nowait()
             if isinstance(event, WorkerEnd) and event.round == round_ and event.exit_code:
-                self.failures.append(event)
                 return event
         return None
 
@@ -296,9 +294,7 @@ class Agent:
         """The long poll."""
         while True:
             iteration, phase, still_s = self._beacons.look()
-            beat = Heartbeat(
-                self._settings.node, self._round, iteration, phase, seen=self._seen, still_s=round(still_s, 3)
-            )
+            beat = Heartbeat(self._settings.node, self._round, iteration, phase, seen=self._seen, still_s=still_s)
             began, known = self._loop.time(), self._known
             try:
                 directive = await self.client.heartbeat(beat)

@@ -44,7 +44,7 @@ class Beacons:
         if any(now != before and now[0] > 1 for before, now in zip(self._before, changes, strict=True)):
             self._moved = self._clock()
         self._before = changes
-        still_s = 0.0 if self._moved is None else self._clock() - self._moved
+        still_s = 0.0 if self._moved is None else round(self._clock() - self._moved, 3)
         return Progress(*min(self._keeper.beacon(rank) for rank in range(self._slots)), still_s)
 
     def _changes(self) -> list[tuple[int, float]]:

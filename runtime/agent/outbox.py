@@ -112,7 +112,6 @@ class Outbox:
                 newest = batch[-1].line
                 round_, seen, still_s = self._place()
                 lines, iteration = tuple(kept.line for kept in batch), int(newest.get("iteration", 0))
-                still_s = round(still_s, 3)
                 beat = Heartbeat(self._node, round_, iteration, telemetry=lines, seen=seen, still_s=still_s)
                 directive = None
                 try:

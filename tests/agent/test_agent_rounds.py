@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
 from runtime.job.messages import (
@@ -156,8 +157,7 @@ def test_a_worker_that_failed_before_its_round_was_broken_up_is_told_of_before_t
             await job.platform.create(job.request(master.url, FAILS, str(fails)))
             pid = (await master.telemetry("pid"))["pid"]
             assert (await master.next(Join)).after_round == 0
-            with open(f"/proc/{pid}/stat") as file:
-                server = int(file.read().rpartition(")")[2].split()[1])
+            server = psutil.Process(pid).ppid()
             os.kill(server, signal.SIGSTOP)  # What it has to tell comes later than what the master says.
             fails.touch()
             async with asyncio.timeout(PATIENCE_S):
@@ -375,8 +375,7 @@ def test_a_fork_server_that_dies_is_replaced_and_its_workers_are_a_fault(job: An
         async with masters() as master:
             await job.platform.create(job.request(master.url, TRAINS))
             worker = await master.telemetry("pid")
-            with open(f"/proc/{worker['pid']}/stat") as file:
-                server = int(file.read().rpartition(")")[2].split()[1])
+            server = psutil.Process(worker["pid"]).ppid()
             os.kill(server, signal.SIGKILL)
             assert (await master.next(WorkerExit)).exit_code == -9
             assert (await master.telemetry("pid"))["round"] == 2

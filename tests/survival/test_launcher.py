@@ -58,7 +58,7 @@ def test_a_run_of_which_everything_was_killed_goes_on_at_the_unfinished_step(pip
     launcher = pipeline.start()
     for number in range(1, ROUNDS + 1):
         pipeline.wait_iteration(40 + EVERY * number)
-        wait_until(lambda: committed(pipeline) or pipeline.over(), "a checkpoint in the store")
+        wait_until(lambda: pipeline.committed() or pipeline.over(), "a checkpoint in the store")
         before = (pipeline.folder / "logs" / "tokenize(0).log").stat().st_mtime
         os.kill(launcher.pid, signal.SIGKILL)
         for process in pipeline.processes():
@@ -81,11 +81,6 @@ def taken_up_again(run: Pipeline) -> subprocess.Popen[bytes]:
     assert run.finish() > 0, run.log.read_text()
     assert "No more retries left" in run.log.read_text()
     return run.start()
-
-
-def committed(run: Pipeline) -> bool:
-    """Does the journal know of a checkpoint that a round can begin from?"""
-    return any(record["kind"] == "Committed" for record in run.records())
 
 
 def masters(run: Pipeline) -> int:

@@ -183,7 +183,7 @@ def test_everything_killed_goes_on_from_the_store(training: TrainStep, undisturb
     training.start()
     for number in range(1, ROUNDS + 1):
         training.wait_iteration(25 + EVERY * number)
-        wait_until(lambda: committed(training) or training.over(), "a checkpoint in the store")
+        wait_until(lambda: training.committed() or training.over(), "a checkpoint in the store")
         for process in training.processes():
             process.kill()
         wait_until(lambda: not training.processes(), "the end of everything")
@@ -194,11 +194,6 @@ def test_everything_killed_goes_on_from_the_store(training: TrainStep, undisturb
     assert training.finish() == 0, training.last_words()
     assert len(rounds_from_the_store(training)) == ROUNDS
     assert_whole(training, undisturbed)
-
-
-def committed(training: TrainStep) -> bool:
-    """Does the journal know of a checkpoint that a round can begin from?"""
-    return any(record["kind"] == "Committed" for record in training.records())
 
 
 def rounds_from_the_store(training: TrainStep) -> list[int]:
