@@ -4,8 +4,6 @@ Our own files in /dev/shm by open and mmap: Python 3.11's SharedMemory unlinks w
 allocated at once (posix_fallocate), because writing to a sparse file of a full tmpfs ends a process with SIGBUS.
 """
 
-import ctypes
-import mmap
 import os
 import struct
 import threading
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.checkpoint.errors import SegmentError
+from runtime.checkpoint.mapping import allocate, mapped, populate
 
 PAGE = 4096
 _MAGIC = b"EVERSTEP"
@@ -22,8 +21,6 @@ _HEAD = struct.Struct("<8sIIQ")
 _BEACON_AT = 64
 _BEACON = struct.Struct("<QQdQH48s")
 """Sequence (odd while it is being written), iteration, Unix time, changes, length of the phase's name, the name."""
-_MADV_POPULATE_READ = 22
-"""Maps 16 pages a fault, and shared memory that is allocated can be written then; MADV_POPULATE_WRITE maps one."""
 _MAPPED = 4 << 20
 """Bytes of one call of it: a millisecond or less."""
 
@@ -43,13 +40,12 @@ class Beacon:
 class SegmentFile:
     """A mapped segment. `slot(n)` is a writable view of one slot's bytes."""
 
-    def __init__(self, path: Path, memory: mmap.mmap, slots: int, capacity: int, inode: int = 0) -> None:
+    def __init__(self, path: Path, memory: memoryview, slots: int, capacity: int, inode: int = 0) -> None:
         self.path = path
         self._inode = inode
         self.slots = slots
         self.capacity = capacity
         self._memory = memory
-        self._view = memoryview(memory)
 
     @classmethod
     def open(cls, path: Path) -> "SegmentFile":
@@ -59,7 +55,8 @@ class SegmentFile:
         except OSError as error:
             raise SegmentError(f"{path}: {error.strerror}; the agent of this node made another or ended") from None
         try:
-            memory, inode = mmap.mmap(file, 0), os.fstat(file).st_ino
+            status = os.fstat(file)
+            memory = mapped(file, status.st_size) if status.st_size >= PAGE else memoryview(bytes(PAGE))
         finally:
             os.close(file)
         magic, version, slots, capacity = _HEAD.unpack_from(memory, 0)
@@ -67,7 +64,7 @@ class SegmentFile:
             raise SegmentError(
                 f"{path}: not a segment of version {_VERSION}; agent and worker must be the same Everstep"
             )
-        return cls(path, memory, slots, capacity, inode)
+        return cls(path, memory, slots, capacity, status.st_ino)
 
     def is_there(self) -> bool:
         """Is it, opened here, still the file of its path?"""
@@ -79,13 +76,13 @@ class SegmentFile:
     def slot(self, number: int) -> memoryview:
         """The bytes of one slot, (capacity,) uint8."""
         start = self.offset(number)
-        return self._view[start : start + self.capacity]
+        return self._memory[start : start + self.capacity]
 
     def bytes_at(self, offset: int, size: int) -> memoryview:
         """Any stretch of the file. Raises SegmentError when it ends before."""
-        if offset + size > len(self._view):
-            raise SegmentError(f"{self.path}: {size} bytes at {offset} were promised, it has {len(self._view)}")
-        return self._view[offset : offset + size]
+        if offset + size > len(self._memory):
+            raise SegmentError(f"{self.path}: {size} bytes at {offset} were promised, it has {len(self._memory)}")
+        return self._memory[offset : offset + size]
 
     def offset(self, number: int) -> int:
         """Where a slot begins in the file."""
@@ -117,15 +114,13 @@ class SegmentFile:
 
         A little at a time: the kernel lets nobody in this process map or unmap memory meanwhile.
         """
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        libc, end = ctypes.CDLL(None, use_errno=True), start + (size or len(self._memory) - start)
+        end = start + (size or len(self._memory) - start)
 
-        def populate() -> None:
+        def work() -> None:
             for at in range(start, end, _MAPPED):
-                some = min(_MAPPED, end - at)
-                libc.madvise(ctypes.c_void_p(address + at), ctypes.c_size_t(some), _MADV_POPULATE_READ)
+                populate(self._memory, at, min(_MAPPED, end - at))
 
-        threading.Thread(target=populate, name="everstep-populate", daemon=True).start()
+        threading.Thread(target=work, name="everstep-populate", daemon=True).start()
 
     def unlink(self) -> None:
         """Remove the file; the memory goes when the last process that maps it lets go."""
@@ -151,11 +146,11 @@ class NewSegment:
             return 0
 
     def allocate(self) -> SegmentFile:
-        """Takes 0.3 s a GiB, and lets other threads run. Once. Raises SegmentError with the arithmetic when it does not
-        fit; the file is gone then."""
+        """Takes 0.1 s a GiB (of small pages 0.3 s), and lets other threads run. Once. Raises SegmentError with the
+        arithmetic when it does not fit; the file is gone then."""
         try:
-            os.posix_fallocate(self._file, 0, self.size)
-            memory = mmap.mmap(self._file, self.size)
+            memory = mapped(self._file, self.size)
+            allocate(self._file, memory)
         except OSError as error:
             self.path.unlink(missing_ok=True)
             what = f"{self.slots} slots of {self.capacity / 1e6:.1f} MB"

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import ClientSession, web
 
+from runtime.agent import server
 from runtime.agent.server import application
 
 SIZE = 64 << 20
@@ -88,3 +90,25 @@ def test_a_reader_waits_for_no_other() -> None:
                 assert len(await answer.read()) == SIZE
 
     asyncio.run(story())
+
+
+class Path(socket.socket):
+    """A connection with a path as long as a test says."""
+
+    round_trip_us = 0
+
+    def getsockopt(self, level: int, name: int, size: int = 0) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        told = super().getsockopt(level, name, size)
+        return told[:-4] + struct.pack("=I", self.round_trip_us) if name == socket.TCP_INFO else told
+
+
+@pytest.mark.parametrize(("round_trip_us", "little"), [(5, True), (200, False)])
+def test_only_what_goes_to_a_reader_on_this_machine_is_little_buffered(round_trip_us: int, little: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as waits, socket.create_connection(waits.getsockname()) as peer:
+        accepted, _ = waits.accept()
+        with Path(fileno=accepted.detach()) as to:
+            to.round_trip_us = round_trip_us
+            before = to.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            server._copied(to, memoryview(b"all"), 60)
+            assert peer.recv(10) == b"all"
+            assert (to.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < min(before, 1 << 19)) == little

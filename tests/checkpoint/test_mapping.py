@@ -1,0 +1,112 @@
+"""Shared memory is huge pages where the kernel gives some, and all there where it does not."""
+
+import errno
+import gc
+import mmap
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.checkpoint import mapping
+from runtime.checkpoint.mapping import allocate, huge_page, mapped, populate
+
+SIZE = (32 << 20) + 5000
+"""No multiple of any page."""
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    """A new one in shared memory."""
+    with tempfile.TemporaryFile(dir="/dev/shm", prefix="mapping-test-") as opened:
+        yield opened.fileno()
+
+
+def kilobytes(file: int, name: str) -> int:
+    """Of all mappings of that file in this process, as the kernel tells them."""
+    path, found, inside = os.readlink(f"/proc/self/fd/{file}"), 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            inside = line.endswith(path)
+        elif inside and line.startswith(f"{name}:"):
+            found += int(line.split()[1])
+    return found
+
+
+def collapses() -> bool:
+    """Is this a kernel that makes huge pages when asked? It has to have whole ones left, too."""
+    release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
+    return release >= (6, 1) and 0 < huge_page() <= SIZE
+
+
+def is_all_there(file: int, memory: memoryview) -> None:
+    assert os.fstat(file).st_blocks * 512 >= SIZE == len(memory)
+    assert (memory.format, memory.readonly, memory[0], memory[-1]) == ("B", False, 0, 0)
+    memory[-1] = 7
+    assert os.pread(file, 1, SIZE - 1) == b"\7"
+
+
+@pytest.mark.skipif(not collapses(), reason="this kernel makes no huge pages of shared memory")
+def test_new_memory_is_huge_pages_in_every_mapping(file: int) -> None:
+    memory = mapped(file, SIZE)
+    allocate(file, memory)
+    is_all_there(file, memory)
+    here = kilobytes(file, "ShmemPmdMapped")
+    assert here >= huge_page() >> 10
+    other = mapped(file, SIZE)
+    populate(other, 0, SIZE)
+    assert kilobytes(file, "ShmemPmdMapped") == 2 * here
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOMEM, errno.EAGAIN])
+def test_where_the_kernel_gives_none_it_is_small_ones(file: int, error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def refused(_: memoryview, start: int, size: int, __: int) -> int:
+        asked.append((start, size))
+        return error
+
+    monkeypatch.setattr(mapping, "huge_page", lambda: 2 << 20)
+    monkeypatch.setattr(mapping, "_advised", refused)
+    memory = mapped(file, SIZE)
+    allocate(file, memory)
+    is_all_there(file, memory)
+    # For want of a page now, the next ones are tried.
+    assert asked == [(0, 16 << 20), (16 << 20, 16 << 20)][: 2 if error == errno.EAGAIN else 1]
+
+
+def test_a_kernel_without_them_is_not_asked(file: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapping, "_SIZE", tmp_path / "none")
+    assert huge_page() == 0
+    memory = mapped(file, SIZE)
+    allocate(file, memory)
+    is_all_there(file, memory)
+    assert kilobytes(file, "ShmemPmdMapped") == 0
+
+
+def test_it_is_unmapped_when_nothing_refers_to_it_and_not_before(file: int) -> None:
+    memory = mapped(file, SIZE)
+    allocate(file, memory)
+    part = memory[100:200]
+    del memory
+    gc.collect()
+    part[0] = 1
+    assert kilobytes(file, "Size") >= SIZE >> 10
+    del part
+    gc.collect()
+    assert kilobytes(file, "Size") == 0
+
+
+def test_what_cannot_be_mapped_is_an_error_that_leaves_nothing_mapped(tmp_path: Path) -> None:
+    file = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(OSError, match=r"No such device|Permission denied"):
+            mapped(file, SIZE)
+    finally:
+        os.close(file)
+    reserved = -(-SIZE // mmap.PAGESIZE) * mmap.PAGESIZE + max(huge_page(), mmap.PAGESIZE)
+    areas = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    assert reserved not in [int(end, 16) - int(start, 16) for start, end in areas]
