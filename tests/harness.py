@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from runtime.checkpoint.segment import SegmentFile
-from runtime.platform import debris
+from runtime.processes import running
 
 ROOT = Path(__file__).parents[1]
 SHARED_MEMORY = Path("/dev/shm")
@@ -70,13 +70,9 @@ class Watched:
         """Every process of the run."""
         wanted = f"EVERSTEP_RUN_DIR={self.folder}".encode()
         found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with suppress(OSError, psutil.NoSuchProcess):
-                    if wanted in debris.environment(int(entry.name)):
-                        process = psutil.Process(int(entry.name))
-                        if process.status() != psutil.STATUS_ZOMBIE:
-                            found.append(process)
+        for pid in running({wanted}.issubset):
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
         return found
 
     def commands(self, *words: str) -> list[tuple[list[str], psutil.Process]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from runtime.agent.forking import Exited, Forked, ForkServer, ForkServerLost, Spawn
 from runtime.agent.output import LAST_WORDS, Output
 from runtime.agent.script import TRACEBACK_VARIABLE
-from runtime.platform.debris import start_time
+from runtime.processes import start_time
 
 
 @dataclass(frozen=True)

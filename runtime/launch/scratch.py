@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from runtime import processes
 from runtime.platform import debris
 from runtime.platform.registry import Registered, Registry
 
@@ -37,7 +38,7 @@ class Scratch:
                 raise ValueError(
                     f"{node} of job {job} runs here already, as process {known.pid}; give each its own NODE_RANK"
                 )
-            began = debris.start_time(os.getpid()) or 0
+            began = processes.start_time(os.getpid()) or 0
             entry = Registered(node, job, role, socket.gethostname(), os.getpid(), began, round(time.time(), 3))
             registry.put(entry)
         return entry
@@ -83,7 +84,7 @@ class Scratch:
 def own(folder: Path) -> None:
     """From now on the store lives at least as long as this process."""
     with folder.with_suffix(".owners").open("a") as file:
-        file.write(f"{os.getpid()} {debris.start_time(os.getpid())}\n")
+        file.write(f"{os.getpid()} {processes.start_time(os.getpid())}\n")
 
 
 def discard(folder: Path) -> None:
@@ -111,4 +112,4 @@ def _owners(folder: Path) -> list[str]:
 
 def _alive(line: str) -> bool:
     pid, _, began = line.partition(" ")
-    return pid.isdigit() and began.isdigit() and debris.start_time(int(pid)) == int(began)
+    return pid.isdigit() and began.isdigit() and processes.start_time(int(pid)) == int(began)

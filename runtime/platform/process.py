@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from runtime import processes
 from runtime.platform import Gone, Node, NodeRequest, debris, limits
 from runtime.platform.registry import Registered, Registry
 
@@ -115,7 +116,7 @@ class ProcessPlatform:
                 start_new_session=True,
             )
         assert process.stdin is not None, "asked for a pipe"
-        began = debris.start_time(process.pid)
+        began = processes.start_time(process.pid)
         if began is None:
             raise OSError(f"node {request.name} ended at once; see {log}")
         entry = Registered(

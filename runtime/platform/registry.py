@@ -8,7 +8,7 @@ import msgspec
 
 from runtime import atomic
 from runtime.platform import Node
-from runtime.platform.debris import start_time
+from runtime.processes import start_time
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 

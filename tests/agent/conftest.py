@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from runtime import processes
 from runtime.platform import NodeRequest, debris
 from runtime.platform.process import ProcessPlatform, end_nodes
 
@@ -70,7 +71,7 @@ class Job:
             if entry.name.isdigit() and int(entry.name) != os.getpid():
                 with suppress(OSError):
                     environment = (entry / "environ").read_bytes().split(b"\0")
-                    if wanted in environment and debris.start_time(int(entry.name)) is not None:
+                    if wanted in environment and processes.start_time(int(entry.name)) is not None:
                         found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         mark = debris.memory_prefix(self.name, "x").removesuffix("x-")
         return found + [p.name for p in debris.SHARED_MEMORY.iterdir() if p.name.lstrip(".").startswith(mark)]

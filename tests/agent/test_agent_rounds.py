@@ -440,6 +440,6 @@ def _agent(node: Any) -> int:
 
 
 def _lives(pid: int) -> bool:
-    from runtime.platform.debris import start_time
+    from runtime.processes import start_time
 
     return start_time(pid) is not None

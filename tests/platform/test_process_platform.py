@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from runtime import processes
 from runtime.platform import Gone, NodeRequest, debris
 from runtime.platform.process import ProcessPlatform, end_nodes
 from runtime.platform.registry import Registered, Registry
@@ -196,7 +197,7 @@ def test_a_process_in_the_midst_of_an_exec_is_read_again_and_a_thread_of_the_ker
         (tmp_path / f"{pid}/environ").touch()
         (tmp_path / f"{pid}/stat").write_text(f"{pid} (sh) S {' '.join(map(str, range(20)))}")
     (tmp_path / "7/exe").symlink_to("/bin/sh")
-    monkeypatch.setattr(debris, "_PROCESSES", tmp_path)
+    monkeypatch.setattr(processes, "_PROCESSES", tmp_path)
     monkeypatch.setattr(time, "sleep", finish)
     assert list(debris.processes_of("j", "worker-0-0")) == [7]
     assert len(paused) == 1
@@ -216,7 +217,7 @@ def test_end_nodes_ends_every_job_of_the_run_and_names_them(tmp_path: Path, job:
 def test_a_pid_that_another_process_has_now_is_never_killed(tmp_path: Path, job: str) -> None:
     other = subprocess.Popen(["sleep", "1000"])
     try:
-        began = debris.start_time(other.pid)
+        began = processes.start_time(other.pid)
         assert began
         Registry(tmp_path / "nodes").put(Registered("worker-0-0", job, "worker", "", other.pid, began - 1, 0.0))
         assert asyncio.run(platform(tmp_path, job).observe()) == []
