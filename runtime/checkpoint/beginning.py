@@ -205,7 +205,7 @@ class Beginning:
         """A slot to fetch into, of a segment whose slots are made for this very shard."""
         with self._around.changed:
             while not self.over:
-                held = self._around.segments.ensure(reader or 0, size, identity.shards > 1)
+                held = self._around.segments.ensure(reader or 0, size, identity.shards > 1, soon=True)
                 if self.over:
                     break
                 slot = held.table.acquire(identity)

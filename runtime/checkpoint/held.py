@@ -3,6 +3,7 @@
 import hashlib
 import re
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,13 +113,21 @@ class Segments:
         return identity if identity in whole else max(later, default=identity)
 
     def ensure(
-        self, local_rank: int, capacity: int, sharded: bool = False, told: bool = False, peer: bool = False
+        self,
+        local_rank: int,
+        capacity: int,
+        sharded: bool = False,
+        told: bool = False,
+        peer: bool = False,
+        soon: bool = False,
     ) -> Held:
         """A segment with slots of exactly that capacity (0: a control page only). Raises SegmentError: no room.
 
         Lets go of the keeper's lock while memory is allocated, as a wait does: whoever calls it looks again at what
         else counts. One more slot for a sharded state, of which the two newest are kept. `told`: the worker will write
         to it. With a `peer` there must be room for copies of its shard, too, which come later and are about as large.
+        `soon`: as soon as the first slot has its memory; the others get theirs meanwhile, and the next call for this
+        rank waits for it.
         """
         count = COPY_SLOTS if local_rank < 0 else self.slots + sharded
         self.changed.wait_for(lambda: self._closed or local_rank not in self._making)
@@ -133,18 +142,23 @@ class Segments:
             self._remove(held)
         if sharded and peer:
             self._require_room(local_rank, count, capacity)
-        file = self._allocated(local_rank, count if capacity else 0, capacity)
-        made = Held(local_rank, file, SlotTable(count, KEPT_SHARDED if sharded else 1), sharded, told)
+        new = self._new(local_rank, count if capacity else 0, capacity)
+        file = self._allocated(local_rank, new, 1 if soon else new.slots)
+        absent = count - 1 if soon else 0
+        made = Held(local_rank, file, SlotTable(count, KEPT_SHARDED if sharded else 1, absent), sharded, told)
         every = self._held.setdefault(local_rank, [])
         behind = not told and bool(every) and every[-1].told
         every.insert(len(every) - behind, made)
+        if soon:
+            self._making[local_rank] = new
+            threading.Thread(target=self._complete, args=(made, new), name="everstep-allocate", daemon=True).start()
         return made
 
     def _fitting(self, local_rank: int, capacity: int, count: int, told: bool) -> Held | None:
-        """A worker goes on with the newest segment or gets a new one; others take any."""
+        """A worker goes on with the newest segment or gets a new one; others take any. None that got no more room."""
         every = self._held.get(local_rank, [])[-told:]
-        fitting = (held for held in reversed(every) if held.file.capacity == capacity and len(held.table) == count)
-        return next(fitting, None)
+        same = (held for held in reversed(every) if held.file.capacity == capacity and len(held.table) == count)
+        return next((held for held in same if not held.table.absent()), None)
 
     def _require_room(self, local_rank: int, count: int, capacity: int) -> None:
         ranks = {one.local_rank for one in self.staged() if one.sharded} | {local_rank}
@@ -154,16 +168,18 @@ class Segments:
         coming = COPY_SLOTS * max(len(ranks) - len(copies), 0)
         require_room(self.directory, count, coming, capacity, others)
 
-    def _allocated(self, local_rank: int, slots: int, capacity: int) -> SegmentFile:
-        """The new file, made without the lock."""
+    def _new(self, local_rank: int, slots: int, capacity: int) -> NewSegment:
         self._made += 1
         suffix = f".{self._made}" if self._held.get(local_rank) else ""
         name = f"{local_rank}" if local_rank >= 0 else f"copy{copies_of(local_rank)}"
-        new = NewSegment(self.directory / f"{self.prefix}{name}{suffix}", slots, capacity)
+        return NewSegment(self.directory / f"{self.prefix}{name}{suffix}", slots, capacity)
+
+    def _allocated(self, local_rank: int, new: NewSegment, slots: int) -> SegmentFile:
+        """The new file, given memory for so many slots without the lock."""
         self._making[local_rank] = new
         self.changed.release()
         try:
-            file = new.allocate()
+            file = new.allocate(slots)
         finally:
             self.changed.acquire()
             del self._making[local_rank]
@@ -171,6 +187,13 @@ class Segments:
         if self._closed:
             raise SegmentError("this node is leaving")  # The file is removed already.
         return file
+
+    def _complete(self, held: Held, new: NewSegment) -> None:
+        """Give the other slots their memory, in a thread. A worker that is to write there is told if there is none."""
+        with self.changed, suppress(SegmentError):
+            self._allocated(held.local_rank, new, new.slots)
+            for slot in held.table.absent():
+                held.table.allocated(slot)
 
     def forget_earlier(self, local_rank: int) -> None:
         """The current segment holds a whole state: let go of the earlier ones, of those with a reader when it ends.

@@ -128,14 +128,17 @@ class SegmentFile:
 
 
 class NewSegment:
-    """A segment's file in the making: it is there at once, empty; `allocate` gives it its memory."""
+    """A segment's file in the making: it is there at once, without memory; `allocate` gives it some."""
 
     def __init__(self, path: Path, slots: int, capacity: int) -> None:
         """Makes the file, replacing one of that name."""
         self.path, self.slots, self.capacity = path, slots, rounded(capacity)
         self.size = segment_bytes(slots, capacity)
         path.unlink(missing_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self._file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)  # noqa: SIM115
+        self._opened: SegmentFile | None = None
+        self._there = 0
+        """Bytes that have memory."""
 
     @property
     def missing(self) -> int:
@@ -145,20 +148,32 @@ class NewSegment:
         except FileNotFoundError:
             return 0
 
-    def allocate(self) -> SegmentFile:
-        """Takes 0.1 s a GiB (of small pages 0.3 s), and lets other threads run. Once. Raises SegmentError with the
-        arithmetic when it does not fit; the file is gone then."""
+    def allocate(self, slots: int) -> SegmentFile:
+        """Memory for the first `slots`; later for more. Other threads run meanwhile. Raises SegmentError with the
+        arithmetic when it does not fit; a file that has none is gone then.
+
+        Takes 0.1 s a GiB, of small pages 0.3 s; several where a virtual machine's host has to bring the memory first.
+        """
+        end = segment_bytes(slots, self.capacity)
         try:
-            memory = mapped(self._file, self.size)
-            allocate(self._file, memory)
+            file = self._opened or self._mapped()
+            allocate(self._file.fileno(), file.bytes_at(0, self.size), self._there, end)
         except OSError as error:
-            self.path.unlink(missing_ok=True)
+            self._file.close()
+            if not self._there:
+                self.path.unlink(missing_ok=True)
             what = f"{self.slots} slots of {self.capacity / 1e6:.1f} MB"
             raise _too_small(self.path.parent, what, self.size, error.strerror or str(error)) from error
-        finally:
-            os.close(self._file)
-        _HEAD.pack_into(memory, 0, _MAGIC, _VERSION, self.slots, self.capacity)
-        return SegmentFile(self.path, memory, self.slots, self.capacity)
+        if not self._there:
+            _HEAD.pack_into(file.bytes_at(0, PAGE), 0, _MAGIC, _VERSION, self.slots, self.capacity)
+        self._opened, self._there = file, end
+        if end == self.size:
+            self._file.close()
+        return file
+
+    def _mapped(self) -> SegmentFile:
+        self._file.truncate(self.size)
+        return SegmentFile(self.path, mapped(self._file.fileno(), self.size), self.slots, self.capacity)
 
 
 def require_room(directory: Path, slots: int, copies: int, capacity: int, others: int) -> None:

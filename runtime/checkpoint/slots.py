@@ -25,6 +25,8 @@ class Identity(NamedTuple):
 class SlotState(StrEnum):
     """What a slot's bytes are worth."""
 
+    ABSENT = "absent"
+    """It has no memory yet."""
     FREE = "free"
     WRITING = "writing"
     """Torn until it is whole: never offered to anybody."""
@@ -34,6 +36,7 @@ class SlotState(StrEnum):
 class SlotEvent(StrEnum):
     """What happens to a slot."""
 
+    ALLOCATE = "allocate"
     ACQUIRE = "acquire"
     STAGE = "stage"
     ABANDON = "abandon"
@@ -43,6 +46,7 @@ class SlotEvent(StrEnum):
 
 
 TRANSITIONS: dict[tuple[SlotState, SlotEvent], SlotState] = {
+    (SlotState.ABSENT, SlotEvent.ALLOCATE): SlotState.FREE,
     (SlotState.FREE, SlotEvent.ACQUIRE): SlotState.WRITING,
     (SlotState.WHOLE, SlotEvent.ACQUIRE): SlotState.WRITING,
     (SlotState.WRITING, SlotEvent.STAGE): SlotState.WHOLE,
@@ -71,11 +75,12 @@ class SlotFacts:
 class SlotTable:
     """The slots of one segment."""
 
-    def __init__(self, count: int, kept: int = 1) -> None:
-        """`kept`: so many of the newest whole states are never overwritten."""
+    def __init__(self, count: int, kept: int = 1, absent: int = 0) -> None:
+        """`kept`: so many of the newest whole states are never overwritten. `absent`: the last ones have no memory."""
         if count <= kept:
             raise ValueError(f"{count} slots; at least {kept + 1} are needed so that {kept} can always be whole")
-        self._slots, self._kept = [SlotFacts()] * count, kept
+        self._slots = [SlotFacts()] * (count - absent) + [SlotFacts(SlotState.ABSENT)] * absent
+        self._kept = kept
 
     def __getitem__(self, slot: int) -> SlotFacts:
         return self._slots[slot]
@@ -99,6 +104,14 @@ class SlotTable:
     def writing(self) -> list[int]:
         """Slots with a writer."""
         return [number for number, slot in enumerate(self._slots) if slot.state is SlotState.WRITING]
+
+    def absent(self) -> list[int]:
+        """Slots without memory."""
+        return [number for number, slot in enumerate(self._slots) if slot.state is SlotState.ABSENT]
+
+    def allocated(self, slot: int) -> None:
+        """It has its memory now."""
+        self._slots[slot] = SlotFacts(self._next(slot, SlotEvent.ALLOCATE))
 
     def writable(self) -> int | None:
         """The slot to write next: a free one, else the oldest whole one that is neither among the newest that are kept

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from runtime.checkpoint import segment as segment_module
 from runtime.checkpoint.checkpointer import Checkpointer
@@ -15,7 +16,7 @@ from runtime.checkpoint.errors import SegmentError
 from runtime.checkpoint.segment import SegmentFile
 from runtime.job.messages import Restore
 from tests.checkpoint.test_keeper import trained
-from tests.fake_agent import PATIENCE_S
+from tests.fake_agent import PATIENCE_S, Node
 from tests.harness import wait_until
 
 LARGE = 4 << 20
@@ -23,20 +24,21 @@ LARGE = 4 << 20
 
 
 class Gate:
-    """Allocations of at least LARGE bytes wait here."""
+    """Allocations of at least LARGE bytes wait here, from `after` on in the file."""
 
     def __init__(self) -> None:
+        self.after = 0
         self.asked, self.open = threading.Semaphore(0), threading.Semaphore(0)
         self.error: OSError | None = None
         self._real = segment_module.allocate
 
-    def allocate(self, file: int, memory: memoryview) -> None:
-        if len(memory) >= LARGE:
+    def allocate(self, file: int, memory: memoryview, start: int, end: int) -> None:
+        if end - start >= LARGE and start >= self.after:
             self.asked.release()
             assert self.open.acquire(timeout=PATIENCE_S)
             if self.error:
                 raise self.error
-        self._real(file, memory)
+        self._real(file, memory, start, end)
 
 
 @pytest.fixture
@@ -168,3 +170,55 @@ def test_what_is_fetched_for_another_size_does_not_take_the_memory_that_the_work
     live["log"] = []
     checkpointer.save(4, live)
     assert max(held.iteration for held in node.keeper.holdings("")) == 4
+
+
+def large(make_state: Any, seed: int) -> dict[str, Any]:
+    return make_state(seed) | {"large": torch.full((LARGE // 4,), float(seed))}
+
+
+@pytest.fixture
+def fetched(make_node: Any, make_state: Any, gate: Gate) -> tuple[Node, dict[str, Any]]:
+    """A node that has its start from a peer, and of the memory of its other slots nothing yet; that start."""
+    gate.after = 1
+    peer, node = make_node("worker-1-0"), make_node()
+    peer.begin(1)
+    trained(peer, saved := large(make_state, 2), 3)
+    node.begin(2, Restore(1, 3, peer.keeper.holdings(peer.address)[:1], ""))
+    assert node.keeper.fetched(0).source == "peer worker-1-0"
+    assert gate.asked.acquire(timeout=PATIENCE_S)
+    return node, saved
+
+
+def test_a_start_is_fetched_before_the_slots_to_write_to_have_their_memory(
+    fetched: tuple[Node, dict[str, Any]], make_state: Any, same: Any, gate: Gate, in_thread: Any
+) -> None:
+    (node, saved), live = fetched, large(make_state, 0)
+    told = in_thread(Checkpointer, live, link=node.link(2))
+    assert {held.iteration for held in node.keeper.holdings("")} == {3}
+    assert not told.done()
+    gate.open.release()
+    checkpointer = told.result(PATIENCE_S)
+    assert checkpointer.load(live) == 3
+    assert same(live, saved)
+    for iteration in range(4, 9):
+        checkpointer.save(iteration, live)
+    assert max(held.iteration for held in node.keeper.holdings("")) == 8
+    assert len(os.listdir(node.shm)) == 1
+
+
+def test_no_room_for_the_slots_to_write_to_is_told_to_the_worker_and_the_start_stays(
+    fetched: tuple[Node, dict[str, Any]], make_state: Any, same: Any, gate: Gate
+) -> None:
+    (node, saved), live = fetched, large(make_state, 0)
+    gate.after, gate.error = 0, OSError(28, "No space left on device")
+    gate.open.release(2)
+    with pytest.raises(SegmentError, match=r"3 slots of 4\.6 MB need 13\.8 MB"):
+        node.keeper.announce(0, node.keeper.fetched(0).size)
+    assert {held.iteration for held in node.keeper.holdings("")} == {3}
+    gate.error = None
+    gate.open.release()
+    checkpointer = Checkpointer(live, link=node.link(2))
+    assert checkpointer.load(live) == 3
+    assert same(live, saved)
+    checkpointer.save(4, live)
+    wait_until(lambda: len(os.listdir(node.shm)) == 1, "the earlier segment goes")

@@ -52,7 +52,7 @@ def is_all_there(file: int, memory: memoryview) -> None:
 @pytest.mark.skipif(not collapses(), reason="this kernel makes no huge pages of shared memory")
 def test_new_memory_is_huge_pages_in_every_mapping(file: int) -> None:
     memory = mapped(file, SIZE)
-    allocate(file, memory)
+    allocate(file, memory, 0, SIZE)
     is_all_there(file, memory)
     here = kilobytes(file, "ShmemPmdMapped")
     assert here >= huge_page() >> 10
@@ -72,24 +72,35 @@ def test_where_the_kernel_gives_none_it_is_small_ones(file: int, error: int, mon
     monkeypatch.setattr(mapping, "huge_page", lambda: 2 << 20)
     monkeypatch.setattr(mapping, "_advised", refused)
     memory = mapped(file, SIZE)
-    allocate(file, memory)
+    allocate(file, memory, 0, SIZE)
     is_all_there(file, memory)
     # For want of a page now, the next ones are tried.
     assert asked == [(0, 16 << 20), (16 << 20, 16 << 20)][: 2 if error == errno.EAGAIN else 1]
+
+
+def test_where_they_are_dear_it_is_small_ones(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(mapping, "huge_page", lambda: 2 << 20)
+    monkeypatch.setattr(mapping, "_advised", lambda _, start, *__: asked.append(start) or 0)
+    monkeypatch.setattr(mapping.time, "thread_time", iter([1.0, 1.06, 2.0, 2.07]).__next__)
+    memory = mapped(file, 2 * SIZE)
+    allocate(file, memory, 0, 2 * SIZE)
+    assert os.fstat(file).st_blocks * 512 >= 2 * SIZE
+    assert asked == [0, 16 << 20]
 
 
 def test_a_kernel_without_them_is_not_asked(file: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapping, "_SIZE", tmp_path / "none")
     assert huge_page() == 0
     memory = mapped(file, SIZE)
-    allocate(file, memory)
+    allocate(file, memory, 0, SIZE)
     is_all_there(file, memory)
     assert kilobytes(file, "ShmemPmdMapped") == 0
 
 
 def test_it_is_unmapped_when_nothing_refers_to_it_and_not_before(file: int) -> None:
     memory = mapped(file, SIZE)
-    allocate(file, memory)
+    allocate(file, memory, 0, SIZE)
     part = memory[100:200]
     del memory
     gc.collect()

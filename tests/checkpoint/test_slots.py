@@ -9,6 +9,8 @@ from runtime.checkpoint.slots import TRANSITIONS, Identity, SlotError, SlotEvent
 
 
 def table_in(state: SlotState) -> SlotTable:
+    if state is SlotState.ABSENT:
+        return SlotTable(2, absent=2)
     table = SlotTable(2)
     if state is not SlotState.FREE:
         assert table.acquire(Identity(1, 1)) == 0
@@ -22,6 +24,7 @@ def table_in(state: SlotState) -> SlotTable:
 def test_an_event_that_the_table_does_not_list_raises(state: SlotState, event: SlotEvent) -> None:
     table = table_in(state)
     apply = {
+        SlotEvent.ALLOCATE: lambda: table.allocated(0),
         SlotEvent.STAGE: lambda: table.stage(0, 10),
         SlotEvent.ABANDON: lambda: table.abandon(0),
         SlotEvent.DROP: lambda: table.drop(0),
@@ -37,6 +40,15 @@ def test_an_event_that_the_table_does_not_list_raises(state: SlotState, event: S
 def test_one_slot_is_too_few_to_keep_a_state_whole() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         SlotTable(1)
+
+
+def test_a_slot_without_memory_is_not_handed_out_until_it_has_some() -> None:
+    table = SlotTable(3, absent=2)
+    assert (table.acquire(Identity(1, 1)), table.acquire(Identity(1, 2))) == (0, None)
+    assert (table.absent(), table.whole()) == ([1, 2], [])
+    table.allocated(1)
+    assert (table.acquire(Identity(1, 2)), table.acquire(Identity(1, 3))) == (1, None)
+    assert table.absent() == [2]
 
 
 def test_a_pinned_slot_is_not_handed_out_until_it_is_let_go() -> None:
