@@ -148,7 +148,7 @@ def _place(identity: Identity, size: int, around: Around) -> tuple[Held, int] | 
 
     while not there():
         try:
-            held = segments.ensure(copies_of(identity.shard), size, soon=True)
+            held = segments.ensure(copies_of(identity.shard), size)
         except SegmentError as error:
             raise KeeperError(str(error)) from None
         if there():

@@ -92,8 +92,8 @@ def test_a_reader_waits_for_no_other() -> None:
     asyncio.run(story())
 
 
-class Path(socket.socket):
-    """A connection with a path as long as a test says."""
+class Connection(socket.socket):
+    """One whose round trip is as long as a test says."""
 
     round_trip_us = 0
 
@@ -106,7 +106,7 @@ class Path(socket.socket):
 def test_only_what_goes_to_a_reader_on_this_machine_is_little_buffered(round_trip_us: int, little: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as waits, socket.create_connection(waits.getsockname()) as peer:
         accepted, _ = waits.accept()
-        with Path(fileno=accepted.detach()) as to:
+        with Connection(fileno=accepted.detach()) as to:
             to.round_trip_us = round_trip_us
             before = to.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
             server._copied(to, memoryview(b"all"), 60)
