@@ -12,6 +12,7 @@ import torch
 from runtime.checkpoint.errors import StateError
 
 T = TypeVar("T")
+_WHOLE = {torch.Tensor, torch.nn.Parameter}
 
 
 class Box(NamedTuple):
@@ -80,6 +81,18 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def locals_of(values: list[Any]) -> list[torch.Tensor] | None:
+    """`local` of each, quickly; None where one is no tensor, or one of another kind than training makes. The list
+    itself where all are whole."""
+    kinds = set(map(type, values))
+    if kinds and kinds <= _WHOLE:
+        return values
+    dtensor = _dtensor()
+    if dtensor not in kinds or not kinds <= {*_WHOLE, dtensor}:
+        return None
+    return [value.to_local() if type(value) is dtensor else value for value in values]
+
+
 def piece(tensor: torch.Tensor) -> Piece:
     """Which part of the whole tensor `local(tensor)` is."""
     every = tuple(tensor.shape)
@@ -108,9 +121,14 @@ def is_sharded_kind(tensor: Any) -> bool:
 
 
 def _is_dtensor(tensor: Any) -> bool:
-    """The class is not imported for that: without the import there is none."""
+    kind = _dtensor()
+    return kind is not None and isinstance(tensor, kind)
+
+
+def _dtensor() -> type | None:
+    """The class, which is not imported for that: without the import there is no such tensor."""
     kinds = sys.modules.get("torch.distributed.tensor")
-    return kinds is not None and isinstance(tensor, kinds.DTensor)
+    return kinds.DTensor if kinds is not None else None
 
 
 def _is_fsdp1(tensor: Any) -> bool:

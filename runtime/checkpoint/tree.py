@@ -18,7 +18,7 @@ import torch
 from runtime.checkpoint.errors import StateError
 from runtime.checkpoint.pieces import Piece, is_sharded_kind, local, piece, spread
 from runtime.checkpoint.stateful import Stateful, prepare_optimizer, take_back, unwrapped
-from runtime.checkpoint.walk import MANY, ChangedError, Walk
+from runtime.checkpoint.walk import MANY, ChangedError, Found, Walk
 
 SIGN = "$"
 _HOLDERS = (dict, torch.optim.Optimizer)
@@ -29,10 +29,8 @@ RESERVED = "__everstep_"
 class Tree:
     """A flattened state."""
 
-    found: list[tuple[list[str], list[torch.Tensor]]] = field(default_factory=list)
-    """Names and tensors, as `tensors` has them."""
-    live: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The same as the state has them, where that may be something else: a DTensor is whole here."""
+    found: list[Found] = field(default_factory=list)
+    """All of its tensors."""
     places: dict[str, str] = field(default_factory=dict)
     """Every key path at which a tensor stands -> its name in `tensors`."""
     json: Any = None
@@ -44,7 +42,13 @@ class Tree:
     def tensors(self) -> dict[str, torch.Tensor]:
         """By key path, parts joined with '.'; a tensor that stands at two places is here once. This rank's part of
         each. Made when it is asked for: a state that is as it was is staged and loaded without."""
-        return {name: tensor for found in self.found for name, tensor in zip(*found, strict=True)}
+        return {name: one for found in self.found for name, one in zip(found.names, found.tensors, strict=True)}
+
+    @cached_property
+    def live(self) -> dict[str, torch.Tensor]:
+        """The same as the state has them, where that may be something else."""
+        others = [found for found in self.found if found.live is not found.tensors]
+        return {name: one for found in others for name, one in zip(found.names, found.live, strict=True)}
 
     def pieces(self) -> dict[str, Piece]:
         """What the DTensors' parts are parts of, by name in `tensors`."""
@@ -118,8 +122,8 @@ def _encode_dict(value: dict[Any, Any], path: str, tree: Tree, again: set[str]) 
     walk = tree.walk
     if known := walk.again(path, value):
         again.add(path)
-        group, tensors = known
-        tree.found.append((group.names, tensors))
+        group, found = known
+        tree.found.append(found)
         return group.json
     before = len(tree.places)
     inner = {key: _encode(item, _join(path, key), tree, again) for key, item in value.items()}
@@ -145,8 +149,7 @@ def _add(live: torch.Tensor, path: str, tree: Tree) -> str:
     name = tree.walk.name(path, tensor)
     tree.places[path] = name
     if name == path:
-        tree.found.append(([name], [tensor.detach()]))
-        tree.live[name] = live
+        tree.found.append(Found([name], [tensor.detach()], [live]))
     return name
 
 

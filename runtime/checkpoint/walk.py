@@ -13,21 +13,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, compress, count
 from operator import not_
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from torch._C._dynamo.guards import TensorGuards  # pyright: ignore[reportMissingModuleSource]
 
+from runtime.checkpoint.pieces import locals_of
+
 MANY = 16
 """Tensors of a dict from which on it is looked at as one."""
 _AT_ONCE = 1024
 """Tensors that torch's guards look at in one call; what they note of more does not fit a core's cache."""
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class ChangedError(Exception):
     """The state is not what the walk before found."""
+
+
+class Found(NamedTuple):
+    """Tensors of a state, each once."""
+
+    names: list[str]
+    tensors: list[torch.Tensor]
+    """This rank's part of each."""
+    live: list[torch.Tensor]
+    """As the state has them: a DTensor is whole here."""
 
 
 @dataclass
@@ -51,13 +62,15 @@ class Group:
     json: msgspec.Raw
     """What stands for the dict in the JSON part."""
 
-    def firsts(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    def firsts(self, listed: "_Listed") -> Found | None:
         """The ones that the names are of, if these, as many as before, are what the tensors were."""
+        tensors, live = listed.tensors, listed.live
         if _addresses(tensors) != self.addresses or any(mark(tensors[n]) != seen for n, seen in self.again.items()):
             return None
-        firsts = list(compress(tensors, self.first)) if self.again else tensors
-        checks = zip(self.guards, _batched(firsts), strict=True)
-        return firsts if all(guards.check(*some) for guards, some in checks) else None
+        if self.again:
+            tensors, live = (list(compress(some, self.first)) for some in (tensors, live))
+        checks = zip(self.guards, _batched(tensors), strict=True)
+        return Found(self.names, tensors, live) if all(guards.check(*some) for guards, some in checks) else None
 
 
 @dataclass
@@ -85,13 +98,13 @@ class Walk:
             raise ChangedError
         return known[1]
 
-    def again(self, path: str, value: dict[Any, Any]) -> tuple[Group, list[torch.Tensor]] | None:
-        """The group at that path with its tensors of today, each once; None: there is none."""
+    def again(self, path: str, value: dict[Any, Any]) -> tuple[Group, Found] | None:
+        """The group at that path with its tensors of today; None: there is none."""
         known = self.groups.get(path)
         if known is None:
             return None
-        found = _listed(value)
-        firsts = known.firsts(found[1]) if found is not None and found[0] == known.keys else None
+        listed = _listed(value)
+        firsts = known.firsts(listed) if listed is not None and listed.keys == known.keys else None
         if firsts is None:
             raise ChangedError
         return known, firsts
@@ -99,8 +112,8 @@ class Walk:
     def remember(self, path: str, value: dict[Any, Any], encoded: Any, places: dict[str, str]) -> Any:
         """Look at the dict that stands there as one from now on, if it is of tensors; `places` are theirs. Returns
         what stands for it in the JSON part."""
-        found = _listed(value)
-        if found is None or len(found[1]) != len(places):
+        listed = _listed(value)
+        if listed is None or len(listed.tensors) != len(places):
             return encoded
         for inner in places:
             self.others.pop(inner, None)
@@ -110,10 +123,10 @@ class Walk:
         first = [place == name for place, name in places.items()]
         names = list(compress(places, first))
         text = msgspec.Raw(msgspec.json.encode(encoded))
-        batches = _batched(list(compress(found[1], first)))
+        batches = _batched(list(compress(listed.tensors, first)))
         guards = [TensorGuards(*some, dynamic_dims_sizes=None, dynamic_dims_strides=None) for some in batches]
-        again = {number: mark(found[1][number]) for number in compress(count(), map(not_, first))}
-        self.groups[path] = Group(found[0], _addresses(found[1]), guards, again, places, first, names, text)
+        again = {number: mark(listed.tensors[number]) for number in compress(count(), map(not_, first))}
+        self.groups[path] = Group(listed.keys, _addresses(listed.tensors), guards, again, places, first, names, text)
         return text
 
     def ended(self, groups: int, places: dict[str, str]) -> dict[str, str]:
@@ -155,14 +168,23 @@ def _batched(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     return [tensors[start : start + _AT_ONCE] for start in range(0, len(tensors), _AT_ONCE)]
 
 
-def _listed(value: dict[Any, Any]) -> tuple[list[Any], list[torch.Tensor]] | None:
-    """Keys and tensors of a dict of plain tensors, or of dicts of them; None for any other."""
-    kinds = set(map(type, value.values()))
-    if kinds and kinds <= _PLAIN:
-        return list(value), list(value.values())
-    if kinds != {dict}:
+class _Listed(NamedTuple):
+    """What is in a dict of tensors, or of dicts of them."""
+
+    keys: list[Any]
+    """Of all dicts, and which tensors are sharded ones."""
+    tensors: list[torch.Tensor]
+    live: list[torch.Tensor]
+    """See `Found`."""
+
+
+def _listed(value: dict[Any, Any]) -> _Listed | None:
+    """None for any other dict."""
+    keys, live = list(value), list(value.values())
+    if live and type(live[0]) is dict and set(map(type, live)) == {dict}:
+        keys = [keys, [list(inner) for inner in live]]
+        live = list(chain.from_iterable(inner.values() for inner in live))
+    tensors = locals_of(live)
+    if tensors is None:
         return None
-    tensors = list(chain.from_iterable(inner.values() for inner in value.values()))
-    if not set(map(type, tensors)) <= _PLAIN:
-        return None
-    return [list(value), list(map(list, value.values()))], tensors
+    return _Listed(keys if tensors is live else [keys, [type(one) for one in live]], tensors, live)

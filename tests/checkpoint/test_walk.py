@@ -2,14 +2,19 @@
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from runtime.checkpoint import walk
 from runtime.checkpoint.layout import json_bytes
+from runtime.checkpoint.pieces import local
 from runtime.checkpoint.tree import Tree, Walker, flatten
 
 
@@ -118,6 +123,42 @@ def test_a_module_and_its_optimizer_are_found_again() -> None:
     optimizer.step()
     assert walker.flatten(told).walk is before.walk
     assert same(walker.flatten(told), flatten(told))
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("change", [None, "memory", "whole"])
+def test_sharded_tensors_are_found_again_and_are_whole_in_the_live_state(
+    mesh: DeviceMesh, change: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sharded(number: int) -> torch.Tensor:
+        return distribute_tensor(torch.full((4, 2), float(number)), mesh, [Shard(0)])
+
+    weights = {f"w{n}": sharded(n) for n in range(walk.MANY)}
+    moments = {n: {"step": torch.tensor(1.0), "mean": sharded(n)} for n in range(walk.MANY)}
+    told, walker = {"model": {**weights, "tied": weights["w0"]}, "optimizer": moments}, Walker()
+    before = walker.flatten(told)
+    if change:
+        told["model"]["w2"] = sharded(2) if change == "memory" else local(weights["w2"])
+    looked: list[str] = []
+    monkeypatch.setattr(walk, "mark", lambda tensor, mark=walk.mark: looked.append("one") or mark(tensor))
+    found = walker.flatten(told)
+    assert (found.walk is before.walk) == (change is None)
+    assert looked == ["one"] or change, "the tied one alone"
+    assert same(found, flatten(told))
+    assert found.pieces() == flatten(told).pieces()
+    assert len(found.pieces()) == 2 * walk.MANY - (change == "whole")
+    for path, one in (("model.w1", told["model"]["w1"]), ("model.w2", told["model"]["w2"])):
+        assert isinstance(found.as_found(path), DTensor) is isinstance(one, DTensor)
+        assert found.as_found(path).data_ptr() == one.data_ptr()
+    assert found.sharded() is False, "one rank holds it all"
 
 
 def test_nothing_is_collected_while_a_state_is_saved_and_collection_is_as_it_was_then() -> None:
