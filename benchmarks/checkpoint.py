@@ -1,9 +1,11 @@
 """Checkpoints beside a quiet memcpy of the same bytes, in one run: `python -m benchmarks.checkpoint`.
 
 Each case is a training script under `everstep launch` (`benchmarks.checkpoint_worker`): it saves, persists, is killed
-and restores. A ratio is the median of pairs, each measured one after the other in that process, for a machine's memory
-may be as fast again a minute later; memcpy = the same bytes between two buffers that both were touched before, by as
-many threads, the median of a few. What has no budget stands there for comparison.
+and restores. A ratio is the median of several, each of times measured one after the other in that process, for a
+machine's memory may be as fast again a minute later; memcpy = the same bytes between two buffers that both were touched
+before, by as many threads, the median of a few. What stands between two memcpys, one of which took a fifth longer, is
+not counted, and measured again in another process if a process does it once. What has no budget stands there for
+comparison.
 
 What a process does once, its first saves and its first restore, is measured in several of them. Each part of a case
 measures what it must once, and again while its time lasts: without `others` it takes 16 minutes on an idle machine.
@@ -43,13 +45,15 @@ PARTS = {
     "minio": "restore from MinIO",
     "others": f"{', '.join(OTHERS)}",
 }
-ONCE = ("save", "memory")
-"""Those with something that a process does once."""
+ONCE = {"save": ("first", "second"), "memory": ("restore, first",)}
+"""What a process does once, by part."""
 STORE, MINIO = "BENCHMARK_STORE", "BENCHMARK_MINIO"
 """Variables that tell the worker."""
 SAMPLE_S = 0.05
 HUNG_S = 900.0
 """No case takes so long, whatever the machine is busy with."""
+MOST = 2
+"""Times as many processes as were asked for, where the machine's speed changes."""
 SLOTS = {False: 3, True: 4}
 """Of a state, by whether it is sharded."""
 SPARE_MIB = 1536
@@ -81,6 +85,8 @@ class Seen:
     seconds: dict[str, list[float]] = field(default_factory=dict)
     times: dict[str, list[float]] = field(default_factory=dict)
     """Of what it stands beside, each beside the one measured next to it: memory is shared with other machines."""
+    dropped: int = 0
+    """Measurements while the machine's speed changed."""
     size: int = 0
     """Bytes of the largest rank's state."""
 
@@ -129,13 +135,17 @@ def measured(case: Case, told: argparse.Namespace) -> tuple[Seen, float]:
     Raises RuntimeError with the end of its log when it does not end well.
     """
     seen, peak = _started(case, told)
-    if once := tuple(part for part in case.parts if part in ONCE):
-        for _ in range(told.starts - 1):
-            more, another = _started(replace(case, parts=once), told)
-            peak = max(peak, another)
-            for mine, its in ((seen.seconds, more.seconds), (seen.times, more.times)):
-                for name, values in its.items():
-                    mine.setdefault(name, []).extend(values)
+    once = tuple(part for part in case.parts if part in ONCE)
+    names = [name for part in once for name in ONCE[part]]
+    for number in range(1, MOST * told.starts) if once else ():
+        if number >= told.starts and all(len(seen.times.get(name, ())) >= told.starts for name in names):
+            break
+        more, another = _started(replace(case, parts=once), told)
+        peak = max(peak, another)
+        seen.dropped += more.dropped
+        for mine, its in ((seen.seconds, more.seconds), (seen.times, more.times)):
+            for name, values in its.items():
+                mine.setdefault(name, []).extend(values)
     return seen, peak
 
 
@@ -166,7 +176,8 @@ def _started(case: Case, told: argparse.Namespace) -> tuple[Seen, float]:
         seen = [Seen(**json.loads(path.read_text())) for path in (saved, restored)]
     first, second = seen
     first.seconds["memcpy"] += second.seconds.pop("memcpy")
-    return Seen(first.seconds | second.seconds, first.times | second.times, first.size), peak
+    dropped = first.dropped + second.dropped
+    return Seen(first.seconds | second.seconds, first.times | second.times, dropped, first.size), peak
 
 
 def _watched(process: subprocess.Popen[bytes]) -> tuple[float, str]:
@@ -224,7 +235,8 @@ def _lines_of(case: Case, told: argparse.Namespace) -> Iterator[Line]:
                    f"{share:.2f} x ({speed:.0f} MB/s)", share >= PERSIST)  # fmt: skip
     yield Line(f"{before}agent's memory beyond the slots", f"<= {AGENT_MB} MB", f"{agent / 1e6:.0f} MB",
                agent <= AGENT_MB * 1e6)  # fmt: skip
-    yield Line(f"{before}all of it", "", f"{time.monotonic() - began:.0f} s", True)
+    took = f"{time.monotonic() - began:.0f} s"
+    yield Line(f"{before}all of it", "", f"{took}; {seen.dropped} measurements while copying changed its speed", True)
 
 
 def _times(before: str, seen: Seen, case: Case) -> Iterator[Line]:
@@ -241,7 +253,11 @@ def _times(before: str, seen: Seen, case: Case) -> Iterator[Line]:
         **{name: ("others", f"{name}, how long training waits", None) for name in OTHERS},
     }
     for name, (part, promise, budget) in told.items():
-        if part in case.parts and name in seen.times:
+        if part not in case.parts or name not in seen.seconds:
+            continue
+        if name not in seen.times:
+            yield Line(f"{before}{promise}", "a quiet machine", "copying changed its speed each time", False)
+        else:
             times, seconds = statistics.median(seen.times[name]), statistics.median(seen.seconds[name])
             wanted = "" if budget is None else f"<= {budget} x"
             measured = f"{times:.2f} x ({seconds * 1e3:.0f} ms)"

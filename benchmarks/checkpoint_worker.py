@@ -48,8 +48,11 @@ LAYERS = 64
 BLOCK = 256 << 20
 """Bytes of the two buffers of a memcpy; more are copied by copying these again."""
 COPIES = 5
-"""Of a memcpy, whose median counts. Two virtual processors may be the halves of one core or two cores, and change from
-one moment to the next: one memcpy takes twice as long as another."""
+"""Of a memcpy, whose median counts."""
+ALIKE = 1.2
+"""What is measured between two memcpys counts when neither took so many times as long as the other. Two virtual
+processors may be the halves of one core or two cores, and change from one moment to the next: copying takes 30 ms in
+one second, 60 in another."""
 PAUSE_S = 0.02
 ITERATION_S = 0.4
 SETTLES = 30
@@ -88,6 +91,15 @@ class Bench:
         own = sum(p.to_local().numel() for p in model.parameters())  # pyright: ignore[reportAttributeAccessIssue]
         return {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}, own * 12
 
+    def step(self) -> None:
+        """The optimizer's first one. Moments that nothing was ever written to are all one page of zeros, which a copy
+        would read from a core's cache."""
+        if (optimizer := self.state.get("optimizer")) is not None:
+            for parameter in self.state["model"].parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+
     def timed(self, name: str, work: Callable[[], Any], beside: str = "") -> Any:
         """Do it on all ranks at once; the slowest one's seconds count, as times the last ones of `beside`, too."""
         dist.barrier()
@@ -101,8 +113,19 @@ class Bench:
             self.seen.times.setdefault(name, []).append(slowest.item() / self._last[beside])
         return result
 
-    def memcpy(self) -> None:
-        """The state's bytes, between two buffers that were touched before, a few times."""
+    def between(self, name: str, work: Callable[[], Any]) -> Any:
+        """The same, after a memcpy and before another: `name` is counted as times their mean, if they were alike."""
+        before, result = self._last["memcpy"], self.timed(name, work)
+        after = self.memcpy()
+        if max(before, after) < ALIKE * min(before, after):
+            self.seen.times.setdefault(name, []).append(2 * self._last[name] / (before + after))
+        else:
+            self.seen.seconds[name].pop()
+            self.seen.dropped += 1
+        return result
+
+    def memcpy(self) -> float:
+        """The state's bytes, between two buffers that were touched before, a few times: seconds."""
 
         def copy() -> None:
             for start in range(0, self.size, BLOCK):
@@ -114,6 +137,7 @@ class Bench:
             time.sleep(PAUSE_S)
             self.timed("memcpy", copy)
         self._last["memcpy"] = statistics.median(self.seen.seconds["memcpy"][-COPIES:])
+        return self._last["memcpy"]
 
     def settle(self) -> None:
         """Wait until the agent has nothing to do, if it ever has."""
@@ -150,6 +174,7 @@ def first_life(bench: Bench) -> None:
     told, state = bench.told, bench.state
     checkpointer = bench.timed("announce", lambda: everstep.Checkpointer(state))
     assert checkpointer.load(state) == 0
+    bench.step()
     bench.timed("populate", _populated)  # Runs beside the first iteration's computing.
     bench.memcpy()
     names = iter(["first", "second"])
@@ -158,12 +183,10 @@ def first_life(bench: Bench) -> None:
     def stage(name: str) -> None:
         nonlocal iteration
         iteration += 1
-        bench.timed(name, lambda: checkpointer.save(iteration, state), "memcpy")
+        bench.between(name, lambda: checkpointer.save(iteration, state))
 
     saves = "save" in told.parts
     for _ in bench.rounds(3 if saves else 1, told.rounds + 2 if saves else 1):
-        bench.memcpy()
-        bench.settle()
         stage(next(names, "steady"))
         if saves:
             bench.train()
@@ -192,10 +215,9 @@ def second_life(bench: Bench) -> None:
     told, state = bench.told, bench.state
     checkpointer = everstep.Checkpointer(state)
     bench.memcpy()  # Meanwhile the agent has looked at what it holds.
-    bench.timed("restore, first", lambda: checkpointer.load(state), "memcpy")
+    bench.between("restore, first", lambda: checkpointer.load(state))
     for _ in bench.rounds(2, told.rounds) if "memory" in told.parts else ():
-        bench.memcpy()
-        bench.timed("restore", lambda: checkpointer.load(state), "memcpy")
+        bench.between("restore", lambda: checkpointer.load(state))
     store = open_store(os.environ[STORE], read_only=True)
     place = bench.context.link.ask(Fetch(), Fetched) if bench.context.link else None
     assert place is not None
