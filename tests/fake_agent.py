@@ -29,6 +29,7 @@ from runtime.agent.link import (
     Welcome,
 )  # fmt: skip
 from runtime.checkpoint.keeper import Keeper
+from runtime.checkpoint.segment import SegmentFile
 from runtime.job.messages import Holding, Restore, Seat
 from runtime.store import Store
 from tests.harness import wait_until
@@ -138,6 +139,14 @@ class Node:
 
     def link(self, round_: int = 1, local_rank: int = 0) -> Link:
         return Link(self.path, Hello(1, local_rank, local_rank, round_))
+
+    def has_memory(self) -> None:
+        """Wait until every slot has its memory: before, a stage may take the place of an older one instead."""
+
+        def there() -> bool:
+            return all(segment.ready == segment.slots for segment in map(SegmentFile.open, self.shm.iterdir()))
+
+        wait_until(there, "all slots have their memory", PATIENCE_S)
 
     @property
     def keeper(self) -> Keeper:

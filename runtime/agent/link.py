@@ -70,7 +70,7 @@ class Slot(msgspec.Struct, frozen=True, tag=True):
     slot: int
     offset: int
     waited_s: float
-    """How long no slot was free: told in the ledger, never silent."""
+    """How long it was waited for while memory was still being allocated: no save pays that again."""
 
 
 class Staged(msgspec.Struct, frozen=True, tag=True):

@@ -204,10 +204,11 @@ class Beginning:
     def _slot_for(self, identity: Identity, reader: int | None, size: int) -> tuple[Held, int]:
         """A slot to fetch into, of a segment whose slots are made for this very shard."""
         with self._around.changed:
+            held: Held | None = None
             while not self.over:
-                held = self._around.segments.ensure(reader or 0, size, identity.shards > 1, soon=True)
-                if self.over:
-                    break
+                if held is not None and held.broken:
+                    raise SegmentError(held.broken)
+                held = self._around.segments.to_fetch_into(reader or 0, size, identity.shards > 1)
                 slot = held.table.acquire(identity)
                 if slot is not None:
                     self._near[reader] = _place(held, slot, size)

@@ -59,6 +59,8 @@ class Checkpointer:
         self._link, self._alone, self._ahead, self._clock = link, alone, ahead, clock
         self._rank, self._local_rank = rank, local_rank
         self._segment: SegmentFile | None = None
+        self._waited_s = 0.0
+        """How long the last `save` waited for memory that was still being allocated."""
         self._shown = 0
         """Changes of the beacon."""
         self._saved = 0
@@ -106,11 +108,11 @@ class Checkpointer:
 
         `persist` copies it to the store whatever the interval says. Call it on every rank.
         """
-        began = time.perf_counter()
+        began, self._waited_s = time.perf_counter(), 0.0
         staged = persist or self._thinning.due(iteration)
         self._save(iteration, state, persist, staged)
         self.stall_s = time.perf_counter() - began
-        if self._thinning.saved(self.stall_s, staged, began) and self._rank == 0:
+        if self._thinning.saved(max(0.0, self.stall_s - self._waited_s), staged, began) and self._rank == 0:
             print(f"everstep: {self._thinning.why}", file=sys.stderr)
 
     def _save(self, iteration: int, state: dict[str, Any], persist: bool, staged: bool) -> None:
@@ -200,7 +202,7 @@ class Checkpointer:
         mapped ahead may be another segment, and is let go."""
         self._ahead = None
         if self._segment is not None and not self._populated:
-            self._segment.populate()
+            self._segment.populate_slots()
             self._populated = True
 
     def _stage(self, iteration: int, state: dict[str, Any], persist: bool) -> None:
@@ -214,7 +216,8 @@ class Checkpointer:
             self._announce(tree, text)
             self._link.tell(Acquire(iteration))
         assert self._segment is not None
-        slot = self._link.answer(Slot).slot
+        given = self._link.answer(Slot)
+        slot, self._waited_s = given.slot, given.waited_s
         self._stager.stage(slot, self._segment.slot(slot), tree, text, iteration)
         told = Staged(slot, iteration, self._stager.layout.size, persist, self._thinning.why)
         self._link.tell(told)

@@ -136,7 +136,7 @@ def receive(source: Holding, around: Around) -> None:
 
 def _place(identity: Identity, size: int, around: Around) -> tuple[Held, int] | None:
     """A slot to write that copy to, None when it is held already; called holding the keeper's lock, which it lets go
-    while it waits and while memory is allocated."""
+    while it waits. All slots for copies have their memory then, or none is used."""
     segments, given_up = around.segments, time.monotonic() + PEER_TIMEOUT_S
 
     def there() -> bool:
@@ -146,13 +146,18 @@ def _place(identity: Identity, size: int, around: Around) -> tuple[Held, int] | 
             raise KeeperError(_UNDONE)
         return False
 
+    held: Held | None = None
     while not there():
+        if held is not None and held.broken:
+            raise KeeperError(held.broken)
         try:
-            held = segments.ensure(copies_of(identity.shard), size)
+            held = segments.to_fetch_into(copies_of(identity.shard), size)
         except SegmentError as error:
             raise KeeperError(str(error)) from None
-        if there():
-            break
+        if held.table.absent():
+            around.changed.wait()
+            given_up = time.monotonic() + PEER_TIMEOUT_S
+            continue
         slot = held.table.acquire(identity)
         if slot is not None:
             return held, slot

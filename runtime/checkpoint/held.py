@@ -3,7 +3,6 @@
 import hashlib
 import re
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +38,8 @@ class Held:
     """Does a worker know of it? It writes to no other one until it is told so."""
     outlived: bool = False
     """A newer segment has what this one was kept for: it goes as soon as nobody is at work with it."""
+    broken: str = ""
+    """Why its other slots cannot have their memory."""
 
     def data(self, slot: int) -> memoryview:
         """The bytes of the whole state in a slot."""
@@ -63,8 +64,8 @@ class Segments:
     directory: Path
     prefix: str
     slots: int
-    _making: dict[int, NewSegment] = field(default_factory=dict)
-    """Memory that is being allocated for a rank, one at a time."""
+    _making: list[NewSegment] = field(default_factory=list)
+    """Those whose memory is being allocated."""
     _held: dict[int, list[Held]] = field(default_factory=dict)
     _made: int = 0
     _closed: bool = False
@@ -108,100 +109,106 @@ class Segments:
 
     def or_newer(self, identity: Identity, local_rank: int) -> Identity:
         """That state if it lies whole, else the rank's newest of the same round that came after it, if there is one."""
-        whole = [held.table[slot].identity for held in self._held.get(local_rank, ()) for slot in held.table.whole()]
-        later = [one for one in whole if one and one.round == identity.round and one > identity]
-        return identity if identity in whole else max(later, default=identity)
+        whole = self.newest(local_rank, identity.round)
+        return identity if identity in whole or not whole else max(whole[0], identity)
 
-    def ensure(
-        self,
-        local_rank: int,
-        capacity: int,
-        sharded: bool = False,
-        told: bool = False,
-        peer: bool = False,
-        soon: bool = False,
-    ) -> Held:
-        """A segment with slots of exactly that capacity (0: a control page only). Raises SegmentError: no room.
+    def newest(self, local_rank: int, round: int) -> list[Identity]:  # noqa: A002
+        """The rank's whole states of that round, the newest first."""
+        found = [held.table[slot].identity for held in self._held.get(local_rank, ()) for slot in held.table.whole()]
+        return sorted({one for one in found if one and one.round == round}, reverse=True)
 
-        Lets go of the keeper's lock while memory is allocated, as a wait does: whoever calls it looks again at what
-        else counts. One more slot for a sharded state, of which the two newest are kept. `told`: the worker will write
-        to it. With a `peer` there must be room for copies of its shard, too, which come later and are about as large.
-        `soon`: as soon as the first slot has its memory; the others get theirs meanwhile, and the next call for this
-        rank waits for it.
+    def for_worker(self, local_rank: int, capacity: int, sharded: bool = False, peer: bool = False) -> Held:
+        """The segment that the rank's worker writes to from now on, with slots of exactly that capacity (0: a control
+        page only). One more slot for a sharded state, of which the two newest are kept. With a `peer` there must be
+        room for copies of its shard, too, which come later and are about as large. Raises SegmentError: no room.
+
+        Of a new one the slots get their memory one after the other, in a thread.
         """
+        held = self._fitting(self._held.get(local_rank, [])[-1:], capacity, self.slots + sharded)
+        if held is None:
+            if (current := self.current(local_rank)) is not None and current.idle():
+                self._remove(current)
+            held = self._make(local_rank, capacity, self.slots + sharded, sharded, peer)
+            self._held.setdefault(local_rank, []).append(held)
+        held.told, held.sharded = True, sharded
+        return held
+
+    def to_fetch_into(self, local_rank: int, capacity: int, sharded: bool = False) -> Held:
+        """A segment to fetch a state into that fills `capacity`: any of the rank's, or a new one behind that which the
+        worker was told of. Its first slots may have their memory, or will. Raises SegmentError: no room."""
         count = COPY_SLOTS if local_rank < 0 else self.slots + sharded
-        self.changed.wait_for(lambda: self._closed or local_rank not in self._making)
+        every = self._held.setdefault(local_rank, [])
+        held = self._fitting(every, capacity, count)
+        if held is None:
+            if every and every[-1].idle() and not every[-1].told:
+                self._remove(every[-1])
+            held = self._make(local_rank, capacity, count, sharded)
+            every.insert(len(every) - (bool(every) and every[-1].told), held)
+        return held
+
+    def _fitting(self, among: list[Held], capacity: int, count: int) -> Held | None:
+        """The newest with so many slots of that capacity; none that cannot get memory for them."""
+        same = (one for one in reversed(among) if one.file.capacity == rounded(capacity) and len(one.table) == count)
+        held = next((one for one in same if not one.broken), None)
+        if held is not None:
+            held.outlived = False
+        return held
+
+    def _make(self, local_rank: int, capacity: int, count: int, sharded: bool, peer: bool = False) -> Held:
+        """A new one."""
         if self._closed:
             raise SegmentError("this node is leaving")
-        if held := self._fitting(local_rank, rounded(capacity), count, told):
-            held.told |= told
-            held.outlived = False
-            return held
-        held = self.current(local_rank)
-        if held is not None and held.idle() and (told or not held.told):
-            self._remove(held)
-        if sharded and peer:
-            self._require_room(local_rank, count, capacity)
-        new = self._new(local_rank, count if capacity else 0, capacity)
-        file = self._allocated(local_rank, new, 1 if soon else new.slots)
-        absent = count - 1 if soon else 0
-        made = Held(local_rank, file, SlotTable(count, KEPT_SHARDED if sharded else 1, absent), sharded, told)
-        every = self._held.setdefault(local_rank, [])
-        behind = not told and bool(every) and every[-1].told
-        every.insert(len(every) - behind, made)
-        if soon:
-            self._making[local_rank] = new
-            threading.Thread(target=self._complete, args=(made, new), name="everstep-allocate", daemon=True).start()
-        return made
-
-    def _fitting(self, local_rank: int, capacity: int, count: int, told: bool) -> Held | None:
-        """A worker goes on with the newest segment or gets a new one; others take any. None that got no more room."""
-        every = self._held.get(local_rank, [])[-told:]
-        same = (held for held in reversed(every) if held.file.capacity == capacity and len(held.table) == count)
-        return next((held for held in same if not held.table.absent()), None)
-
-    def _require_room(self, local_rank: int, count: int, capacity: int) -> None:
-        ranks = {one.local_rank for one in self.staged() if one.sharded} | {local_rank}
-        ranks |= {rank for rank in self._making if rank >= 0}
-        copies = [one for one in (*(held.local_rank for held in self.all()), *self._making) if one < 0]
-        others = sum(new.missing for new in self._making.values())
-        coming = COPY_SLOTS * max(len(ranks) - len(copies), 0)
-        require_room(self.directory, count, coming, capacity, others)
-
-    def _new(self, local_rank: int, slots: int, capacity: int) -> NewSegment:
+        slots = count if capacity else 0
+        copies = self._copies_to_come(local_rank) if sharded and peer else 0
+        require_room(self.directory, slots, copies, capacity, sum(new.missing for new in self._making))
         self._made += 1
         suffix = f".{self._made}" if self._held.get(local_rank) else ""
         name = f"{local_rank}" if local_rank >= 0 else f"copy{copies_of(local_rank)}"
-        return NewSegment(self.directory / f"{self.prefix}{name}{suffix}", slots, capacity)
+        new = NewSegment(self.directory / f"{self.prefix}{name}{suffix}", slots, capacity)
+        self._making.append(new)
+        held = Held(local_rank, new.segment, SlotTable(count, KEPT_SHARDED if sharded else 1, slots), sharded)
+        threading.Thread(target=self._allocate, args=(held, new), name="everstep-allocate", daemon=True).start()
+        return held
 
-    def _allocated(self, local_rank: int, new: NewSegment, slots: int) -> SegmentFile:
-        """The new file, given memory for so many slots without the lock."""
-        self._making[local_rank] = new
-        self.changed.release()
-        try:
-            file = new.allocate(slots)
-        finally:
-            self.changed.acquire()
-            del self._making[local_rank]
-            self.changed.notify_all()
-        if self._closed:
-            raise SegmentError("this node is leaving")  # The file is removed already.
-        return file
+    def _copies_to_come(self, local_rank: int) -> int:
+        """Slots for copies of the peer's shards, as many as this node has of its own, that are not made yet."""
+        ranks = {one.local_rank for one in self.staged() if one.sharded} | {local_rank}
+        copied = {one.local_rank for one in self.all() if one.local_rank < 0}
+        return COPY_SLOTS * max(len(ranks) - len(copied), 0)
 
-    def _complete(self, held: Held, new: NewSegment) -> None:
-        """Give the other slots their memory, in a thread. A worker that is to write there is told if there is none."""
-        with self.changed, suppress(SegmentError):
-            self._allocated(held.local_rank, new, new.slots)
-            for slot in held.table.absent():
+    def _allocate(self, held: Held, new: NewSegment) -> None:
+        """Give all its slots their memory, in a thread, while it is wanted."""
+        for _ in range(new.slots):
+            with self.changed:
+                if held not in self._held.get(held.local_rank, ()):
+                    break
+            try:
+                slot = new.allocate()
+            except SegmentError as error:
+                with self.changed:
+                    self._break(held, str(error))
+                break
+            with self.changed:
                 held.table.allocated(slot)
+                self.changed.notify_all()
+        with self.changed:
+            self._making.remove(new)
+            new.close()
+
+    def _break(self, held: Held, why: str) -> None:
+        """It gets no more memory. Its worker writes to no other one, so that it is told when it wants to."""
+        held.broken = why
+        if held.idle() and not held.told and held in self._held.get(held.local_rank, ()):
+            self._remove(held)
+        self.changed.notify_all()
 
     def forget_earlier(self, local_rank: int) -> None:
-        """The current segment holds a whole state: let go of the earlier ones, of those with a reader when it ends.
+        """If the current segment holds a whole state, let go of the earlier ones, of those with a reader when it ends.
 
         Of a sharded state it must hold two: when this rank has staged the second, every rank has staged the first.
         """
         *earlier, current = self._held[local_rank]
-        if current.sharded and len(current.table.whole()) < 2:
+        if len(current.table.whole()) <= current.sharded:
             return
         for held in earlier:
             held.outlived = True
@@ -251,6 +258,6 @@ class Segments:
     def unlink(self) -> None:
         """Remove every file; no more are made."""
         self._closed = True
-        for one in (*(held.file for held in self.all()), *self._making.values()):
-            one.path.unlink(missing_ok=True)
+        for held in self.all():
+            held.file.unlink()
         self._held.clear()

@@ -1,8 +1,8 @@
 """The agent's side of checkpoints: who may write which slot, what is held whole, what goes to the store, where a round
 starts from.
 
-Runs in the agent's process. Every method may be called from any thread; `announce`, `acquire`, `fetched`, `flush`,
-`holdings` and `keep` may block. One thread computes digests, one persists, one fetches at the beginning of each round,
+Runs in the agent's process. Every method may be called from any thread; `acquire`, `fetched`, `flush`, `holdings` and
+`keep` may block. One thread computes digests, one persists, one fetches at the beginning of each round,
 one a local rank sees to the copy of its shard. What cannot be done raises KeeperError (or SegmentError: no shared
 memory), one line for the worker.
 """
@@ -109,26 +109,30 @@ class Keeper:
             self._changed.notify_all()
 
     def announce(self, local_rank: int, capacity: int, sharded: bool = False) -> Segment:
-        """Make room for a worker's slots; the same capacity again finds the old segment with all that it holds.
+        """Make room for a worker's slots; the same capacity again finds the old segment with all that it holds. Their
+        memory may still be coming: who acquires one waits for it.
 
         `sharded`: what the worker stages is its rank's own shard; else it is the same on every rank.
         """
         with self._changed:
             self._check_open()
-            held = self._segments.ensure(local_rank, capacity, sharded, told=True, peer=self._sender.has_peer)
-            held.sharded = sharded
+            held = self._segments.for_worker(local_rank, capacity, sharded, self._sender.has_peer)
             return Segment(str(held.file.path), held.file.slots, held.file.capacity, self._overhead)
 
     def acquire(self, local_rank: int, iteration: int) -> Slot:
-        """A slot that may be overwritten; blocks until there is one. KeeperError when the worker died meanwhile."""
-        began = time.monotonic()
+        """A slot that may be overwritten; blocks until there is one. KeeperError when the worker died meanwhile, or
+        there is no memory for it."""
+        waited_s = 0.0
         with self._changed:
             life = self._lives.get(local_rank, 0)
             while (slot := self._try_acquire(local_rank, iteration)) is None:
+                held, began = self._segments.current(local_rank), time.monotonic()
+                coming = held is not None and held.table.absent()
                 self._changed.wait()
+                waited_s += time.monotonic() - began if coming else 0.0
                 if self._lives.get(local_rank, 0) != life:
                     raise KeeperError(f"worker {local_rank} died while it waited for a slot")
-        return Slot(slot.slot, slot.offset, time.monotonic() - began)
+        return Slot(slot.slot, slot.offset, waited_s)
 
     def try_acquire(self, local_rank: int, iteration: int) -> Slot | None:
         """The same without waiting."""
@@ -174,7 +178,7 @@ class Keeper:
             self._abandon(local_rank)
             held = self._segments.current(local_rank)
             if held and self._beginning and not self._closed and self._to_store(held):
-                self._persist_newest(held)
+                self._persist_newest(local_rank)
             self._changed.notify_all()
 
     def fetched(self, local_rank: int) -> Fetched:
@@ -223,8 +227,8 @@ class Keeper:
         """Copy the newest state of this round to the store, also on a node that does not persist it. Does not wait."""
         with self._changed:
             self._seat()
-            for held in self._segments.staged():
-                self._persist_newest(held)
+            for local_rank in {held.local_rank for held in self._segments.staged()}:
+                self._persist_newest(local_rank)
 
     def committed(self, holding: Holding, manifest: str) -> None:
         """The master made the checkpoint visible."""
@@ -311,17 +315,18 @@ class Keeper:
         """Does this node put what this segment holds into the store in this round?"""
         return self._persists and (held.sharded or self._seat().persists)
 
-    def _persist_newest(self, held: Held) -> None:
+    def _persist_newest(self, local_rank: int) -> None:
         """Put the newest state of this round; of a sharded one the newest two, for a rank that was killed may have
         staged one iteration less than this one."""
-        if not self._persists:
+        held = self._segments.current(local_rank)
+        if not self._persists or held is None:
             return
-        identities = [held.table[slot].identity for slot in held.table.whole()]
-        for identity in reversed([i for i in identities if i and i.round == self._seat().round][: 1 + held.sharded]):
+        newest = self._segments.newest(local_rank, self._seat().round)
+        for identity in reversed(newest[: 1 + held.sharded]):
             if not held.sharded:
-                self._persister.want(held.local_rank, identity)
+                self._persister.want(local_rank, identity)
             elif not self._persister.under_way(identity):
-                self._persister.ask(held.local_rank, identity)
+                self._persister.ask(local_rank, identity)
 
     def _over(self, beginning: Beginning | None) -> bool:
         return self._closed or self._beginning is not beginning
@@ -338,6 +343,8 @@ class Keeper:
             earlier.table.abandon(given)
         slot = held.table.acquire(self._identity(held, iteration))
         if slot is None:
+            if held.broken:
+                raise KeeperError(held.broken)
             return None
         self._writing[local_rank] = (held, slot)
         return Slot(slot, held.file.offset(slot), 0.0)

@@ -135,18 +135,14 @@ class Persister:
         local_rank, identity = self._wanted.popitem()
         found = self._segments.find(identity, local_rank)
         if found is None:
-            held = self._segments.current(local_rank)
-            newest = held.table.newest() if held else None
-            if held is None or newest is None:
+            newest = self._segments.newest(local_rank, identity.round)  # Another node may persist the later round.
+            if not newest:
                 return None
-            staged = held.table[newest].identity
-            if staged is None or staged.round != identity.round:  # another node may persist the later round
-                return None
-            found = held, newest
-        held, slot = found
-        identity = held.table[slot].identity or identity
-        if self.under_way(identity):
+            identity = newest[0]
+            found = self._segments.find(identity, local_rank)
+        if found is None or self.under_way(identity):
             return None
+        held, slot = found
         held.table.pin(slot)
         self._under_way.add(identity)
         return _Job(held, slot, identity)

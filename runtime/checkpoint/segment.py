@@ -1,13 +1,17 @@
 """A shared memory file: a control page, then slots of equal size. Made by the agent, written by one worker.
 
-Our own files in /dev/shm by open and mmap: Python 3.11's SharedMemory unlinks what it only attached to. The space is
-allocated at once (posix_fallocate), because writing to a sparse file of a full tmpfs ends a process with SIGBUS.
+Our own files in /dev/shm by open and mmap: Python 3.11's SharedMemory unlinks what it only attached to. Slots have no
+memory at first and get it one after the other, and nobody is given one to write to before (posix_fallocate): writing to
+a sparse file of a full tmpfs ends a process with SIGBUS. The control page tells how many have it.
 """
 
 import os
 import struct
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from runtime.checkpoint.errors import SegmentError
@@ -15,14 +19,19 @@ from runtime.checkpoint.mapping import allocate, mapped, populate
 
 PAGE = 4096
 _MAGIC = b"EVERSTEP"
-_VERSION = 2
+_VERSION = 3
 _HEAD = struct.Struct("<8sIIQ")
 """Magic, version, slots, capacity of a slot in bytes."""
+_READY_AT = 32
+_READY = struct.Struct("<I")
+"""Slots that have their memory, the first ones."""
 _BEACON_AT = 64
 _BEACON = struct.Struct("<QQdQH48s")
 """Sequence (odd while it is being written), iteration, Unix time, changes, length of the phase's name, the name."""
 _MAPPED = 4 << 20
-"""Bytes of one call of it: a millisecond or less."""
+"""Bytes that are mapped in one call: a millisecond or less."""
+_LOOKS_S = 0.05
+"""Between two looks whether a slot has its memory."""
 
 
 @dataclass(frozen=True)
@@ -108,19 +117,33 @@ class SegmentFile:
                 break
         return Beacon(iteration, name[:length].decode(errors="replace"), time, changes)
 
-    def populate(self, start: int = 0, size: int = 0) -> None:
-        """Map the pages of these bytes now, or all, in a thread: who copies them first then meets no page faults, which
-        take longer than the copy. Best effort. `start` is a page's first byte.
+    @property
+    def ready(self) -> int:
+        """Slots that have their memory: the first ones."""
+        return _READY.unpack_from(self._memory, _READY_AT)[0]
 
-        A little at a time: the kernel lets nobody in this process map or unmap memory meanwhile.
-        """
-        end = start + (size or len(self._memory) - start)
+    def populate(self, start: int, size: int) -> None:
+        """Map the pages of these bytes, which have their memory, in a thread: who copies them first then meets no page
+        faults, which take longer than the copy. Best effort. `start` is a page's first byte."""
+        _in_thread(partial(self._populate, start, start + size))
+
+    def populate_slots(self) -> None:
+        """The same for all slots, each as soon as it has its memory."""
 
         def work() -> None:
-            for at in range(start, end, _MAPPED):
-                populate(self._memory, at, min(_MAPPED, end - at))
+            for slot in range(self.slots):
+                while self.ready <= slot:
+                    if not self.is_there():
+                        return
+                    time.sleep(_LOOKS_S)
+                self._populate(self.offset(slot), self.offset(slot) + self.capacity)
 
-        threading.Thread(target=work, name="everstep-populate", daemon=True).start()
+        _in_thread(work)
+
+    def _populate(self, start: int, end: int) -> None:
+        """A little at a time: the kernel lets nobody in this process map or unmap memory meanwhile."""
+        for at in range(start, end, _MAPPED):
+            populate(self._memory, at, min(_MAPPED, end - at))
 
     def unlink(self) -> None:
         """Remove the file; the memory goes when the last process that maps it lets go."""
@@ -128,62 +151,66 @@ class SegmentFile:
 
 
 class NewSegment:
-    """A segment's file in the making: it is there at once, without memory; `allocate` gives it some."""
+    """A segment's file whose slots have no memory yet; `allocate` gives it to one after the other."""
 
     def __init__(self, path: Path, slots: int, capacity: int) -> None:
-        """Makes the file, replacing one of that name."""
-        self.path, self.slots, self.capacity = path, slots, rounded(capacity)
-        self.size = segment_bytes(slots, capacity)
+        """Makes the file, replacing one of that name. Raises SegmentError: no room for the control page."""
+        self.slots, self.capacity = slots, rounded(capacity)
+        self._size = segment_bytes(slots, capacity)
         path.unlink(missing_ok=True)
         self._file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)  # noqa: SIM115
-        self._opened: SegmentFile | None = None
-        self._there = 0
-        """Bytes that have memory."""
+        try:
+            self._file.truncate(self._size)
+            os.posix_fallocate(self._file.fileno(), 0, PAGE)
+            memory = mapped(self._file.fileno(), self._size)
+        except OSError as error:
+            self.close()
+            path.unlink()
+            raise self._too_small(path.parent, error) from error
+        _HEAD.pack_into(memory, 0, _MAGIC, _VERSION, self.slots, self.capacity)
+        self.segment = SegmentFile(path, memory, self.slots, self.capacity, os.fstat(self._file.fileno()).st_ino)
+        self._memory = memory
 
     @property
     def missing(self) -> int:
         """Bytes that it has not got yet."""
-        try:
-            return max(0, self.size - self.path.stat().st_blocks * 512)
-        except FileNotFoundError:
-            return 0
+        return 0 if self._file.closed else max(0, self._size - os.fstat(self._file.fileno()).st_blocks * 512)
 
-    def allocate(self, slots: int) -> SegmentFile:
-        """Memory for the first `slots`; later for more. Other threads run meanwhile. Raises SegmentError with the
-        arithmetic when it does not fit; a file that has none is gone then.
+    def allocate(self) -> int:
+        """Memory for the next slot; returns its number. Other threads run meanwhile. Raises SegmentError with the
+        arithmetic when there is none.
 
         Takes 0.1 s a GiB, of small pages 0.3 s; several where a virtual machine's host has to bring the memory first.
         """
-        end = segment_bytes(slots, self.capacity)
+        slot = self.segment.ready
+        start = self.segment.offset(slot)
         try:
-            file = self._opened or self._mapped()
-            allocate(self._file.fileno(), file.bytes_at(0, self.size), self._there, end)
+            allocate(self._file.fileno(), self._memory, start, start + self.capacity)
         except OSError as error:
-            self._file.close()
-            if not self._there:
-                self.path.unlink(missing_ok=True)
-            what = f"{self.slots} slots of {self.capacity / 1e6:.1f} MB"
-            raise _too_small(self.path.parent, what, self.size, error.strerror or str(error)) from error
-        if not self._there:
-            _HEAD.pack_into(file.bytes_at(0, PAGE), 0, _MAGIC, _VERSION, self.slots, self.capacity)
-        self._opened, self._there = file, end
-        if end == self.size:
-            self._file.close()
-        return file
+            raise self._too_small(self.segment.path.parent, error) from error
+        _READY.pack_into(self._memory, _READY_AT, slot + 1)
+        return slot
 
-    def _mapped(self) -> SegmentFile:
-        self._file.truncate(self.size)
-        return SegmentFile(self.path, mapped(self._file.fileno(), self.size), self.slots, self.capacity)
+    def close(self) -> None:
+        """It gets no more."""
+        self._file.close()
+
+    def _too_small(self, directory: Path, error: OSError) -> SegmentError:
+        return _too_small(directory, _slots(self.slots, self.capacity), self._size, error.strerror or str(error))
 
 
 def require_room(directory: Path, slots: int, copies: int, capacity: int, others: int) -> None:
-    """Raises SegmentError when that many slots, slots for a peer's copies, and `others` bytes that are being allocated
-    cannot all be had there."""
+    """Raises SegmentError with the arithmetic when that many slots, slots for a peer's copies, and `others` bytes that
+    are being allocated cannot all be had there."""
     place = os.statvfs(directory)
     size = segment_bytes(slots + copies, capacity)
-    if size + others > place.f_bavail * place.f_frsize:
-        what = f"{slots} slots of {rounded(capacity) / 1e6:.1f} MB and {copies} for copies of a peer's shard"
+    if place.f_blocks and size + others > place.f_bavail * place.f_frsize:  # No blocks at all: without a limit.
+        what = _slots(slots, rounded(capacity)) + (f" and {copies} for copies of a peer's shard" if copies else "")
         raise _too_small(directory, what, size, "No space left on device")
+
+
+def _slots(slots: int, capacity: int) -> str:
+    return f"{slots} slots of {capacity / 1e6:.1f} MB"
 
 
 def _too_small(directory: Path, what: str, size: int, why: str) -> SegmentError:
@@ -203,3 +230,7 @@ def segment_bytes(slots: int, capacity: int) -> int:
 def rounded(size: int) -> int:
     """Up to whole pages."""
     return -(-size // PAGE) * PAGE
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="everstep-populate", daemon=True).start()

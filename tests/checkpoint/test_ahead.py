@@ -80,10 +80,10 @@ def test_it_is_mapped_while_the_agent_still_looks_whether_it_is_whole(
 
 def test_memory_that_another_file_took_the_place_of_is_not_used(tmp_path: Path) -> None:
     path = tmp_path / "segment"
-    NewSegment(path, 2, 4096).allocate(2)
+    NewSegment(path, 2, 4096).close()
     mapped = SegmentFile.open(path)
     assert mapped.is_there()
-    NewSegment(path, 2, 8192).allocate(2)
+    NewSegment(path, 2, 8192).close()
     assert not mapped.is_there()
     path.unlink()
     assert not mapped.is_there()

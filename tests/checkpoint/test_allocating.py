@@ -1,4 +1,4 @@
-"""While memory is allocated, which takes a tenth of a second a GiB or more, the keeper answers whoever asks."""
+"""Slots get their memory, which takes a tenth of a second a GiB or more, while the keeper answers whoever asks."""
 
 import os
 import threading
@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.agent.link import LinkError, Segment, Staged
 from runtime.checkpoint import segment as segment_module
 from runtime.checkpoint.checkpointer import Checkpointer
-from runtime.checkpoint.errors import SegmentError
-from runtime.checkpoint.segment import SegmentFile
+from runtime.checkpoint.errors import KeeperError
+from runtime.checkpoint.segment import PAGE, SegmentFile
 from runtime.job.messages import Restore
 from tests.checkpoint.test_keeper import trained
 from tests.fake_agent import PATIENCE_S, Node
@@ -54,103 +55,158 @@ def in_thread() -> Iterator[Callable[..., Any]]:
         yield pool.submit
 
 
+def begun(node: Any, gate: Gate, local_rank: int = 0, capacity: int = LARGE) -> Segment:
+    """That rank has announced, and its first slot's memory is asked for."""
+    told = node.keeper.announce(local_rank, capacity)
+    assert gate.asked.acquire(timeout=PATIENCE_S)
+    return told
+
+
 def test_while_one_rank_waits_for_memory_the_others_stage_and_the_agent_is_answered(
     node: Any, make_state: Any, gate: Gate, in_thread: Any
 ) -> None:
     node.begin(1)
     checkpointer = trained(node, state := make_state(1), 2)
-    announced = in_thread(node.keeper.announce, 1, LARGE)
-    assert gate.asked.acquire(timeout=PATIENCE_S)
+    assert begun(node, gate, local_rank=1).capacity == LARGE
+    acquired = in_thread(node.keeper.acquire, 1, 1)
     checkpointer.save(3, state)
     checkpointer.beacon(3, "forward")
     assert node.keeper.beacon(0) == (3, "forward")
     assert node.keeper.beacon(1) == (0, "")
     assert {held.iteration for held in node.keeper.holdings("")} >= {2, 3}
-    assert not announced.done()
+    assert not acquired.done()
     gate.open.release()
-    assert announced.result(PATIENCE_S).capacity == LARGE
+    slot = acquired.result(PATIENCE_S)
+    assert slot.slot == 0
+    assert slot.waited_s > 0
+    gate.open.release(2)
 
 
-def test_a_rank_that_announces_again_meanwhile_is_given_the_same_memory(node: Any, gate: Gate, in_thread: Any) -> None:
+def test_a_worker_that_dies_while_it_waits_for_memory_waits_no_longer(node: Any, gate: Gate, in_thread: Any) -> None:
     node.begin(1)
-    first = in_thread(node.keeper.announce, 0, LARGE)
-    assert gate.asked.acquire(timeout=PATIENCE_S)
+    begun(node, gate)
+    acquired = in_thread(node.keeper.acquire, 0, 1)
+    wait_until(lambda: node.keeper.worker_died(0) or acquired.done(), "the wait ends with the worker", PATIENCE_S)
+    with pytest.raises(KeeperError, match="died while it waited"):
+        acquired.result()
+    gate.open.release(3)
+
+
+def test_a_rank_that_announces_again_meanwhile_is_given_the_same_memory(node: Any, gate: Gate) -> None:
+    node.begin(1)
+    first = begun(node, gate)
     node.keeper.worker_died(0)
-    second = in_thread(node.keeper.announce, 0, LARGE)
-    gate.open.release()
-    assert first.result(PATIENCE_S) == second.result(PATIENCE_S)
+    assert node.keeper.announce(0, LARGE) == first
+    gate.open.release(3)
+    assert [node.keeper.acquire(0, iteration).slot for iteration in (1, 2)] == [0, 0], "given up, and given again"
     assert len(os.listdir(node.shm)) == 1
+    assert all(gate.asked.acquire(timeout=PATIENCE_S) for _ in range(2))
     assert not gate.asked.acquire(blocking=False)
 
 
-def test_a_rank_that_announces_something_else_meanwhile_is_given_that(node: Any, gate: Gate, in_thread: Any) -> None:
+def test_a_rank_that_announces_something_else_meanwhile_is_given_that(node: Any, gate: Gate) -> None:
     node.begin(1)
-    first = in_thread(node.keeper.announce, 0, LARGE)
-    assert gate.asked.acquire(timeout=PATIENCE_S)
-    second = in_thread(node.keeper.announce, 0, 2 * LARGE)
-    gate.open.release(2)
-    assert first.result(PATIENCE_S).capacity == LARGE
-    told = second.result(PATIENCE_S)
+    begun(node, gate)
+    told = begun(node, gate, capacity=2 * LARGE)
     assert [str(path) for path in node.shm.iterdir()] == [told.path]
-    assert node.keeper.try_acquire(0, 1).offset == SegmentFile.open(Path(told.path)).offset(0)
+    gate.open.release(4)
+    assert node.keeper.acquire(0, 1).offset == SegmentFile.open(Path(told.path)).offset(0)
+    assert all(gate.asked.acquire(timeout=PATIENCE_S) for _ in range(2)), "the other slots of the second one"
+    assert not gate.asked.acquire(timeout=0.1), "the first one gets no more"
 
 
 def test_what_a_rank_holds_is_offered_until_its_new_memory_holds_a_state(
-    node: Any, make_state: Any, gate: Gate, in_thread: Any
+    node: Any, make_state: Any, gate: Gate
 ) -> None:
     node.begin(1)
     trained(node, make_state(1), 3)
-    announced = in_thread(node.keeper.announce, 0, LARGE)
-    assert gate.asked.acquire(timeout=PATIENCE_S)
+    begun(node, gate)
     node.keeper.worker_died(0)
     wait_until(lambda: [held.iteration for held in node.persisted] == [3], "iteration 3 is persisted", PATIENCE_S)
     node.begin(2, node.newest())
     assert node.keeper.fetched(0).iteration == 3
-    gate.open.release()
-    announced.result(PATIENCE_S)
+    gate.open.release(3)
+    assert node.keeper.acquire(0, 4).slot == 0
     assert {held.iteration for held in node.keeper.holdings("")} == {1, 2, 3}
+
+
+def test_what_was_staged_just_before_a_rank_announced_something_else_is_held(
+    node: Any, make_state: Any, gate: Gate
+) -> None:
+    node.begin(1)
+    trained(node, make_state(1), 2).flush(2)
+    (old,) = node.shm.iterdir()
+    whole = SegmentFile.open(old)
+    slot = node.keeper.acquire(0, 3).slot
+    whole.slot(slot)[:] = whole.slot(1)
+    begun(node, gate)
+    node.keeper.staged(0, Staged(slot, 3, whole.capacity, False))
+    assert {held.iteration for held in node.keeper.holdings("")} == {1, 2, 3}
+    gate.open.release(3)
 
 
 def test_a_node_that_leaves_meanwhile_leaves_nothing(node: Any, gate: Gate, in_thread: Any) -> None:
     node.begin(1)
-    announced = in_thread(node.keeper.announce, 0, LARGE)
-    assert gate.asked.acquire(timeout=PATIENCE_S)
+    begun(node, gate)
+    acquired = in_thread(node.keeper.acquire, 0, 1)
+    with pytest.raises(TimeoutError):
+        acquired.result(0.1)
     node.keeper.close()
     assert os.listdir(node.shm) == []
+    with pytest.raises(KeeperError, match="leaving"):
+        acquired.result(PATIENCE_S)
     gate.open.release()
-    with pytest.raises(SegmentError, match="leaving"):
-        announced.result(PATIENCE_S)
+    assert not gate.asked.acquire(timeout=0.1), "nothing more is allocated"
     assert os.listdir(node.shm) == []
 
 
-def test_memory_that_could_not_be_had_can_be_asked_for_again(node: Any, gate: Gate, in_thread: Any) -> None:
+def test_memory_that_could_not_be_had_can_be_asked_for_again(node: Any, gate: Gate) -> None:
     node.begin(1)
     gate.error = OSError(28, "No space left on device")
     gate.open.release()
-    with pytest.raises(SegmentError, match=r"3 slots of 4.2 MB need 12.6 MB"):
-        node.keeper.announce(0, LARGE)
+    begun(node, gate)
+    with pytest.raises(KeeperError, match=r"3 slots of 4.2 MB need 12.6 MB"):
+        node.keeper.acquire(0, 1)
     gate.error = None
+    gate.open.release(3)
+    begun(node, gate)
+    assert node.keeper.acquire(0, 1).slot == 0
+    assert len(os.listdir(node.shm)) == 1
+
+
+def test_a_copy_that_has_no_memory_for_both_slots_is_refused_and_leaves_nothing(
+    make_node: Any, make_state: Any, gate: Gate
+) -> None:
+    peer, node = make_node("worker-1-0"), make_node()
+    gate.after = 1 << 40
+    peer.begin(1)
+    trained(peer, large(make_state, 2), 3)
+    (holding,) = peer.keeper.holdings(peer.address)[:1]
+    gate.after, gate.error = PAGE + 1, OSError(28, "No space left on device")
     gate.open.release()
-    assert node.keeper.announce(0, LARGE).capacity == LARGE
+    with pytest.raises(KeeperError, match=r"2 slots of 4\.6 MB need 9\.2 MB"):
+        node.keeper.keep(holding)
+    wait_until(lambda: os.listdir(node.shm) == [], "the file with one slot goes", PATIENCE_S)
+    gate.after = 1 << 40
+    node.keeper.keep(holding)
+    assert {held.iteration for held in node.keeper.holdings("")} == {3}
+    assert len(os.listdir(node.shm)) == 1
 
 
 def test_room_for_a_peers_copies_is_counted_beside_what_is_being_allocated(
-    node: Any, gate: Gate, in_thread: Any, monkeypatch: pytest.MonkeyPatch
+    node: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.begin(1, peer="127.0.0.1:9", world_size=2)
-    first = in_thread(node.keeper.announce, 0, LARGE, sharded=True)
-    assert gate.asked.acquire(timeout=PATIENCE_S)
     wanted: list[tuple[int, int]] = []
 
     def told(_: Path, slots: int, copies: int, capacity: int, others: int) -> None:
         wanted.append(((slots + copies) * capacity, others))
 
     monkeypatch.setattr("runtime.checkpoint.held.require_room", told)
-    second = in_thread(node.keeper.announce, 1, LARGE, sharded=True)
-    assert gate.asked.acquire(timeout=PATIENCE_S)
-    gate.open.release(2)
-    assert first.result(PATIENCE_S).slots == second.result(PATIENCE_S).slots == 4
-    assert wanted == [(8 * LARGE, 4 * LARGE + segment_module.PAGE)]
+    slots = [node.keeper.announce(rank, LARGE, sharded=True).slots for rank in range(2)]
+    gate.open.release(8)
+    assert slots == [4, 4]
+    assert wanted == [(6 * LARGE, 0), (8 * LARGE, 4 * LARGE)]
 
 
 def test_what_is_fetched_for_another_size_does_not_take_the_memory_that_the_worker_was_told_of(
@@ -179,28 +235,31 @@ def large(make_state: Any, seed: int) -> dict[str, Any]:
 @pytest.fixture
 def fetched(make_node: Any, make_state: Any, gate: Gate) -> tuple[Node, dict[str, Any]]:
     """A node that has its start from a peer, and of the memory of its other slots nothing yet; that start."""
-    gate.after = 1
     peer, node = make_node("worker-1-0"), make_node()
+    gate.after = 1 << 40
     peer.begin(1)
     trained(peer, saved := large(make_state, 2), 3)
+    gate.after = PAGE + 1
     node.begin(2, Restore(1, 3, peer.keeper.holdings(peer.address)[:1], ""))
     assert node.keeper.fetched(0).source == "peer worker-1-0"
     assert gate.asked.acquire(timeout=PATIENCE_S)
     return node, saved
 
 
-def test_a_start_is_fetched_before_the_slots_to_write_to_have_their_memory(
+def test_a_start_is_fetched_and_loaded_before_the_slots_to_write_to_have_their_memory(
     fetched: tuple[Node, dict[str, Any]], make_state: Any, same: Any, gate: Gate, in_thread: Any
 ) -> None:
     (node, saved), live = fetched, large(make_state, 0)
-    told = in_thread(Checkpointer, live, link=node.link(2))
+    checkpointer = Checkpointer(live, link=node.link(2))
     assert {held.iteration for held in node.keeper.holdings("")} == {3}
-    assert not told.done()
-    gate.open.release()
-    checkpointer = told.result(PATIENCE_S)
     assert checkpointer.load(live) == 3
     assert same(live, saved)
-    for iteration in range(4, 9):
+    saving = in_thread(checkpointer.save, 4, live)
+    with pytest.raises(TimeoutError):
+        saving.result(0.1)
+    gate.open.release(2)
+    saving.result(PATIENCE_S)
+    for iteration in range(5, 9):
         checkpointer.save(iteration, live)
     assert max(held.iteration for held in node.keeper.holdings("")) == 8
     assert len(os.listdir(node.shm)) == 1
@@ -210,15 +269,36 @@ def test_no_room_for_the_slots_to_write_to_is_told_to_the_worker_and_the_start_s
     fetched: tuple[Node, dict[str, Any]], make_state: Any, same: Any, gate: Gate
 ) -> None:
     (node, saved), live = fetched, large(make_state, 0)
-    gate.after, gate.error = 0, OSError(28, "No space left on device")
-    gate.open.release(2)
-    with pytest.raises(SegmentError, match=r"3 slots of 4\.6 MB need 13\.8 MB"):
-        node.keeper.announce(0, node.keeper.fetched(0).size)
-    assert {held.iteration for held in node.keeper.holdings("")} == {3}
-    gate.error = None
+    checkpointer = Checkpointer(live, link=node.link(2))
+    assert checkpointer.load(live) == 3
+    gate.error = OSError(28, "No space left on device")
     gate.open.release()
+    with pytest.raises(LinkError, match=r"3 slots of 4\.6 MB need 13\.8 MB"):
+        checkpointer.save(4, live)
+    assert {held.iteration for held in node.keeper.holdings("")} == {3}
+    gate.after = 1 << 40
+    live = large(make_state, 0)
     checkpointer = Checkpointer(live, link=node.link(2))
     assert checkpointer.load(live) == 3
     assert same(live, saved)
     checkpointer.save(4, live)
     wait_until(lambda: len(os.listdir(node.shm)) == 1, "the earlier segment goes")
+    assert {held.iteration for held in node.keeper.holdings("")} == {4}
+
+
+def test_the_slots_of_a_worker_are_mapped_as_they_get_their_memory(
+    node: Any, make_state: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    populated: list[int] = []
+    monkeypatch.setattr(segment_module, "populate", lambda memory, start, size: populated.append(start))
+    node.begin(1)
+    checkpointer = Checkpointer(live := large(make_state, 1), link=node.link(1))
+    assert checkpointer.load(live) == 0
+    for slot in range(3):
+        assert gate.asked.acquire(timeout=PATIENCE_S)
+        ready = len(populated)
+        gate.open.release()
+        wait_until(lambda ready=ready: len(populated) > ready, f"slot {slot} is mapped", PATIENCE_S)
+    (file,) = node.shm.iterdir()
+    segment = SegmentFile.open(file)
+    wait_until(lambda: {segment.offset(slot) for slot in range(3)} <= set(populated), "all are mapped", PATIENCE_S)

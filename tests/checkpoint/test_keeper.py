@@ -24,6 +24,7 @@ from tests.harness import wait_until
 def trained(node: Any, state: dict[str, Any], iterations: int, round_: int = 1) -> Checkpointer:
     """A worker that stages so many iterations of one state."""
     checkpointer = Checkpointer(state, link=node.link(round_))
+    node.has_memory()
     for iteration in range(1, iterations + 1):
         state["position"] = iteration
         checkpointer.save(iteration, state)
@@ -441,8 +442,9 @@ def test_a_state_of_another_size_gets_its_own_segment_and_the_old_one_stays_unti
     assert {held.iteration for held in node.keeper.holdings("")} == {4}
 
 
-def staged(held: Held) -> Held:
+def staged(segments: Segments, held: Held) -> Held:
     """With a whole state in its first slot."""
+    segments.changed.wait_for(lambda: not held.table.absent())
     assert held.table.acquire(Identity(1, 1)) == 0
     held.table.stage(0, 4096)
     return held
@@ -451,10 +453,10 @@ def staged(held: Held) -> Held:
 def test_an_outgrown_segment_that_is_wanted_again_while_it_is_read_stays(tmp_path: Path) -> None:
     segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
     with segments.changed:
-        old, new = (staged(segments.ensure(0, capacity, told=True)) for capacity in (4096, 8192))
+        old, new = (staged(segments, segments.for_worker(0, capacity)) for capacity in (4096, 8192))
         old.table.pin(0)
         segments.forget_earlier(0)
-        assert segments.ensure(0, 4096) is old
+        assert segments.to_fetch_into(0, 4096) is old
         segments.unpin(old, 0)
         assert segments.all() == [old, new]
         assert old.file.path.exists()
@@ -463,7 +465,7 @@ def test_an_outgrown_segment_that_is_wanted_again_while_it_is_read_stays(tmp_pat
 def test_an_earlier_rounds_copy_that_is_read_goes_with_its_reader_unless_a_newer_one_is_written(tmp_path: Path) -> None:
     segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
     with segments.changed:
-        read, written = (staged(segments.ensure(copies_of(shard), 4096)) for shard in (0, 1))
+        read, written = (staged(segments, segments.to_fetch_into(copies_of(shard), 4096)) for shard in (0, 1))
         newer = written.table.acquire(Identity(2, 1))
         assert newer is not None
         for copy in (read, written):
