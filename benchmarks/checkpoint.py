@@ -8,7 +8,7 @@ not counted, and measured again in another process if a process does it once. Wh
 comparison.
 
 What a process does once, its first saves and its first restore, is measured in several of them. Each part of a case
-measures what it must once, and again while its time lasts: without `others` it takes 16 minutes on an idle machine.
+measures what it must once, and again while its time lasts: without `others` it takes 22 minutes on an idle machine.
 `--only` and `--parts` choose.
 """
 

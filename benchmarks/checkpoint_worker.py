@@ -194,7 +194,7 @@ def first_life(bench: Bench) -> None:
     iteration += 1
     checkpointer.save(iteration, state, persist=True)
     checkpointer.flush(iteration)
-    for _ in bench.rounds(1, max(2, told.rounds // 2)) if "store" in told.parts else ():
+    for _ in bench.rounds(2, told.rounds) if "store" in told.parts else ():
         iteration += 1
         bench.settle()
         checkpointer.save(iteration, state, persist=True)
