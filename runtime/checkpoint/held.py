@@ -194,13 +194,13 @@ class Segments:
         with self.changed:
             self._making.remove(new)
             new.close()
+            self.changed.notify_all()
 
     def _break(self, held: Held, why: str) -> None:
         """It gets no more memory. Its worker writes to no other one, so that it is told when it wants to."""
         held.broken = why
         if held.idle() and not held.told and held in self._held.get(held.local_rank, ()):
             self._remove(held)
-        self.changed.notify_all()
 
     def forget_earlier(self, local_rank: int) -> None:
         """If the current segment holds a whole state, let go of the earlier ones, of those with a reader when it ends.
@@ -251,7 +251,8 @@ class Segments:
             newest = held.table.newest()
             identity = held.table[newest].identity if newest is not None else None
             past = identity is None or identity.round < round
-            if held.local_rank < 0 and past and not held.table.writing():  # What is written is newer.
+            coming = held.table.absent() or held.table.writing()  # Newer ones.
+            if held.local_rank < 0 and past and not coming:
                 held.outlived = True
                 self._let_go(held)
 

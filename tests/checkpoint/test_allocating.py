@@ -15,6 +15,7 @@ from runtime.checkpoint import segment as segment_module
 from runtime.checkpoint.checkpointer import Checkpointer
 from runtime.checkpoint.errors import KeeperError
 from runtime.checkpoint.segment import PAGE, SegmentFile
+from runtime.checkpoint.slots import SlotTable
 from runtime.job.messages import Restore
 from tests.checkpoint.test_keeper import trained
 from tests.fake_agent import PATIENCE_S, Node
@@ -63,12 +64,15 @@ def begun(node: Any, gate: Gate, local_rank: int = 0, capacity: int = LARGE) -> 
 
 
 def test_while_one_rank_waits_for_memory_the_others_stage_and_the_agent_is_answered(
-    node: Any, make_state: Any, gate: Gate, in_thread: Any
+    node: Any, make_state: Any, gate: Gate, in_thread: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.begin(1)
     checkpointer = trained(node, state := make_state(1), 2)
     assert begun(node, gate, local_rank=1).capacity == LARGE
+    waits, absent = threading.Event(), SlotTable.absent
+    monkeypatch.setattr(SlotTable, "absent", lambda table: waits.set() or absent(table))
     acquired = in_thread(node.keeper.acquire, 1, 1)
+    assert waits.wait(PATIENCE_S)
     checkpointer.save(3, state)
     checkpointer.beacon(3, "forward")
     assert node.keeper.beacon(0) == (3, "forward")

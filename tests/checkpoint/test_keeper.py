@@ -478,6 +478,24 @@ def test_an_earlier_rounds_copy_that_is_read_goes_with_its_reader_unless_a_newer
         assert segments.all() == [written]
 
 
+def test_memory_that_is_still_coming_for_a_copy_is_not_let_go_of(tmp_path: Path) -> None:
+    segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
+    with segments.changed:
+        coming = segments.to_fetch_into(copies_of(0), 4096)
+        segments.forget_copies(2)
+        assert segments.all() == [coming]
+        assert segments.changed.wait_for(lambda: not coming.table.absent(), PATIENCE_S)
+
+
+def test_whoever_waits_for_a_segment_that_is_given_up_is_woken(tmp_path: Path) -> None:
+    segments = Segments(threading.Condition(), tmp_path, "everstep-test-", 3)
+    with segments.changed:
+        given_up = segments.to_fetch_into(0, 4096)
+        segments.for_worker(0, 0)
+        assert given_up not in segments.all()
+        assert segments.changed.wait(PATIENCE_S)
+
+
 def test_a_state_whose_numbers_outgrow_their_place_is_staged_in_a_new_segment(node: Any, make_state: Any) -> None:
     node.begin(1)
     state = make_state(1) | {"log": [1.5]}
