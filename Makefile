@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster soak clean
+.PHONY: help finetune test test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -27,11 +27,19 @@ lint: $(READY)  ## style, types, import contracts
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# Tests of processes mostly wait: for imports, for a deadline, for each other.
-JOBS ?= 4
-ENDED := .pytest_cache/tests.xml
-test: lint  ## lint, then all tests, JOBS at a time; says what this machine could not run and why
-	$(BIN)/python -m pytest -rs -n $(JOBS) --dist worksteal --junit-xml=$(ENDED) -o junit_family=xunit1
+# Tests of processes mostly wait: for imports, for a deadline, for each other. What they import is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+JOBS ?= 5
+PROFILE ?= dev
+SUITE := $(BIN)/python -m tests.suite --jobs $(JOBS) --profile $(PROFILE) $(if $(SEED),--seed $(SEED))
+test: lint  ## lint, then the tests, JOBS at a time (PART=checkpoint: what a change there can break); says what was skipped
+	$(SUITE) $(if $(PART),--part $(PART))
+
+test-long: $(READY)  ## what `make test` leaves out as others test nearly the same, and more examples (PROFILE=long)
+	$(SUITE) --long $(if $(PART),--part $(PART))
+
+flaky: $(READY)  ## one test 50 times beside load: TEST=PATH::NAME, or words as of pytest -k
+	$(SUITE) --repeat '$(TEST)'
 
 cluster-up: $(READY)  ## a real Kubernetes of two nodes with MinIO on this machine, as root (built by Go the first time)
 	$(BIN)/python -m tests.cluster up

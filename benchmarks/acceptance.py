@@ -46,7 +46,7 @@ def proven(
     wanted = {promise: words for promise, words in promises.items() if asked(promise, options.words)}
     if not wanted:
         return
-    cases = _read(options.tests) if options.tests else ran(_arguments(wanted, options, paths), options.jobs)
+    cases = _joined(options.tests) if options.tests else ran(_arguments(wanted, options, paths), options.jobs)
     for promise, words in wanted.items():
         yield proven_by(promise, words, cases)
 
@@ -59,6 +59,10 @@ def ran(arguments: Sequence[str], jobs: int) -> Cases:
         command += ["-n", str(jobs), "--dist", "worksteal", f"--junit-xml={told}", "-o", "junit_family=xunit1"]
         subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)
         return _read(told) if told.exists() else {}
+
+
+def _joined(files: Sequence[Path]) -> Cases:
+    return {name: case for path in files for name, case in _read(path).items()}
 
 
 def _read(told: Path) -> Cases:
@@ -106,7 +110,11 @@ def chosen(parser: argparse.ArgumentParser, known: Sequence[str]) -> argparse.Na
     parser.add_argument("words", nargs="*", metavar="WORD", help="only lines that have one of these words")
     parser.add_argument("--jobs", type=int, default=4, help="tests at a time (they mostly wait)")
     parser.add_argument(
-        "--tests", type=Path, metavar="FILE", help="the tests have run: how they ended, as `make test` writes it"
+        "--tests",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        help="the tests have run: how they ended, as `make test` and `make test-long` write it; may be given twice",
     )
     options = parser.parse_args()
     if unknown := [word for word in options.words if not any(asked(promise, [word]) for promise in known)]:

@@ -13,9 +13,16 @@ from tests.minio import MinIO, binary, running
 # A shell starts background jobs with SIGINT ignored, and what they start inherits it: tests that press Ctrl-C mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes on a busy machine says nothing of the code.
-hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("patient")
+# How long an example takes on a busy machine says nothing of the code. A test scales its own number by tests/examples.
+for profile, examples in (("dev", 30), ("ci", 100), ("long", 2000)):
+    hypothesis.settings.register_profile(
+        profile,
+        deadline=None,
+        max_examples=examples,
+        print_blob=True,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("ci")
 
 # No test talks to a cluster that whoever runs it happens to be logged in to.
 for name in [name for name in os.environ if name.startswith(("ARGO_", "KUBE")) and name != "ARGO_EXAMPLES"]:

@@ -70,6 +70,7 @@ def test_a_faulty_node_of_this_machine_is_exit_code_3_unless_fewer_are_enough(tm
         assert any(marks.iterdir())
 
 
+@pytest.mark.long
 def test_machines_find_each_other_by_the_variables_of_a_pytorchjob(tmp_path: Path) -> None:
     ended = machines(tmp_path, 3)
     assert [code for code, _ in ended] == [0, 0, 0], ended
@@ -91,6 +92,7 @@ def test_a_machine_whose_process_is_killed_is_named_across_machines(tmp_path: Pa
     assert "this node (node-0) is faulty: its check was ended by SIGKILL" in ended[0][1]
 
 
+@pytest.mark.long
 def test_an_excluded_straggler_says_so_and_ends_with_code_3(tmp_path: Path) -> None:
     seconds = late_s(tmp_path / "calm")
     faults = ";".join(f"check.matmul,node=node-1,round={number}=sleep:{seconds}" for number in (1, 2))

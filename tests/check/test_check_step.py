@@ -79,7 +79,9 @@ def test_two_nodes_that_only_fail_together_are_undecided_by_name(tmp_path: Path)
     assert "undecided: local-0, local-1" in told
 
 
-@pytest.mark.parametrize(("count", "node", "rounds"), [(4, "local-1", 2), (5, "local-2", 3)])
+@pytest.mark.parametrize(
+    ("count", "node", "rounds"), [(4, "local-1", 2), pytest.param(5, "local-2", 3, marks=pytest.mark.long)]
+)
 def test_a_node_with_which_every_group_fails_is_named_exactly(
     tmp_path: Path, count: int, node: str, rounds: int
 ) -> None:
@@ -91,7 +93,7 @@ def test_a_node_with_which_every_group_fails_is_named_exactly(
     assert len(verdict["rounds"]) == rounds
 
 
-@pytest.mark.parametrize("count", [2, 4, 5])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long), pytest.param(5, marks=pytest.mark.long)])
 def test_a_slow_node_is_a_straggler(tmp_path: Path, count: int) -> None:
     faults = in_rounds("check.matmul,node=local-1", f"sleep:{late_s(tmp_path / 'calm', count)}", 2)
     code, told, verdict = check(tmp_path, f"--nodes={count}", "--exclude-straggler=True", faults=faults)

@@ -14,6 +14,7 @@ from runtime.checkpoint.committed import read_committed
 from runtime.checkpoint.examine import problems, stored
 from runtime.checkpoint.tree import Tree, flatten
 from runtime.store import DirectoryStore, StoreError
+from tests.examples import examples
 
 JOB = "jobs/j/checkpoints/"
 
@@ -140,7 +141,7 @@ def test_a_store_that_refuses_is_told_at_the_next_save_and_the_same_iteration_ma
 
 
 @given(st.lists(st.lists(st.integers(0, 25), min_size=1, max_size=3), min_size=1, max_size=3))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_wherever_ranks_are_killed_no_checkpoint_is_empty_mixed_or_torn(runs: list[list[int]]) -> None:
     """Each run has so many ranks, which die after so many calls of the store; the next run has another number."""
     import tempfile

@@ -13,6 +13,7 @@ from runtime.checkpoint.slots import KEPT_SHARDED, Identity, SlotTable
 from runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
 from runtime.job.messages import Holding
 from runtime.job.restore import choose
+from tests.examples import examples
 
 SLOTS = 3
 
@@ -316,4 +317,4 @@ class Ranks(RuleBasedStateMachine):
 
 
 def test_whatever_one_node_is_lost_or_worker_dies_a_state_of_all_ranks_is_whole_in_memory() -> None:
-    run_state_machine_as_test(Ranks, settings=settings(max_examples=40, stateful_step_count=60))
+    run_state_machine_as_test(Ranks, settings=settings(max_examples=examples(40), stateful_step_count=60))

@@ -17,6 +17,7 @@ from runtime.checkpoint.layout import SMALL, json_bytes, plan, read_shard, state
 from runtime.checkpoint.segment import PAGE
 from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.tree import flatten
+from tests.examples import examples
 
 
 def staged(state: Any, iteration: int = 5) -> bytearray:
@@ -49,7 +50,7 @@ SHAPES = st.lists(st.integers(0, 40), max_size=3)
 TYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.dictionaries(st.text('abc.é"\\', min_size=1, max_size=4), st.tuples(TYPES, SHAPES), max_size=8))
 def test_any_tensors_come_back_bit_for_bit_and_aligned(tmp: dict[str, tuple[torch.dtype, list[int]]]) -> None:
     tensors = {name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in tmp.items()}
@@ -75,7 +76,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(JSON)
 def test_what_is_no_tensor_comes_back_as_it_was(value: Any) -> None:
     back = read_shard(staged({"value": value}))[0]["value"]

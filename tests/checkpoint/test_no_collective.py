@@ -6,10 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.debug import CommDebugMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from runtime.checkpoint.checkpointer import Checkpointer
 
@@ -18,12 +14,18 @@ RANKS = 4
 
 @pytest.fixture
 def one_of_four() -> Iterator[None]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
     yield
     dist.destroy_process_group()
 
 
 def test_a_save_of_fsdp2_neither_gathers_nor_asks_anybody(node: Any, one_of_four: None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh  # A second and more, only where the test runs.
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
     model = torch.nn.Sequential(torch.nn.Linear(256, 1024, bias=False), torch.nn.Linear(1024, 256, bias=False))
     whole = sum(parameter.numel() * 4 for parameter in model.parameters())
     fully_shard(model, mesh=init_device_mesh("cpu", (RANKS,)))

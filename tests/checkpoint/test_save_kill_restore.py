@@ -38,7 +38,10 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("point", POINTS)
+FAST = {"checkpoint.mid_copy", "checkpoint.after_commit"}
+
+
+@pytest.mark.parametrize("point", [p if p in FAST else pytest.param(p, marks=pytest.mark.long) for p in POINTS])
 def test_a_worker_killed_while_it_saves_loses_at_most_that_iteration(
     point: str, node: Any, tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:

@@ -154,6 +154,7 @@ def test_two_ranks_become_three_and_then_one_and_another_mesh_reading_what_they_
             node.persisted += [held for held in stored if held not in node.persisted][: len(stored)]
 
 
+@pytest.mark.long
 def test_without_an_agent_ranks_put_their_own_shards_and_others_load_what_they_need(job: Job, same: Any) -> None:
     code, saved = job.script(["*2"], "fsdp", 3)
     assert code == 0

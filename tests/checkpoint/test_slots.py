@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from runtime.checkpoint.slots import TRANSITIONS, Identity, SlotError, SlotEvent, SlotState, SlotTable
+from tests.examples import examples
 
 
 def table_in(state: SlotState) -> SlotTable:
@@ -165,4 +166,4 @@ class Slots(RuleBasedStateMachine):
 
 
 def test_no_order_of_stages_deaths_and_readers_tears_or_loses_the_newest_state() -> None:
-    run_state_machine_as_test(Slots, settings=settings(max_examples=150, stateful_step_count=40))
+    run_state_machine_as_test(Slots, settings=settings(max_examples=examples(150), stateful_step_count=40))

@@ -36,6 +36,7 @@ from runtime.job.spec import (
     StragglerPolicy,
 )
 from runtime.job.state import fold
+from tests.examples import examples
 from tests.job.world import World, by_themselves, platform
 
 GIB = 1 << 30
@@ -135,7 +136,7 @@ def act(world: World, data: st.DataObject, iteration: int) -> None:
             world.send(NodeCreated(name))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.sampled_from(SPECS), st.data())
 def test_whatever_happens_in_whatever_order_the_rules_hold(spec: JobSpec, data: st.DataObject) -> None:
     world = World(spec)
@@ -144,7 +145,7 @@ def test_whatever_happens_in_whatever_order_the_rules_hold(spec: JobSpec, data: 
     world.check_history()
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.sampled_from(SPECS), st.data())
 def test_a_snapshot_of_any_prefix_and_the_rest_of_the_journal_lead_to_the_same_state(
     spec: JobSpec, data: st.DataObject
@@ -160,7 +161,7 @@ def test_a_snapshot_of_any_prefix_and_the_rest_of_the_journal_lead_to_the_same_s
         assert fold(world.records[cut:], again) == world.state
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.sampled_from(SPECS), st.data())
 def test_a_job_whose_nodes_fall_silent_ends_with_a_reason(spec: JobSpec, data: st.DataObject) -> None:
     world = World(spec)
@@ -177,7 +178,7 @@ def test_a_job_whose_nodes_fall_silent_ends_with_a_reason(spec: JobSpec, data: s
     assert not world.names(NodePhase.REQUESTED, NodePhase.WAITING, NodePhase.RUNNING, NodePhase.REJOINING)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.sampled_from(SPECS), st.data())
 def test_a_job_whose_nodes_all_come_back_trains_on_or_has_ended(spec: JobSpec, data: st.DataObject) -> None:
     world = World(spec)

@@ -6,24 +6,23 @@ from dataclasses import dataclass
 from tests.launch.launchers import EVERSTEP, Ended, Launcher, until
 
 SCRIPT = """
-import os, sys, time
-import torch
-import torch.distributed as dist
+import os, time
+from tests.launch.collective import Group
 
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-with open(os.path.join(os.path.dirname(__file__), "lines"), "a") as lines:
-    iteration, stop = 0, torch.zeros(1)
+folder = os.path.dirname(__file__)
+group = Group(folder)
+with open(os.path.join(folder, "lines"), "a") as lines:
+    rank, world, iteration, stop = group.rank, group.world, 0, False
     while not stop:
         iteration += 1
-        stop[0] = rank == 0 and os.path.exists(os.path.join(os.path.dirname(__file__), "stop"))
-        dist.all_reduce(stop)
+        stop = group.sum(rank == 0 and os.path.exists(os.path.join(folder, "stop")))
         if rank == 0:
-            lines.write(f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {world} {iteration} {os.getppid()}\\n")
+            lines.write(f"{group.round} {world} {iteration} {os.getppid()}\\n")
             lines.flush()
         time.sleep(0.02)
-dist.destroy_process_group()
+group.close()
 """
+"""Trains without torch: what each rank does is not what these tests are about."""
 QUICK = "last_call_timeout=2,keep_alive_interval=5,keep_alive_max_attempt=2,read_timeout=300"
 """A lost node is missed after 10 s, and not waited for much longer."""
 

@@ -55,7 +55,7 @@ def test_all_nodes_are_checked_together_and_a_faulty_one_is_left_out(nodes: Node
     nodes.gone()
 
 
-@pytest.mark.parametrize("fit", [True, False], ids=["fit", "faulty"])
+@pytest.mark.parametrize("fit", [pytest.param(True, marks=pytest.mark.long), False], ids=["fit", "faulty"])
 def test_a_node_that_comes_later_is_checked_with_one_that_trains_meanwhile(nodes: Nodes, fit: bool) -> None:
     flags = ("--network-check",)
     nodes.start("a", *flags)
@@ -75,6 +75,7 @@ def test_a_node_that_comes_later_is_checked_with_one_that_trains_meanwhile(nodes
     nodes.gone()
 
 
+@pytest.mark.long
 def test_a_straggler_is_left_out_where_that_is_asked_for(nodes: Nodes) -> None:
     slow = {"EVERSTEP_FAULT": ";".join(f"check.matmul,round={number}=sleep:30" for number in (1, 2, 3))}
     (nodes.launcher.folder / "fired").mkdir()

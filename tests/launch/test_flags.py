@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.launch.flags import Parser
+from tests.examples import examples
 
 torchrun = pytest.importorskip("torch.distributed.run")
 
@@ -96,7 +97,7 @@ def test_an_abbreviation_means_what_it_means_to_torchrun(prefix: str) -> None:
         assert parsed(Parser({}), arguments) == parsed(theirs({}), arguments)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(
         st.sampled_from(

@@ -10,8 +10,6 @@ from runtime.agent.ports import free_port
 from tests.launch.launchers import EVERSTEP, Launcher, until
 from tests.launch.nodes import SCRIPT, Nodes
 
-pytest.importorskip("torch")
-
 
 @pytest.fixture
 def nodes(launcher: Launcher) -> Nodes:

@@ -2,22 +2,18 @@
 
 import random
 
-import pytest
-
 from runtime.agent.ports import free_port
 from tests.launch.launchers import EVERSTEP, Launcher
 
-pytest.importorskip("torch")
-
 SCRIPT = """
 import os, sys
-import torch.distributed as dist
+from tests.launch.collective import Group
 
-dist.init_process_group("gloo")
-dist.barrier()
+group = Group(os.path.dirname(__file__))
+group.sum(0)
 told = [os.environ[name] for name in ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE")]
 sys.stdout.write(" ".join(told) + "\\n")  # One write: several workers share the pipe.
-dist.destroy_process_group()
+group.close()
 """
 
 

@@ -101,8 +101,8 @@ sys.stdout.write(f"{rank} done\\n")
     ("script", "arguments"),
     [
         (DDP, ["--epochs", "2"]),
-        (FSDP, []),
-        (RPC, []),
+        pytest.param(FSDP, [], marks=pytest.mark.long),
+        pytest.param(RPC, [], marks=pytest.mark.long),
         (OWN_PROCESSES, ["fork"]),
         (OWN_PROCESSES, ["spawn"]),
         (OWN_PROCESSES, ["forkserver"]),

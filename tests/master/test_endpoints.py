@@ -32,6 +32,7 @@ from runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
 from runtime.master import read_journal
 from runtime.master.bodies import LARGEST_BODY
 from runtime.master.endpoints import Reply
+from tests.examples import examples
 from tests.master.shell import TOKEN, Shell, TroubledStore, in_virtual_time
 
 SPEC = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(silence_s=1e6, join_timeout_s=1e6), hosts="")
@@ -234,7 +235,7 @@ def _bodies() -> st.SearchStrategy[tuple[str, bytes]]:
     return noise | torn | mutated
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(asked=st.lists(_bodies(), min_size=1, max_size=12))
 def test_no_bytes_make_an_endpoint_raise_and_what_is_refused_changes_nothing(asked: list[tuple[str, bytes]]) -> None:
     async def story(shell: Shell) -> None:
@@ -251,7 +252,7 @@ def test_no_bytes_make_an_endpoint_raise_and_what_is_refused_changes_nothing(ask
 
 
 @given(method=st.text(max_size=8), path=st.text(max_size=40))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_unknown_paths_are_not_found(method: str, path: str) -> None:
     async def story(shell: Shell) -> None:
         reply = await _unchanged(shell, shell.request(method, f"/v1/{path}", b"{}"))

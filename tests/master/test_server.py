@@ -16,6 +16,7 @@ from runtime.job.spec import JobSpec, RoleSpec
 from runtime.master.bodies import LARGEST_BODY
 from runtime.master.run import listening
 from runtime.master.server import BODY_S, serving
+from tests.examples import examples
 from tests.master.shell import TOKEN, Shell, TroubledStore
 
 SPEC = JobSpec("j", {"worker": RoleSpec(1, 1)}, hosts="")
@@ -116,7 +117,7 @@ def test_what_is_compressed_is_not_unpacked(caplog: pytest.LogCaptureFixture) ->
     served(story)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(noise=st.lists(st.binary(max_size=200) | st.binary(max_size=100).map(lambda b: RIGHT[:-9] + b), max_size=8))
 def test_no_bytes_stop_the_server(noise: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
     async def story(port: int, shell: Shell) -> None:

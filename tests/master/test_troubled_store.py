@@ -21,6 +21,7 @@ from runtime.master.endpoints import HEARTBEAT_POLL_S
 from runtime.master.journal import Fenced
 from runtime.master.retry import PATIENCE_S
 from runtime.store import StoreError
+from tests.examples import examples
 from tests.master.shell import Shell, Trouble, TroubledStore, in_virtual_time, passes
 
 SPEC = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(silence_s=1e6, join_timeout_s=1e6, no_progress=0), hosts="")
@@ -261,7 +262,7 @@ def test_a_new_master_gives_every_node_its_whole_time_to_be_heard() -> None:
     in_virtual_time(store, story)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 2**32))
 def test_whatever_the_store_does_what_was_acknowledged_is_journaled_and_ranks_are_given_once(seed: int) -> None:
     chance = random.Random(seed)

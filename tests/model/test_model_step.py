@@ -90,6 +90,7 @@ def test_without_its_package_smollm2_says_what_to_install(monkeypatch: pytest.Mo
         Config(model="smollm2").check()
 
 
+@pytest.mark.long
 def test_smollm2_is_converted_once_to_a_llama_that_knows_paris(tmp_path: Path) -> None:
     try:
         smollm2.source()

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from steps.preprocess.cleaning import digest_of
 from steps.preprocess.duplicates import Hashes, Slice, by_kind, later
+from tests.examples import examples
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.lists(st.integers(0, 8))), st.integers(1, 4), st.randoms())
 def test_the_first_of_equal_documents_stays_in_whatever_order_the_pieces_come(
     tmp_path_factory, parts: list[list[int]], kinds: int, random

@@ -19,6 +19,7 @@ from steps.preprocess.encoding import (
     proven_encoder,
 )
 from steps.preprocess.vocabulary import train
+from tests.examples import examples
 
 TEXTS = ["def walk(self):\n        return self.next()  # don't\n", "The naïve café's 東京 1234 times.\n\n"] * 20
 
@@ -36,7 +37,7 @@ def direct(tokenizer_json: str, text: str) -> list[int]:
     return Tokenizer.from_str(tokenizer_json).encode(text, add_special_tokens=False).ids
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.text() | st.text("aeddefself .\n\t'srt1", max_size=200))
 def test_tiktoken_gives_what_tokenizers_gives(text: str) -> None:
     assert KEPT.encode(text).tolist() == DIRECT.encode(text, add_special_tokens=False).ids

@@ -133,6 +133,7 @@ def holding(cluster: Cluster) -> psutil.Process | None:
     return None
 
 
+@pytest.mark.long
 def test_an_executor_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(
     given: Path, tmp_path: Path, cluster: Cluster
 ) -> None:

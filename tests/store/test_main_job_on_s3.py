@@ -9,7 +9,7 @@ from runtime.store import open_store
 from tests.harness import ROOT, Pipeline
 from tests.minio import MinIO
 
-SOURCES = sorted((ROOT / "runtime").rglob("*.py"))
+SOURCES = sorted((ROOT / "runtime" / "workflow").rglob("*.py"))
 
 
 @pytest.fixture
@@ -32,7 +32,10 @@ def test_the_main_job_runs_on_s3_survives_a_kill_and_writes_no_secret(
     monkeypatch.setenv("EVERSTEP_FAULT", "checkpoint.after_commit,iteration=3,node=worker-1-0=kill")
     monkeypatch.setenv("EVERSTEP_FAULT_DIR", str(marks))
     run = Pipeline(
-        tmp_path / "runs/r", uri, name="r", flags=("--corpus", corpus, "--iterations", "6", "--min-nodes", "2")
+        tmp_path / "runs/r",
+        uri,
+        name="r",
+        flags=("--corpus", corpus, "--iterations", "6", "--min-nodes", "2", "--sequence-length", "16"),
     )
     try:
         run.start()

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.store import DirectoryStore, NoSuchKey, Store, StoreError, open_store
+from tests.examples import examples
 from tests.harness import PATIENCE_S
 from tests.minio import MinIO
 from tests.store.wire import often, through
@@ -169,7 +170,7 @@ KEYS = st.lists(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=KEYS, prefix=st.sampled_from(["", "a", "a/", "a-", "a/b", "ab/0", "0", "x"]))
 def test_listing_gives_the_keys_of_the_prefix_in_key_order(
     new_uri: Callable[[], str], keys: list[str], prefix: str

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROUNDS, TrainStep, busy, tensors
+from tests.once import made_once
 
 VOCABULARY = 257
 
@@ -14,11 +15,15 @@ VOCABULARY = 257
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A token dataset of bytes: 40,000 tokens to train on."""
+    return made_once(tmp_path_factory, "dataset", write_dataset)
+
+
+def write_dataset(folder: Path) -> None:
+    """Of this project's own text."""
     import numpy as np
 
     from runtime.data.indexed import IndexedWriter
 
-    folder = tmp_path_factory.mktemp("dataset")
     text = (Path(__file__).parents[2] / "runtime/job/messages.py").read_bytes() * 10
     told = {}
     for split, part in (("train", text[:40_000]), ("validation", text[40_000:42_000])):
@@ -36,23 +41,25 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dtype": "uint16",
     }
     (folder / "dataset.json").write_text(json.dumps(facts))
-    return folder
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of 40,000 parameters as a Hugging Face directory."""
+    return made_once(tmp_path_factory, "model", write_model)
+
+
+def write_model(folder: Path) -> None:
+    """Its weights come from a seed."""
     import torch
     from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(7)
-    folder = tmp_path_factory.mktemp("model")
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=128, tie_word_embeddings=True,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -76,14 +83,19 @@ def training(tmp_path: Path, flags: dict[str, str]) -> Iterator[TrainStep]:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, flags: dict[str, str]) -> dict[str, bytes]:
     """The final tensors (weights and optimizer) of a training that nothing happened to."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    step = TrainStep(folder / "run", folder / "store", flags=flags)
-    step.start()
-    try:
-        assert step.finish() == 0, step.log.read_text()
-    finally:
-        step.kill_all()
-    return tensors(step.checkpoint())
+
+    def train(folder: Path) -> TrainStep:
+        return TrainStep(folder / "run", folder / "store", flags=flags)
+
+    def make(folder: Path) -> None:
+        step = train(folder)
+        step.start()
+        try:
+            assert step.finish() == 0, step.log.read_text()
+        finally:
+            step.kill_all()
+
+    return tensors(train(made_once(tmp_path_factory, "undisturbed", make)).checkpoint())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,7 @@
 """The whole pipeline, killed from outside: the launcher, everything; Ctrl-C. The same command takes it up again."""
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -9,22 +10,49 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROUNDS, Pipeline, kill, wait_until
+from tests.once import made_once
 
 EVERY = 20
 """Iterations between two faults."""
 RETRIES = 3
 """What the train step's retryStrategy allows in one run."""
-TEXT = Path(__file__).parents[2] / "runtime"
+TEXT = Path(__file__).parents[2] / "runtime" / "job"
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Flags of a small job: little text, short samples, two of them an iteration."""
+
+    def make(folder: Path) -> None:
+        for path in TEXT.glob("*.py"):
+            (folder / f"{path.stem}.txt").write_text(path.read_text())
+
+    texts = made_once(tmp_path_factory, "texts", make)
+    return ("--corpus", f"{texts}/*.txt", "--sequence-length", "16", "--global-batch", "2")
+
+
+@pytest.fixture
+def tokenized(tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...]) -> Path:
+    """A store in which the corpus and its tokens are finished already."""
+
+    def make(folder: Path) -> None:
+        run = Pipeline(folder / "runs" / "first", folder / "store", name="first", flags=(*small, "--iterations", "1"))
+        try:
+            run.start()
+            assert run.finish() == 0, run.log.read_text()
+        finally:
+            run.kill_all()
+        for name in ("jobs", "models", "runs"):
+            shutil.rmtree(folder / "store" / name, ignore_errors=True)
+
+    return made_once(tmp_path_factory, "tokenized", make) / "store"
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, tokenized: Path, small: tuple[str, ...]) -> Iterator[Pipeline]:
     """A run on a small corpus; whatever a failed test leaves is ended."""
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for path in TEXT.rglob("*.py"):
-        (texts / f"{path.parent.name}-{path.stem}.txt").write_text(path.read_text())
-    flags = ("--corpus", f"{texts}/*.txt", "--iterations", str(130 + EVERY * ROUNDS))
+    shutil.copytree(tokenized, tmp_path / "store")
+    flags = (*small, "--iterations", str(60 + EVERY * ROUNDS))
     run = Pipeline(tmp_path / "runs" / "x", tmp_path / "store", name="x", flags=flags)
     yield run
     run.kill_all()
@@ -88,6 +116,7 @@ def masters(run: Pipeline) -> int:
     return [record["kind"] for record in run.records()].count("MasterClaimed")
 
 
+@pytest.mark.long
 def test_a_killed_step_is_tried_again_within_the_run(pipeline: Pipeline) -> None:
     pipeline.start()
     for number in range(1, ROUNDS + 1):

@@ -10,15 +10,20 @@ import pytest
 
 from tests.harness import ROUNDS, TrainStep, kill, tensors, wait_until
 
+LONG = pytest.mark.long
 WORKER_POINTS = [
-    "train.iteration",
-    "checkpoint.before_copy",
+    pytest.param("train.iteration", marks=LONG),
+    pytest.param("checkpoint.before_copy", marks=LONG),
     "checkpoint.mid_copy",
-    "checkpoint.after_copy",
+    pytest.param("checkpoint.after_copy", marks=LONG),
     "checkpoint.after_commit",
 ]
-AGENT_POINTS = ["keeper.before_put", "keeper.after_put"]
-MASTER_POINTS = ["master.after_journal", "master.before_manifest", "master.after_manifest"]
+AGENT_POINTS = [pytest.param("keeper.before_put", marks=LONG), "keeper.after_put"]
+MASTER_POINTS = [
+    pytest.param("master.after_journal", marks=LONG),
+    "master.before_manifest",
+    pytest.param("master.after_manifest", marks=LONG),
+]
 
 
 EVERY = 4
@@ -47,6 +52,7 @@ def assert_went_on(training: TrainStep) -> None:
     assert all(begins[number + 1] >= reached - 1 for number, reached in broken.items()), (broken, begins)
 
 
+@pytest.mark.long
 def test_an_undisturbed_training_gives_the_same_weights_twice(
     training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
@@ -86,9 +92,9 @@ def test_a_node_lost_at_a_point_changes_no_weight(
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("agent.start,node=worker-1-0=exit:1", "start failed"),
+        pytest.param("agent.start,node=worker-1-0=exit:1", "start failed", marks=LONG),
         (f"train.iteration,iteration={FIRST},node=worker-1-0=exit:201", "hardware"),
-        ("keeper.after_put,node=worker-0-0=stop", "no heartbeat"),
+        pytest.param("keeper.after_put,node=worker-0-0=stop", "no heartbeat", marks=LONG),
     ],
     ids=["start failed", "hardware", "frozen"],
 )
@@ -215,7 +221,7 @@ def ended(process: psutil.Process) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=LONG), pytest.param(2, marks=LONG)])
 def test_kills_at_random_moments_change_no_weight(
     seed: int, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from steps.train.config import LLAMA
-from steps.train.llama import build_model, learning_rate
 
 
 def train(store: Path, dataset: Path, model: Path, iterations: int) -> dict:
@@ -23,6 +22,7 @@ def train(store: Path, dataset: Path, model: Path, iterations: int) -> dict:
     return json.loads(newest.read_text())
 
 
+@pytest.mark.long
 def test_two_undisturbed_trainings_give_the_same_bytes(tmp_path: Path, dataset: Path, model: Path) -> None:
     first, second = (train(tmp_path / name, dataset, model, 6) for name in ("a", "b"))
     assert first["iteration"] == 6
@@ -32,22 +32,30 @@ def test_two_undisturbed_trainings_give_the_same_bytes(tmp_path: Path, dataset: 
 def test_tiny_has_the_same_random_weights_for_a_seed() -> None:
     import torch
 
+    from steps.train.llama import build_model
+
     one, two, other = (build_model("tiny", 32, seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_tiny_has_about_five_million_parameters() -> None:
+    from steps.train.llama import build_model
+
     count = sum(parameter.numel() for parameter in build_model("tiny", 8192, 0).parameters())
     assert 4_000_000 < count < 6_000_000
 
 
 def test_a_model_that_lacks_tokens_of_the_dataset_is_refused(model: Path) -> None:
+    from steps.train.llama import build_model
+
     with pytest.raises(SystemExit, match="64 tokens, the dataset's tokenizer has 65"):
         build_model(str(model), 65, 0)
 
 
 def test_the_learning_rate_rises_to_its_peak_then_falls_to_a_tenth() -> None:
+    from steps.train.llama import learning_rate
+
     rates = [learning_rate(iteration, 1.0, 10, 100) for iteration in range(1, 101)]
     assert rates[9] == max(rates) == 1.0
     assert rates[:10] == sorted(rates[:10])

@@ -8,6 +8,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from runtime.checkpoint.layout import read_shard
 
 
@@ -42,6 +44,7 @@ def unique(job: str) -> str:
     return f"--job={job}-{uuid.uuid4().hex[:8]}"
 
 
+@pytest.mark.long
 def test_a_killed_worker_changes_no_weight(tmp_path: Path, dataset: Path, model: Path) -> None:
     import torch
 

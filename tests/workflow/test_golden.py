@@ -4,14 +4,12 @@ Each agrees in every phase, message, id, type, input, output and child, but thos
 """
 
 import asyncio
-import fcntl
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from runtime import atomic
+from tests.once import made_once
 from tests.workflow.different import DIFFERENT, MACHINE
 from tests.workflow.golden_cases import Answer, answers
 
@@ -22,13 +20,12 @@ CASES = sorted({f"{path.parent.name}/{path.stem}" for path in GOLDEN.glob("*/*.y
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     """All cases, run side by side once: by one of the processes that share the tests, while the others wait for it."""
-    own = tmp_path_factory.getbasetemp()
-    known = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "golden.json"
-    with known.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not known.exists():
-            paths = [GOLDEN / f"{case}.yaml" for case in CASES]
-            atomic.replace(known, json.dumps(asyncio.run(answers(paths, tmp_path_factory.mktemp("runs")))))
+
+    def make(folder: Path) -> None:
+        paths = [GOLDEN / f"{case}.yaml" for case in CASES]
+        (folder / "answers.json").write_text(json.dumps(asyncio.run(answers(paths, folder / "runs"))))
+
+    known = made_once(tmp_path_factory, "golden", make) / "answers.json"
     return {case: Answer(*told) for case, told in json.loads(known.read_text()).items()}
 
 

@@ -1,0 +1,71 @@
+"""Which tests a change of one part can break: its own, and those of what imports it, nearest first.
+
+A part is a folder of tests. What it tests is named like it: `runtime/NAME`, `steps/NAME`, or what OTHERS says.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import grimp
+
+TESTS = Path(__file__).parent
+PACKAGES = ("everstep", "pipelines", "steps", "runtime")
+OTHERS = {
+    "everstep": ("face", "training"),
+    "pipelines": ("survival",),
+    "steps.entry": ("steps",),
+    "steps.template": ("steps",),
+}
+"""Packages that are tested by folders of other names."""
+
+
+class NoPartError(ValueError):
+    """There is no such folder of tests; says which there are."""
+
+
+def paths_of(part: str) -> list[str]:
+    """Folders of tests, as of the project's root. Raises NoPartError."""
+    if part not in folders():
+        raise NoPartError(f"PART={part}: no folder of tests; there are {', '.join(sorted(folders()))}")
+    mine = {package for package in packages() if part in tested_by(package)}
+    near = {user for package in mine for user in users()[package]}
+    names = [part, *sorted({name for package in near - mine for name in tested_by(package)} - {part})]
+    return [f"tests/{name}" for name in names]
+
+
+@cache
+def folders() -> frozenset[str]:
+    """Of tests."""
+    return frozenset(path.name for path in TESTS.iterdir() if any(path.glob("test_*.py")))
+
+
+def tested_by(package: str) -> tuple[str, ...]:
+    """The folders with a package's tests."""
+    return OTHERS.get(package) or tuple({package.rpartition(".")[2]} & folders())
+
+
+@cache
+def packages() -> frozenset[str]:
+    """`runtime.job`, `steps.train`, `everstep`..."""
+    return frozenset(_package(module) for module in _graph().modules)
+
+
+@cache
+def users() -> dict[str, set[str]]:
+    """For each package those that import it themselves."""
+    graph, found = _graph(), {package: set[str]() for package in packages()}
+    for module in graph.modules:
+        for user in graph.find_modules_that_directly_import(module):
+            if _package(user) != _package(module):
+                found[_package(module)].add(_package(user))
+    return found
+
+
+def _package(module: str) -> str:
+    first, *rest = module.split(".")
+    return f"{first}.{rest[0]}" if rest and first in ("runtime", "steps") else first
+
+
+@cache
+def _graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*PACKAGES)

@@ -1,0 +1,173 @@
+"""Runs the tests as `make test` does: many at a time, and what fails in that crowd again, alone.
+
+A test that fails in the crowd and passes alone five times shows a race: it is told at the end, written down, and must
+be mended with the next change to its part. A second sighting fails the run; so does whatever fails alone, too.
+"""
+
+import argparse
+import datetime
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests import parts
+
+ROOT = Path(__file__).parents[1]
+SIGHTINGS = ROOT / ".pytest_cache" / "flaky"
+SEEN = ROOT / "tests" / "seen_flaking.txt"
+MOST_RACES, TIMES_ALONE, TIMES_BESIDE_LOAD = 3, 5, 50
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failure of a test in the crowd."""
+
+    name: str
+    error: str
+    """Its first line."""
+    output: str
+    load: float
+    """Processes that wanted to run, as a mean over the minute before."""
+
+
+@dataclass
+class Crowd:
+    """A pytest plugin that notes each failure with the load at that moment."""
+
+    failures: dict[str, Failure] = field(default_factory=dict)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Called by pytest for each phase of each test."""
+        if report.failed and report.nodeid not in self.failures:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            told = (crash.message if crash else report.longreprtext).strip() or "no message"
+            parts_of_output = [report.longreprtext, *(f"--- {title}\n{text}" for title, text in report.sections)]
+            self.failures[report.nodeid] = Failure(
+                report.nodeid, told.splitlines()[0], "\n".join(parts_of_output), os.getloadavg()[0]
+            )
+
+
+def run(paths: Sequence[str], long: bool, jobs: int, profile: str, seed: int) -> int:
+    """The tests of these paths, many at a time: those marked `long`, or all others. Returns the exit code."""
+    print(f"seed {seed} (again: make test SEED={seed}), profile {profile}", flush=True)
+    crowd, ended = Crowd(), ROOT / ".pytest_cache" / ("long.xml" if long else "tests.xml")
+    asked = ["-rs", "-m", "long" if long else "not long", "-n", str(jobs), "--dist", "worksteal"]
+    asked += [f"--junit-xml={ended}", "-o", "junit_family=xunit1"]
+    code = pytest.main([*asked, *_properties(profile, seed), *paths], plugins=[crowd])
+    if code != pytest.ExitCode.TESTS_FAILED:
+        return int(code)
+    if len(crowd.failures) > MOST_RACES:
+        print(f"{len(crowd.failures)} tests failed: too many for races (at most {MOST_RACES})")
+        return 1
+    again = [failure for failure in crowd.failures.values() if not _passes_alone(failure.name, profile, seed)]
+    for failure in again:
+        print(f"FAILED alone, too: {failure.name} {failure.error}")
+    return 1 if again else tell_races(list(crowd.failures.values()), seed, SEEN, SIGHTINGS)
+
+
+def _properties(profile: str, seed: int) -> list[str]:
+    return [f"--hypothesis-profile={profile}", f"--hypothesis-seed={seed}"]
+
+
+def _passes_alone(name: str, profile: str, seed: int) -> bool:
+    for time in range(1, TIMES_ALONE + 1):
+        ended = _alone([*_properties(profile, seed), name])
+        print(f"alone, {time} of {TIMES_ALONE}: {name}: {'passed' if ended.returncode == 0 else 'failed'}", flush=True)
+        if ended.returncode:
+            print(ended.stdout)
+            return False
+    return True
+
+
+def _alone(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+
+
+def tell_races(races: Sequence[Failure], seed: int, seen: Path, sightings: Path) -> int:
+    """Write down tests that failed in the crowd only. Returns the exit code: 1 if one of them was seen before."""
+    before = seen_names(seen)
+    sightings.mkdir(parents=True, exist_ok=True)
+    for race in races:
+        path = sightings / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', race.name)[-150:]}.txt"
+        path.write_text(f"{race.name}\nseed {seed}\nload {race.load:.1f}\n\n{race.output}\n")
+        print(f"FLAKY {race.name} {race.error}")
+        if race.name not in before:
+            with seen.open("a") as file:
+                file.write(f"{datetime.date.today()}\t{race.name}\t{race.error}\n")
+    if again := [race.name for race in races if race.name in before]:
+        print(f"seen flaking before, mend first: {', '.join(again)} ({seen.name})")
+        return 1
+    if races:
+        print(f"written to {seen.name}: commit that line with its cause, or mend the test and take it out")
+    return 0
+
+
+def seen_names(seen: Path) -> set[str]:
+    """Tests that flaked and are not mended. A line: date, name, cause, with tabs between them."""
+    return {line.split("\t")[1] for line in seen.read_text().splitlines() if "\t" in line}
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Other processes want every core, too."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    spinning = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def repeat(name: str, times: int, profile: str) -> int:
+    """One test (a path, PATH::NAME, or words as of pytest's -k) beside load. Returns the exit code."""
+    chosen = [name] if "::" in name or name.endswith(".py") else ["-k", name]
+    failed = 0
+    with busy_cores():
+        for time in range(1, times + 1):
+            seed = random.randrange(2**32)
+            ended = _alone([*_properties(profile, seed), *chosen])
+            if ended.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+                print(f"{ended.stdout}\nno test ran: is {name!r} one?", file=sys.stderr)
+                return 2
+            failed += ended.returncode != 0
+            print(f"{time} of {times}: {failed} failed", flush=True)
+            if ended.returncode:
+                print(f"seed {seed}\n{ended.stdout}", flush=True)
+    return 1 if failed else 0
+
+
+def main() -> int:
+    """The command line, as the Makefile spells it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.suite", description=__doc__)
+    parser.add_argument("paths", nargs="*", help="files, folders or PATH::NAME; none: all tests")
+    parser.add_argument("--part", default="", help="a folder of tests: its tests, and those of what is built on it")
+    parser.add_argument("--long", action="store_true", help="only the tests marked `long`, which are left out else")
+    parser.add_argument("--jobs", type=int, default=4, help="tests at a time (they mostly wait)")
+    parser.add_argument("--profile", default="dev", choices=["dev", "ci", "long"], help="examples per property")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of all properties")
+    parser.add_argument("--repeat", default="", metavar="NAME", help=f"one test, {TIMES_BESIDE_LOAD} times beside load")
+    parser.add_argument("--times", type=int, default=TIMES_BESIDE_LOAD)
+    options = parser.parse_args()
+    if options.repeat:
+        return repeat(options.repeat, options.times, options.profile)
+    try:
+        paths = parts.paths_of(options.part) if options.part else options.paths
+    except parts.NoPartError as why:
+        print(why, file=sys.stderr)
+        return 2
+    return run(paths, options.long, options.jobs, options.profile, options.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
