@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ import pytest
 from tests import parts
 
 ROOT = Path(__file__).parents[1]
-SIGHTINGS = ROOT / ".pytest_cache" / "flaky"
+CACHE = ROOT / ".pytest_cache"
 SEEN = ROOT / "tests" / "seen_flaking.txt"
 MOST_RACES, TIMES_ALONE, TIMES_BESIDE_LOAD = 3, 5, 50
 
@@ -55,31 +55,46 @@ class Crowd:
             )
 
 
-def run(paths: Sequence[str], long: bool, jobs: int, profile: str, seed: int) -> int:
-    """The tests of these paths, many at a time: those marked `long`, or all others. Returns the exit code."""
-    print(f"seed {seed} (again: make test SEED={seed}), profile {profile}", flush=True)
-    crowd, ended = Crowd(), ROOT / ".pytest_cache" / ("long.xml" if long else "tests.xml")
-    asked = ["-rs", "-m", "long" if long else "not long", "-n", str(jobs), "--dist", "worksteal"]
+@dataclass(frozen=True)
+class Chosen:
+    """What to run, and how."""
+
+    paths: Sequence[str] = ()
+    """None: all tests."""
+    long: bool = False
+    """Those marked `long`, instead of all others."""
+    jobs: int = 4
+    """Tests at a time; 0: one after the other in this process."""
+    profile: str = "dev"
+    seed: int = 0
+
+    @property
+    def properties(self) -> list[str]:
+        """Arguments of pytest for how many examples a property has, and which."""
+        return [f"--hypothesis-profile={self.profile}", f"--hypothesis-seed={self.seed}"]
+
+
+def run(chosen: Chosen, cache: Path = CACHE, seen: Path = SEEN) -> int:
+    """The tests, many at a time; up to three that fail again, alone. Returns the exit code."""
+    print(f"seed {chosen.seed} (again: make test SEED={chosen.seed}), profile {chosen.profile}", flush=True)
+    crowd, ended = Crowd(), cache / ("long.xml" if chosen.long else "tests.xml")
+    asked = ["-rs", "-m", "long" if chosen.long else "not long", "-n", str(chosen.jobs), "--dist", "worksteal"]
     asked += [f"--junit-xml={ended}", "-o", "junit_family=xunit1"]
-    code = pytest.main([*asked, *_properties(profile, seed), *paths], plugins=[crowd])
+    code = pytest.main([*asked, *chosen.properties, *chosen.paths], plugins=[crowd])
     if code != pytest.ExitCode.TESTS_FAILED:
         return int(code)
     if len(crowd.failures) > MOST_RACES:
         print(f"{len(crowd.failures)} tests failed: too many for races (at most {MOST_RACES})")
         return 1
-    again = [failure for failure in crowd.failures.values() if not _passes_alone(failure.name, profile, seed)]
+    again = [failure for failure in crowd.failures.values() if not _passes_alone(failure.name, chosen)]
     for failure in again:
         print(f"FAILED alone, too: {failure.name} {failure.error}")
-    return 1 if again else tell_races(list(crowd.failures.values()), seed, SEEN, SIGHTINGS)
+    return 1 if again else tell_races(list(crowd.failures.values()), chosen.seed, cache / "flaky", seen)
 
 
-def _properties(profile: str, seed: int) -> list[str]:
-    return [f"--hypothesis-profile={profile}", f"--hypothesis-seed={seed}"]
-
-
-def _passes_alone(name: str, profile: str, seed: int) -> bool:
+def _passes_alone(name: str, chosen: Chosen) -> bool:
     for time in range(1, TIMES_ALONE + 1):
-        ended = _alone([*_properties(profile, seed), name])
+        ended = _alone([*chosen.properties, name])
         print(f"alone, {time} of {TIMES_ALONE}: {name}: {'passed' if ended.returncode == 0 else 'failed'}", flush=True)
         if ended.returncode:
             print(ended.stdout)
@@ -89,10 +104,10 @@ def _passes_alone(name: str, profile: str, seed: int) -> bool:
 
 def _alone(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    return subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
 
 
-def tell_races(races: Sequence[Failure], seed: int, seen: Path, sightings: Path) -> int:
+def tell_races(races: Sequence[Failure], seed: int, sightings: Path, seen: Path) -> int:
     """Write down tests that failed in the crowd only. Returns the exit code: 1 if one of them was seen before."""
     before = seen_names(seen)
     sightings.mkdir(parents=True, exist_ok=True)
@@ -129,21 +144,21 @@ def busy_cores() -> Iterator[None]:
             process.wait()
 
 
-def repeat(name: str, times: int, profile: str) -> int:
+def repeat(name: str, times: int, chosen: Chosen) -> int:
     """One test (a path, PATH::NAME, or words as of pytest's -k) beside load. Returns the exit code."""
-    chosen = [name] if "::" in name or name.endswith(".py") else ["-k", name]
+    which = [name] if "::" in name or name.endswith(".py") else ["-k", name]
     failed = 0
     with busy_cores():
         for time in range(1, times + 1):
-            seed = random.randrange(2**32)
-            ended = _alone([*_properties(profile, seed), *chosen])
+            now = replace(chosen, seed=random.randrange(2**32))
+            ended = _alone([*now.properties, *which])
             if ended.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
                 print(f"{ended.stdout}\nno test ran: is {name!r} one?", file=sys.stderr)
                 return 2
             failed += ended.returncode != 0
             print(f"{time} of {times}: {failed} failed", flush=True)
             if ended.returncode:
-                print(f"seed {seed}\n{ended.stdout}", flush=True)
+                print(f"seed {now.seed}\n{ended.stdout}", flush=True)
     return 1 if failed else 0
 
 
@@ -159,14 +174,13 @@ def main() -> int:
     parser.add_argument("--repeat", default="", metavar="NAME", help=f"one test, {TIMES_BESIDE_LOAD} times beside load")
     parser.add_argument("--times", type=int, default=TIMES_BESIDE_LOAD)
     options = parser.parse_args()
-    if options.repeat:
-        return repeat(options.repeat, options.times, options.profile)
     try:
         paths = parts.paths_of(options.part) if options.part else options.paths
     except parts.NoPartError as why:
         print(why, file=sys.stderr)
         return 2
-    return run(paths, options.long, options.jobs, options.profile, options.seed)
+    chosen = Chosen(paths, options.long, options.jobs, options.profile, options.seed)
+    return repeat(options.repeat, options.times, chosen) if options.repeat else run(chosen)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def test_ctrl_c_stops_everything_and_the_run_can_be_taken_up(pipeline: Pipeline)
 
 def test_the_same_name_with_another_manifest_is_refused(pipeline: Pipeline) -> None:
     launcher = pipeline.start()
-    pipeline.wait_iteration(1)
+    wait_until(lambda: "check(0)" in pipeline.phases() or pipeline.over(), "the first steps")
     os.kill(launcher.pid, signal.SIGINT)
     pipeline.finish()
     pipeline.flags = (*pipeline.flags[:-1], "31")

@@ -116,6 +116,7 @@ def test_a_faulty_node_is_replaced_on_another_host_and_changes_no_weight(
     assert_whole(training, undisturbed)
 
 
+@pytest.mark.long
 def test_a_replacement_is_checked_before_it_joins_and_an_unfit_one_replaced(
     training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_step_killed_at_a_point_is_taken_up_by_its_retry(
     assert_whole(training, undisturbed)
 
 
+@pytest.mark.long
 def test_nodes_train_on_while_the_step_is_gone(training: TrainStep) -> None:
     training.flags = {**training.flags, "iterations": str(200 + 200 * ROUNDS)}
     training.start()
@@ -185,6 +187,7 @@ def claims(training: TrainStep) -> int:
     return [record["kind"] for record in training.records()].count("MasterClaimed")
 
 
+@pytest.mark.long
 def test_everything_killed_goes_on_from_the_store(training: TrainStep, undisturbed: dict[str, bytes]) -> None:
     training.start()
     for number in range(1, ROUNDS + 1):

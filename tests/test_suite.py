@@ -1,0 +1,97 @@
+"""What `make test` does with tests that fail: which are races, and what is told of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT
+from tests.parts import NoPartError, paths_of
+from tests.suite import Failure, seen_names, tell_races
+
+CONFTEST = "import hypothesis\nhypothesis.settings.register_profile('dev', deadline=None)\n"
+FLAKES = """
+import pathlib
+def test_fails_the_first_time():
+    mark = pathlib.Path(__file__).with_name("ran")
+    before = mark.exists()
+    mark.touch()
+    assert before, "somebody else was faster"
+"""
+FAILS = "def test_fails_always():\n    assert False, 'wrong'\n"
+MANY = "import pytest\n@pytest.mark.parametrize('number', range(4))\ndef test_fails(number):\n    assert False, 'all'\n"
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.suite import Chosen, run
+folder = Path(sys.argv[1])
+sys.exit(run(Chosen([str(folder)], jobs=0), folder / "cache", folder / "seen.txt"))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of tests, none of which is known to flake."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "seen.txt").write_text("# date, name, cause\n")
+    return tmp_path
+
+
+def suite(folder: Path) -> tuple[int, str]:
+    """Exit code and output."""
+    command = [sys.executable, "-c", PROGRAM, str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, timeout=240)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_race_is_told_and_written_down_and_the_second_sighting_fails_the_run(folder: Path) -> None:
+    (folder / "test_it.py").write_text(FLAKES)
+    code, told = suite(folder)
+    assert code == 0, told
+    flaky = [line for line in told.splitlines() if line.startswith("FLAKY ")]
+    assert len(flaky) == 1
+    assert flaky[0].endswith("test_it.py::test_fails_the_first_time AssertionError: somebody else was faster")
+    (sighting,) = (folder / "cache/flaky").iterdir()
+    assert all(word in sighting.read_text() for word in ("seed ", "load ", "somebody else was faster"))
+    assert len(seen_names(folder / "seen.txt")) == 1
+
+    (folder / "ran").unlink()
+    code, told = suite(folder)
+    assert code == 1
+    assert "seen flaking before, mend first" in told
+
+
+def test_what_fails_alone_too_fails_the_run(folder: Path) -> None:
+    (folder / "test_it.py").write_text(FAILS)
+    code, told = suite(folder)
+    assert code == 1
+    assert "FAILED alone, too: " in told
+    assert "FLAKY" not in told
+
+
+def test_more_failures_than_three_are_no_races(folder: Path) -> None:
+    (folder / "test_it.py").write_text(MANY)
+    code, told = suite(folder)
+    assert code == 1
+    assert "4 tests failed: too many for races" in told
+    assert "alone, 1 of 5" not in told
+
+
+def test_a_race_seen_once_stays_known_by_one_line(tmp_path: Path) -> None:
+    seen, race = tmp_path / "seen.txt", Failure("tests/a.py::test_b[c d]", "TimeoutError: 3 s", "...", 2.5)
+    seen.write_text("")
+    assert tell_races([race], 7, tmp_path / "flaky", seen) == 0
+    assert seen_names(seen) == {race.name}
+    assert tell_races([race], 7, tmp_path / "flaky", seen) == 1
+    assert seen.read_text().count("\n") == 1
+
+
+def test_a_part_brings_the_tests_of_what_imports_it() -> None:
+    assert paths_of("store")[0] == "tests/store"
+    assert {"tests/checkpoint", "tests/data", "tests/master"} <= set(paths_of("store"))
+    assert "tests/store" not in paths_of("text")
+    with pytest.raises(NoPartError, match="PART=chekpoint: no folder of tests; there are agent, "):
+        paths_of("chekpoint")
