@@ -65,7 +65,8 @@ class LicenceError(ValueError):
 
 def licence(name: str, package: Distribution) -> str:
     """The SPDX expression of a package's licence. Raises LicenceError for one that nobody has looked at."""
-    told = package.metadata.get("License-Expression") or (package.metadata.get("License") or "").partition("\n")[0]
+    fields = [*(package.metadata.get_all("License-Expression") or ()), *(package.metadata.get_all("License") or ()), ""]
+    told = fields[0].partition("\n")[0]
     kinds = [one.rpartition(" :: ")[2] for one in package.metadata.get_all("Classifier") or () if "License ::" in one]
     said = LOOKED_AT.get(name) or told.strip() or " AND ".join(kinds)
     expression = SPDX.get(said, said)
