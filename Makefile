@@ -95,4 +95,4 @@ soak: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy
 	EVERSTEP_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -x tests/survival tests/checkpoint/test_random_kills.py
 
 clean:  ## remove what was installed and run
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) build runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
