@@ -14,9 +14,25 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "make: Python 3.11 or newer is needed, this is %d.%d; say make PYTHON=python3.12" % sys.version_info[:2])'
 	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 2**30; sys.exit(0 if free > 11 else f"make: installing takes 11 GiB of disk (7 stay; most is torch for CUDA), and {free:.1f} are free here: make room")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > $(VENV)/pip.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/pip.txt
+	$(BIN)/python -m pip install --quiet --require-hashes -r constraints.txt --build-constraint constraints.txt
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-deps --build-constraint constraints.txt -e .
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib everstep runtime steps pipelines >/dev/null 2>&1 || true
 	@touch $@
+
+# Each with the hashes of all its files, for every platform; nothing names where they were fetched from.
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+    --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+lock: $(READY)  ## constraints.txt, when pyproject.toml has changed; UPGRADE=NAME or NAME==VERSION: a newer one of that
+	$(LOCK) $(addprefix --upgrade-package ,$(UPGRADE)) --all-extras pyproject.toml -o constraints.txt
+	$(LOCK) --no-deps .ci/constraints.in -o .ci/constraints.txt
+
+licences: $(READY)  ## docs/licences.md: what the licences of the images' packages allow
+	$(BIN)/python -m supply.licences > $(VENV)/licences.md && mv $(VENV)/licences.md docs/licences.md
+
+sbom: $(READY)  ## build/sbom: what each image carries, for scanners (CycloneDX)
+	$(BIN)/python -m supply.sbom build/sbom
 
 finetune: $(READY)  ## install, then fine-tune a small Llama on real text, on this machine
 	$(BIN)/python pipelines/llama_finetune.py
@@ -87,4 +103,4 @@ soak: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy
 	EVERSTEP_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -x tests/survival tests/checkpoint/test_random_kills.py
 
 clean:  ## remove what was installed and run
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) build runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

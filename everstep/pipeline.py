@@ -72,7 +72,8 @@ class Submission:
     namespace: Annotated[str, tyro.conf.arg(aliases=["-n"])] = ""
     """Argo: namespace; empty: ARGO_NAMESPACE, else the kube context's or the server's own."""
     service_account: str = ""
-    """Argo: service account of the pods; empty: the namespace's default."""
+    """Argo: service account of the pods, and NAME-train of the train step's, NAME-spark of Spark's driver on k8s://.
+    Empty: the namespace's default."""
     image: str = ""
     """Argo: image of the steps."""
     image_pull_secret: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()

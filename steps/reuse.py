@@ -7,6 +7,7 @@ from typing import Any
 
 from hera.workflows import Container, Parameter, WorkflowTemplate
 
+from runtime.submission.manifest import ACCOUNT
 from steps.check.template import template as check
 from steps.corpus.template import template as corpus
 from steps.evaluate.template import template as evaluate
@@ -39,7 +40,7 @@ def _alone(template: Container) -> dict[str, Any]:
     title: Mapping[str, str] = template.annotations or {}
     made = WorkflowTemplate(
         name=f"everstep-{template.name}",
-        annotations=dict(title),
+        annotations={name: text for name, text in title.items() if name != ACCOUNT},
         entrypoint=template.name,
         arguments=inputs,
         templates=[_with_inputs(template, inputs)],

@@ -20,11 +20,14 @@ from hera.workflows import (
 from hera.workflows import models as argo
 
 from everstep.version import IMAGE
+from runtime.submission.manifest import ACCOUNT
 
 OUTPUTS = "/tmp/outputs"
 """Where a pod's step leaves its outputs."""
 GIVEN = {"store": "{{workflow.parameters.store}}", "run": "{{workflow.name}}", "outputs": OUTPUTS}
 """The fields that every config has, and what they are in any workflow. The workflow has a parameter `store`."""
+STEP = "everstep/step"
+"""Label of the pods that may reach each other (templates/chart/files/network.yaml); its value is the step."""
 RETRY = RetryStrategy(
     limit=3,
     retry_policy="Always",
@@ -71,11 +74,14 @@ def step_template(
     memory: str = "2Gi",
     shared_memory: str = "",
     deadline_s: int | None = None,
+    account: str = "",
 ) -> Container:
     """The template that runs `python -m steps.<step>` with a flag for each field of `config`.
 
     `fixed` gives fields a value (or an Argo variable) instead of an input; `shared_memory` a /dev/shm of that size.
+    `account`: what the name of its service account ends with, where the step needs rights that others must not have.
     """
+    told = {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
     given = {**GIVEN, **fixed}
     inputs = [
         Parameter(name=_flag(entry.name), default=str(entry.default), description=_one_line(config, entry.name))
@@ -95,7 +101,8 @@ def step_template(
         args=arguments,
         inputs=inputs,
         outputs=files,
-        annotations={"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description},
+        annotations={**told, **({ACCOUNT: account} if account else {})},
+        labels={STEP: step},
         resources=Resources(cpu_request=cpu, memory_request=memory, memory_limit=memory),
         retry_strategy=RETRY,
         active_deadline_seconds=deadline_s,

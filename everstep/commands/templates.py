@@ -16,7 +16,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.epilog = EXAMPLE
     parser.add_argument("--image", default=IMAGE, help=f"image of the steps, as the cluster pulls it ({IMAGE})")
-    parser.add_argument("--service-account", default="everstep", metavar="NAME", help="of the pods (everstep)")
+    parser.add_argument("--service-account", default="everstep", metavar="NAME",
+                        help="of the pods (everstep); NAME-train, NAME-spark: of those with more rights")  # fmt: skip
     parser.add_argument("--store-secret", default="everstep-store", metavar="NAME",
                         help="Secret with the store's AWS_* variables (everstep-store); empty: the pods have them "
                         "by other means")  # fmt: skip
@@ -29,12 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
     from runtime.submission.manifest import ClusterOptions, fit
     from steps.reuse import workflow_templates
 
-    options = ClusterOptions(arguments.image, store_secret=arguments.store_secret)
+    options = ClusterOptions(arguments.image, arguments.service_account, store_secret=arguments.store_secret)
     made = workflow_templates()
     for one in made:
         fit(one["spec"], options, IMAGE)
-        for template in one["spec"]["templates"]:
-            template["serviceAccountName"] = arguments.service_account
     sys.stdout.write(HEAD)
     yaml.safe_dump_all(made, sys.stdout, sort_keys=False, width=120)
     return 0

@@ -12,6 +12,8 @@ from typing import Any
 
 DIGEST = "everstep/manifest"
 """Annotation: the digest of what was submitted, so that the same submission is known again."""
+ACCOUNT = "everstep/account"
+"""Annotation of a template: what its service account's name has after that of the others (files/rbac.yaml)."""
 INSTANCE = "workflows.argoproj.io/controller-instanceid"
 WORKING_FOLDER = "/tmp"
 """Where a step may write without being root."""
@@ -35,6 +37,7 @@ class ClusterOptions:
     image: str = ""
     """Image of Everstep's own steps; "": as it stands in the manifest."""
     service_account: str = ""
+    """Of all pods; a step that needs more rights than others has one of its own, NAME-train or NAME-spark."""
     pull_secrets: tuple[str, ...] = ()
     store_secret: str = ""
     """Secret with the store's variables; "": the pods have them by other means."""
@@ -66,11 +69,12 @@ def for_argo(
 
 
 def fit(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> None:
-    """Give the containers with the image `own_image` what they need on a cluster, in place.
+    """Give the templates with the image `own_image` what they need on a cluster, in place.
 
     Raises NotForAClusterError when they could not start.
     """
-    own = [container for container in _containers(spec) if container.get("image") == own_image]
+    templates = [one for one in _templates(spec) if any(own_image == held.get("image") for held in _containers(one))]
+    own = [held for one in templates for held in _containers(one) if held.get("image") == own_image]
     if own and not options.image:
         raise NotForAClusterError(
             f"target argo needs --image: the image of the steps, as the cluster pulls it (they name {own_image!r} only)"
@@ -80,6 +84,10 @@ def fit(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> Non
         container.setdefault("workingDir", WORKING_FOLDER)
         credentials = _credentials(options.store_secret) if options.store_secret else ()
         container["env"] = [*container.get("env", ()), dict(OWN_POD), *credentials]
+    for template in templates:
+        more = (template.get("metadata", {}).get("annotations") or {}).pop(ACCOUNT, "")
+        if options.service_account:
+            template["serviceAccountName"] = f"{options.service_account}{more}"
 
 
 def digest(spec: Mapping[str, Any]) -> str:
@@ -93,21 +101,26 @@ def _credentials(secret: str) -> list[dict[str, Any]]:
     return [{"name": place["key"], "valueFrom": {"secretKeyRef": place}} for place in places]
 
 
-def _containers(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every container of every template, those of inline templates too."""
-    for template in spec.get("templates", ()):
-        yield from _of_template(template)
+def _templates(holder: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every template of a spec, inline templates too."""
+    for template in holder.get("templates", ()):
+        yield from _with_inline(template)
 
 
-def _of_template(template: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    yield from (template[kind] for kind in ("container", "script") if kind in template)
-    yield from (template.get("containerSet") or {}).get("containers", ())
-    for kind in ("initContainers", "sidecars"):
-        yield from template.get(kind) or ()
+def _with_inline(template: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield template
     tasks = [
         *(template.get("dag") or {}).get("tasks", ()),
         *(one for group in template.get("steps", ()) for one in group),
     ]
     for task in tasks:
         if inline := task.get("inline"):
-            yield from _of_template(inline)
+            yield from _with_inline(inline)
+
+
+def _containers(template: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every container of one template."""
+    yield from (template[kind] for kind in ("container", "script") if kind in template)
+    yield from (template.get("containerSet") or {}).get("containers", ())
+    for kind in ("initContainers", "sidecars"):
+        yield from template.get(kind) or ()

@@ -19,6 +19,8 @@ ATTEMPTS = 3
 POD_VARIABLE = "EVERSTEP_POD"
 """Name of the step's own pod."""
 EXECUTOR = ("python", "-m", "steps.preprocess.executor")
+LABELS = {"everstep/step": "preprocess"}
+"""Of executors' pods, so that the step's own may reach them (templates/chart/files/network.yaml)."""
 _PREFIX = 40
 """Characters that Spark leaves for the beginning of a pod's name, and a few less."""
 _OVERHEAD_MB, _WORKER_MB = 400, 600
@@ -141,4 +143,4 @@ def pod_template(pod: Pod) -> str:
     main.pop("resources", None)
     main |= {"name": "executor", "command": list(EXECUTOR)}
     spec |= {"restartPolicy": "Never", "automountServiceAccountToken": False}
-    return json.dumps({"apiVersion": "v1", "kind": "Pod", "spec": spec})
+    return json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": LABELS}, "spec": spec})

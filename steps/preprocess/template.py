@@ -20,6 +20,7 @@ def template() -> Container:
         artifacts=("dataset.html",),
         cpu=2,
         memory="3Gi",
+        account="{{=inputs.parameters['spark-master'] startsWith 'k8s://' ? '-spark' : ''}}",
     )
 
 

@@ -24,6 +24,7 @@ def template() -> Container:
         cpu=2,
         memory="4Gi",
         shared_memory="1Gi",
+        account="-train",
     )
 
 

@@ -11,14 +11,16 @@ from tests.harness import ROOT
 
 STORE_SECRET = "everstep-store"
 SERVICE_ACCOUNT = "everstep"
-RIGHTS = ROOT / "templates/chart/files/rbac.yaml"
+OF_TRAINING, OF_SPARK = f"{SERVICE_ACCOUNT}-train", f"{SERVICE_ACCOUNT}-spark"
+"""The accounts with more rights: the train step's, and that of Spark's driver."""
+FILES = ROOT / "templates/chart/files"
 
 
 def made_ready(kubectl: Kubectl, kinds: Path) -> None:
     """`kinds`: the folder with Argo's custom resource definitions."""
     kubectl.apply(*(path.read_text() for path in sorted(kinds.glob("argoproj.io_*.yaml"))))
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    kubectl.apply(RIGHTS.read_text(), _secret())
+    kubectl.apply((FILES / "rbac.yaml").read_text(), (FILES / "network.yaml").read_text(), _secret())
 
 
 def _secret() -> dict[str, Any]:

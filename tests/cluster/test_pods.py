@@ -14,7 +14,7 @@ from runtime.platform.kubernetes.platform import shared_token
 from runtime.platform.kubernetes.workflow import will_not_return
 from tests.cluster import images, layout, plane
 from tests.cluster.lifecycle import Cluster
-from tests.cluster.namespace import SERVICE_ACCOUNT
+from tests.cluster.namespace import OF_TRAINING, SERVICE_ACCOUNT
 from tests.harness import wait_until
 
 DEADLINE_S = 400
@@ -47,7 +47,7 @@ def owner(cluster: Cluster) -> Owner:
 def play(cluster: Cluster, tmp_path: Path) -> Callable[[Callable[[KubeApi], Awaitable[None]]], None]:
     """Runs a story that asks the API as the pods of a pipeline do."""
     token = tmp_path / "token"
-    token.write_text(cluster.kubectl("create", "token", SERVICE_ACCOUNT))
+    token.write_text(cluster.kubectl("create", "token", OF_TRAINING))
     access = Access(layout.API, layout.NAMESPACE, token, plane.KEYS / "apiserver.crt")
 
     def played(story: Callable[[KubeApi], Awaitable[None]]) -> None:

@@ -1,10 +1,12 @@
-"""What the pods' service account may do: asked of the real API server, verb by verb."""
+"""What the pods' service accounts may do: asked of the real API server, verb by verb."""
 
 import itertools
 
+import pytest
+
 from tests.cluster.layout import NAMESPACE
 from tests.cluster.lifecycle import Cluster
-from tests.cluster.namespace import SERVICE_ACCOUNT
+from tests.cluster.namespace import OF_SPARK, OF_TRAINING, SERVICE_ACCOUNT
 
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 RESOURCES = (
@@ -13,19 +15,23 @@ RESOURCES = (
     ("", "persistentvolumeclaims"), ("", "namespaces"), ("apps", "deployments"), ("batch", "jobs"),
     ("rbac.authorization.k8s.io", "roles"), ("rbac.authorization.k8s.io", "rolebindings"),
     ("argoproj.io", "workflows"), ("argoproj.io", "workflowtaskresults"), ("argoproj.io", "workflowtemplates"),
-    ("argoproj.io", "workflowtasksets"), ("scheduling.volcano.sh", "podgroups"), ("scheduling.volcano.sh", "queues"),
+    ("argoproj.io", "workflowtasksets"), ("networking.k8s.io", "networkpolicies"),
+    ("scheduling.volcano.sh", "podgroups"), ("scheduling.volcano.sh", "queues"),
 )  # fmt: skip
+RESULTS = {"workflowtaskresults": {"create", "patch"}}
+PODS = {"get", "list", "watch", "create", "patch", "delete"}
 MAY = {
-    "pods": {"get", "list", "watch", "create", "patch", "delete", "deletecollection"},
-    "secrets": {"get", "create"},
-    "configmaps": {"get", "create"},
-    "podgroups": {"get", "create", "delete"},
-    "workflows": {"get"},
-    "workflowtaskresults": {"create", "patch"},
-}
+    SERVICE_ACCOUNT: RESULTS,
+    OF_SPARK: {**RESULTS, "pods": {*PODS, "deletecollection"}},
+    OF_TRAINING: {
+        **RESULTS, "pods": PODS, "secrets": {"get", "create"}, "configmaps": {"get", "create"},
+        "podgroups": {"get", "create", "delete"}, "workflows": {"get"},
+    },
+}  # fmt: skip
+"""By account and resource: the verbs."""
 
 
-def allowed(cluster: Cluster, namespace: str, name: str = "") -> dict[str, set[str]]:
+def allowed(cluster: Cluster, account: str, namespace: str, name: str = "") -> dict[str, set[str]]:
     """By resource: the verbs that the account may use there, on the object of that name."""
     asked = list(itertools.product(RESOURCES, VERBS))
     reviews = []
@@ -34,8 +40,8 @@ def allowed(cluster: Cluster, namespace: str, name: str = "") -> dict[str, set[s
         wish = {
             "namespace": namespace, "verb": verb, "group": group, "resource": kind, "subresource": below, "name": name,
         }  # fmt: skip
-        account = f"system:serviceaccount:{NAMESPACE}:{SERVICE_ACCOUNT}"
-        spec = {"user": account, "groups": ["system:authenticated"], "resourceAttributes": wish}
+        user = f"system:serviceaccount:{NAMESPACE}:{account}"
+        spec = {"user": user, "groups": ["system:authenticated"], "resourceAttributes": wish}
         reviews.append({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec})
     found: dict[str, set[str]] = {}
     for review in cluster.kubectl.create(*reviews):
@@ -46,9 +52,11 @@ def allowed(cluster: Cluster, namespace: str, name: str = "") -> dict[str, set[s
     return found
 
 
-def test_the_account_may_do_what_a_run_needs_and_nothing_else(cluster: Cluster) -> None:
-    assert allowed(cluster, NAMESPACE) == MAY
+@pytest.mark.parametrize("account", MAY)
+def test_the_account_may_do_what_its_steps_need_and_nothing_else(cluster: Cluster, account: str) -> None:
+    assert allowed(cluster, account, NAMESPACE) == MAY[account]
 
 
-def test_elsewhere_it_may_do_nothing(cluster: Cluster) -> None:
-    assert allowed(cluster, "default") == {}
+@pytest.mark.parametrize("account", MAY)
+def test_elsewhere_it_may_do_nothing(cluster: Cluster, account: str) -> None:
+    assert allowed(cluster, account, "default") == {}

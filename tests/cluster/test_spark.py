@@ -12,9 +12,10 @@ import numpy as np
 
 from runtime.store import Store, open_store
 from runtime.submission.manifest import OWN_POD
+from steps.preprocess.masters import LABELS
 from tests.cluster import images
 from tests.cluster.lifecycle import Cluster
-from tests.cluster.namespace import SERVICE_ACCOUNT, STORE_SECRET
+from tests.cluster.namespace import OF_SPARK, STORE_SECRET
 from tests.cluster.plane import BUCKET
 from tests.harness import ROOT, wait_until
 
@@ -37,10 +38,10 @@ def driver(cluster: Cluster, name: str, *arguments: str) -> dict[str, Any]:
     }  # fmt: skip
     security = {"runAsNonRoot": True, "runAsUser": NOBODY, "fsGroup": NOBODY}
     spec = {
-        **patch, "containers": [container], "restartPolicy": "Never", "serviceAccountName": SERVICE_ACCOUNT,
+        **patch, "containers": [container], "restartPolicy": "Never", "serviceAccountName": OF_SPARK,
         "securityContext": {**security, "seccompProfile": {"type": "RuntimeDefault"}},
     }  # fmt: skip
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": LABELS}, "spec": spec}
 
 
 def finished(store: Store) -> int:

@@ -135,11 +135,11 @@ class Training:
         container["env"] += [{"name": name, "value": value} for name, value in self.environment.items()]
         owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": self.name, "uid": self.uid}
         spec = {
-            "serviceAccountName": SERVICE_ACCOUNT, "restartPolicy": "Never", "containers": [container],
+            "serviceAccountName": template["serviceAccountName"], "restartPolicy": "Never", "containers": [container],
             "securityContext": template["securityContext"], "volumes": template["volumes"],
             **({"nodeName": host} if host else {}),
         }  # fmt: skip
-        labels = {"workflows.argoproj.io/workflow": self.name}
+        labels = {**template["metadata"]["labels"], "workflows.argoproj.io/workflow": self.name}
         metadata = {"name": self.pod, "labels": labels, "ownerReferences": [owner]}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _patched(spec, images.patch())}
         self.cluster.kubectl.create(pod)

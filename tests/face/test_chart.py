@@ -54,7 +54,7 @@ def test_helm_would_complain_of_a_fault(tmp_path: Path) -> None:
 
 
 def test_with_its_own_values_it_makes_the_account_its_rights_and_the_steps() -> None:
-    texts = [(CHART / "files" / name).read_text() for name in ("rbac.yaml", "steps.yaml")]
+    texts = [(CHART / "files" / name).read_text() for name in ("rbac.yaml", "steps.yaml", "network.yaml")]
     files = [one for text in texts for one in yaml.safe_load_all(text)]
     assert made() == by_name(files)
 
@@ -70,7 +70,9 @@ def test_image_registry_and_secrets_go_where_the_pods_are() -> None:
         assert template["container"]["image"] == "r.example/ml/e:7"
         sources = [one["valueFrom"] for one in template["container"]["env"] if "valueFrom" in one]
         assert {one["secretKeyRef"]["name"] for one in sources if "secretKeyRef" in one} == {"keys"}
-    assert objects["ServiceAccount", "everstep"]["imagePullSecrets"] == [{"name": "pull"}]
+    accounts = {name: one for (kind, name), one in objects.items() if kind == "ServiceAccount"}
+    assert accounts.keys() == {"everstep", "everstep-train", "everstep-spark"}
+    assert all(one["imagePullSecrets"] == [{"name": "pull"}] for one in accounts.values())
     assert objects["Secret", "keys"]["stringData"] == {"AWS_REGION": "x"}
 
 
@@ -86,7 +88,12 @@ def test_the_right_to_mark_machines_is_given_only_when_it_is_wanted() -> None:
     assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
     binding = objects["ClusterRoleBinding", "everstep-taints-ml"]
     assert binding["roleRef"]["name"] == "everstep-taints-ml"
-    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "everstep", "namespace": "ml"}]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "everstep-train", "namespace": "ml"}]
+
+
+def test_the_network_policy_is_made_unless_it_is_not_wanted() -> None:
+    assert ("NetworkPolicy", "everstep") in made()
+    assert not [name for kind, name in made(networkPolicy=False) if kind == "NetworkPolicy"]
 
 
 def test_the_switches_are_where_the_train_step_reads_them() -> None:

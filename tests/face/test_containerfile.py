@@ -1,6 +1,8 @@
 """What templates/Containerfile says, as far as reading it shows; tests/images makes the images."""
 
+import re
 import shlex
+import subprocess
 
 import pytest
 
@@ -10,10 +12,11 @@ from tests.images.containerfile import ContainerfileError, Settings, ignored, se
 
 TEXT = (ROOT / "templates/Containerfile").read_text()
 IMAGES = ("submit", "preprocess", "train", "everstep")
+DEBIAN = "docker.io/library/debian"
 
 
 def test_every_image_runs_the_command_as_a_user_that_is_not_root() -> None:
-    found = stages(TEXT)
+    found = stages(TEXT, {"BASE": DEBIAN})
     assert f"--target everstep -t {IMAGE} ." in TEXT
     for image in IMAGES:
         held = settings(found, image)
@@ -22,7 +25,7 @@ def test_every_image_runs_the_command_as_a_user_that_is_not_root() -> None:
 
 
 def test_the_code_comes_after_all_packages() -> None:
-    found = stages(TEXT)
+    found = stages(TEXT, {"BASE": DEBIAN})
     for image in IMAGES:
         last = [one for one in found[image].instructions if one.verb in ("RUN", "COPY")][-1]
         assert (last.verb, last.flag("from")) == ("COPY", "code")
@@ -33,7 +36,7 @@ def test_a_builder_sees_what_is_copied_and_nothing_else() -> None:
     out = ignored((ROOT / ".dockerignore").read_text())
     copied = {
         source
-        for stage in stages(TEXT).values()
+        for stage in stages(TEXT, {"BASE": DEBIAN}).values()
         for one in stage.instructions
         if one.verb == "COPY" and not one.flag("from")
         for source in shlex.split(one.rest)[:-1]
@@ -45,10 +48,52 @@ def test_a_builder_sees_what_is_copied_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
+    ("base", "refused"),
+    [(f"{DEBIAN}@sha256:{'a' * 64}", False), (f"{DEBIAN}:bookworm-slim", True), (DEBIAN, True), ("", True)],
+)
+def test_a_base_without_a_digest_is_refused_before_anything_is_made(base: str, refused: bool) -> None:
+    first = next(one for one in stages(TEXT, {"BASE": base or DEBIAN})["base"].instructions if one.verb == "RUN")
+    done = subprocess.run(
+        ["/bin/sh", "-c", first.rest], env={"BASE": base}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == refused
+    assert done.stderr == (f"BASE={base} names no digest: NAME@sha256:...\n" if refused else "")
+
+
+def test_the_only_image_that_is_fetched_is_the_base_that_was_named() -> None:
+    found = stages(TEXT, {"BASE": DEBIAN})
+    assert {one.base for one in found.values()} - found.keys() == {DEBIAN}
+    with pytest.raises(ContainerfileError, match="give --build-arg BASE="):
+        stages(TEXT)
+
+
+def test_every_install_is_held_to_the_hashes() -> None:
+    installs = [
+        one.rest
+        for stage in stages(TEXT, {"BASE": DEBIAN}).values()
+        for one in stage.instructions
+        if re.search(r"pip\b.* install ", one.rest) and "apt-get" not in one.rest
+    ]
+    assert len(installs) == 6
+    for line in installs:
+        own = "--no-deps" in line and line.endswith("--build-constraint /opt/tools/constraints.txt /src")
+        both = "-c /opt/tools/constraints.txt --build-constraint /opt/tools/constraints.txt" in line
+        assert own or both or "--require-hashes -r pip.txt" in line, line
+
+
+def test_developer_tools_of_nvidia_are_left_out_of_the_layer_that_brings_them() -> None:
+    (made,) = (one.rest for one in stages(TEXT, {"BASE": DEBIAN})["torch"].instructions)
+    for name in ("cuobjdump", "nvdisasm"):
+        assert f"triton/backends/nvidia/bin/{name}" in made.partition("&& rm ")[2]
+
+
+@pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("FROM a\n", "a name of its own"),
-        ("FROM a AS b\nFROM c AS b\n", "a name of its own"),
+        ("FROM ${BASE} AS b\n", "a base and a name of its own"),
+        ("ARG X\nFROM a AS b\n", "give --build-arg X="),
+        ("FROM a\n", "a base and a name of its own"),
+        ("FROM a AS b\nFROM c AS b\n", "a base and a name of its own"),
         ("FROM a AS b\nUSER root\n", "UID:GID"),
         ("FROM a AS b\nENV X=$Y\n", "without variables"),
         ("FROM a AS b\nVOLUME /x\n", "VOLUME: not known"),

@@ -15,6 +15,7 @@ from runtime.submission.manifest import NEEDED_KEYS
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "templates" / "chart" / "files"
+SPARKS = "{{=inputs.parameters['spark-master'] startsWith 'k8s://' ? '-spark' : ''}}"
 STEPS = {"model", "corpus", "preprocess", "check", "train", "evaluate", "report"}
 
 
@@ -34,7 +35,9 @@ def test_image_account_and_secret_are_the_ones_given(capsys: pytest.CaptureFixtu
     for manifest in yaml.safe_load_all(text):
         (template,) = manifest["spec"]["templates"]
         assert template["container"]["image"] == "r.example/e:2"
-        assert template["serviceAccountName"] == "trainer"
+        account = {"train": "trainer-train", "preprocess": f"trainer{SPARKS}"}
+        assert template["serviceAccountName"] == account.get(template["name"], "trainer")
+        assert "everstep/account" not in str(manifest)
     assert "everstep:0.1.0" not in text
     assert "everstep-store" not in text
 

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from tests.images.containerfile import ContainerfileError, Instruction, Settings, Stage, ignored, settings
 
-DEBIAN = re.compile(r"debian:([a-z]+)-slim")
+DEBIAN = re.compile(r"debian:([a-z]+)-slim@sha256:\w+")
+BASE = "debian:bookworm-slim@sha256:none"
+"""What the images begin with here. It is made of Debian's packages, not fetched from a registry: it has no digest."""
 SLIM = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
 """What Debian's slim images leave out of every package."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -120,7 +122,7 @@ class Builder:
 
     def _told(self, name: str, held: Settings, instruction: Instruction) -> None:
         """Follow one RUN. Raises ContainerfileError with what it said."""
-        lines, mounts = [], []
+        lines, mounts, passed = [], [], dict(held.arguments)
         for one in instruction.mounts():
             if one["type"] == "cache":
                 self.cache.mkdir(parents=True, exist_ok=True)
@@ -130,7 +132,7 @@ class Builder:
                 mounts.append(Mount(f"{self.folder}/other{one['source']}", one["target"]))
             else:
                 raise ContainerfileError(f"RUN --mount={one}: only type=cache, and once type=bind with from")
-        passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        passed |= {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         if own := os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE"):
             mounts.append(Mount(own, CERTIFICATES))
             passed["PIP_CERT"] = CERTIFICATES
@@ -171,7 +173,7 @@ class Builder:
         """The packages that Debian calls required, and apt: a little less than its slim image has."""
         suite = DEBIAN.fullmatch(image)
         if suite is None:
-            raise ContainerfileError(f"FROM {image}: only debian:SUITE-slim can be made here")
+            raise ContainerfileError(f"FROM {image}: only debian:SUITE-slim@sha256:... can be made here")
         left_out = [f"--dpkgopt=path-exclude={path}" for path in SLIM]
         command = ["mmdebstrap", "--quiet", "--variant=minbase", *left_out, suite[1], str(self._layer(image))]
         made = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
@@ -179,7 +181,7 @@ class Builder:
             raise ContainerfileError(f"FROM {image}: {made.stderr[-2000:]}")
 
     def _layer(self, name: str) -> Path:
-        return self.folder / name.replace(":", "-") / "layer"
+        return self.folder / re.sub("[:@]", "-", name) / "layer"
 
     def _layers(self, name: str) -> list[str]:
         """Those that a stage consists of, the uppermost first."""

@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -42,6 +42,8 @@ class Settings:
     """What a stage's instructions say of the processes that are run in it."""
 
     environment: dict[str, str] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Which its instructions see, but no process of the image."""
     folder: str = "/"
     user: str = "0:0"
     entrypoint: list[str] = field(default_factory=list)
@@ -53,6 +55,8 @@ class Settings:
             if any(not equals or "$" in value for _, equals, value in pairs):
                 raise ContainerfileError(f"ENV {instruction.rest}: only NAME=VALUE without variables")
             self.environment |= {name: value for name, _, value in pairs}
+        elif instruction.verb == "ARG":
+            self.arguments |= dict([instruction.rest.split("=", 1)])
         elif instruction.verb == "USER":
             if not re.fullmatch(r"\d+:\d+", instruction.rest):
                 raise ContainerfileError(f"USER {instruction.rest}: only UID:GID, which Kubernetes can compare with 0")
@@ -68,17 +72,26 @@ class Settings:
         return True
 
 
-def stages(text: str) -> dict[str, Stage]:
-    """The stages by name, in their order. Raises ContainerfileError for one without a name."""
+def stages(text: str, arguments: Mapping[str, str] = {}) -> dict[str, Stage]:
+    """The stages by name, in their order, with these build arguments.
+
+    Raises ContainerfileError for a stage without a name and an argument without a value.
+    """
     found: dict[str, Stage] = {}
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     for line in filter(None, map(str.strip, re.sub(r"\\\n", "", lines).splitlines())):
         verb, _, rest = line.partition(" ")
+        if verb == "ARG":
+            if rest not in arguments:
+                raise ContainerfileError(f"ARG {rest}: give --build-arg {rest}=...")
+            rest = f"{rest}={arguments[rest]}"
         if verb == "FROM":
-            base, _, name = rest.partition(" AS ")
-            if not name or name in found:
-                raise ContainerfileError(f"{line}: each stage has a name of its own")
+            base, _, name = re.sub(r"\$\{(\w+)}", lambda one: arguments.get(one[1], ""), rest).partition(" AS ")
+            if not base or not name or name in found:
+                raise ContainerfileError(f"{line}: each stage has a base and a name of its own")
             found[name] = Stage(name, base)
+            continue
+        if verb == "ARG" and not found:
             continue
         flags = []
         while flag := re.match(r"\s*--(\w+)=(\S+)\s+", rest):

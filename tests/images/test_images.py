@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from steps.reuse import STEPS
+from supply.lock import locked
 from tests.datasets import write_dataset
 from tests.harness import ROOT
-from tests.images.building import SHARED, Builder, missing
+from tests.images.building import BASE, SHARED, Builder, missing
 from tests.images.containerfile import settings, stages
 
+TEXT = (ROOT / "templates/Containerfile").read_text()
 STEPS_OF = {
     "submit": ("report",),
     "preprocess": ("corpus", "preprocess"),
@@ -45,7 +47,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
     if why := missing(folder):
         pytest.skip(why)
     try:
-        yield Builder(folder, folder / "pip", ROOT, stages((ROOT / "templates/Containerfile").read_text()))
+        yield Builder(folder, folder / "pip", ROOT, stages(TEXT, {"BASE": BASE}))
     finally:
         shutil.rmtree(folder)
 
@@ -85,9 +87,8 @@ def test_it_has_a_named_user_no_tools_and_only_pinned_packages(builder: Builder,
     facts = json.loads(ended.text)
     packages = {_plain(name): version for name, version in facts.pop("packages").items()}
     assert facts == {"user": "everstep", "python": [3, 11], "tools": [], "changeable": []}
-    pinned = [line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     del packages["everstep"]
-    assert packages.items() <= {_plain(name): version for name, version in pinned}.items()
+    assert packages.items() <= {one.name: one.version for one in locked((ROOT / "constraints.txt").read_text())}.items()
 
 
 def test_its_steps_start(builder: Builder, image: str) -> None:

@@ -18,6 +18,8 @@ from runtime.platform import Gone, Node, NodeRequest
 
 JOB, NODE, ROLE, NAME = "everstep/job", "everstep/node", "everstep/role", "everstep/job-name"
 """Labels (the job by its digest: names of jobs may be too long for one), and the annotation with the job's name."""
+STEP = {"everstep/step": "train"}
+"""Label of the pods of all steps, by which they may reach each other (templates/chart/files/network.yaml)."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO, LAST_TO_GO = "-100", "100"
 """Such costs of a node beyond the minimum, and of one of the minimum."""
@@ -165,7 +167,7 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
         spec["affinity"] = _with_terms(spec.get("affinity") or {}, terms)
     metadata = {
         "name": pod_name(job, owner, request.name),
-        "labels": {JOB: digest(job), NODE: request.name, ROLE: request.role},
+        "labels": {JOB: digest(job), NODE: request.name, ROLE: request.role, **STEP},
         "annotations": {NAME: job, DELETION_COST: FIRST_TO_GO if request.extra else LAST_TO_GO},
         "ownerReferences": [owner.reference()],
     }

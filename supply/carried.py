@@ -1,0 +1,64 @@
+"""Which packages each image of templates/Containerfile carries, by the metadata of what is installed here."""
+
+import importlib.metadata
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import Distribution
+from pathlib import Path
+
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+IMAGES: Mapping[str, tuple[str, ...]] = {
+    "submit": (),
+    "preprocess": ("preprocess",),
+    "train": ("train",),
+    "everstep": ("preprocess", "train"),
+}
+"""The targets of templates/Containerfile, and which extras of pyproject.toml each has."""
+MACHINE = {
+    "implementation_name": "cpython", "os_name": "posix", "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython", "platform_system": "Linux", "python_version": "3.11",
+    "python_full_version": "3.11.2", "sys_platform": "linux",
+}  # fmt: skip
+"""What the images are made for: Debian's Python on the usual machine."""
+
+
+class NotInstalledError(LookupError):
+    """A package that an image gets is not installed here."""
+
+
+def carried(image: str) -> dict[str, Distribution]:
+    """The packages of that image by canonical name, in its order. Raises NotInstalledError."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in IMAGES[image])]
+    found: dict[str, Distribution] = {}
+    open_ends = [Requirement(line) for lines in lists for line in lines]
+    seen = set[tuple[str, frozenset[str]]]()
+    while open_ends:
+        requirement = open_ends.pop()
+        name = canonicalize_name(requirement.name)
+        if (name, frozenset(requirement.extras)) in seen:
+            continue
+        seen.add((name, frozenset(requirement.extras)))
+        found[name] = _installed(name)
+        open_ends += needed(found[name], requirement.extras)
+    return dict(sorted(found.items()))
+
+
+def needed(package: Distribution, extras: set[str] | frozenset[str] = frozenset()) -> Iterator[Requirement]:
+    """What that package needs on MACHINE, with these extras of its own."""
+    here = {**default_environment(), **MACHINE}
+    for line in package.requires or ():
+        one = Requirement(line)
+        if one.marker is None or any(one.marker.evaluate({**here, "extra": extra}) for extra in ("", *extras)):
+            yield one
+
+
+def _installed(name: str) -> Distribution:
+    try:
+        return importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        raise NotInstalledError(f"{name} is not installed here: say make") from None

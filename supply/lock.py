@@ -1,0 +1,56 @@
+"""constraints.txt: one exact version of each package, for every platform, with the hashes of all its files."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+
+@dataclass(frozen=True)
+class Locked:
+    """A package as it may be installed."""
+
+    name: str
+    """Canonical: small letters, with `-`."""
+    version: str
+    hashes: tuple[str, ...]
+    """SHA-256 of each file of that version."""
+
+
+def locked(text: str) -> list[Locked]:
+    """The packages of a lock, in their order. Raises ValueError for one without exact version or hashes."""
+    found = []
+    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    for line in filter(None, re.sub(r"\\\n", "", lines).splitlines()):
+        requirement = Requirement(line.partition("--hash")[0].strip())
+        (exact, *more) = [one.version for one in requirement.specifier if one.operator == "=="] or [""]
+        hashes = tuple(HASH.findall(line))
+        if not exact or more or requirement.url or not hashes or len(hashes) != line.count("--hash"):
+            raise ValueError(f"{requirement.name}: give one version with ==, and the sha256 of each of its files")
+        found.append(Locked(canonicalize_name(requirement.name), exact, hashes))
+    return found
+
+
+def wanted(project: Mapping[str, Any]) -> list[Requirement]:
+    """What pyproject.toml asks for, itself and by all its extras."""
+    lists: Iterable[list[str]] = [project["dependencies"], *project["optional-dependencies"].values()]
+    requirements = [Requirement(line) for lines in lists for line in lines]
+    return [one for one in requirements if one.name != project["name"]]
+
+
+def disagreements(project: Mapping[str, Any], packages: Iterable[Locked]) -> list[str]:
+    """Where that table `project` of pyproject.toml and the lock contradict each other; mended by `make lock`."""
+    versions = {one.name: one.version for one in packages}
+    told = []
+    for one in wanted(project):
+        version = versions.get(canonicalize_name(one.name))
+        if version is None:
+            told.append(f"{one.name} is not in constraints.txt")
+        elif not one.specifier.contains(version, prereleases=True):
+            told.append(f"pyproject.toml asks for {one}, constraints.txt has {version}")
+    return told

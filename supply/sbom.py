@@ -1,0 +1,71 @@
+"""A bill of materials of each image for scanners, CycloneDX 1.6: `python -m supply.sbom FOLDER` (make sbom).
+
+It lists the Python packages; those of Debian below them `dpkg-query --show` tells in the image.
+"""
+
+import json
+import sys
+import tomllib
+import uuid
+from importlib.metadata import Distribution
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from supply.carried import IMAGES, ROOT, carried, needed
+from supply.licences import licence
+
+
+def bill(image: str) -> dict[str, Any]:
+    """The document. The same packages give the same one. Raises LicenceError, NotInstalledError."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = carried(image)
+    root = _purl("everstep", project["version"])
+    own = {
+        "type": "container", "bom-ref": root, "name": f"everstep-{image}", "version": project["version"],
+        "licenses": [{"expression": project["license"]}],
+    }  # fmt: skip
+    components = [_component(name, package) for name, package in packages.items()]
+    edges = [{"ref": root, "dependsOn": [one["bom-ref"] for one in components]}]
+    edges += [_edge(name, package, packages) for name, package in packages.items()]
+    said = json.dumps([own, components, edges])
+    return {
+        "bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, said)}",
+        "metadata": {"component": own}, "components": components, "dependencies": edges,
+    }  # fmt: skip
+
+
+def _component(name: str, package: Distribution) -> dict[str, Any]:
+    made = _purl(name, package.version)
+    said = licence(name, package)
+    return {
+        "type": "library", "bom-ref": made, "name": name, "version": package.version, "purl": made,
+        "licenses": [{"expression": said}],
+    }  # fmt: skip
+
+
+def _edge(name: str, package: Distribution, packages: dict[str, Distribution]) -> dict[str, Any]:
+    below = {canonicalize_name(one.name) for one in needed(package, frozenset())} & packages.keys()
+    return {
+        "ref": _purl(name, package.version),
+        "dependsOn": [_purl(one, packages[one].version) for one in sorted(below)],
+    }
+
+
+def _purl(name: str, version: str) -> str:
+    return f"pkg:pypi/{name}@{version}"
+
+
+def main(folder: Path) -> None:
+    """One file for each image."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for image in IMAGES:
+        path = folder / f"{image}.cdx.json"
+        path.write_text(json.dumps(bill(image), indent=1) + "\n")
+        print(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,44 @@
+"""The bills of materials: their shape, and that they list what an image gets, no more and no less."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from supply.carried import IMAGES, carried
+from supply.sbom import bill, main
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_it_lists_what_the_image_gets(image: str) -> None:
+    made = bill(image)
+    assert (made["bomFormat"], made["specVersion"], made["version"]) == ("CycloneDX", "1.6", 1)
+    assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", made["serialNumber"])
+    listed = {one["name"]: one for one in made["components"]}
+    assert {name: one["version"] for name, one in listed.items()} == {
+        name: package.version for name, package in carried(image).items()
+    }
+    for name, one in listed.items():
+        assert one["purl"] == one["bom-ref"] == f"pkg:pypi/{name}@{one['version']}"
+        assert one["type"] == "library"
+        assert one["licenses"][0]["expression"]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_what_needs_what_is_told_among_those_that_are_listed(image: str) -> None:
+    made = bill(image)
+    own = made["metadata"]["component"]["bom-ref"]
+    known = {own, *(one["bom-ref"] for one in made["components"])}
+    edges = {one["ref"]: one["dependsOn"] for one in made["dependencies"]}
+    assert edges.keys() == known
+    assert {name for below in edges.values() for name in below} == known - {own}
+
+
+def test_the_same_packages_make_the_same_files(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        main(tmp_path / folder)
+    for image in IMAGES:
+        first, second = ((tmp_path / folder / f"{image}.cdx.json").read_bytes() for folder in ("a", "b"))
+        assert first == second
+        assert json.loads(first)["metadata"]["component"]["name"] == f"everstep-{image}"
