@@ -1,10 +1,12 @@
-"""Which tests a change of one part can break: its own, and those of what imports it, nearest first.
+"""Which tests a change of one part can break: its own, and those of what imports it.
 
-A part is a folder of tests. What it tests is named like it: `runtime/NAME`, `steps/NAME`, or what OTHERS says.
+A part is a folder of tests. What it tests is named like it: `runtime/NAME`, `steps/NAME`, or what OTHERS says. Of the
+others' tests, those that took longest in the last whole run are left to `make test`.
 """
 
 from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import grimp
 
@@ -31,6 +33,24 @@ def paths_of(part: str) -> list[str]:
     near = {user for package in mine for user in users()[package]}
     names = [part, *sorted({name for package in near - mine for name in tested_by(package)} - {part})]
     return [f"tests/{name}" for name in names]
+
+
+def too_long(part: str, ended: Path, seconds: float) -> dict[str, float]:
+    """Tests of other folders than the part's own, and their seconds, that do not fit beside it in so many seconds.
+
+    `ended`: how the last whole run ended, as JUnit XML; where there was none, nothing is known to take long.
+    """
+    cases = ElementTree.parse(ended).iter("testcase") if ended.exists() else ()
+    took = {f"{case.get('file')}::{case.get('name')}": float(case.get("time", 0)) for case in cases}
+    own, *others = (f"{path}/" for path in paths_of(part))
+    left = seconds - sum(time for name, time in took.items() if name.startswith(own))
+    theirs = sorted((time, name) for name, time in took.items() if name.startswith(tuple(others)))
+    found = {}
+    for time, name in theirs:
+        left -= time
+        if left < 0:
+            found[name] = time
+    return found
 
 
 @cache

@@ -23,6 +23,7 @@ from tests import parts
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".pytest_cache"
 SEEN = ROOT / "tests" / "seen_flaking.txt"
+PART_S = 120
 MOST_RACES, TIMES_ALONE, TIMES_BESIDE_LOAD = 3, 5, 50
 
 
@@ -162,6 +163,14 @@ def repeat(name: str, times: int, chosen: Chosen) -> int:
     return 1 if failed else 0
 
 
+def part_of(part: str, jobs: int) -> list[str]:
+    """Arguments of pytest for the tests of that part, as far as they take about two minutes. Raises NoPartError."""
+    left_out = parts.too_long(part, CACHE / "tests.xml", PART_S * jobs)
+    if left_out:
+        print(f"left to `make test`: {len(left_out)} tests of other parts, {sum(left_out.values()) / jobs:.0f} s more")
+    return [*parts.paths_of(part), *(f"--deselect={name}" for name in left_out)]
+
+
 def main() -> int:
     """The command line, as the Makefile spells it."""
     parser = argparse.ArgumentParser(prog="python -m tests.suite", description=__doc__)
@@ -175,7 +184,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=TIMES_BESIDE_LOAD)
     options = parser.parse_args()
     try:
-        paths = parts.paths_of(options.part) if options.part else options.paths
+        paths = part_of(options.part, options.jobs) if options.part else options.paths
     except parts.NoPartError as why:
         print(why, file=sys.stderr)
         return 2

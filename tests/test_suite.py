@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROOT
-from tests.parts import NoPartError, paths_of
+from tests.parts import NoPartError, paths_of, too_long
 from tests.suite import Failure, seen_names, tell_races
 
 CONFTEST = "import hypothesis\nhypothesis.settings.register_profile('dev', deadline=None)\n"
@@ -95,3 +95,12 @@ def test_a_part_brings_the_tests_of_what_imports_it() -> None:
     assert "tests/store" not in paths_of("text")
     with pytest.raises(NoPartError, match="PART=chekpoint: no folder of tests; there are agent, "):
         paths_of("chekpoint")
+
+
+def test_of_other_parts_the_longest_tests_are_left_out_where_time_is_short(tmp_path: Path) -> None:
+    cases = [("tests/text/test_a.py", 50), ("tests/corpus/test_b.py", 30), ("tests/corpus/test_c.py", 9)]
+    lines = [f'<testcase file="{file}" name="test_it" time="{seconds}"/>' for file, seconds in cases]
+    (tmp_path / "tests.xml").write_text(f"<testsuite>{''.join(lines)}</testsuite>")
+    assert too_long("text", tmp_path / "tests.xml", 70) == {"tests/corpus/test_b.py::test_it": 30}
+    assert too_long("text", tmp_path / "tests.xml", 100) == {}
+    assert too_long("text", tmp_path / "absent.xml", 0) == {}
