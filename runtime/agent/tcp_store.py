@@ -43,9 +43,8 @@ def bound(host: str, port: int, one_machine: bool) -> socket.socket | None:
     except OSError:
         return None
     addresses = list(dict.fromkeys((family, place) for family, _, _, _, place in found))
-    if any(_is_loopback(str(place[0])) for _, place in addresses) and not (
-        one_machine or host == "localhost" or _is_address(host)
-    ):
+    means_the_same_to_all = one_machine or host == "localhost" or _is_address(host)
+    if not means_the_same_to_all and any(_is_loopback(str(place[0])) for _, place in addresses):
         return None
     for family, place in addresses:
         with suppress(OSError):
