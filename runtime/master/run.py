@@ -104,7 +104,7 @@ async def run(
                 reporter.telemetry(beat)
             return telemetry.stored(beat.node)
 
-        async with serving(Endpoints(desk, token, on_telemetry), listener):
+        async with serving(Endpoints(desk, token, on_telemetry), listener, nodes=_nodes(spec)):
             debris = asyncio.create_task(desk.tidy(Kept()))
             try:
                 return await _live(desk, reconciler, telemetry, stop, remove_nodes, sizes)
@@ -116,13 +116,18 @@ async def run(
                 await telemetry.flush()
 
 
+def _nodes(spec: JobSpec) -> int:
+    """At most."""
+    return sum(role.most for role in spec.roles.values())
+
+
 def _allow_connections(spec: JobSpec) -> None:
     """Two connections a node (a long poll, and one to tell something) where this process may have so many open files.
 
     Raises CannotListen where there is not even one for each.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    nodes = sum(role.most for role in spec.roles.values())
+    nodes = _nodes(spec)
     useful, needed = 2 * nodes + STRANGERS + RESERVE, nodes + RESERVE
     most = useful if hard == resource.RLIM_INFINITY else min(hard, useful)
     if most < needed:
