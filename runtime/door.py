@@ -42,7 +42,7 @@ KEEPALIVE_S = 75.0
 TELL_S = 60.0
 _SHORT_S = 1.0
 """So long nothing is accepted when there is nothing left to accept it with."""
-_END_S = 0.2
+END_S = 0.2
 """What is being answered when a server ends has so long."""
 _KEEPALIVE = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
@@ -311,12 +311,12 @@ async def body_of(request: web.BaseRequest, limit_s: float = BODY_S) -> bytes:
 
 def server_of(handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> web.ServerRunner:
     """One handler for everything, to stand behind a door."""
-    return web.ServerRunner(web.Server(handler, **HTTP), shutdown_timeout=_END_S)
+    return web.ServerRunner(web.Server(handler, **HTTP), shutdown_timeout=END_S)
 
 
-def application_of(app: web.Application, *, shutdown_s: float = _END_S, cancels: bool = False) -> web.AppRunner:
+def application_of(app: web.Application, *, end_s: float = END_S, cancels: bool = False) -> web.AppRunner:
     """An application, to stand behind a door. `cancels`: a handler ends with its connection."""
-    return web.AppRunner(app, shutdown_timeout=shutdown_s, handler_cancellation=cancels, **HTTP)
+    return web.AppRunner(app, shutdown_timeout=end_s, handler_cancellation=cancels, **HTTP)
 
 
 def listen(host: str, port: int) -> socket.socket:

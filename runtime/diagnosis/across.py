@@ -29,6 +29,8 @@ JOIN_WINDOW_S = 30.0
 """With enough nodes, but not all, the check begins this long after the last one came."""
 DISMISS_S = 10.0
 """How long node 0 waits for the others to hear their verdicts."""
+END_S = 2.0
+"""Verdicts that are on their way when node 0 is done have so long."""
 RESOLVE_S = 30.0
 """How long a name may take to appear in the DNS."""
 
@@ -120,7 +122,7 @@ async def _host(options: Across, me: Arrive) -> Outcome:
     coordinator = Coordinator(timeout_s=options.timeout_s, exclude_straggler=options.exclude_straggler, on_round=heard)
     door = Door(Bearer(options.token))
     async with (
-        serving(coordinator, _listener(options.endpoint, me.address), door),
+        serving(coordinator, _listener(options.endpoint, me.address), door, END_S),
         _measuring(options.box) as measuring,
     ):
         part = asyncio.create_task(check_node(coordinator, me, measuring, options.box))

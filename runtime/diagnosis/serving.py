@@ -26,7 +26,7 @@ from runtime.diagnosis.errors import (
     UnknownNodeError,
 )
 from runtime.diagnosis.orders import Arrive, Ask, Order, Told
-from runtime.door import BadBody, Door, application_of, body_of
+from runtime.door import END_S, BadBody, Door, application_of, body_of
 
 LARGEST_BODY = 1 << 16
 ANSWER_S = 10.0
@@ -71,13 +71,16 @@ def _routes(coordinator: Coordinator) -> list[web.RouteDef]:
 
 
 @asynccontextmanager
-async def serving(coordinator: Coordinator, listener: socket.socket, door: Door) -> AsyncIterator[None]:
-    """The coordinator can be reached at `listener` by who shows the token at the door, while the block runs."""
+async def serving(
+    coordinator: Coordinator, listener: socket.socket, door: Door, end_s: float = END_S
+) -> AsyncIterator[None]:
+    """The coordinator can be reached at `listener` by who shows the token at the door, while the block runs; what is
+    being answered then has `end_s`."""
     guard = door.guard("check", lambda why: _answer({"error": why}, 401))
     app = web.Application(middlewares=[guard], client_max_size=LARGEST_BODY)
     app.add_routes(_routes(coordinator))
     # A handler ends with its connection: else a node that is gone would seem to wait for as long as a poll is held.
-    async with door.serving(application_of(app, cancels=True), listener):
+    async with door.serving(application_of(app, end_s=end_s, cancels=True), listener):
         yield
 
 
