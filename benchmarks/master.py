@@ -89,7 +89,8 @@ def _master(pipe: Connection, folder: Path, agents: int, core: int) -> None:
     asyncio.run(live())
 
 
-def _started(target: Callable[..., None], *arguments: object) -> tuple[BaseProcess, Connection]:
+def started(target: Callable[..., None], *arguments: object) -> tuple[BaseProcess, Connection]:
+    """A process that runs `target`, and the pipe to it, which is its first argument."""
     ours, theirs = _processes.Pipe()
     process = _processes.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()
@@ -103,14 +104,14 @@ class Scene:
     def __init__(self, folder: Path, agents: int, clients: int) -> None:
         cores = sorted(os.sched_getaffinity(0))
         self.agents = agents
-        self.process, self._master = _started(_master, folder, agents, cores[0])
+        self.process, self._master = started(_master, folder, agents, cores[0])
         self._processes = [self.process]
         self._clients: list[Connection] = []
         self.names = [self._told(self._master) for _ in range(agents)]
         found = find_master(DirectoryStore(folder), JOB)
         assert found is not None, "a master that asks for nodes has claimed its job"
         for _ in range(clients):
-            process, pipe = _started(serve, found.address, TOKEN, set(cores[1:] or cores))
+            process, pipe = started(serve, found.address, TOKEN, set(cores[1:] or cores))
             self._processes.append(process)
             self._clients.append(pipe)
         self.beats()  # All of them have begun, and answer.

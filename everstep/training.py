@@ -35,6 +35,7 @@ import torch.distributed as dist
 
 from runtime import faults
 from runtime.agent.link import Fetch, Fetched, Link, Report
+from runtime.agent.tcp_store import narrow_torchs_store
 from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.checkpointer import Checkpointer as _Checkpointer
 from runtime.checkpoint.checkpointer import mapped_ahead, sources_of
@@ -143,6 +144,7 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)
     if context.world_size > 1 or "WORLD_SIZE" in os.environ:
+        narrow_torchs_store()
         if context.rank and "MASTER_PORT" in os.environ:
             _wait_for_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout.total_seconds())
         dist.init_process_group("nccl" if context.device.type == "cuda" else "gloo", timeout=timeout)

@@ -4,6 +4,7 @@ A session or a process group does not hold what a process detached from itself; 
 as nobody clears it. A pid may be another process's by the time it is used: one is ended by a pidfd that was looked at.
 """
 
+import errno
 import os
 import select
 import signal
@@ -20,16 +21,27 @@ _DYING_S = 5.0
 _READS = 20
 _EXEC_S = 0.001
 """An environment that is empty is read so often, so far apart: the process may be in the midst of an exec."""
+_NOT_THERE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""What reading of a process says that has ended, or is another user's."""
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 Belongs = Callable[[frozenset[bytes]], bool]
 """Is a process meant that was started with each of these NAME=VALUE?"""
 
 
+def is_shortage(error: OSError) -> bool:
+    """Has this process, or the machine, too few descriptors or too little memory just now?"""
+    return error.errno in _SHORTAGES
+
+
 def start_time(pid: int) -> int | None:
-    """When the live process began (clock ticks after boot); None where there is none, or only a zombie."""
+    """When the live process began (clock ticks after boot); None where there is none, or only a zombie.
+
+    Raises OSError where that cannot be known: whoever has no descriptor left must not take the living for dead.
+    """
     try:
         fields = (_PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    except _NOT_THERE:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
 
@@ -39,7 +51,7 @@ def running(belongs: Belongs) -> Iterator[int]:
     for entry in _PROCESSES.iterdir() if _PROCESSES.is_dir() else ():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        with suppress(OSError):
+        with suppress(*_NOT_THERE):
             if belongs(_environment(int(entry.name))) and start_time(int(entry.name)) is not None:
                 yield int(entry.name)
 

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
-from aiohttp import web
 
 from runtime.agent.beacons import Beacons
 from runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
@@ -37,6 +36,7 @@ from runtime.agent.stacks import write_stacks
 from runtime.agent.starts import starts
 from runtime.agent.surroundings import TRY_AGAIN, Ending, Leave, Surroundings
 from runtime.agent.workers import WorkerEnd, Workers
+from runtime.door import Door, application_of, listen
 from runtime.job.messages import (
     JOB_HEADER,
     Action,
@@ -50,6 +50,7 @@ from runtime.job.messages import (
     WorkerExit,
 )
 from runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
+from runtime.token import Bearer
 
 _UNKNOWN_YET_S = 0.5
 _LAST_TELEMETRY_S = 1.0
@@ -94,8 +95,12 @@ class Agent:
     async def run(self) -> Ending:
         """Until there is a reason to leave."""
         settings, self.client.heard = self._settings, time.monotonic()
+        door, listener = Door(Bearer(settings.token)), listen(settings.address, 0)
+        host = f"[{settings.address}]" if ":" in settings.address else settings.address
+        self._address = f"{host}:{listener.getsockname()[1]}"
         prefix = "." + memory_prefix(settings.job, settings.node)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))  # A pod's /tmp may go before its nodes.
+        self._folder = folder
         threads = ThreadPoolExecutor(_THREADS + settings.slots, "everstep-link")
         headers = {
             "Authorization": f"Bearer {settings.token}", "Content-Type": "application/json", JOB_HEADER: settings.job,
@@ -112,7 +117,6 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._failed = self._loop.create_future()
         self._threads = self.client.threads = threads
-        runner = web.AppRunner(application(keeper, settings.token, threads), access_log=None, shutdown_timeout=0.2)
         try:
             async with aiohttp.ClientSession(headers=headers) as session:
                 self.client.session = session
@@ -120,25 +124,16 @@ class Agent:
                     self.client, settings.node, self._say, self._act,
                     lambda: (self._round, self._seen, self._beacons.look().still_s),
                 )  # fmt: skip
-                await self._open(folder, runner)
-                return await self._until_leave()
+                await self._link.open(folder / "link")
+                async with door.serving(application_of(application(keeper, door, threads)), listener):
+                    return await self._until_leave()
         finally:
             await self._workers.close()
             await self._link.close()
-            await runner.cleanup()
+            listener.close()
             keeper.close()
             end_processes(settings.job, settings.node)
             shutil.rmtree(folder, ignore_errors=True)
-
-    async def _open(self, folder: Path, runner: web.AppRunner) -> None:
-        self._folder = folder
-        await self._link.open(folder / "link")
-        await runner.setup()
-        site = web.TCPSite(runner, self._settings.address, 0)
-        await site.start()
-        address = self._settings.address
-        host = f"[{address}]" if ":" in address else address
-        self._address = f"{host}:{runner.addresses[0][1]}"
 
     async def _until_leave(self) -> Ending:
         parts = [self._rounds, self._listen, self._outbox.run, self._no_master, self._notice, self._failure]

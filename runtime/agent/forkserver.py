@@ -25,6 +25,7 @@ import msgspec
 from runtime.agent.forking import LARGEST_PACKET, Exited, Forked, Ready, Signal, Spawn
 from runtime.agent.preload import preload, why_not_to_fork
 from runtime.agent.script import program, run_and_exit
+from runtime.agent.tcp_store import narrow_torchs_store
 
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PR_SET_PDEATHSIG = 1
@@ -122,6 +123,7 @@ class _Server:
             os.environ.clear()
             os.environ.update(environment)
             _own_threads_and_chance(environment)
+            narrow_torchs_store()
         except BaseException:  # noqa: BLE001 - the outermost edge of the worker
             traceback.print_exc()
             os._exit(1)

@@ -6,13 +6,12 @@ POST /v1/copies with a Holding: fetch that shard into this node's memory; 204 wh
 """
 
 import asyncio
-import hmac
 import os
 import re
 import select
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 
@@ -20,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from runtime.agent.keeping import Keeper
+from runtime.door import BadBody, Door, body_of
 from runtime.job.messages import Holding
 
 SENDERS = 32
@@ -40,19 +40,10 @@ which the slot that it reads could not be written."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
-def application(keeper: Keeper, token: str, threads: Executor, stall_s: float = STALL_S) -> web.Application:
-    """The server of one agent; what blocks runs in `threads`. A reader that takes nothing for `stall_s` is let go."""
-    bearer = f"Bearer {token}".encode()
+def application(keeper: Keeper, door: Door, threads: Executor, stall_s: float = STALL_S) -> web.Application:
+    """The server of one agent, behind that door; what blocks runs in `threads`. A reader that takes nothing for
+    `stall_s` is let go."""
     senders = ThreadPoolExecutor(SENDERS, "everstep-send")
-
-    @web.middleware
-    async def guard(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, bearer):
-            return web.Response(status=401, text="the Authorization header has not this job's token")
-        return await handler(request)
 
     async def shard(request: web.Request) -> web.StreamResponse:
         place = [int(request.match_info[name]) for name in ("round", "iteration", "shard")]
@@ -65,9 +56,9 @@ def application(keeper: Keeper, token: str, threads: Executor, stall_s: float = 
 
     async def copy(request: web.Request) -> web.Response:
         try:
-            source = msgspec.json.decode(await request.read(), type=Holding)
+            source = msgspec.json.decode(await body_of(request), type=Holding)
             await asyncio.get_running_loop().run_in_executor(threads, keeper.keep, source)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, BadBody) as error:
             return web.Response(status=400, text=f"not understood: {error}")
         except (RuntimeError, OSError) as error:
             return web.Response(status=503, text=str(error))
@@ -77,7 +68,7 @@ def application(keeper: Keeper, token: str, threads: Executor, stall_s: float = 
         yield
         senders.shutdown(wait=False)
 
-    app = web.Application(middlewares=[guard])
+    app = web.Application(middlewares=[door.guard("job", lambda why: web.Response(status=401, text=why))])
     app.cleanup_ctx.append(ends)
     shards = r"/v1/shards/{round:\d+}/{iteration:\d+}/{shard:\d+}"
     app.add_routes([web.get(shards, shard), web.post("/v1/copies", copy)])

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import aiohttp
-from aiohttp import web
 
 from runtime.diagnosis.coordinator import Coordinator
 from runtime.diagnosis.errors import NoQuorumError, RefusedError
@@ -19,15 +18,19 @@ from runtime.diagnosis.evidence import Round
 from runtime.diagnosis.measuring import Measuring, started
 from runtime.diagnosis.node import check_node
 from runtime.diagnosis.orders import Arrive, Over
-from runtime.diagnosis.serving import Guard, HttpLink
+from runtime.diagnosis.serving import HttpLink, serving
 from runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
 from runtime.diagnosis.verdicts import Verdict
+from runtime.door import Door, listen
 from runtime.job.topology import ordered
+from runtime.token import Bearer
 
 JOIN_WINDOW_S = 30.0
 """With enough nodes, but not all, the check begins this long after the last one came."""
 DISMISS_S = 10.0
 """How long node 0 waits for the others to hear their verdicts."""
+END_S = 2.0
+"""Verdicts that are on their way when node 0 is done have so long."""
 RESOLVE_S = 30.0
 """How long a name may take to appear in the DNS."""
 
@@ -117,9 +120,9 @@ async def _host(options: Across, me: Arrive) -> Outcome:
         options.on_round(told)
 
     coordinator = Coordinator(timeout_s=options.timeout_s, exclude_straggler=options.exclude_straggler, on_round=heard)
-    guard = Guard(options.token)
+    door = Door(Bearer(options.token))
     async with (
-        _served(guard.application(coordinator), options.endpoint, me.address),
+        serving(coordinator, _listener(options.endpoint, me.address), door, END_S),
         _measuring(options.box) as measuring,
     ):
         part = asyncio.create_task(check_node(coordinator, me, measuring, options.box))
@@ -134,7 +137,7 @@ async def _host(options: Across, me: Arrive) -> Outcome:
         finally:
             part.cancel()
             await asyncio.gather(part, return_exceptions=True)
-    return Outcome(over, verdicts, rounds, guard.refused)
+    return Outcome(over, verdicts, rounds, door.refused)
 
 
 async def _gather(coordinator: Coordinator, options: Across) -> list[str]:
@@ -160,20 +163,13 @@ async def _gather(coordinator: Coordinator, options: Across) -> list[str]:
     return came
 
 
-@asynccontextmanager
-async def _served(app: web.Application, endpoint: Endpoint, own_address: str) -> AsyncIterator[None]:
-    binds = endpoint.host if own_address == endpoint.host else endpoint.binds or None
-    runner = web.AppRunner(app, shutdown_timeout=2.0, access_log=None, handler_cancellation=True)
-    await runner.setup()
+def _listener(endpoint: Endpoint, own_address: str) -> socket.socket:
+    """Raises RefusedError."""
     try:
-        try:
-            await web.TCPSite(runner, binds, endpoint.port).start()
-        except OSError as error:
-            why = f"{os.strerror(error.errno)}; choose another port" if error.errno else str(error)
-            raise RefusedError(f"cannot listen at {endpoint.host}:{endpoint.port}: {why}") from None
-        yield
-    finally:
-        await runner.cleanup()
+        return listen(endpoint.host if own_address == endpoint.host else endpoint.binds, endpoint.port)
+    except OSError as error:
+        why = f"{os.strerror(error.errno)}; choose another port" if error.errno else str(error)
+        raise RefusedError(f"cannot listen at {endpoint.host}:{endpoint.port}: {why}") from None
 
 
 async def _own_address(endpoint: Endpoint, patience_s: float) -> str:

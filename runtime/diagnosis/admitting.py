@@ -11,12 +11,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
-from aiohttp import web
 
 from runtime.diagnosis.coordinator import Coordinator
-from runtime.diagnosis.serving import Guard
+from runtime.diagnosis.serving import serving
 from runtime.diagnosis.telling import round_line, verdict_lines
 from runtime.diagnosis.verdicts import Health, Verdict
+from runtime.door import Door, listen
+from runtime.token import Bearer
 
 TIMEOUT_S = 300.0
 """For a node's part in one round of the check."""
@@ -90,20 +91,13 @@ async def admitting(
         exclude_straggler=admission.exclude_straggler,
         on_round=lambda told: say(round_line(told)),
     )
-    runner = web.AppRunner(
-        Guard(token).application(coordinator), access_log=None, shutdown_timeout=0.2, handler_cancellation=True
-    )  # A handler ends with its connection: else a node that is gone would seem to wait for as long as a poll is held.
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
+    async with serving(coordinator, listen(host, port), Door(Bearer(token))):
         checks = asyncio.create_task(_check_all(coordinator, admission, say))
         try:
             yield
         finally:
             checks.cancel()
             await asyncio.gather(checks, return_exceptions=True)
-    finally:
-        await runner.cleanup()
 
 
 async def _check_all(coordinator: Coordinator, admission: Admission, say: Callable[[str], None]) -> None:

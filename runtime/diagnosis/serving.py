@@ -6,10 +6,11 @@ unknown, 410 the check does not take place.
 """
 
 import asyncio
-import hmac
 import random
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import aiohttp
@@ -25,6 +26,7 @@ from runtime.diagnosis.errors import (
     UnknownNodeError,
 )
 from runtime.diagnosis.orders import Arrive, Ask, Order, Told
+from runtime.door import END_S, BadBody, Door, application_of, body_of
 
 LARGEST_BODY = 1 << 16
 ANSWER_S = 10.0
@@ -36,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 _order = msgspec.json.Decoder(Order).decode
 
 
-def routes(coordinator: Coordinator) -> list[web.RouteDef]:
+def _routes(coordinator: Coordinator) -> list[web.RouteDef]:
     """The coordinator's part of a server, which itself checks the bearer token."""
 
     async def arrive(request: web.Request) -> web.Response:
@@ -68,26 +70,18 @@ def routes(coordinator: Coordinator) -> list[web.RouteDef]:
     return [web.post(f"/v1/check/{path}", answering(handler)) for path, handler in paths.items()]
 
 
-class Guard:
-    """Refuses requests without the bearer token, and counts them."""
-
-    def __init__(self, token: str) -> None:
-        self.refused = 0
-        self._bearer = f"Bearer {token}".encode()
-
-    def application(self, coordinator: Coordinator) -> web.Application:
-        """A server that only coordinates."""
-        app = web.Application(middlewares=[self._check], client_max_size=LARGEST_BODY)
-        app.add_routes(routes(coordinator))
-        return app
-
-    @web.middleware
-    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._bearer):
-            self.refused += 1
-            return _answer({"error": "the Authorization header has not this check's token"}, 401)
-        return await handler(request)
+@asynccontextmanager
+async def serving(
+    coordinator: Coordinator, listener: socket.socket, door: Door, end_s: float = END_S
+) -> AsyncIterator[None]:
+    """The coordinator can be reached at `listener` by who shows the token at the door, while the block runs; what is
+    being answered then has `end_s`."""
+    guard = door.guard("check", lambda why: _answer({"error": why}, 401))
+    app = web.Application(middlewares=[guard], client_max_size=LARGEST_BODY)
+    app.add_routes(_routes(coordinator))
+    # A handler ends with its connection: else a node that is gone would seem to wait for as long as a poll is held.
+    async with door.serving(application_of(app, end_s=end_s, cancels=True), listener):
+        yield
 
 
 def _answer(message: object, status: int = 200) -> web.Response:
@@ -97,10 +91,8 @@ def _answer(message: object, status: int = 200) -> web.Response:
 async def _body(request: web.Request, kind: type[M]) -> M:
     """The message. Raises RefusedError for a body that is none."""
     try:
-        return msgspec.json.decode(await request.read(), type=kind)
-    except web.HTTPRequestEntityTooLarge:
-        raise RefusedError(f"{kind.__name__}: the body has more than {LARGEST_BODY} bytes") from None
-    except msgspec.DecodeError as error:
+        return msgspec.json.decode(await body_of(request), type=kind)
+    except (msgspec.DecodeError, BadBody) as error:
         raise RefusedError(f"{kind.__name__}: {error}") from None
 
 

@@ -4,16 +4,13 @@
 """
 
 import ipaddress
-import os
 import secrets
 import socket
-import stat
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
+from runtime.own_folder import own_folder
 from runtime.token import shared_token
 
 TOKEN_VARIABLE = "EVERSTEP_JOB_TOKEN"
@@ -71,16 +68,6 @@ def own_address(towards: str, port: int) -> str:
 def is_loopback(address: str) -> bool:
     """Is it reachable from this machine alone?"""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def own_folder() -> Path:
-    """This user's folder for what nodes on one machine share, closed to others. Raises ValueError when it is not."""
-    folder = Path(tempfile.gettempdir()) / f"everstep-{os.getuid()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ValueError(f"{folder}: it must be a folder that only this user can open; remove it")
-    return folder
 
 
 def token_of(environment: Mapping[str, str], address: str | None, job: str) -> str:

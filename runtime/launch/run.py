@@ -26,7 +26,6 @@ from runtime.diagnosis.checked import Checked
 from runtime.diagnosis.errors import NoQuorumError
 from runtime.job.messages import Holding
 from runtime.job.records import JobResult, Reason
-from runtime.launch import meeting
 from runtime.launch.events import About, EventLog, logger_of
 from runtime.launch.failure import copy_error_file, failure_lines
 from runtime.launch.host import Hosting
@@ -37,6 +36,7 @@ from runtime.launch.options import Launch
 from runtime.launch.place import Place, find_place, nobody_hosts
 from runtime.launch.scratch import Scratch, discard
 from runtime.master.journal import find_master
+from runtime.own_folder import own_folder
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -54,7 +54,7 @@ _GRACEFUL = (Reason.SCALED.value, Reason.PREEMPTED.value)
 
 def launch(told: Launch, environment: Mapping[str, str]) -> int:
     """Run this node to its end; the exit code. Raises ValueError, StoreError with one line for bad input."""
-    chance, scratch = random.Random(), Scratch(meeting.own_folder())
+    chance, scratch = random.Random(), Scratch(own_folder())
     scratch.sweep()
     _make_log_folder(told.logs.folder)
     if told.virtual_local_rank:

@@ -7,7 +7,6 @@ GET /v1/status, /v1/nodes, /v1/rounds/<n>: the last two are as long as the job i
 header `Everstep-Job`, so that one that reached another job's master learns it whatever it asks.
 """
 
-import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -43,6 +42,7 @@ from runtime.job.state import State
 from runtime.master import bodies
 from runtime.master.desk import Desk
 from runtime.master.manifest import checkpoint_key
+from runtime.token import Bearer
 
 JOIN_POLL_S = 20.0
 HEARTBEAT_POLL_S = 5.0
@@ -66,7 +66,7 @@ class Endpoints:
 
     def __init__(self, desk: Desk, token: str, on_telemetry: Callable[[Heartbeat], int]) -> None:
         self._desk = desk
-        self._bearer = f"Bearer {token}".encode()
+        self.bearer = Bearer(token)
         self._on_telemetry = on_telemetry
         self._unauthorized = self._malformed = self._misplaced = 0
         self._blob: tuple[int, bytes] = 0, b""
@@ -83,8 +83,7 @@ class Endpoints:
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], read: Read) -> Reply:
         """The reply to one request; the body is read only for who may ask."""
-        given = headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(given, self._bearer):
+        if not self.bearer.is_shown(headers):
             self._unauthorized += 1
             return _problem(401, "the Authorization header has not this job's token")
         job = headers.get(JOB_HEADER, self._desk.spec.job)

@@ -6,16 +6,20 @@ it wakes harms nobody: names are never used twice, so that a node it makes is on
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
+from runtime.door import Seldom
 from runtime.job.events import NodeCreated, NodeGone
 from runtime.job.sizes import Wanted, wanted
 from runtime.job.state import NodePhase
 from runtime.master.desk import Desk
 from runtime.platform import Gone, Node, NodeRequest, Platform
+from runtime.processes import is_shortage
 
 LOOK_AGAIN_S = 2.0
 """How often the platform is looked at although nothing changed."""
+_log = logging.getLogger(__name__)
 
 
 class Reconciler:
@@ -29,9 +33,23 @@ class Reconciler:
         """What the platform has returned: it tells of their ends itself, and why, as soon as it knows."""
         self.empty = asyncio.Event()
         """Set while no known node exists."""
+        self._seldom = Seldom(_log.warning)
 
     async def pass_once(self) -> None:
-        """One comparison of wanted and observed, and what follows from it."""
+        """One comparison of wanted and observed, and what follows from it.
+
+        What cannot be done for want of descriptors or memory is done again until it can, and told once a minute.
+        """
+        while True:
+            try:
+                return await self._pass()
+            except OSError as error:
+                if not is_shortage(error):
+                    raise
+                self._seldom.tell(f"nodes cannot be looked after just now: {error.strerror}")
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _pass(self) -> None:
         desk = self._desk
         observed: Mapping[str, Node] = {node.name: node for node in await self._platform.observe()}
         self._seen.update(observed)

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from runtime.checkpoint.retention import Kept
+from runtime.door import RESERVE, STRANGERS, listen
 from runtime.job.case import Refused
 from runtime.job.events import Opened, ScaleAsked, StopAsked
 from runtime.job.messages import Heartbeat
@@ -25,21 +26,13 @@ from runtime.master.endpoints import Endpoints
 from runtime.master.manifest import checkpoint_key
 from runtime.master.progress import Progress, Reporter
 from runtime.master.reconcile import Reconciler
-from runtime.master.server import BACKLOG, serving
+from runtime.master.server import serving
 from runtime.master.telemetry import Telemetry
 from runtime.platform import NodeRequest, Platform
 from runtime.store import Store
 
 TRY_AGAIN = 75
 TERMINATED = 143
-OWN_DESCRIPTORS = 256
-"""Files that a master needs beside its connections."""
-_KEEPALIVE = {
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 15,
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 4,
-}
 _log = logging.getLogger(__name__)
 
 
@@ -111,7 +104,7 @@ async def run(
                 reporter.telemetry(beat)
             return telemetry.stored(beat.node)
 
-        async with serving(Endpoints(desk, token, on_telemetry), listener):
+        async with serving(Endpoints(desk, token, on_telemetry), listener, nodes=_nodes(spec)):
             debris = asyncio.create_task(desk.tidy(Kept()))
             try:
                 return await _live(desk, reconciler, telemetry, stop, remove_nodes, sizes)
@@ -123,18 +116,23 @@ async def run(
                 await telemetry.flush()
 
 
+def _nodes(spec: JobSpec) -> int:
+    """At most."""
+    return sum(role.most for role in spec.roles.values())
+
+
 def _allow_connections(spec: JobSpec) -> None:
     """Two connections a node (a long poll, and one to tell something) where this process may have so many open files.
 
     Raises CannotListen where there is not even one for each.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    nodes = sum(role.most for role in spec.roles.values())
-    useful, needed = 2 * nodes + OWN_DESCRIPTORS, nodes + OWN_DESCRIPTORS
+    nodes = _nodes(spec)
+    useful, needed = 2 * nodes + STRANGERS + RESERVE, nodes + RESERVE
     most = useful if hard == resource.RLIM_INFINITY else min(hard, useful)
     if most < needed:
         raise CannotListen(
-            f"{nodes} nodes need {nodes} connections + {OWN_DESCRIPTORS} = {needed} open files, "
+            f"{nodes} nodes need {nodes} connections + {RESERVE} = {needed} open files, "
             f"but this process may have {hard}; raise the limit (ulimit -Hn)"
         )
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -154,15 +152,12 @@ def _collecting_rarely() -> Iterator[None]:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Raises CannotListen. Who connects and vanishes is found out within minutes, not after the kernel's 2 hours."""
+    """Raises CannotListen."""
     try:
-        listener = socket.create_server((host, port), backlog=BACKLOG)
+        return listen(host, port)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise CannotListen(f"cannot listen on {host}:{port}: {why}; choose another address or port") from None
-    for option, value in _KEEPALIVE.items():  # Connections inherit it.
-        listener.setsockopt(*option, value)
-    return listener
 
 
 def _requests(

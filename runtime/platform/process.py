@@ -22,6 +22,8 @@ from runtime.platform.registry import Registered, Registry
 _GATE = 'read -r go && exec "$@" </dev/null'
 """Run by sh as the node's first program; without a word from its maker it ends."""
 _DEATH_S = 10.0
+_SHORT_S = 1.0
+"""So long after it could not be opened for want of descriptors a process is watched again."""
 RAN_OUT = 247
 """The exit code that tells of memory that ran out."""
 
@@ -158,7 +160,13 @@ class ProcessPlatform:
             await asyncio.to_thread(_clean, entry, self._shared_memory)
         except OSError as error:  # Its end must be told all the same.
             self._say(f"node {entry.name} has ended, and some of what it left cannot be removed: {error}")
-        self._registry.remove(entry)
+            if processes.is_shortage(error):
+                return  # It stays registered: tried again when the nodes are looked at next.
+        try:
+            self._registry.remove(entry)
+        except OSError as error:
+            if not processes.is_shortage(error):
+                raise
 
 
 def end_nodes(run_dir: Path) -> list[str]:
@@ -218,7 +226,14 @@ def _kill(entry: Registered, wait_s: float = 0.0) -> bool:
 
 async def _death(entry: Registered) -> None:
     """Until the process has ended."""
-    pidfd = _open(entry)
+    while True:
+        try:
+            pidfd = _open(entry)
+            break
+        except OSError as error:
+            if not processes.is_shortage(error):
+                raise
+        await asyncio.sleep(_SHORT_S)  # Whoever is not watched would never be told of.
     if pidfd is None:
         return
     ended = asyncio.Event()

@@ -10,11 +10,11 @@ import hashlib
 import mmap
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from runtime.own_folder import own_folder
 from runtime.store.protocol import Store, StoreError, TooLarge
 
 FOLDER, BYTES = "EVERSTEP_CACHE", "EVERSTEP_CACHE_BYTES"
@@ -23,7 +23,8 @@ _LOCK = "lock"
 
 
 class Cache:
-    """The copies that `environment` places. Raises StoreError for a size that is no number."""
+    """The copies that `environment` places. Raises StoreError for a size that is no number, and where the folder of a
+    user who has none is another's: he could put other data there."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.root = Path(environment[FOLDER]).absolute() if environment.get(FOLDER) else _users_own(environment)
@@ -97,7 +98,12 @@ class Cache:
 def _users_own(environment: Mapping[str, str]) -> Path:
     home = Path(environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute()
     there = next(folder for folder in (home, *home.parents) if folder.exists())
-    return home / "everstep" if os.access(there, os.W_OK) else Path(tempfile.gettempdir(), f"everstep-{os.getuid()}")
+    if os.access(there, os.W_OK):
+        return home / "everstep"
+    try:
+        return own_folder()
+    except ValueError as error:
+        raise StoreError(f"{error}, or set {FOLDER}") from None
 
 
 def download(store: Store, key: str, size: int, path: Path) -> None:

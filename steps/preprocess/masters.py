@@ -21,6 +21,10 @@ POD_VARIABLE = "EVERSTEP_POD"
 EXECUTOR = ("python", "-m", "steps.preprocess.executor")
 LABELS = {"everstep/step": "preprocess"}
 """Of executors' pods, so that the step's own may reach them (templates/chart/files/network.yaml)."""
+ENCRYPTED = {"spark.network.crypto.enabled": "true", "spark.network.crypto.cipher": "AES/GCM/NoPadding"}
+"""What driver and executors say to each other, blocks of data too, by a key that they agree upon with the secret.
+Spark's documentation, "Security", names GCM as the mode that also finds what was changed on the way."""
+_SECRET = re.compile(r"^\s*spark\.authenticate(\s*[=:]\s*|\s+)true\s*$", re.MULTILINE | re.IGNORECASE)
 _PREFIX = 40
 """Characters that Spark leaves for the beginning of a pod's name, and a few less."""
 _OVERHEAD_MB, _WORKER_MB = 400, 600
@@ -66,6 +70,11 @@ class Pod:
     """Its IP."""
     template: Mapping[str, Any]
     """A pod spec like its own, see runtime.platform.kubernetes."""
+
+
+def has_secret(defaults: str) -> bool:
+    """Does a cluster's spark-defaults.conf ask for one?"""
+    return _SECRET.search(defaults) is not None
 
 
 def always(scratch: Path) -> dict[str, str]:
@@ -118,6 +127,7 @@ def kubernetes(master: str, pod: Pod, executor_cores: int, template_file: Path) 
         "spark.submit.deployMode": "client",
         # Spark makes a secret for the application and hands it to the executors.
         "spark.authenticate": "true",
+        **ENCRYPTED,
         "spark.kubernetes.namespace": pod.namespace,
         "spark.kubernetes.authenticate.caCertFile": pod.ca_file,
         "spark.kubernetes.authenticate.oauthTokenFile": pod.token_file,

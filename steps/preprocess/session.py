@@ -69,7 +69,7 @@ def spark(master: str, cores: int, executor_cores: int) -> Iterator["SparkContex
         try:
             told = settings(master, cores, executor_cores, folder)
             if kind is masters.Kind.STANDALONE:
-                _keep_defaults(folder)
+                _keep_defaults(folder, master)
             home = Path(_origin("pyspark")).parent
             _environment(folder, told["spark.driver.host"])
             try:
@@ -105,11 +105,21 @@ def failures(place: str) -> Iterator[None]:
         raise StepError("Spark's job failed, as told above; run the step again", code=TRY_AGAIN) from error
 
 
-def _keep_defaults(folder: Path) -> None:
-    """Settings that a cluster wants of its users, such as its secret, stand in a file of SPARK_CONF_DIR."""
+def _keep_defaults(folder: Path, master: str) -> None:
+    """Settings that a cluster wants of its users, such as its secret, stand in a file of SPARK_CONF_DIR.
+
+    One without a secret is said to be open: a standalone cluster's is its own, nobody else can make one.
+    """
     given = Path(os.environ.get("SPARK_CONF_DIR", ""), "spark-defaults.conf")
-    if given.is_file():
+    there = given.is_file()
+    if there:
         shutil.copy(given, folder)
+    if not there or not masters.has_secret(given.read_text()):
+        print(
+            f"{master} asks for no secret: whoever reaches its ports may read this data and run programs; "
+            "set spark.authenticate, .secret and spark.network.crypto.enabled in SPARK_CONF_DIR/spark-defaults.conf",
+            file=sys.stderr,
+        )
 
 
 def _environment(folder: Path, address: str) -> None:

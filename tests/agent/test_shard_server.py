@@ -13,6 +13,8 @@ from aiohttp import ClientSession, web
 
 from runtime.agent import server
 from runtime.agent.server import application
+from runtime.door import Door, application_of, listen
+from runtime.token import Bearer
 
 SIZE = 64 << 20
 """More than the kernel buffers between two ends of a connection."""
@@ -43,16 +45,15 @@ class OneShard:
 @asynccontextmanager
 async def asked(keeper: OneShard, stall_s: float) -> AsyncIterator[tuple[web.AppRunner, socket.socket]]:
     """The server, and a peer that was promised the shard and has read nothing."""
+    door, listener = Door(Bearer("t")), listen("127.0.0.1", 0)
     with ThreadPoolExecutor(1) as threads:
-        runner = web.AppRunner(application(cast(Any, keeper), "t", threads, stall_s), shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        with socket.create_connection(runner.addresses[0][:2]) as peer:
-            peer.sendall(b"GET /v1/shards/1/1/0 HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer t\r\n\r\n")
-            async with asyncio.timeout(60):
-                await keeper.pinned.wait()
-                yield runner, peer
-        await runner.cleanup()
+        runner = application_of(application(cast(Any, keeper), door, threads, stall_s))
+        async with door.serving(runner, listener):
+            with socket.create_connection(listener.getsockname()) as peer:
+                peer.sendall(b"GET /v1/shards/1/1/0 HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer t\r\n\r\n")
+                async with asyncio.timeout(60):
+                    await keeper.pinned.wait()
+                    yield runner, peer
 
 
 def test_a_peer_that_stops_reading_does_not_pin_a_slot_for_ever() -> None:
@@ -83,8 +84,8 @@ def test_whoever_hangs_up_pins_no_slot(who: str) -> None:
 def test_a_reader_waits_for_no_other() -> None:
     async def story() -> None:
         keeper = OneShard()
-        async with asked(keeper, stall_s=60) as (runner, _):
-            host, port = runner.addresses[0][:2]
+        async with asked(keeper, stall_s=60) as (_, peer):
+            host, port = peer.getpeername()
             url, headers = f"http://{host}:{port}/v1/shards/1/1/0", {"Authorization": "Bearer t"}
             async with ClientSession() as session, session.get(url, headers=headers) as answer:
                 assert len(await answer.read()) == SIZE

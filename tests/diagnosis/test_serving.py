@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from runtime.diagnosis.coordinator import Coordinator
 from runtime.diagnosis.errors import (
@@ -18,7 +17,9 @@ from runtime.diagnosis.errors import (
 )
 from runtime.diagnosis.evidence import Measurement
 from runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Together, Told, Work
-from runtime.diagnosis.serving import Guard, HttpLink
+from runtime.diagnosis.serving import HttpLink, serving
+from runtime.door import Door, listen
+from runtime.token import Bearer
 
 ONE = Arrive("node-1", "b", "127.0.0.1")
 
@@ -26,8 +27,8 @@ ONE = Arrive("node-1", "b", "127.0.0.1")
 class Served:
     """A coordinator behind a port, and ways to reach it."""
 
-    def __init__(self, http: aiohttp.ClientSession, port: int, coordinator: Coordinator, guard: Guard) -> None:
-        self.http, self.coordinator, self.guard = http, coordinator, guard
+    def __init__(self, http: aiohttp.ClientSession, port: int, coordinator: Coordinator, door: Door) -> None:
+        self.http, self.coordinator, self.door = http, coordinator, door
         self.place = f"127.0.0.1:{port}"
 
     def link(self, token: str = "secret") -> HttpLink:
@@ -46,16 +47,10 @@ class Served:
 
 @asynccontextmanager
 async def served(**options: float) -> AsyncIterator[Served]:
-    coordinator, guard = Coordinator(**options), Guard("secret")  # type: ignore[arg-type]
-    runner = web.AppRunner(guard.application(coordinator), shutdown_timeout=1.0, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        async with aiohttp.ClientSession() as http:
-            yield Served(http, runner.addresses[0][1], coordinator, guard)
-    finally:
-        await runner.cleanup()
+    coordinator, door, listener = Coordinator(**options), Door(Bearer("secret")), listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    async with serving(coordinator, listener, door), aiohttp.ClientSession() as http:
+        yield Served(http, port, coordinator, door)
 
 
 def test_a_wrong_token_is_refused_and_counted_and_changes_nothing() -> None:
@@ -64,7 +59,7 @@ def test_a_wrong_token_is_refused_and_counted_and_changes_nothing() -> None:
             assert (await end.post("arrive", b'{"node":"node-1","host":"b","address":"1.2.3.4"}', "wrong"))[0] == 401
             with pytest.raises(RefusedError, match="has not this check's token"):
                 await end.link("wrong").arrive(ONE)
-            assert end.guard.refused == 2
+            assert end.door.refused == 2
             assert await end.coordinator.arrived({"node-1"}, 0.0) == {"node-1"}
 
     asyncio.run(story())

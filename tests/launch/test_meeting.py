@@ -2,6 +2,7 @@
 
 import socket
 import stat
+import tempfile
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from runtime.launch import meeting, probe
 from runtime.launch.probe import Answer, ask
+from runtime.own_folder import own_folder
 from tests.launch.launchers import EVERSTEP, Launcher
 
 
@@ -36,7 +38,7 @@ def test_the_users_token_stands_and_a_node_alone_makes_its_own(tmp_path: Path) -
 def test_nodes_of_one_machine_share_a_token_that_no_other_user_can_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     token = meeting.token_of({}, "127.0.0.1", "j")
     assert token == meeting.token_of({}, "127.0.0.1", "j") != meeting.token_of({}, "127.0.0.1", "k")
     (folder,) = tmp_path.iterdir()
@@ -45,10 +47,10 @@ def test_nodes_of_one_machine_share_a_token_that_no_other_user_can_read(
 
 
 def test_a_folder_that_others_can_open_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting.tempfile, "gettempdir", lambda: str(tmp_path))
-    meeting.own_folder().chmod(0o755)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    own_folder().chmod(0o755)
     with pytest.raises(ValueError, match="only this user can open"):
-        meeting.own_folder()
+        own_folder()
 
 
 def test_several_machines_without_a_token_are_refused_and_told_how_to_set_one() -> None:

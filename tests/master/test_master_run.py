@@ -1,7 +1,9 @@
 """A real master over real HTTP on loopback; agents that only speak, nodes that exist only in a dict."""
 
 import asyncio
+import errno
 import json
+import os
 import resource
 import secrets
 import socket
@@ -181,6 +183,36 @@ async def _finish(job: Job, round_: int, *agents: Agent) -> Outcome:
         await agent.told(Action.LEAVE, round_)
         job.platform.kill(agent.name)
     return await job.task
+
+
+class ShortOfFiles(DictPlatform):
+    """What looks at its nodes needs a descriptor, which it does not always get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = 0
+
+    async def observe(self) -> list[Node]:
+        if self.looks % 2 == 0:
+            self.looks += 1
+            self.refused += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return await super().observe()
+
+
+def test_a_master_without_a_descriptor_left_looks_again_and_tells_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("runtime.master.reconcile.LOOK_AGAIN_S", 0.01)
+    platform = ShortOfFiles()
+
+    async def story(job: Job) -> None:
+        first, second, *_ = await _two(job)
+        assert (await _finish(job, 1, first, second)).state == "succeeded"
+
+    played(tmp_path, story, platform=platform)
+    assert platform.refused > 2
+    assert caplog.text.count("nodes cannot be looked after just now: Too many open files") == 1
 
 
 def test_two_nodes_join_get_their_seats_and_finish(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Nodes as processes of this machine: made once, found again, ended with everything."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from runtime import processes
-from runtime.platform import Gone, NodeRequest, debris
+from runtime.platform import Gone, NodeRequest, debris, process
 from runtime.platform.process import ProcessPlatform, end_nodes
 from runtime.platform.registry import Registered, Registry
 
@@ -63,6 +64,35 @@ def test_create_twice_makes_one_node(tmp_path: Path, job: str) -> None:
         await runs(tmp_path)
         assert len(list(debris.processes_of(job, "worker-0-0"))) == 1
 
+    asyncio.run(story())
+
+
+def test_without_a_descriptor_left_a_living_node_is_not_taken_for_dead(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        refused.append(1)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def story() -> None:
+        first = await platform(tmp_path, job).create(request())
+        await runs(tmp_path)
+        another = platform(tmp_path, job)
+        with monkeypatch.context() as none_left:
+            none_left.setattr(Path, "read_text", refuse)  # Of /proc/PID/stat.
+            with pytest.raises(OSError, match="Too many open files"):
+                await another.observe()
+            assert len(refused) == 1
+        monkeypatch.setattr(process, "_SHORT_S", 0.01)
+        with monkeypatch.context() as none_left:
+            none_left.setattr(os, "pidfd_open", refuse)
+            assert await another.observe() == [first]
+            while len(refused) < 3:  # Its watch begins again and again.
+                await asyncio.sleep(0)
+        await another.delete(first.name, first.uid)
+        assert (await next_gone(another)).name == first.name
+
+    refused: list[int] = []
     asyncio.run(story())
 
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import secrets
 import shlex
 import socket
 import subprocess
@@ -17,10 +18,12 @@ import pyspark
 
 from runtime.agent.ports import free_port
 from steps.preprocess.java import Java, find_java, unsuited
+from steps.preprocess.masters import ENCRYPTED
 from tests.harness import wait_until
 
 SPARK = Path(pyspark.__file__).parent
 _MARK = "EVERSTEP_TEST_CLUSTER"
+_SECRET = secrets.token_hex(16)
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,19 @@ class Cluster:
 
 
 def spark_environment(folder: Path) -> dict[str, str]:
-    """For Spark's own programs: a Java, this Python, the loopback address."""
+    """For Spark's own programs: a Java, this Python, the loopback address, and a cluster's secret."""
     home = _home(folder / "java", find_java(os.environ))
-    return {**os.environ, "JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    there = {"JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    return {**os.environ, **there, **secret(folder)}
+
+
+def secret(folder: Path) -> dict[str, str]:
+    """Where those who know it find it: whoever does not is refused, and nobody can read what the others say."""
+    told = {"spark.authenticate": "true", "spark.authenticate.secret": _SECRET} | ENCRYPTED
+    conf = folder / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    (conf / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in told.items()))
+    return {"SPARK_CONF_DIR": str(conf)}
 
 
 def _home(folder: Path, java: Java) -> Path:

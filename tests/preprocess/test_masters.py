@@ -83,6 +83,21 @@ def test_executors_of_a_cluster_come_as_tasks_need_them_and_find_the_driver(tmp_
     assert "spark.authenticate" not in told  # that is the cluster's to say
 
 
+@pytest.mark.parametrize(
+    ("defaults", "secret"),
+    [
+        ("spark.authenticate true\nspark.authenticate.secret x\n", True),
+        ("spark.ui.enabled=false\n  spark.authenticate = TRUE", True),
+        ("spark.authenticate: true", True),
+        ("", False),
+        ("# spark.authenticate true", False),
+        ("spark.authenticate false\nspark.authenticate.secret true", False),
+    ],
+)
+def test_a_cluster_without_a_secret_is_known(defaults: str, secret: bool) -> None:
+    assert masters.has_secret(defaults) is secret
+
+
 def test_a_local_master_talks_to_itself_and_tries_again(tmp_path: Path) -> None:
     told = settings("local[*]", 4, 2, tmp_path)
     assert told["spark.master"] == "local[4,3]"
@@ -96,6 +111,7 @@ def test_executors_on_kubernetes_are_pods_like_the_driver_and_end_with_it(tmp_pa
     assert told["spark.master"] == "k8s://https://10.0.0.1:443"
     assert told["spark.kubernetes.driver.pod.name"] == POD.name
     assert told["spark.kubernetes.namespace"] == "ml"
+    assert (told["spark.authenticate"], told["spark.network.crypto.enabled"]) == ("true", "true")
     assert told["spark.kubernetes.container.image"] == "registry.example/everstep:1"
     assert told["spark.kubernetes.container.image.pullPolicy"] == "Always"
     assert told["spark.kubernetes.authenticate.oauthTokenFile"] == "/token"

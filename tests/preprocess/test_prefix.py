@@ -20,7 +20,7 @@ from runtime.store import open_store
 from steps.preprocess.vocabulary import train
 from tests.harness import wait_until
 from tests.minio import MinIO
-from tests.preprocess.standalone import SPARK, Cluster, spark_environment, standalone
+from tests.preprocess.standalone import SPARK, Cluster, secret, spark_environment, standalone
 
 DEADLINE_S = 600.0
 DOCUMENTS = [
@@ -162,9 +162,11 @@ def test_on_a_cluster_nothing_is_shared_but_the_store(given: Path, tmp_path: Pat
     store.put("in/a.jsonl", given / "a.jsonl")
     there = ["--input", f"{store.uri}/in/*.jsonl", "--output-prefix", f"{store.uri}/out/result", "--tasks", "3"]
     there += ["--spark-master", cluster.master, "--executors", "2", "--executor-cores", "1", "--deduplicate"]
-    code, told = ended(*command(given, tmp_path, *there))
+    environment = {**os.environ, **secret(tmp_path / "spark")}
+    code, told = ended(*command(given, tmp_path, *there), environment=environment)
     assert code == 0, told
     assert f"starting Spark on {cluster.master}" in told
+    assert "asks for no secret" not in told
     assert [entry.key for entry in store.list("out/")] == [f"out/{name}" for name in FILES]
     for name in FILES:
         (tmp_path / name).write_bytes(store.get(f"out/{name}"))

@@ -153,4 +153,9 @@ def test_a_size_that_is_no_number_and_a_folder_that_cannot_be_are_told(data: Dat
 def test_who_has_no_folder_of_his_own_uses_the_temporary_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert Cache({"XDG_CACHE_HOME": str(tmp_path / "not/made/yet")}).root == tmp_path / "not/made/yet/everstep"
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert Cache({"XDG_CACHE_HOME": "/"}).root == Path(tempfile.gettempdir()) / f"everstep-{os.getuid()}"
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    theirs = tmp_path / f"everstep-{os.getuid()}"
+    assert Cache({"XDG_CACHE_HOME": "/"}).root == theirs
+    theirs.chmod(0o777)
+    with pytest.raises(StoreError, match="only this user can open; remove it, or set EVERSTEP_CACHE"):
+        Cache({"XDG_CACHE_HOME": "/"})

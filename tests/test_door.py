@@ -1,0 +1,256 @@
+"""The door of every server: a stranger gets little room and little time, and whoever shows the token is let in."""
+
+import asyncio
+import errno
+import gc
+import itertools
+import logging
+import os
+import resource
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from runtime import door as doors
+from runtime.door import AT_ONCE, Door, Seldom, listen, server_of
+from runtime.token import Bearer
+from tests.hostile import KINDS, Crowd
+
+SECONDS = 120.0
+RIGHT = b"GET / HTTP/1.1\r\nHost: m\r\nAuthorization: Bearer t\r\n\r\n"
+ANSWER = b"HTTP/1.1 200 OK"
+Story = Callable[["Served"], Awaitable[None]]
+
+
+class Served:
+    """A server behind a door, and ways to reach it."""
+
+    def __init__(self, door: Door, port: int, lines: list[str]) -> None:
+        self.door, self.port, self.lines = door, port, lines
+        """Told to people."""
+
+    @asynccontextmanager
+    async def connection(self, says: bytes = b"") -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(says)
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    async def is_answered(self) -> bool:
+        """Is somebody new with the right token?"""
+        async with self.connection(RIGHT) as (reader, _):
+            return (await reader.readline()).startswith(ANSWER)
+
+
+def served(story: Story, strangers: int = 256, head_s: float = 10.0) -> None:
+    async def whole() -> None:
+        async def handle(request: web.BaseRequest) -> web.Response:
+            known = door.admits(request)
+            response = web.Response(status=200 if known else 401)
+            if not known:
+                response.force_close()
+            return response
+
+        lines: list[str] = []
+        door = Door(Bearer("t"), strangers=strangers, head_s=head_s, say=lines.append)
+        listener = listen("127.0.0.1", 0)
+        port = listener.getsockname()[1]
+        async with asyncio.timeout(SECONDS), door.serving(server_of(handle), listener):
+            await story(Served(door, port, lines))
+
+    asyncio.run(whole())
+
+
+@contextmanager
+def descriptors(most: int) -> Iterator[None]:
+    """This process may have so many."""
+    gc.collect()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _is_used_up(held: list[int]) -> bool:
+    try:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno == errno.EMFILE
+    return False
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    held: list[int] = []
+    try:
+        while not _is_used_up(held):
+            pass
+        yield
+    finally:
+        for one in held:
+            os.close(one)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whoever_does_not_show_the_token_is_sent_away_in_time(kind: str) -> None:
+    async def story(end: Served) -> None:
+        crowd = Crowd()
+        one = dict.fromkeys(KINDS, KINDS[kind])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tests.hostile.KINDS", one)
+            await crowd.attack(end.port, count=5, at_once=5)
+        assert sum(crowd.came.values()) == 5
+        assert await end.is_answered()
+
+    served(story, head_s=0.3)
+
+
+def test_a_connection_that_has_shown_the_token_stays() -> None:
+    async def story(end: Served) -> None:
+        async with end.connection(RIGHT) as (reader, writer), end.connection() as (stranger, _):
+            await reader.readuntil(b"\r\n\r\n")
+            assert await stranger.read() == b""  # The stranger, who came later, has been sent away.
+            writer.write(RIGHT)
+            assert (await reader.readline()).startswith(ANSWER)
+
+    served(story, head_s=0.3)
+
+
+def test_one_stranger_too_many_sends_the_oldest_away() -> None:
+    async def story(end: Served) -> None:
+        async with end.connection() as (oldest, _), end.connection() as (second, _), end.connection() as (newest, _):
+            assert await oldest.read() == b""
+            assert await end.is_answered()
+            assert await second.read() == b""  # It gave way to the one that was answered.
+            assert not newest.at_eof()
+            assert end.lines == ["a connection was closed: more than 2 had not shown this job's token"]
+
+    served(story, strangers=2)
+
+
+def test_a_crowd_that_fills_the_door_again_and_again_keeps_nobody_out() -> None:
+    """The oldest stranger has had its turn: while a crowd is accepted, whoever says the token at once is answered."""
+
+    async def story(end: Served) -> None:
+        crowd = Crowd()
+        attack = asyncio.create_task(crowd.attack(end.port, count=600, at_once=150))
+        answered = 0
+        while not attack.done():
+            answered += await end.is_answered()
+        await attack
+        assert sum(crowd.came.values()) == 600
+        assert answered > 10
+        assert len(end.lines) <= 2
+
+    served(story, strangers=8 * AT_ONCE, head_s=1.0)
+
+
+def test_descriptors_are_kept_for_the_jobs_own_work() -> None:
+    async def story(end: Served) -> None:
+        most = len(os.listdir("/proc/self/fd")) + 280
+        with descriptors(most):
+            async with end.connection(RIGHT) as (reader, writer):
+                await reader.readuntil(b"\r\n\r\n")
+                crowd = [await asyncio.open_connection("127.0.0.1", end.port) for _ in range(120)]
+                assert await end.is_answered()  # All before it have been accepted.
+                own = [os.open(os.devnull, os.O_RDONLY) for _ in range(most // 4 - 2 * AT_ONCE)]
+                writer.write(RIGHT)
+                assert (await reader.readline()).startswith(ANSWER)
+                sent_away = sum(stranger.at_eof() for stranger, _ in crowd)
+                assert 0 < sent_away < 120
+                for one in own:
+                    os.close(one)
+                for _, stranger in crowd:
+                    stranger.transport.abort()
+
+    served(story, strangers=400)
+
+
+def test_without_a_descriptor_left_strangers_make_room() -> None:
+    async def story(end: Served) -> None:
+        with descriptors(400), socket.socket() as late:
+            async with end.connection() as (stranger, _):
+                await asyncio.sleep(0)
+                assert await end.is_answered()  # The stranger is in.
+                late.setblocking(False)
+                with suppress(BlockingIOError):
+                    late.connect(("127.0.0.1", end.port))
+                with no_descriptor_left():
+                    assert await stranger.read() == b""
+                assert end.lines == [f"no connection can be accepted: {os.strerror(errno.EMFILE)}"]
+                await asyncio.get_running_loop().sock_sendall(late, RIGHT)
+                assert (await asyncio.get_running_loop().sock_recv(late, 100)).startswith(ANSWER)
+
+    served(story)
+
+
+def test_without_a_descriptor_left_nothing_ends_and_it_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "_SHORT_S", 0.01)
+
+    async def story(end: Served) -> None:
+        tries: list[float] = []
+        shown = end.door._seldom.tell
+        enough = asyncio.Event()
+
+        def tell(what: str) -> None:
+            tries.append(asyncio.get_running_loop().time())
+            shown(what)
+            if len(tries) == 5:
+                enough.set()
+
+        monkeypatch.setattr(end.door._seldom, "tell", tell)
+        loop = asyncio.get_running_loop()
+        with descriptors(400), socket.socket() as waits:
+            waits.setblocking(False)
+            with suppress(BlockingIOError):
+                waits.connect(("127.0.0.1", end.port))
+            with no_descriptor_left():
+                await enough.wait()
+            await loop.sock_sendall(waits, RIGHT)
+            assert (await loop.sock_recv(waits, 100)).startswith(ANSWER)
+        assert end.lines == [f"no connection can be accepted: {os.strerror(errno.EMFILE)}"]
+        assert all(later - earlier >= 0.009 for earlier, later in itertools.pairwise(tries))
+
+    served(story)
+
+
+def test_what_happens_often_is_told_at_once_and_then_with_its_number() -> None:
+    async def story() -> None:
+        lines: list[str] = []
+        seldom = Seldom(lines.append, every_s=1000.0)
+        for _ in range(5):
+            seldom.tell("again")
+        assert lines == ["again"]
+        seldom.close()
+        assert lines == ["again", "again (4 more times)"]
+
+    asyncio.run(story())
+
+
+def test_garbage_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(end: Served) -> None:
+        async with end.connection(KINDS["garbage"]) as (reader, _):
+            assert b" 400 " in await reader.readline()
+        async with end.connection(b"GET / HTTP/1.1\r\nHost: m\r\n" + b"X: y\r\n" * 100 + b"\r\n") as (reader, _):
+            assert b" 400 " in await reader.readline()
+
+    served(story)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
+
+
+def test_every_address_of_the_machine_is_listened_at_only_when_asked_for(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as near, listen("", 0) as far:
+        assert near.getsockname()[0] == "127.0.0.1"
+        assert far.getsockname()[0] in ("::", "0.0.0.0")
+        with socket.create_connection(("127.0.0.2", far.getsockname()[1])):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", near.getsockname()[1]))
