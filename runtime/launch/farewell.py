@@ -5,13 +5,14 @@ who has heard it says nothing more, so that silence means that nobody is left.
 """
 
 import asyncio
+import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
 
-from runtime.door import BadBody, Door, application_of, body_of, listen
+from runtime.door import BadBody, Door, application_of, body_of
 from runtime.job.messages import Action, Directive, Heartbeat
 from runtime.master import Outcome
 from runtime.token import Bearer
@@ -31,12 +32,12 @@ class Farewell:
     token: str
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def serve(self, host: str, port: int) -> None:
-        """Until nobody asks any more. Raises OSError when the address is taken."""
+    async def serve(self, listener: socket.socket) -> None:
+        """Until nobody asks any more; the listener is closed then."""
         door = Door(Bearer(self.token))
         app = web.Application(middlewares=[door.guard("job", lambda why: web.Response(status=401, text=why))])
         app.router.add_route("*", "/v1/{what:.*}", self._answer)
-        async with door.serving(application_of(app), listen(host, port)):
+        async with door.serving(application_of(app), listener):
             with suppress(TimeoutError):
                 while True:
                     self._asked.clear()
@@ -55,8 +56,10 @@ class Farewell:
             except (msgspec.DecodeError, BadBody) as error:
                 return web.Response(status=400, text=f"Heartbeat: {error}")
             return _json(Directive(self.epoch, _LAST, Action.LEAVE, told.reason))
-        return web.Response(status=409, text=f"the job is over: {told.reason}")
+        over = {"error": f"the job is over: {told.reason}"}
+        # A node that comes now asks first whether a master is here (see probe): it shall hear that one was.
+        return _json(over, 404 if what.startswith("rounds/") else 409)
 
 
-def _json(message: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(message), content_type="application/json")
+def _json(message: object, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(message), content_type="application/json")

@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import errno
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,9 +26,9 @@ from runtime.job.spec import JobSpec
 from runtime.launch.farewell import Farewell
 from runtime.launch.scratch import discard, own
 from runtime.master import Outcome, Progress, find_master, run
-from runtime.master.run import CannotListen
+from runtime.master.run import CannotListen, listening
 from runtime.platform.joined import JoinedPlatform
-from runtime.store import open_store
+from runtime.store import Store, open_store
 
 BAD_INPUT = 2
 FENCED = 76
@@ -93,8 +95,18 @@ async def _run(told: Hosting) -> Outcome:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: (stop.set(), alone.set()))
     lines, store = _Lines(told), open_store(told.store)
+    with listening(told.host, told.port) as listener:  # Nobody else is at this address until the last word is said.
+        outcome = await _master(told, store, listener.dup(), stop, lines)
+        if outcome.state != "fenced":
+            master = await asyncio.to_thread(find_master, store, told.spec.job)
+            farewell = Farewell(outcome, master.epoch if master else 0, told.token)
+            await _first(farewell.serve(listener), alone.wait())
+    return outcome
+
+
+async def _master(told: Hosting, store: Store, listener: socket.socket, stop: asyncio.Event, lines: _Lines) -> Outcome:
     async with _door(told):
-        outcome = await run(
+        return await run(
             told.spec,
             store,
             JoinedPlatform(),
@@ -104,19 +116,17 @@ async def _run(told: Hosting) -> Outcome:
             stop=stop,
             on_progress=lines.show,
             host=told.host,
-            port=told.port,
+            listener=listener,
         )
-    if outcome.state == "fenced":
-        return outcome
-    master = await asyncio.to_thread(find_master, store, told.spec.job)
-    farewell = asyncio.create_task(
-        Farewell(outcome, master.epoch if master else 0, told.token).serve(told.host, told.port)
-    )
-    hurry = asyncio.create_task(alone.wait())
-    await asyncio.wait([farewell, hurry], return_when=asyncio.FIRST_COMPLETED)
-    farewell.cancel()
-    await asyncio.gather(farewell, return_exceptions=True)  # The address may be somebody else's by now.
-    return outcome
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Until one of them has ended; the others are cancelled."""
+    tasks = [asyncio.create_task(one) for one in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def main() -> None:

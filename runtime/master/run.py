@@ -68,12 +68,14 @@ async def run(
     on_progress: Callable[[Progress], None] | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    listener: socket.socket | None = None,
     sizes: AsyncIterator[tuple[str, int]] | None = None,
 ) -> Outcome:
     """Run the job to its end, or until `stop` is set; then `remove_nodes()` says whether its nodes end or go on.
 
     `agent_arguments` are appended to each node's `--node --role --host --slots`; `agent_environment` to its
-    EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE. `port` 0 takes a free one. `sizes` tells (role, nodes) whenever
+    EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE. `port` 0 takes a free one. `listener`: one that
+    is at `host` already; it is closed at the end. `sizes` tells (role, nodes) whenever
     somebody scales the job by other means than its HTTP. A job that has succeeded before
     returns at once; one that ended otherwise is taken up again. Raises ValueError for a spec that contradicts itself,
     CannotListen when host and port cannot be had or the job has more nodes than this process may open files,
@@ -82,8 +84,8 @@ async def run(
     if wrong := problems(spec):
         raise ValueError("; ".join(wrong))
     _allow_connections(spec)
-    with _collecting_rarely(), listening(host, port) as listener:
-        address = f"{host}:{listener.getsockname()[1]}"
+    with _collecting_rarely(), listener or listening(host, port) as door:
+        address = f"{host}:{door.getsockname()[1]}"
         try:
             claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
         except journal.Fenced as error:
@@ -104,7 +106,7 @@ async def run(
                 reporter.telemetry(beat)
             return telemetry.stored(beat.node)
 
-        async with serving(Endpoints(desk, token, on_telemetry), listener, nodes=_nodes(spec)):
+        async with serving(Endpoints(desk, token, on_telemetry), door, nodes=_nodes(spec)):
             debris = asyncio.create_task(desk.tidy(Kept()))
             try:
                 return await _live(desk, reconciler, telemetry, stop, remove_nodes, sizes)
