@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster soak clean
+.PHONY: help finetune test test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening lock licences sbom soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -97,6 +97,9 @@ accept-checkpoint: $(READY)  ## every line that checkpoints promise: wanted, mea
 
 accept-cluster: $(READY)  ## every line promised on a real Kubernetes, as root: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_cluster
+
+accept-hardening: $(READY)  ## every line about attacks, damage and leftovers: wanted, measured, holds or not
+	$(BIN)/python -m benchmarks.accept_hardening
 
 ROUNDS ?= 50
 soak: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)

@@ -1,0 +1,38 @@
+"""`make accept-hardening`: nothing strands, nothing escapes, nothing is left: wanted, measured, holds or not.
+
+What tests prove is proven by tests that each part names; what takes minutes is measured here. Words choose lines that
+have one of them.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+
+from benchmarks.acceptance import Line, asked, chosen, judge, proven
+from benchmarks.hardening import brain, damage, engine, files, journal, sockets, supply
+
+PARTS = (brain, damage, journal, sockets, files, engine, supply)
+PROVEN: Mapping[str, tuple[str, ...]] = dict(chain.from_iterable(part.PROVEN.items() for part in PARTS))
+"""Promise -> the tests that prove it, in the words of `acceptance.proven`."""
+MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = dict(
+    chain.from_iterable(part.MEASURED.items() for part in PARTS)
+)
+"""Promise -> what measures it, and others that the same run tells of."""
+
+
+def lines(options: argparse.Namespace) -> Iterator[Line]:
+    """Those that are asked for: what is measured first, alone on the machine."""
+    measures = dict.fromkeys(measure for promise, measure in MEASURED.items() if asked(promise, options.words))
+    for measure in measures:
+        yield from (line for line in measure(options) if asked(line.promise, options.words))
+    yield from proven(PROVEN, options)
+
+
+def main() -> None:
+    """Measure, print the table, exit 1 if a line does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    judge(lines(chosen(parser, [*MEASURED, *PROVEN])))
+
+
+if __name__ == "__main__":
+    main()
