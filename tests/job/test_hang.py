@@ -2,8 +2,7 @@
 
 import pytest
 
-from runtime.job.events import StacksDumped
-from runtime.job.messages import Action, Dumped
+from runtime.job.messages import Action
 from runtime.job.records import HangOver, HangSeen, JobResult, Reason, RoundBroken
 from runtime.job.seats import directive
 from runtime.job.spec import Hang, HangPolicy, RoleSpec
@@ -32,9 +31,9 @@ def test_all_nodes_are_told_to_write_their_stacks() -> None:
 
 def test_the_round_is_broken_when_all_stacks_are_written() -> None:
     world = hanging(HangPolicy.RESTART)
-    world.send(StacksDumped(Dumped("worker-0-0", 1)))
+    world.dump("worker-0-0")
     assert world.state.phase == "running"
-    world.send(StacksDumped(Dumped("worker-1-0", 1)))
+    world.dump("worker-1-0")
     broken = world.records[-1]
     assert isinstance(broken, RoundBroken)
     assert (broken.reason, broken.iteration) == (Reason.HANG, 5)
@@ -53,7 +52,7 @@ def test_stacks_that_do_not_come_are_not_waited_for_forever() -> None:
 def test_the_policy_fail_ends_the_job() -> None:
     world = hanging(HangPolicy.FAIL)
     for name in ("worker-0-0", "worker-1-0"):
-        world.send(StacksDumped(Dumped(name, 1)))
+        world.dump(name)
     assert world.state.ended is not None
     assert (world.state.ended.result, world.state.ended.exit_code) == (JobResult.FAILED, 1)
     assert "hung" in world.state.ended.reason
@@ -62,7 +61,7 @@ def test_the_policy_fail_ends_the_job() -> None:
 def test_the_policy_report_only_reports_and_says_when_it_is_over() -> None:
     world = hanging(HangPolicy.REPORT)
     for name in ("worker-0-0", "worker-1-0"):
-        world.send(StacksDumped(Dumped(name, 1)))
+        world.dump(name)
     assert world.state.phase == "running"
     assert world.state.hang is not None
     world.beat("worker-1-0", 6, still_s=0.5)

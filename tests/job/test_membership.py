@@ -51,7 +51,7 @@ def test_nodes_under_one_switch_get_adjacent_ranks_those_of_rank_0_first() -> No
     assert world.state.round is not None
     assert rank_order(world.state.round) == [f"10.0.0.{number}" for number in (1, 4, 2, 5, 3, 0)]
     assert "in rank order: 10.0.0.1, 10.0.0.4, 10.0.0.2" in world.state.round.reason
-    ranks = [seat_for(world.state, name, 0) for name in members(world)]
+    ranks = [seat_for(world.state, _join(name).join) for name in members(world)]
     assert [seat and seat.first_rank for seat in ranks] == list(range(6))
 
 
@@ -212,7 +212,7 @@ class TestNodesThatComeByThemselves:
         world.join("c", anew=True)
         assert members(world) == ["a", "b", "c"]
         assert world.state.nodes["c"].launch == 1
-        told = directive(world.state, "c")
+        told = directive(world.state, "c", life=1)
         assert told is not None
         assert told.action is Action.CONTINUE
 

@@ -205,7 +205,7 @@ class Shell:
 
     async def join(self, node: str, after: int = 0, holdings: tuple[Holding, ...] = ()) -> Seat:
         """Until there is a seat."""
-        message = Join(node, node.partition("-")[0], "h", 1, "127.0.0.1:7", 29500, holdings, after)
+        message = Join(node, node.partition("-")[0], "h", 1, "127.0.0.1:7", 29500, holdings, after, number=after + 1)
         while (reply := await self.ask("join", message)).status == 204:
             pass
         assert reply.status == 200, reply
