@@ -1,8 +1,8 @@
 """Liveness as a property: with a fair network from some moment on, every job reaches an end.
 
-`python -m tests.job.liveness --sequences 1000000 --seed 1 [--processes N]` runs random sequences of `simulated`, over all
-cores, and prints the seed and number of each that breaks a rule, with the fewest faults that still do.
-`--only NUMBER` runs one of them again. Exit code 1 where there was one.
+`python -m tests.job.liveness --sequences 1000000 --seed 1 [--processes N]` runs random sequences of `simulated`, over
+all cores, and prints the seed and number of each that breaks a rule. `--only NUMBER` runs one of them again, and shows
+it with the fewest faults that still break one. Exit code 1 where there was one.
 """
 
 import argparse

@@ -1,15 +1,17 @@
 """A whole job in virtual time: masters on a compare-and-set journal, agents, a platform, and a network that drops,
-repeats, delays without bound and reorders what they say. From `Plan.fair_at` on nothing is dropped and nothing fails any
-more; old copies still arrive.
+repeats, delays without bound and reorders what they say. From `Plan.fair_at` on nothing is dropped and nothing fails
+any more; old copies still arrive.
 
-Masters run the brain, agents run `runtime.agent.talk`; around these is what `runtime.master` and `runtime.agent` do: long
-polls that are answered when what they wait for is journaled, requests that are repeated until a master answers, one join
-at a time, faults told before the next join, heartbeats beside it all. A round trains only while all its members are in it.
+Masters run the brain, agents run `runtime.agent.talk`; around these is what `runtime.master` and `runtime.agent` do:
+long polls that are answered when what they wait for is journaled, requests that are repeated until a master answers, one
+join at a time, faults told before the next join, heartbeats beside it all. A round trains only while all its members
+are in it.
 """
 
 import heapq
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +35,7 @@ from runtime.job.events import (
     Tick,
     WorkerExited,
 )
-from runtime.job.messages import Action, Heartbeat, Join, Persisted
+from runtime.job.messages import Action, Heartbeat, Join
 from runtime.job.records import JobResult, MasterClaimed, Record
 from runtime.job.sizes import wanted
 from runtime.job.spec import JobSpec, Placement
@@ -45,7 +47,7 @@ LIMIT_S = 40_000.0
 """From the fair moment on: more than all patience of a job together."""
 
 
-class Violation(AssertionError):
+class Violation(AssertionError):  # noqa: N818 (a name that reads well in `raise`)
     """What must never happen."""
 
 
@@ -124,7 +126,7 @@ class Master:
                 self._manifests.append(decision)
         self._write()
         deadline = self.brain.next_deadline()
-        if deadline is not None and (at := max(deadline - self.skew, self.sim.now)) < self._alarm:
+        if deadline is not None and (at := max(deadline - self.skew, self.sim.now) + 1e-6) < self._alarm:
             self._alarm = at
             self.sim.at(at - self.sim.now, self, self._tick)
 
@@ -397,7 +399,7 @@ class Simulation:
     def _stuck(self) -> str:
         state = fold(record for segment in self.journal.segments for record in segment)
         nodes = ", ".join(
-            f"{node.name} {node.phase} in {node.round}, agent {self.agents[node.name].tell() if node.name in self.agents else 'none'}"
+            f"{node.name} {node.phase} in {node.round}, {self.agents[node.name].tell() if node.name in self.agents else '-'}"
             for node in state.nodes.values()
             if node.phase not in ("lost", "released")
         )
@@ -479,10 +481,8 @@ def _scale(master: Master, how: float) -> None:
 
 
 def _try(master: Master, event: Event) -> None:
-    try:
+    with suppress(Refused):
         master.feed(event)
-    except Refused:
-        pass
 
 
 def _freeze(who: Any, how: float) -> None:
