@@ -3,9 +3,9 @@ repeats, delays without bound and reorders what they say. From `Plan.fair_at` on
 any more; old copies still arrive.
 
 Masters run the brain, agents run `runtime.agent.talk`; around these is what `runtime.master` and `runtime.agent` do:
-long polls that are answered when what they wait for is journaled, requests that are repeated until a master answers, one
-join at a time, faults told before the next join, heartbeats beside it all. A round trains only while all its members
-are in it.
+long polls that are answered when what they wait for is journaled, requests that are repeated until a master answers,
+one join at a time, faults told before the next join, heartbeats beside it all. A round trains only while all its
+members are in it.
 """
 
 import heapq
@@ -398,11 +398,9 @@ class Simulation:
 
     def _stuck(self) -> str:
         state = fold(record for segment in self.journal.segments for record in segment)
-        nodes = ", ".join(
-            f"{node.name} {node.phase} in {node.round}, {self.agents[node.name].tell() if node.name in self.agents else '-'}"
-            for node in state.nodes.values()
-            if node.phase not in ("lost", "released")
-        )
+        there = [node for node in state.nodes.values() if node.phase not in ("lost", "released")]
+        agents = {node.name: self.agents[node.name].tell() for node in there if node.name in self.agents}
+        nodes = "; ".join(f"{node.name} {node.phase} in {node.round}, {agents.get(node.name)}" for node in there)
         return (
             f"the job neither ends nor trains on: {state.phase}, {state.reason}; {nodes}; {len(self.masters)} masters"
         )

@@ -190,7 +190,9 @@ class Agent:
             sim.at(sim.latency() * 3, self, self._put, *place, shards)
         if self.iteration >= sim.plan.iterations:
             self.training = False
-            self._post("finished", self.talk.finished(seat.round), lambda status, _: status == 409 and self.end(0))
+            self._post(
+                "finished", self.talk.finished(seat.round), lambda status, _: self.end(0) if status == 409 else None
+            )
         elif "outbox" not in self._tries or self._tries["outbox"] % 2 == 0:
             beat = self._beat(telemetry=({"iteration": self.iteration},))
             self._post("outbox", beat, lambda status, told: self._act(told if status == 200 else None))
