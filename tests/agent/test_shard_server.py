@@ -140,11 +140,12 @@ def test_who_asks_for_a_copy_hears_that_it_gets_on_and_how_it_ended(error: str) 
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", 0).start()
             url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/copies"
-            async with ClientSession(headers={"Authorization": "Bearer t"}) as session, asyncio.timeout(60):
-                async with session.post(url, data=msgspec.json.encode(Holding(1, 1))) as answer:
-                    assert await answer.content.readexactly(1) == b"."
-                    keeper.done.set()
-                    assert (await answer.read()).decode() == (error or "held")
+            body, headers = msgspec.json.encode(Holding(1, 1)), {"Authorization": "Bearer t"}
+            async with asyncio.timeout(60), ClientSession(headers=headers) as session:
+                answer = await session.post(url, data=body)
+                assert await answer.content.readexactly(1) == b"."
+                keeper.done.set()
+                assert (await answer.read()).decode() == (error or "held")
             await runner.cleanup()
 
     asyncio.run(story())

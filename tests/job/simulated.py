@@ -36,7 +36,16 @@ from runtime.job.events import (
     WorkerExited,
 )
 from runtime.job.messages import Action, Heartbeat, Join
-from runtime.job.records import JobResult, MasterClaimed, Record
+from runtime.job.records import (
+    JobResult,
+    MasterClaimed,
+    NodeJoined,
+    NodeLost,
+    NodeReleased,
+    Record,
+    RoundBroken,
+    RoundFormed,
+)
 from runtime.job.sizes import wanted
 from runtime.job.spec import JobSpec, Placement
 from runtime.job.state import State, begun_from, fold
@@ -45,6 +54,9 @@ from tests.job.simulated_agent import Agent
 JOIN_POLL_S, HEARTBEAT_POLL_S, LOOK_AGAIN_S = 20.0, 5.0, 5.0
 LIMIT_S = 40_000.0
 """From the fair moment on: more than all patience of a job together."""
+
+
+_STIRRING = (NodeJoined, NodeLost, NodeReleased, RoundBroken, RoundFormed)
 
 
 class Violation(AssertionError):  # noqa: N818 (a name that reads well in `raise`)
@@ -155,6 +167,8 @@ class Master:
             self.sim.at(self.sim.latency(), self, self._commit, asked)
         if records:
             self.reconcile()
+        if any(isinstance(record, _STIRRING) for record in records):
+            self.sim.stir()
         self._write()
 
     def stop(self, chance: float) -> None:
@@ -313,6 +327,8 @@ class Simulation:
         """How often each kind of fault happened, and what the network did."""
         self._heap: list[tuple[float, int, Any, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
+        self._limbo: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        """Messages and copies that arrive when it suits nobody."""
         self._reopened = False
 
     @property
@@ -342,12 +358,22 @@ class Simulation:
             return
         if chance < 0.2:
             self.count("repeated" if chance > 0.1 else "delayed")
-            self.at(self.random.expovariate(1 / 80), owner, call, *arguments)
+            if owner is None and self.random.random() < 0.5:
+                self._limbo.append((call, arguments))
+            else:
+                self.at(self.random.expovariate(1 / 80), owner, call, *arguments)
             if chance < 0.1:
                 return
         self.at(self.latency(), owner, call, *arguments)
 
+    def stir(self) -> None:
+        """Something has happened that old messages may not know of: some of them arrive just now."""
+        for _ in range(min(len(self._limbo), self.random.choice((0, 1, 1, 3)))):
+            call, arguments = self._limbo.pop(self.random.randrange(len(self._limbo)))
+            self.at(self.random.random() * 0.1, None, call, *arguments)
+
     def count(self, what: str) -> None:
+        """It happened once more."""
         self.fired[what] = self.fired.get(what, 0) + 1
 
     def run(self) -> State:
