@@ -107,7 +107,7 @@ class Agent:
             "Authorization": f"Bearer {settings.token}", "Content-Type": "application/json", JOB_HEADER: settings.job,
         }  # fmt: skip
         self._keeper = keeper = self._around.make_keeper(self._persisted)
-        self._beacons = Beacons(keeper, settings.slots, time.monotonic, known=not settings.any_script)
+        self._beacons = Beacons(keeper, settings.slots, time.monotonic, known=settings.has_beacon)
         self._oom = OomCounter(own_counter())
         self._workers = Workers(
             settings.command, settings.preload, self._events.put_nowait, settings.python, self._around.on_start
