@@ -72,11 +72,8 @@ def _joined(case: Case, event: Joined) -> None:
     current = round_number(case.state)
     if join.after_round > current:
         raise UnknownNode(f"{join.node} comes from round {join.after_round}, job {case.spec.job} is at {current}")
-    if (join.life, join.number) < (node.life, node.join):
-        return  # A late copy.
-    case.heard(join.node)
-    if (join.life, join.number) == (node.life, node.join):
-        return  # It asks again; what it asked for stands in the state.
+    if _is_copy(join, node):
+        return  # What it asks for stands in the state, or is past.
     asks_again = node.phase is P.RUNNING and join.life == node.life and join.after_round < current
     if node.phase in (P.RUNNING, P.FINISHED) and not asks_again:
         case.break_round(Reason.REJOINED, f"{join.node} left round {current} and joined again", join.node)
@@ -90,6 +87,11 @@ def _joined(case: Case, event: Joined) -> None:
     case.heard(join.node)
 
 
+def _is_copy(join: Join, node: NodeState) -> bool:
+    """Was this join journaled, or one that the node sent after it? An agent sends the next only after an answer."""
+    return (join.life, join.number) <= (node.life, node.join)
+
+
 def _admitted(case: Case, join: Join) -> NodeState | None:
     """Where nodes come by themselves: the node of this name, made known if it is new, or back under its old name."""
     node = case.state.nodes.get(join.node)
@@ -101,7 +103,7 @@ def _admitted(case: Case, join: Join) -> NodeState | None:
         raise UnknownNode(f"job {case.spec.job} has ended: {case.state.reason}")
     if join.host in case.state.avoided or join.host in case.spec.avoid_hosts:
         raise UnknownNode(f"{join.host} gets no more nodes of job {case.spec.job}: it was found faulty")
-    if node and (join.life, join.number) <= (node.life, node.join):
+    if node and _is_copy(join, node):
         return node
     if node and node.phase in LIVE:
         if join.life == node.life:

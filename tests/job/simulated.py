@@ -52,7 +52,7 @@ from runtime.job.state import State, begun_from, fold
 from tests.job.simulated_agent import Agent
 
 JOIN_POLL_S, HEARTBEAT_POLL_S, LOOK_AGAIN_S = 20.0, 5.0, 5.0
-LIMIT_S = 40_000.0
+LIMIT_S = 6_000.0
 """From the fair moment on: more than all patience of a job together."""
 
 
