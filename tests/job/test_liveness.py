@@ -1,6 +1,5 @@
 """Random sequences of whole jobs on a network that was bad until some moment: every job reaches an end."""
 
-
 import pytest
 
 from tests.job.liveness import KINDS, draw, explore
