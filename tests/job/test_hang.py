@@ -86,14 +86,14 @@ def test_a_takeover_in_a_hang_does_not_take_it_for_over(policy: HangPolicy) -> N
     assert (world.state.phase == "running") == (policy is HangPolicy.REPORT)
 
 
-def starting(**more: bool) -> World:
+def starting(has_beacon: bool) -> World:
     """A job of two nodes that were told to start a minute before the limit is over, and have not moved."""
     world = World(platform({"worker": RoleSpec(2, 1)}, hang=Hang(HangPolicy.RESTART, 60.0, 600.0)))
     world.join_all()
     for second in range(0, 540, 10):
         world.now += 10
         for name in ("worker-0-0", "worker-1-0"):
-            world.send(HeartbeatSeen(Heartbeat(name, 1, still_s=second + 10.0, **more)))
+            world.send(HeartbeatSeen(Heartbeat(name, 1, still_s=second + 10.0, has_beacon=has_beacon)))
     assert world.state.hang is None, "what comes before the first movement may take long"
     return world
 
