@@ -102,7 +102,7 @@ class Agent:
 
     def _join(self) -> None:
         holdings = tuple(self.held.values())
-        draft = Join(self.name, self.role, self.host, 1, f"{self.name}:{id(self) % 60000}", 29500, holdings)
+        draft = Join(self.name, self.role, self.host, 1, f"{self.name}:1", 29500, holdings)
         asked = self.sim.now
         self._post("join", self.talk.join(draft), lambda status, seat: self._seated(status, seat, asked))
 
@@ -183,7 +183,7 @@ class Agent:
         mine = seat.first_rank if sim.plan.sharded else 0
         place = (seat.round, self.iteration, mine)
         self._hold(place, shards)
-        for other in sim.rounds[seat.round] if sim.plan.sharded else ():
+        for other in _by_name(sim.rounds[seat.round]) if sim.plan.sharded else ():
             if other.seat and (other.seat.first_rank + 1) % seat.world_size == seat.first_rank:
                 self._hold((seat.round, self.iteration, other.seat.first_rank), shards)
         if self.iteration % 2 == 0 and (seat.persists or sim.plan.sharded):
@@ -292,7 +292,11 @@ def iterate(sim: "Simulation", seat: Seat) -> None:
         return
     if not any(agent.hung or (agent.frozen_until > sim.now and not sim.fair) for agent in members):
         sim.trained.add(seat.round)
-        for agent in sorted(members, key=lambda agent: agent.name):
+        for agent in _by_name(members):
             assert agent.seat
             agent.progress(agent.seat)
     sim.at(ITERATION_S, None, iterate, sim, seat)
+
+
+def _by_name(agents: set[Agent]) -> list[Agent]:
+    return sorted(agents, key=lambda agent: agent.name)
