@@ -135,17 +135,15 @@ class Copies:
 def test_who_asks_for_a_copy_hears_that_it_gets_on_and_how_it_ended(error: str) -> None:
     async def story() -> None:
         keeper = Copies(error)
+        door, listener = Door(Bearer("t")), listen("127.0.0.1", 0)
         with ThreadPoolExecutor(1) as threads:
-            runner = web.AppRunner(application(cast(Any, keeper), "t", threads), shutdown_timeout=0.1)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/copies"
+            runner = application_of(application(cast(Any, keeper), door, threads))
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/copies"
             body, headers = msgspec.json.encode(Holding(1, 1)), {"Authorization": "Bearer t"}
-            async with asyncio.timeout(60), ClientSession(headers=headers) as session:
+            async with door.serving(runner, listener), asyncio.timeout(60), ClientSession(headers=headers) as session:
                 answer = await session.post(url, data=body)
                 assert await answer.content.readexactly(1) == b"."
                 keeper.done.set()
                 assert (await answer.read()).decode() == (error or "held")
-            await runner.cleanup()
 
     asyncio.run(story())
