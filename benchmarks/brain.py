@@ -21,7 +21,9 @@ def join(brain: Brain, name: str, now: float) -> None:
     """One agent asks to be in the next round."""
     node = brain.state.nodes[name]
     number = round_number(brain.state)
-    brain.handle(Joined(Join(name, "worker", node.host, 8, f"10.0.0.1:{node.index}", 29500, (), number)), now)
+    brain.handle(
+        Joined(Join(name, "worker", node.host, 8, f"10.0.0.1:{node.index}", 29500, (), number, number=number + 1)), now
+    )
 
 
 def measure(nodes: int) -> list[tuple[str, float, int]]:
@@ -43,7 +45,7 @@ def measure(nodes: int) -> list[tuple[str, float, int]]:
         join(brain, name, 2.0)
     assert round_number(brain.state) == 1
     done("joins, and the round", nodes)
-    assert all(seat_for(brain.state, name, 0) for name in names)
+    assert all(seat_for(brain.state, Join(name, "worker", "", 8, "", 0)) for name in names)
     done("seats", nodes)
     for name in names:
         brain.handle(HeartbeatSeen(Heartbeat(name, 1, 5)), 3.0)

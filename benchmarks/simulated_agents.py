@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from runtime.job.messages import Action, Directive, Heartbeat, Join, Seat
+from runtime.agent.talk import Talk
+from runtime.job.messages import Action, Directive, Join, Seat
 
 CONNECTING = 256
 """Connections that one process opens at once: what a machine's queue of unaccepted ones takes."""
@@ -58,11 +59,11 @@ class Beats:
 class _Agent(asyncio.Protocol):
     def __init__(self, name: str, crowd: "_Crowd") -> None:
         self.name = name
-        self.round = self._seen = self._length = 0
+        self._talk = Talk(name, int(time.time() * 1000))
+        self._length = 0
         self._crowd = crowd
         self._buffer = bytearray()
         self._status = 0
-        self._joining = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
@@ -93,7 +94,7 @@ class _Agent(asyncio.Protocol):
         self._status = 0
         if status not in (200, 204):
             raise RuntimeError(f"{self.name}: {status} {body.decode(errors='replace')}")
-        if self._joining:
+        if self._talk.waits:
             self._seated(body if status == 200 else b"")
         else:
             self._told(_directive(body))
@@ -101,25 +102,22 @@ class _Agent(asyncio.Protocol):
     def _seated(self, body: bytes) -> None:
         if not body:
             return self._join()
-        self.round, self._joining = _seat(body).round, False
-        self._crowd.seated(self.round)
+        self._talk.take(_seat(body))
+        self._crowd.seated(self._talk.round)
         return self._beat()
 
     def _told(self, told: Directive) -> None:
         self._crowd.beats += 1
-        if told.number > self._seen:
-            self._seen = told.number
-            if told.action is Action.REJOIN and told.round >= self.round:
-                return self._join()
+        if self._talk.hear(told) is Action.REJOIN and self._talk.ends(told.round):
+            return self._join()
         return self._beat()
 
     def _join(self) -> None:
-        self._joining = True
-        self._crowd.joins(self.round)
-        self._post("join", Join(self.name, "worker", "h", 1, "127.0.0.1:7", 29500, (), self.round))
+        self._crowd.joins(self._talk.round)
+        self._post("join", self._talk.join(Join(self.name, "worker", "h", 1, "127.0.0.1:7", 29500)))
 
     def _beat(self) -> None:
-        self._post("heartbeat", Heartbeat(self.name, self.round, 1, "forward", seen=self._seen))
+        self._post("heartbeat", self._talk.beat(iteration=1, phase="forward"))
 
     def _post(self, verb: str, message: msgspec.Struct) -> None:
         body = _encode(message)

@@ -77,13 +77,15 @@ class _Peer(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        told = "held"
         try:
-            self.keeper.keep(msgspec.json.decode(body, type=Holding))
+            self.keeper.keep(msgspec.json.decode(body, type=Holding), lambda: None)
         except RuntimeError as error:
-            self.send_error(503, str(error))
-        else:
-            self.send_response(204)
-            self.end_headers()
+            told = str(error)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(told.encode())))
+        self.end_headers()
+        self.wfile.write(told.encode())
 
     def log_message(self, *_: Any) -> None:
         return

@@ -35,15 +35,13 @@ from runtime.agent.socket_server import LinkServer
 from runtime.agent.stacks import write_stacks
 from runtime.agent.starts import starts
 from runtime.agent.surroundings import TRY_AGAIN, Ending, Leave, Surroundings
+from runtime.agent.talk import Talk
 from runtime.agent.workers import WorkerEnd, Workers
 from runtime.door import Door, application_of, listen
 from runtime.job.messages import (
     JOB_HEADER,
     Action,
     Directive,
-    Dumped,
-    Finished,
-    Heartbeat,
     Holding,
     Join,
     Seat,
@@ -53,6 +51,8 @@ from runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
 from runtime.token import Bearer
 
 _UNKNOWN_YET_S = 0.5
+_AT_ONCE_S = 0.1
+"""A long poll that is answered so soon has nothing to wait for."""
 _LAST_TELEMETRY_S = 1.0
 _THREADS = 64
 """Beside one for each worker: all of them may wait at once for what only the agent's own calls bring about."""
@@ -63,6 +63,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class _Broken:
     round: int
+    """It and those before it are over."""
     reason: str
 
 
@@ -77,7 +78,7 @@ class Agent:
         self._events: asyncio.Queue[WorkerEnd | _Broken] = asyncio.Queue()
         self.departure = Departure(settings, around.say)
         self.client = MasterClient(settings.master, around.find_master, chance, around.say)
-        self._round = self._seen = 0
+        self._talk = Talk(settings.node, int(time.time() * 1000))
         self._known = False
         self._seated = 0.0
         self._reported: dict[int, int] = {}
@@ -106,7 +107,7 @@ class Agent:
             "Authorization": f"Bearer {settings.token}", "Content-Type": "application/json", JOB_HEADER: settings.job,
         }  # fmt: skip
         self._keeper = keeper = self._around.make_keeper(self._persisted)
-        self._beacons = Beacons(keeper, settings.slots, time.monotonic)
+        self._beacons = Beacons(keeper, settings.slots, time.monotonic, known=settings.has_beacon)
         self._oom = OomCounter(own_counter())
         self._workers = Workers(
             settings.command, settings.preload, self._events.put_nowait, settings.python, self._around.on_start
@@ -120,10 +121,7 @@ class Agent:
         try:
             async with aiohttp.ClientSession(headers=headers) as session:
                 self.client.session = session
-                self._outbox = Outbox(
-                    self.client, settings.node, self._say, self._act,
-                    lambda: (self._round, self._seen, self._beacons.look().still_s),
-                )  # fmt: skip
+                self._outbox = Outbox(self.client, self._talk, self._say, self._act, self._beacons.look)
                 await self._link.open(folder / "link")
                 async with door.serving(application_of(application(keeper, door, threads)), listener):
                     return await self._until_leave()
@@ -190,7 +188,7 @@ class Agent:
     async def _bury(self) -> None:
         """Until the round's workers are dead; then what they were writing is forgotten."""
         await self._workers.gone()
-        if self._round:
+        if self._talk.round:
             for local_rank in range(self._settings.slots):
                 self._keeper.worker_died(local_rank)
 
@@ -199,7 +197,7 @@ class Agent:
         settings = self._settings
         since = self._loop.time()
         while True:
-            join = Join(
+            draft = Join(
                 node=settings.node,
                 role=settings.role,
                 host=settings.host,
@@ -207,12 +205,12 @@ class Agent:
                 address=self._address,
                 master_port=free_port(self._chance),
                 holdings=await self._in_thread(self._keeper.holdings, self._address),
-                after_round=self._round,
                 ip=settings.ip,
                 index=settings.index,
                 checked=self.checked_s,
             )
-            self._around.note(f"joins, after round {self._round}, with {len(join.holdings)} shards in memory")
+            join, asked = self._talk.join(draft), self._loop.time()
+            self._around.note(f"joins, after round {join.after_round}, with {len(join.holdings)} shards in memory")
             try:
                 async with asyncio.timeout_at(since + settings.pend_s if settings.pend_s < math.inf else None):
                     seat = await self.client.join(join)
@@ -221,10 +219,13 @@ class Agent:
             self._known = True
             if seat is not None:
                 return seat
+            if self._loop.time() - asked < _AT_ONCE_S:  # Another agent of this node is known; heartbeats will tell.
+                await asyncio.sleep(_UNKNOWN_YET_S)
 
     async def _one_round(self, seat: Seat) -> WorkerEnd | None:
         """Start the workers and wait: the first that died unfinished; None when the round was broken and none had."""
-        self.seat, self._round, self._seated, self._reported = seat, seat.round, time.monotonic(), {}
+        self._talk.take(seat)
+        self.seat, self._seated, self._reported = seat, time.monotonic(), {}
         self.client.crowd = seat.group_world_size
         slots = self._settings.slots
         restore = seat.restore
@@ -241,7 +242,7 @@ class Agent:
         while True:
             event = await self._events.get()
             if isinstance(event, _Broken):
-                if event.round >= seat.round:
+                if self._talk.ends(event.round):
                     self._say(f"round {seat.round} is over: {event.reason}")
                     await self._workers.told()
                     return self._failed_in(seat.round)
@@ -264,10 +265,10 @@ class Agent:
     async def _finished(self, seat: Seat) -> None:
         self._around.note(f"round {seat.round}: all workers finished")
         await self._outbox.flush()
-        await self.client.finished(Finished(self._settings.node, seat.round))
+        await self.client.finished(self._talk.finished(seat.round))
 
     async def _fault(self, seat: Seat, end: WorkerEnd) -> None:
-        iteration = max(self._keeper.beacon(end.local_rank)[0], self._reported.get(end.local_rank, 0))
+        iteration = max(self._beacons.iteration(end.local_rank), self._reported.get(end.local_rank, 0))
         rank = seat.first_rank + end.local_rank
         oom = end.exit_code == -signal.SIGKILL and self._oom.rose()
         why = ", out of memory" if oom else ""
@@ -288,8 +289,7 @@ class Agent:
     async def _listen(self) -> None:
         """The long poll."""
         while True:
-            iteration, phase, still_s = self._beacons.look()
-            beat = Heartbeat(self._settings.node, self._round, iteration, phase, seen=self._seen, still_s=still_s)
+            beat = self._talk.beat(**self._beacons.look()._asdict())
             began, known = self._loop.time(), self._known
             try:
                 directive = await self.client.heartbeat(beat)
@@ -300,15 +300,15 @@ class Agent:
                 await asyncio.sleep(_UNKNOWN_YET_S)
                 continue
             self._act(directive)
-            if (directive is None or directive.number <= beat.seen) and self._loop.time() - began < 0.1:
+            if (directive is None or directive.number <= beat.seen) and self._loop.time() - began < _AT_ONCE_S:
                 await asyncio.sleep(_UNKNOWN_YET_S)
 
     def _act(self, directive: Directive | None) -> None:
         self._outbox.heard(directive)
-        if directive is None or directive.number <= self._seen:
+        action = self._talk.hear(directive)
+        if directive is None:
             return
-        self._seen = directive.number
-        match directive.action:
+        match action:
             case Action.LEAVE:
                 self._fail(Leave(0, directive.reason or "the master said so", told=True))
             case Action.REJOIN:
@@ -320,10 +320,10 @@ class Agent:
 
     async def _dump(self, directive: Directive) -> None:
         """Write the stacks of all ranks of this node, while they stand."""
-        round_, first = self._round, self.seat.first_rank if self.seat else 0
+        round_, first = self._talk.round, self.seat.first_rank if self.seat else 0
         pids = {first + local_rank: pid for local_rank, pid in sorted(self._workers.pids().items())}
         await write_stacks(pids, directive.reason, f"stacks-{round_:06d}-{directive.number}.txt", self._around)
-        await self.client.dumped(Dumped(self._settings.node, round_))
+        await self.client.dumped(self._talk.dumped(directive))
 
     async def _persist(self) -> None:
         if self._settings.persists:
@@ -332,7 +332,7 @@ class Agent:
     async def _save(self) -> None:
         """The newest state of the running round that is staged here is committed in the store, or cannot be."""
         held = await self._in_thread(self._keeper.holdings, self._address)
-        newest = max((h for h in held if h.round == self._round), key=lambda h: h.iteration, default=None)
+        newest = max((h for h in held if h.round == self._talk.round), key=lambda h: h.iteration, default=None)
         if newest is not None and newest.shards > 1:
             await self._persist()  # The others put theirs when they are told; this node serves its own until then.
         elif newest is not None and self._settings.persists:
@@ -345,7 +345,7 @@ class Agent:
         await self.departure.without_master(self.client)
 
     async def _notice(self) -> None:
-        await self.departure.on_notice(self.client, lambda: self._known, self._save)
+        await self.departure.on_notice(self.client, self._talk, lambda: self._known, self._save)
 
     async def _look_for_everstep(self) -> None:
         await self._link.never_greeted()

@@ -9,7 +9,7 @@ from typing import NoReturn
 from runtime.agent.client import MasterClient
 from runtime.agent.settings import Settings
 from runtime.agent.surroundings import TRY_AGAIN, Leave
-from runtime.job.messages import Leaving
+from runtime.agent.talk import Talk
 
 _SAVE_S = 20.0
 
@@ -43,7 +43,7 @@ class Departure:
         await self._given.wait()
 
     async def on_notice(
-        self, client: MasterClient, known: Callable[[], bool], save: Callable[[], Awaitable[None]]
+        self, client: MasterClient, talk: Talk, known: Callable[[], bool], save: Callable[[], Awaitable[None]]
     ) -> NoReturn:
         """From the notice on: the node is going, and says so if the master knows it. Raises Leave when it must go.
 
@@ -62,7 +62,7 @@ class Departure:
             trains_s = notice_s - min(self._settings.grace_s, notice_s / 4)  # Then its workers are told to end.
             try:
                 async with asyncio.timeout(trains_s):
-                    await client.leaving(Leaving(self._settings.node, f"told to end by {name}", trains_s))
+                    await client.leaving(talk.leaving(f"told to end by {name}", trains_s))
                     await self._hurry.wait()
             except TimeoutError:
                 pass

@@ -1,5 +1,6 @@
 """What the agent needs of the keeper of this node's staged shards (runtime.checkpoint.keeper is one)."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -74,8 +75,9 @@ class Keeper(Protocol):
         """What can be served now."""
         ...
 
-    def keep(self, source: Holding) -> None:
-        """Fetch a copy of a peer's shard into this node's memory. Blocks until it is held."""
+    def keep(self, source: Holding, came: Callable[[], None]) -> None:
+        """Fetch a copy of a peer's shard into this node's memory. Blocks until it is held; `came` is called, in that
+        thread, whenever it gets on."""
         ...
 
     def open_shard(self, round: int, iteration: int, shard: int) -> AbstractContextManager[memoryview]:  # noqa: A002

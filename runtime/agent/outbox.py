@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from runtime.agent.beacons import Progress
 from runtime.agent.client import MasterClient, NotUnderstood
 from runtime.agent.link import Fetched, Report
-from runtime.job.messages import Directive, Heartbeat, Holding, Persisted, Seat
+from runtime.agent.talk import Talk
+from runtime.job.messages import Directive, Holding, Persisted, Seat
 
 Line = dict[str, float | int | str]
 CADENCE_S = 0.5
@@ -35,18 +37,18 @@ class Outbox:
     def __init__(
         self,
         client: MasterClient,
-        node: str,
+        talk: Talk,
         say: Callable[[str], None],
         on_directive: Callable[[Directive | None], None],
-        place: Callable[[], tuple[int, int, float]],
+        look: Callable[[], Progress],
     ) -> None:
-        """`place` gives the round, the last directive's number that the agent has carried out, and for how many seconds
-        no worker has moved: what is told late must not look like a movement."""
+        """`look` gives what the beacons show: what is told late must not look like a movement."""
         self._client = client
-        self._node = node
+        self._talk = talk
+        self._node = talk.node
         self._say = say
         self._on_directive = on_directive
-        self._place = place
+        self._look = look
         self._interval = (0, "")
         self._kept: deque[_Kept] = deque(maxlen=_MOST_LINES)
         self._number = int(time.time() * 1000)  # Rises over the lives of a node's agents too.
@@ -109,10 +111,10 @@ class Outbox:
         async with self._sending:
             self._some.clear()
             while batch := self._untold():
-                newest = batch[-1].line
-                round_, seen, still_s = self._place()
-                lines, iteration = tuple(kept.line for kept in batch), int(newest.get("iteration", 0))
-                beat = Heartbeat(self._node, round_, iteration, telemetry=lines, seen=seen, still_s=still_s)
+                lines, shown = tuple(kept.line for kept in batch), self._look()
+                told = (int(line.get("iteration", 0)) for line in lines if line.get("round") == self._talk.round)
+                shown = shown._replace(iteration=max(shown.iteration, *told, 0))
+                beat = self._talk.beat(telemetry=lines, **shown._asdict())
                 directive = None
                 try:
                     directive = await self._client.heartbeat(beat)

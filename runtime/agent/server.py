@@ -2,18 +2,21 @@
 
 GET /v1/shards/<round>/<iteration>/<shard>: the bytes (Range is understood); 404 when they are not held (any more),
 401 without the job's token.
-POST /v1/copies with a Holding: fetch that shard into this node's memory; 204 when it is there, 503 and why when not.
+POST /v1/copies with a Holding: fetch that shard into this node's memory. The answer begins at once, has a dot whenever
+that gets on, and ends with "held", or with why it is not.
 """
 
 import asyncio
+import itertools
 import os
 import re
 import select
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 from aiohttp import web
@@ -37,6 +40,7 @@ _MIN_RTT_AT, _MIN_RTT = 148, struct.Struct("=I")
 STALL_S = 30.0
 """A peer that takes no chunk for so long is gone: the kernel alone would believe in it for a quarter of an hour, in
 which the slot that it reads could not be written."""
+_TELLS_S = 0.5
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
@@ -54,15 +58,12 @@ def application(keeper: Keeper, door: Door, threads: Executor, stall_s: float = 
             text = "shard {2} of round {0}, iteration {1} is not held".format(*place)
             return web.Response(status=404, text=text)
 
-    async def copy(request: web.Request) -> web.Response:
+    async def copy(request: web.Request) -> web.StreamResponse:
         try:
             source = msgspec.json.decode(await body_of(request), type=Holding)
-            await asyncio.get_running_loop().run_in_executor(threads, keeper.keep, source)
         except (msgspec.DecodeError, BadBody) as error:
             return web.Response(status=400, text=f"not understood: {error}")
-        except (RuntimeError, OSError) as error:
-            return web.Response(status=503, text=str(error))
-        return web.Response(status=204)
+        return await _copy(request, threads, partial(keeper.keep, source))
 
     async def ends(_: web.Application) -> AsyncIterator[None]:
         yield
@@ -73,6 +74,34 @@ def application(keeper: Keeper, door: Door, threads: Executor, stall_s: float = 
     shards = r"/v1/shards/{round:\d+}/{iteration:\d+}/{shard:\d+}"
     app.add_routes([web.get(shards, shard), web.post("/v1/copies", copy)])
     return app
+
+
+async def _copy(
+    request: web.Request, threads: Executor, keep: Callable[[Callable[[], None]], None]
+) -> web.StreamResponse:
+    """Keep a copy, and let who asked know at once, and as long as it gets on, that somebody is there."""
+    response, moves, told = web.StreamResponse(), itertools.count(1), 0
+    moved = 0
+
+    def came() -> None:
+        nonlocal moved
+        moved = next(moves)
+
+    work = asyncio.get_running_loop().run_in_executor(threads, keep, came)
+    try:
+        await response.prepare(request)
+        while not (await asyncio.wait([work], timeout=_TELLS_S))[0]:
+            if moved != told:
+                told = moved
+                await response.write(b".")
+    finally:
+        await asyncio.wait([work])  # Who asked may have gone: what was begun ends by itself.
+        error = work.exception()
+    if error is not None and not isinstance(error, RuntimeError | OSError):
+        raise error
+    await response.write(str(error or "held").encode())
+    await response.write_eof()
+    return response
 
 
 async def _send(request: web.Request, shard: memoryview, senders: Executor, stall_s: float) -> web.StreamResponse:

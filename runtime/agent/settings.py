@@ -82,6 +82,8 @@ class Settings:
     """Told to leave, the agent asks how the job ended."""
     any_script: bool = False
     """The script need not know everstep; where it does not, that is said."""
+    has_beacon: bool = False
+    """The script is known to show its progress: one that never does so hangs. Of any other it is known once it has."""
     unfit: int | None = None
     """The node is checked before it joins, and ends with this exit code if it is not fit; None: it is not checked."""
     cpus: Sequence[Sequence[int]] = ()
@@ -114,6 +116,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--no-fork-server", action="store_true", help="start each worker by exec, importing by itself")
     flags.add_argument(
         "--network-check", type=int, metavar="CODE", help="be checked before joining; exit with CODE if not fit"
+    )
+    flags.add_argument(
+        "--has-beacon", action="store_true", help="the script shows its progress; else that is found out"
     )
     flags.add_argument("--notice", type=float, default=20.0, help="seconds from SIGTERM until the node is gone")
     flags.add_argument("--grace", type=float, default=3.0, help="of these, for the workers from SIGTERM to SIGKILL")
@@ -162,6 +167,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         connect_s=dead_man_s,
         checkpoint_overhead=share_of(told.checkpoint_overhead),
         persist_bytes_per_s=told.persist_bytes_per_s,
+        has_beacon=told.has_beacon,
         unfit=told.network_check,
         notice_s=told.notice,
         grace_s=told.grace,

@@ -25,9 +25,16 @@ from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Holding
 
 PATH = "/v1/copies"
-"""Where an agent is asked to fetch a copy: POST of the Holding, answered when it is there."""
-ANSWER_TIMEOUT_S = 600.0
-"""A peer that has not fetched a shard by then is given up."""
+"""Where an agent is asked to fetch a copy: POST of the Holding. It answers with a dot whenever it has got on, at most
+every half second, and at the end with HELD or why it cannot."""
+HELD = "held"
+SILENT_S = 1.5
+"""A peer that tells nothing for so long is given up, and with it the copy: no save waits longer for one that is dead,
+frozen or cut off."""
+AGAIN_S = 20.0
+"""So long no more copies are asked of it: each would cost a save that wait again."""
+_PART = 4096
+_LOOKS_S = 0.5
 _UNDONE = "another round began from an earlier state"
 _log = logging.getLogger("everstep.checkpoint")
 
@@ -43,10 +50,11 @@ class Sender:
         self._under_way: dict[int, object] = {}
         """What stands for the copy that is on its way: another round may send the same state to another peer."""
         self._told = ""
+        self._silent_until = 0.0
 
     def begin(self, peer: str) -> None:
         """A round begins, with the agent at that address as peer; empty: there is no other failure domain."""
-        self._peer, self._told = peer, ""
+        self._peer, self._told, self._silent_until = peer, "", 0.0
         self._under_way.clear()
 
     @property
@@ -63,19 +71,25 @@ class Sender:
         identity = held.table[slot].identity
         if not self._peer or identity is None or local_rank in self._under_way:
             return
+        if time.monotonic() < self._silent_until:
+            return
         held.table.pin(slot)
         mark = self._under_way[local_rank] = object()
         job = (self._peer, local_rank, held, slot, identity, mark)
         threading.Thread(target=self._run, args=job, name="everstep-copy", daemon=True).start()
 
     def _run(self, peer: str, local_rank: int, held: Held, slot: int, identity: Identity, mark: object) -> None:
-        why = ""
+        why, silent = "", False
         try:
             why = _ask(peer, self._described(held, slot), self._token)
         except RestoreError as error:
             why = str(error)
+        except TimeoutError:
+            why, silent = f"{peer} has told nothing for {SILENT_S:g} s; it is asked again in {AGAIN_S:g} s", True
         finally:
             with self._changed:
+                if silent and peer == self._peer:
+                    self._silent_until = time.monotonic() + AGAIN_S
                 if self._under_way.get(local_rank) is mark:
                     del self._under_way[local_rank]
                 self._segments.unpin(held, slot)
@@ -89,34 +103,40 @@ class Sender:
 
 
 def _ask(peer: str, holding: Holding, token: str) -> str:
-    """Returns when the peer holds the copy; the reason when it cannot."""
-    connection = http.client.HTTPConnection(peer, timeout=ANSWER_TIMEOUT_S)
+    """Returns when the peer holds the copy; the reason when it cannot. Raises TimeoutError for a silent one."""
+    connection = http.client.HTTPConnection(peer, timeout=SILENT_S)
     try:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         connection.request("POST", PATH, msgspec.json.encode(holding), headers)
         answer = connection.getresponse()
-        text = answer.read().decode(errors="replace")
-        return "" if answer.status == http.client.NO_CONTENT else f"{peer} answered {answer.status}: {text}"
+        told = b""
+        while part := answer.read1(_PART):
+            told = (told + part).lstrip(b".")
+        text = told.decode(errors="replace")
+        return "" if answer.status == http.client.OK and text == HELD else f"{peer} answered {answer.status}: {text}"
+    except TimeoutError:
+        raise
     except (OSError, http.client.HTTPException) as error:
         return f"{peer}: {error}"
     finally:
         connection.close()
 
 
-def receive(source: Holding, around: Around) -> None:
+def receive(source: Holding, around: Around, came: Callable[[], None]) -> None:
     """Fetch a copy of a peer's shard into this node's memory, its bytes checked; returns when it is held.
 
-    Raises KeeperError: no room, or not the bytes that were promised.
+    `came` is called whenever it gets on: memory or bytes have come. Raises KeeperError: no room, or not the bytes that
+    were promised.
     """
     identity = Identity(source.round, source.iteration, source.shard, source.shards)
     changed, segments = around.changed, around.segments
     with changed:
-        place = _place(identity, source.size, around)
+        place = _place(identity, source.size, around, came)
     if place is None:
         return
     held, slot = place
     try:
-        fetch(source, held.file.slot(slot)[: source.size], around.store, around.token)
+        fetch(source, held.file.slot(slot)[: source.size], around.store, around.token, came)
     except RestoreError as error:
         with changed:
             held.table.abandon(slot)
@@ -134,7 +154,7 @@ def receive(source: Holding, around: Around) -> None:
         changed.notify_all()
 
 
-def _place(identity: Identity, size: int, around: Around) -> tuple[Held, int] | None:
+def _place(identity: Identity, size: int, around: Around, came: Callable[[], None]) -> tuple[Held, int] | None:
     """A slot to write that copy to, None when it is held already; called holding the keeper's lock, which it lets go
     while it waits. All slots for copies have their memory then, or none is used."""
     segments, given_up = around.segments, time.monotonic() + PEER_TIMEOUT_S
@@ -155,7 +175,8 @@ def _place(identity: Identity, size: int, around: Around) -> tuple[Held, int] | 
         except SegmentError as error:
             raise KeeperError(str(error)) from None
         if held.table.absent():
-            around.changed.wait()
+            around.changed.wait(_LOOKS_S)  # Its memory is coming.
+            came()
             given_up = time.monotonic() + PEER_TIMEOUT_S
             continue
         slot = held.table.acquire(identity)

@@ -26,8 +26,10 @@ def checkpoints_of(job: str) -> str:
     return f"jobs/{job}/checkpoints/"
 
 
-def fetch(source: Holding, buffer: memoryview, store: Store, token: str) -> None:
-    """Fill `buffer` (source.size bytes) from `source`.
+def fetch(
+    source: Holding, buffer: memoryview, store: Store, token: str, came: Callable[[], None] = lambda: None
+) -> None:
+    """Fill `buffer` (source.size bytes) from `source`. `came` is called as bytes come from a peer.
 
     Raises RestoreError, one line: unreachable, gone, shorter than promised, or other bytes than promised.
     """
@@ -37,7 +39,12 @@ def fetch(source: Holding, buffer: memoryview, store: Store, token: str) -> None
             _read(source, 0, buffer, store, token, _unchecked)
             check(buffer, source.digest)
         else:
-            _read(source, 0, buffer, store, token, arriving.came)
+
+            def count(done: int) -> None:
+                arriving.came(done)
+                came()
+
+            _read(source, 0, buffer, store, token, count)
     except RestoreError as error:
         raise RestoreError(f"{described(source)}: {error}") from None
 

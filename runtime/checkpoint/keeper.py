@@ -102,6 +102,7 @@ class Keeper:
             if self._beginning is not None:
                 self._beginning.end()
             self._sender.begin(seat.peer)
+            self._persister.begin(seat.round)
             restore = seat.restore
             self._segments.begin(seat.round, (restore.round, restore.iteration) if restore else (0, 0))
             self._beginning = Beginning(seat, self._around)
@@ -253,11 +254,11 @@ class Keeper:
             self._unpin(held, slot)
         return tuple(found)
 
-    def keep(self, source: Holding) -> None:
+    def keep(self, source: Holding, came: Callable[[], None]) -> None:
         """Fetch a copy of a peer's shard into this node's memory; returns when it is held. Raises KeeperError."""
         with self._changed:
             self._check_open()
-        receive(source, self._around)
+        receive(source, self._around, came)
 
     @contextmanager
     def open_shard(self, round: int, iteration: int, shard: int) -> Iterator[memoryview]:  # noqa: A002

@@ -20,6 +20,8 @@ from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Holding
 from runtime.store import Store
 
+KEPT_OUTCOMES = 64
+"""More than anybody waits for at once."""
 _log = logging.getLogger("everstep.checkpoint")
 
 
@@ -63,6 +65,12 @@ class Persister:
         self.skipped = 0
         threading.Thread(target=self._run, name="everstep-persist", daemon=True).start()
 
+    def begin(self, round_: int) -> None:
+        """A round begins: nobody asks any more how states of rounds before the last one fared."""
+        waiting = {job.identity for job in self._asked}
+        self._outcomes = {known: how for known, how in self._outcomes.items() if known.round >= round_ - 1}
+        self._under_way = {known for known in self._under_way if known.round >= round_ - 1 or known in waiting}
+
     def ask(self, local_rank: int, identity: Identity) -> None:
         """Put that state in any case. Raises KeeperError when it is not held."""
         if identity in self._under_way:
@@ -102,9 +110,18 @@ class Persister:
         return self._outcomes[min(same)] if same else self._outcomes.get(identity)
 
     def committed(self, identity: Identity, manifest: str) -> None:
-        """Its manifest is visible."""
+        """Its manifest is visible: that is as good for earlier states of its round, which nobody asks for by then."""
         self._under_way.discard(identity)
-        self._outcomes[identity] = Outcome(manifest)
+        past = [known for known in self._outcomes if known.round == identity.round and known < identity]
+        for known in past:
+            del self._outcomes[known]
+        self._note(identity, Outcome(manifest))
+
+    def _note(self, identity: Identity, outcome: Outcome) -> None:
+        self._outcomes.pop(identity, None)
+        self._outcomes[identity] = outcome
+        for known in list(self._outcomes)[:-KEPT_OUTCOMES]:
+            del self._outcomes[known]
 
     def close(self) -> None:
         """End after the put that is going on."""
@@ -125,7 +142,7 @@ class Persister:
                 self._cadence.persisted(time.monotonic())
                 if error:
                     self._under_way.discard(job.identity)
-                    self._outcomes[job.identity] = Outcome(error=error)
+                    self._note(job.identity, Outcome(error=error))
                 self._segments.unpin(job.held, job.slot)
 
     def _next(self) -> _Job | None:

@@ -8,9 +8,11 @@ Everything else (seats, directives, nodes wanted) follows from a state. Only sig
 from runtime.job.case import Case, Journal, Refused, UnknownNode, WriteManifest
 from runtime.job.consequences import next_deadline, settle
 from runtime.job.events import Event, HeartbeatSeen
+from runtime.job.liveness import stands_still
+from runtime.job.records import MasterAway
 from runtime.job.reports import take
 from runtime.job.spec import JobSpec
-from runtime.job.state import State
+from runtime.job.state import JobPhase, State
 
 __all__ = ["Brain", "Journal", "Refused", "UnknownNode", "WriteManifest"]
 
@@ -24,6 +26,8 @@ class Brain:
         """Why nothing more is being done right now, in one line."""
         self._case = Case(spec, state, now)
         self._deadline: float | None = None
+        self._away_s = 0.0
+        """For how long this master was away, while no record says so."""
 
     @property
     def state(self) -> State:
@@ -37,13 +41,17 @@ class Brain:
         if case.now - before > self.spec.patience.silence_s / 2:
             # The master itself was away (stopped, suspended): silence proves nothing about the nodes.
             case.liveness.rearm(case.state, case.now)
+            self._away_s = case.now - before
         case.decisions = []
         known = case.state
         try:
+            if self._away_s and known.phase is not JobPhase.ENDED:
+                case.record(MasterAway(time=case.now, away_s=self._away_s))
             take(case, event)
         except Refused:
             case.state, case.decisions = known, []
             raise
+        self._away_s = 0.0
         if case.state is known and isinstance(event, HeartbeatSeen) and self._changes_nothing(event):
             return []
         verdict = settle(case)
@@ -56,7 +64,7 @@ class Brain:
         if self._deadline is not None and self._case.now >= self._deadline:
             return False
         state = self.state
-        return not (event.heartbeat.still_s >= self.spec.hang.timeout_s or state.hang or state.nodes.any_leaving())
+        return not (stands_still(event.heartbeat, self.spec) or state.hang or state.nodes.any_leaving())
 
     def next_deadline(self) -> float | None:
         """When to send a Tick although nothing happened; None: never.

@@ -59,8 +59,7 @@ class Case:
         self.spec = spec
         self.state = state
         self.now = max(now, state.time)
-        self.liveness = Liveness(spec)
-        self.liveness.rearm(state, self.now)
+        self.liveness = Liveness(spec, state, self.now)
         self.committing: set[tuple[int, int]] = set()
         """Checkpoints whose manifest was asked for."""
         self.decisions: list[Journal | WriteManifest] = []

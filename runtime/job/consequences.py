@@ -54,6 +54,8 @@ def next_deadline(case: Case, verdict: rounds.Verdict) -> float | None:
     found += [node.leaving_until for node in _each(state, _OUTSIDE, stays=False)]
     if state.hang:
         found.append(state.hang.time + patience.dump_s)
+    elif state.phase is JobPhase.RUNNING:
+        found.append(case.liveness.start_deadline(case.now))
     due = [deadline for deadline in found if deadline is not None and deadline > case.now]
     if due:
         due.append(case.now + patience.silence_s / 4)
@@ -97,13 +99,16 @@ def _hang(case: Case) -> None:
         return
     number = round_number(state)
     if state.hang is None:
-        if case.liveness.all_still(state):
-            case.record(HangSeen(time=case.now, round=number, still_s=hang.timeout_s))
+        if case.liveness.all_still(state, case.now):
+            unmoved = not case.liveness.any_moved
+            still_s = hang.start_timeout_s if unmoved else hang.timeout_s
+            case.record(HangSeen(time=case.now, round=number, still_s=still_s, unmoved=unmoved))
             case.liveness.begin_dump()
     elif case.liveness.some_move(state):
         case.record(HangOver(time=case.now, round=number))
     elif case.now >= state.hang.time + case.spec.patience.dump_s or case.liveness.all_dumped(state):
-        why = f"all ranks stood still for {hang.timeout_s:g} s; their stacks are in the nodes' logs"
+        began = " since they were told to start" if state.hang.unmoved else ""
+        why = f"all ranks stood still for {state.hang.still_s:g} s{began}; their stacks are in the nodes' logs"
         if hang.policy is HangPolicy.RESTART:
             case.break_round(Reason.HANG, why)
         elif hang.policy is HangPolicy.FAIL:
@@ -163,7 +168,7 @@ def _regroup(case: Case) -> rounds.Verdict:
             assert verdict.round is not None
             if not _exclude_stragglers(case):
                 start = verdict.round.restore.iteration if verdict.round.restore else 0
-                case.liveness.new_round(start)
+                case.liveness.new_round(start, case.now)
                 case.record(RoundFormed(time=case.now, round=verdict.round))
         case rounds.Step.BREAK:
             case.break_round(verdict.because, verdict.reason, verdict.node)

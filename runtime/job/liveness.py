@@ -1,10 +1,14 @@
 """Signs of life: what needs no journal. When each node was last heard of, how far it is, whether it stands still.
 
+A later master begins with what the journal says of the round, and hears the rest anew: nobody has trained, stands still
+or has taken its seat for it until a heartbeat says so, and no time has passed.
+
 Deadlines lie in a heap and are looked at again only when they come, so that a heartbeat costs no more among 10,000
 nodes than among two.
 """
 
 import heapq
+from collections.abc import Iterator
 
 from runtime.job.messages import Heartbeat
 from runtime.job.nodes import JOINED, NodePhase, NodeState
@@ -16,16 +20,29 @@ from runtime.job.state import State
 class Liveness:
     """Kept by one brain. A node that is not asked about any more (lost, released) is forgotten by itself."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, state: State, now: float) -> None:
         self._spec = spec
         self._heard: dict[str, float] = {}
         self._due: list[tuple[float, str]] = []
         self._queued: dict[str, float] = {}
         self._iterations: dict[str, int] = {}
-        self._start = self._beyond = 0
+        self._beats: dict[str, tuple[int, int]] = {}
+        """(Life, number) of each node's newest heartbeat."""
+        self._seated: set[str] = set()
+        """Who has said that it is in the running round."""
         self._still: set[str] = set()
+        """Who stands still after a movement,"""
+        self._unmoved: set[str] = set()
+        """or has not moved since its workers were told to start; that says something where its role has a beacon."""
+        self._with_beacon: set[str] = set()
+        """Roles."""
         self._moving: set[str] = set()
+        self._moved = False
+        """Has any member moved in this round?"""
         self._dumped: set[str] = set()
+        self._start = state.round.restore.iteration if state.round and state.round.restore else 0
+        self._beyond = 0
+        self.rearm(state, now)
 
     def rearm(self, state: State, now: float) -> None:
         """Nobody could be heard for a while: every node has all its time again."""
@@ -33,8 +50,18 @@ class Liveness:
         self._due, self._queued = [], {}
         for node in state.nodes.values():
             self._watch(node)
-        self._still.clear()
-        self._moving.clear()
+        self._clear()
+        self._told_at = now
+
+    def _clear(self) -> None:
+        for names in (self._still, self._unmoved, self._moving):
+            names.clear()
+
+    def is_late(self, beat: Heartbeat) -> bool:
+        """Was a heartbeat heard that this agent, or a later one of its node, sent after it?"""
+        newest = self._beats.get(beat.node, (0, 0))
+        self._beats[beat.node] = max(newest, (beat.life, beat.number))
+        return (beat.life, beat.number) < newest
 
     def heard(self, state: State, name: str, now: float) -> None:
         """A sign of life of a node of the job, or that it exists now."""
@@ -47,9 +74,17 @@ class Liveness:
         if state.round is None or beat.round != state.round.number or node.round != beat.round:
             return
         self.reached(beat.node, beat.iteration)
-        still = beat.still_s >= self._spec.hang.timeout_s
-        (self._still if still else self._moving).add(beat.node)
-        (self._moving if still else self._still).discard(beat.node)
+        self._seated.add(beat.node)
+        self._moved |= beat.moved
+        if beat.has_beacon:
+            self._with_beacon.add(node.role)
+        still = stands_still(beat, self._spec)
+        for names, within in (
+            (self._still, still and beat.moved),
+            (self._unmoved, still and not beat.moved),
+            (self._moving, beat.moved and not still),
+        ):
+            (names.add if within else names.discard)(beat.node)
 
     def reached(self, name: str, iteration: int) -> None:
         """A member of the running round has come to this iteration."""
@@ -58,12 +93,13 @@ class Liveness:
             self._iterations[name] = iteration
             self._beyond += before <= self._start < iteration
 
-    def new_round(self, start: int) -> None:
-        """A round begins at this iteration."""
+    def new_round(self, start: int, now: float) -> None:
+        """A round begins at this iteration; its members are told to start."""
         self._iterations.clear()
-        self._start, self._beyond = start, 0
-        self._still.clear()
-        self._moving.clear()
+        self._start, self._beyond, self._told_at = start, 0, now
+        self._seated.clear()
+        self._moved = False
+        self._clear()
         self._dumped.clear()
 
     def iteration(self) -> int:
@@ -74,9 +110,26 @@ class Liveness:
         """Has every member of the round finished an iteration of it?"""
         return self._beyond >= sum(state.members.values())
 
-    def all_still(self, state: State) -> bool:
-        """Do all members that still train say that nothing has moved for the hang's timeout?"""
-        return self._all_in(self._still, state)
+    def all_still(self, state: State, now: float) -> bool:
+        """Do all members that still train say that nothing has moved for the hang's timeout, or have not said for the
+        longer one of a start that they are in the round at all?"""
+        still = self._still
+        if self._unmoved:
+            still = still | {name for name in self._unmoved if state.nodes[name].role in self._with_beacon}
+        late = now >= self._told_at + self._spec.hang.start_timeout_s
+        if late and len(self._seated) < sum(state.members.values()):
+            still = still | {node.name for node in _training(state) if node.name not in self._seated}
+        return self._all_in(still, state)
+
+    def start_deadline(self, now: float) -> float | None:
+        """When a member that has not come into the round yet counts as standing still."""
+        deadline = self._told_at + self._spec.hang.start_timeout_s
+        return deadline if deadline > now else None
+
+    @property
+    def any_moved(self) -> bool:
+        """Has any member said that it moved in this round?"""
+        return self._moved
 
     def some_move(self, state: State) -> bool:
         """Does a member that still trains say that it moves?"""
@@ -155,3 +208,14 @@ class Liveness:
         if node.replaces and role.restart_time_limit_s:
             wait = role.restart_time_limit_s
         return max(node.requested_at, heard) + wait, Reason.NEVER_JOINED
+
+
+def stands_still(beat: Heartbeat, spec: JobSpec) -> bool:
+    """Has no worker of the node moved for so long that it may hang?"""
+    return beat.still_s >= (spec.hang.timeout_s if beat.moved else spec.hang.start_timeout_s)
+
+
+def _training(state: State) -> Iterator[NodeState]:
+    for role in state.members:
+        for leaving in (False, True):
+            yield from state.nodes.select(role, (NodePhase.RUNNING,), leaving)

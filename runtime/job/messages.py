@@ -3,13 +3,21 @@
 Every request carries `Authorization: Bearer TOKEN` and, in `JOB_HEADER`, its job; it names the node. Every reply
 carries the master's epoch: an agent refuses a reply of a lower epoch than it has seen. `PROTOCOL` is raised when a
 field changes its meaning.
+
+A message may come twice, late, or after one that was sent later. What makes such a copy recognisable:
+
+- Join: (`life`, `number`) rises. An agent sends the next one only when one was answered, and the master answers only
+  when it has journaled the number: so a copy of a join that was answered is never above the journaled one.
+- Heartbeat: `number` rises, and `join` is that of the newest join: it never contradicts a seat that it cannot know.
+- Leaving: `life`. WorkerExit and Finished: `round`; a node tells one of each a round. Dumped: `directive`.
+- Persisted: the shard itself, which is stored once; what was deleted from the store is not stored again.
 """
 
 from enum import StrEnum
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 JOB_HEADER = "Everstep-Job"
 """Another job's master answers 409 to it, whatever is asked."""
 
@@ -89,6 +97,11 @@ class Join(msgspec.Struct, frozen=True):
     """Address of this host in the cluster's network, as the job's topology names it; empty: unknown."""
     index: int = -1
     """The place it asks for in its role (its NODE_RANK); -1: any. Only heeded where nodes come by themselves."""
+    life: int = 0
+    """Which agent of this node asks: rises from one to the next. The Unix time in ms at which it began, or more, where
+    the master knew of a higher one."""
+    number: int = 1
+    """Of this agent's joins, from 1."""
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -141,7 +154,18 @@ class Heartbeat(msgspec.Struct, frozen=True):
     seen: int = 0
     """The last `Directive.number` this agent carried out."""
     still_s: float = 0.0
-    """Seconds since any of this node's workers' beacons moved; 0 before the first movement and without a beacon."""
+    """Seconds since any of this node's workers moved; before the first movement, since they were told to start."""
+    moved: bool = False
+    """Has any of them moved in this round?"""
+    has_beacon: bool = False
+    """Is their script known to show movements at all?"""
+    life: int = 0
+    number: int = 0
+    """Of this agent's heartbeats, from 1; 0: not told."""
+    join: int = 0
+    """The number of the newest join it has made."""
+    waits: bool = False
+    """That join is not answered yet: the workers of `round` are dead, or about to die."""
 
 
 class Directive(msgspec.Struct, frozen=True):
@@ -155,6 +179,8 @@ class Directive(msgspec.Struct, frozen=True):
     """The round that REJOIN ends: an agent that has a seat in a later one ignores it."""
     stored: int = 0
     """The newest `n` of this node's telemetry that lies in the store: the agent keeps what came later."""
+    life: int = 0
+    """Above the agent's own: the master takes another one for this node's, until this one joins with a higher life."""
 
 
 class WorkerExit(msgspec.Struct, frozen=True):
@@ -189,6 +215,7 @@ class Leaving(msgspec.Struct, frozen=True):
     reason: str
     grace_s: float
     """Seconds until it ends by itself; from when the message is sent."""
+    life: int = 0
 
 
 class Dumped(msgspec.Struct, frozen=True):
@@ -196,6 +223,8 @@ class Dumped(msgspec.Struct, frozen=True):
 
     node: str
     round: int
+    directive: int = 0
+    """The number of the one that asked."""
 
 
 class Persisted(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from runtime.job.records import (
     NodeLost,
     NodeReleased,
     NodeRequested,
+    NodeStrayed,
     Reason,
     RoundBroken,
     RoundFormed,
@@ -63,6 +64,10 @@ NODE: dict[tuple[NodePhase, type], NodePhase] = {
     (P.REQUESTED, NodeJoined): P.WAITING,
     (P.WAITING, NodeJoined): P.WAITING,
     (P.REJOINING, NodeJoined): P.WAITING,
+    (P.RUNNING, NodeJoined): P.RUNNING,
+    (P.WAITING, NodeStrayed): P.REJOINING,
+    (P.RUNNING, NodeStrayed): P.RUNNING,
+    (P.FINISHED, NodeStrayed): P.FINISHED,
     (P.WAITING, RoundFormed): P.RUNNING,
     (P.RUNNING, NodeFinished): P.FINISHED,
     (P.RUNNING, HangSeen): P.RUNNING,
@@ -106,6 +111,10 @@ class NodeState(msgspec.Struct, frozen=True):
     """Seconds that its own check took; 0: none."""
     holdings: tuple[Holding, ...] = ()
     after_round: int = 0
+    life: int = 0
+    """Of the agent that joined last,"""
+    join: int = 0
+    """and the number of its newest join."""
     round: int = 0
     """The last round it was a member of; its ranks in it follow."""
     group_rank: int = 0
@@ -113,6 +122,8 @@ class NodeState(msgspec.Struct, frozen=True):
     role_first_rank: int = 0
     finished_round: int = 0
     """The last round that it ended well."""
+    faulted_round: int = 0
+    """The last round in which it told of a worker's death."""
     leaving_until: float = 0.0
     """It goes at this time at the latest: it is no candidate for rounds, its place is free. 0: it stays."""
     leaving_because: Reason | None = None
@@ -136,12 +147,15 @@ class NodeState(msgspec.Struct, frozen=True):
 
 
 def moved(node: NodeState, record: Fact, reason: str = "", round_: int = 0, **fields: Any) -> NodeState:
-    """The node after the record, and what it is told from then on. Raises UnlistedTransition."""
+    """The node after the record, and what it is told from then on. Raises UnlistedTransition.
+
+    A directive is new when its action is another, or the round that it ends.
+    """
     phase = NODE.get((node.phase, type(record)))
     if phase is None:
         raise UnlistedTransition(f"{type(record).__name__} while {node.name} is {node.phase}")
     action = fields.pop("action", None) or _ACTIONS.get(phase, Action.CONTINUE)
-    if action is not node.action:
+    if action is not node.action or (action is Action.REJOIN and round_ != node.action_round):
         fields |= {
             "action": action,
             "directive": node.directive + 1,

@@ -11,6 +11,7 @@ from runtime.job.records import (
     HangSeen,
     JobEnded,
     JobReopened,
+    MasterAway,
     MasterClaimed,
     NodeAppeared,
     NodeFinished,
@@ -19,6 +20,7 @@ from runtime.job.records import (
     NodeLost,
     NodeReleased,
     NodeRequested,
+    NodeStrayed,
     RoundBroken,
     RoundFormed,
     ShardPersisted,
@@ -47,8 +49,8 @@ JOB: dict[tuple[JobPhase, type], JobPhase] = {
         (phase, kind): phase
         for phase in (F, R)
         for kind in (
-            MasterClaimed, NodeRequested, NodeAppeared, NodeJoined, NodeLeaving, NodeReleased, NodeLost, WorkerFaulted,
-            FaultJudged, ShardPersisted, Committed, Forgotten, DesiredChanged,
+            MasterClaimed, MasterAway, NodeRequested, NodeAppeared, NodeJoined, NodeStrayed, NodeLeaving, NodeReleased,
+            NodeLost, WorkerFaulted, FaultJudged, ShardPersisted, Committed, Forgotten, DesiredChanged,
         )
     },
     **{(R, kind): R for kind in (NodeFinished, HangSeen, HangOver)},

@@ -79,6 +79,12 @@ class MasterClaimed(Fact, frozen=True, kw_only=True):
     """host:port of its HTTP server."""
 
 
+class MasterAway(Fact, frozen=True, kw_only=True):
+    """The master was stopped or suspended for so long and could hear nobody: what waits for nodes begins anew."""
+
+    away_s: float
+
+
 class JobReopened(Fact, frozen=True, kw_only=True):
     """A master took up a job that had ended otherwise than by success: counters start anew, old nodes are lost."""
 
@@ -118,6 +124,17 @@ class NodeJoined(Fact, frozen=True, kw_only=True):
     after_round: int
     ip: str = ""
     checked: float = 0.0
+    life: int = 0
+    number: int = 0
+    """Of the agent's joins. While the node trains: it asks for its seat again, nothing else is new."""
+
+
+class NodeStrayed(Fact, frozen=True, kw_only=True):
+    """The node is in another round than its seat's: it is told to join again."""
+
+    node: str
+    round: int
+    """The one that it is in."""
 
 
 class NodeLeaving(Fact, frozen=True, kw_only=True):
@@ -189,6 +206,9 @@ class HangSeen(Fact, frozen=True, kw_only=True):
 
     round: int
     still_s: float
+    """For so long at least."""
+    unmoved: bool = False
+    """None has moved in this round: the seconds are since they were told to start."""
 
 
 class HangOver(Fact, frozen=True, kw_only=True):
@@ -259,10 +279,12 @@ class JobEnded(Fact, frozen=True, kw_only=True):
 
 Record = (
     MasterClaimed
+    | MasterAway
     | JobReopened
     | NodeRequested
     | NodeAppeared
     | NodeJoined
+    | NodeStrayed
     | NodeLeaving
     | NodeReleased
     | NodeLost

@@ -27,7 +27,7 @@ from runtime.job.events import (
     Tick,
     WorkerExited,
 )
-from runtime.job.messages import Join
+from runtime.job.messages import Action, Heartbeat, Join
 from runtime.job.nodes import LIVE, NodePhase, NodeState
 from runtime.job.records import (
     Committed,
@@ -39,6 +39,7 @@ from runtime.job.records import (
     NodeFinished,
     NodeJoined,
     NodeLeaving,
+    NodeStrayed,
     Reason,
     ShardPersisted,
     WorkerFaulted,
@@ -64,31 +65,31 @@ def _opened(case: Case, _: Opened) -> None:
 def _joined(case: Case, event: Joined) -> None:
     join = event.join
     node = _admitted(case, join) if case.joined else case.state.nodes.get(join.node)
-    if node is None or node.phase in (P.LOST, P.RELEASED):
+    if node is None or (node.phase in (P.LOST, P.RELEASED) and not case.joined):
         raise UnknownNode(f"{join.node} has no place in job {case.spec.job}" + (f": {node.phase}" if node else ""))
     if node.role != join.role:
         raise UnknownNode(f"{join.node} is a {node.role} node of job {case.spec.job}, not {join.role}")
     current = round_number(case.state)
     if join.after_round > current:
         raise UnknownNode(f"{join.node} comes from round {join.after_round}, job {case.spec.job} is at {current}")
-    case.heard(join.node)
-    if node.phase in (P.RUNNING, P.FINISHED):
-        if join.after_round < current:
-            return  # It has its seat already and asks again.
+    if _is_copy(join, node):
+        return  # What it asks for stands in the state, or is past.
+    asks_again = node.phase is P.RUNNING and join.life == node.life and join.after_round < current
+    if node.phase in (P.RUNNING, P.FINISHED) and not asks_again:
         case.break_round(Reason.REJOINED, f"{join.node} left round {current} and joined again", join.node)
-    if node.phase is P.WAITING and _told(node) == _told(join):
-        return
     case.record(
         NodeJoined(
             time=case.now, node=join.node, host=join.host, slots=join.slots, address=join.address, ip=join.ip,
             master_port=join.master_port, holdings=join.holdings, after_round=join.after_round, checked=join.checked,
+            life=join.life, number=join.number,
         )
     )  # fmt: skip
     case.heard(join.node)
 
 
-def _told(of: Join | NodeState) -> tuple[object, ...]:
-    return of.slots, of.address, of.master_port, of.holdings, of.host, of.ip, of.checked
+def _is_copy(join: Join, node: NodeState) -> bool:
+    """Was this join journaled, or one that the node sent after it? An agent sends the next only after an answer."""
+    return (join.life, join.number) <= (node.life, node.join)
 
 
 def _admitted(case: Case, join: Join) -> NodeState | None:
@@ -102,10 +103,14 @@ def _admitted(case: Case, join: Join) -> NodeState | None:
         raise UnknownNode(f"job {case.spec.job} has ended: {case.state.reason}")
     if join.host in case.state.avoided or join.host in case.spec.avoid_hosts:
         raise UnknownNode(f"{join.host} gets no more nodes of job {case.spec.job}: it was found faulty")
+    if node and _is_copy(join, node):
+        return node
     if node and node.phase in LIVE:
-        if not node.address or node.address == join.address or join.after_round:
+        if join.life == node.life:
             return node
         case.lose(join.node, Reason.NODE_LOST, "its agent was started anew")
+    if node and join.life == node.life and node.action is Action.LEAVE:
+        raise UnknownNode(f"{join.node} was told to leave: {node.action_reason}")
     index = join.index if join.index >= 0 else node.index if node else case.state.nodes.known(join.role)
     if (join.role, index) in case.state.given_up:
         raise UnknownNode(f"{join.role}-{index} was given up: {case.state.given_up[join.role, index].detail}")
@@ -114,9 +119,23 @@ def _admitted(case: Case, join: Join) -> NodeState | None:
 
 
 def _heartbeat(case: Case, event: HeartbeatSeen) -> None:
-    case.known(event.heartbeat.node)
-    case.heard(event.heartbeat.node)
-    case.liveness.beat(case.state, event.heartbeat)
+    beat = event.heartbeat
+    node = case.known(beat.node)
+    if case.liveness.is_late(beat) or beat.life != node.life:
+        return  # Of an agent that has not joined yet, or of an earlier one, which `seats.directive` tells so.
+    case.heard(beat.node)
+    case.liveness.beat(case.state, beat)
+    if _contradicts(beat, node):
+        case.record(NodeStrayed(time=case.now, node=beat.node, round=beat.round))
+
+
+def _contradicts(beat: Heartbeat, node: NodeState) -> bool:
+    """Is the node in another round than its seat's, and was not told so since it carried out its last directive?"""
+    seat = {P.RUNNING: node.round, P.FINISHED: node.round, P.WAITING: 0}.get(node.phase)
+    if seat is None or beat.waits or not beat.round or beat.round == seat or beat.join < node.join:
+        return False
+    told = node.action is Action.REJOIN and node.action_round >= beat.round
+    return not (told and beat.seen < node.directive)
 
 
 def _worker_exited(case: Case, event: WorkerExited) -> None:
@@ -125,6 +144,8 @@ def _worker_exited(case: Case, event: WorkerExited) -> None:
     case.heard(told.node)
     if told.round != current or node.round != current or case.state.phase is JobPhase.ENDED:
         return
+    if node.faulted_round == told.round:
+        return  # A node tells of one death a round.
     if node.phase not in (P.RUNNING, P.REJOINING, P.WAITING):
         return
     case.liveness.reached(told.node, told.iteration)
@@ -155,7 +176,10 @@ def _shard_stored(case: Case, event: ShardStored) -> None:
     case.heard(node)
     if not held.key or not 0 <= held.shard < held.shards or not 0 < held.round <= round_number(case.state):
         raise Refused(f"{node} persisted no shard of this job: {held.key!r} of round {held.round}")
-    known = case.state.checkpoints.get((held.round, held.iteration))
+    place = held.round, held.iteration
+    known = case.state.checkpoints.get(place)
+    if known is None and place <= case.state.forgotten:
+        return
     if known is None or all(shard.shard != held.shard for shard in known.shards):
         case.record(ShardPersisted(time=case.now, holding=held))
 
@@ -177,6 +201,8 @@ def _leave_announced(case: Case, event: LeaveAnnounced) -> None:
     node = case.known(told.node)
     case.heard(told.node)
     until = case.now + max(told.grace_s, 0.0)
+    if told.life != node.life:
+        return
     if node.phase not in LIVE or case.state.phase is JobPhase.ENDED or (node.leaving and until >= node.leaving_until):
         return
     case.record(
@@ -187,7 +213,8 @@ def _leave_announced(case: Case, event: LeaveAnnounced) -> None:
 def _stacks_dumped(case: Case, event: StacksDumped) -> None:
     node = case.known(event.dumped.node)
     case.heard(node.name)
-    if case.state.hang and event.dumped.round == node.round == case.state.hang.round:
+    told = event.dumped
+    if case.state.hang and told.round == node.round == case.state.hang.round and told.directive == node.directive:
         case.liveness.dumped(node.name)
 
 

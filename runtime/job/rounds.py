@@ -94,10 +94,10 @@ def _form(now: float, state: State, spec: JobSpec) -> Verdict:
 def _waits(state: State, spec: JobSpec, roles: list[str], waiting: dict[str, int]) -> list[tuple[float, str]]:
     """(until when, for whom) is worth waiting, now that there is the minimum."""
     patience, found = spec.patience, []
-    began = max(state.since, state.claimed_at)
+    began = max(state.since, state.awake_since)
     window = max(state.joined_at, began) + patience.join_window_s
     window = min(window, began + patience.join_timeout_s)  # Nodes that join and go again cannot put it off for ever.
-    replacement = max(state.requested_at, state.claimed_at) + patience.replacement_wait_s
+    replacement = max(state.requested_at, state.awake_since) + patience.replacement_wait_s
     replacement = min(replacement, began + max(patience.replacement_wait_s, patience.join_window_s))
     for role in roles:
         rejoining = state.nodes.count(role, (P.REJOINING,))
@@ -122,7 +122,7 @@ def _below_minimum(now: float, state: State, spec: JobSpec, waiting: dict[str, i
     told = ", ".join(f"{waiting[role]} of at least {spec.roles[role].least} {role} nodes" for role in short)
     if any(attainable(state, spec, role) < spec.roles[role].least for role in short):
         return Verdict(Step.GIVE_UP, f"{told} are left, and no replacement may be asked for any more")
-    began = max(state.since, state.claimed_at)
+    began = max(state.since, state.awake_since)
     limits = [
         (spec.roles[role].restart_timeout_s if state.round else 0.0) or spec.patience.join_timeout_s for role in short
     ]
@@ -211,9 +211,9 @@ def _resize(now: float, state: State, spec: JobSpec) -> Verdict:
         if larger <= inside:
             continue
         asked_for = state.asked_at > state.changed_at
-        deadline = 0.0 if asked_for else max(state.changed_at, state.claimed_at) + spec.patience.cooldown_s
+        deadline = 0.0 if asked_for else max(state.changed_at, state.awake_since) + spec.patience.cooldown_s
         if larger < size(state, spec, role) and state.nodes.count(role, (P.REQUESTED,)):
-            coming = max(state.requested_at, state.claimed_at) + spec.patience.replacement_wait_s
+            coming = max(state.requested_at, state.awake_since) + spec.patience.replacement_wait_s
             deadline = max(deadline, coming)
         more = f"{role} nodes {inside} -> {larger}"
         if now >= deadline:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from runtime.job.messages import Directive, Member, Round, Seat
+from runtime.job.messages import Action, Directive, Join, Member, Round, Seat
 from runtime.job.nodes import NodePhase
-from runtime.job.state import JobPhase, State
+from runtime.job.state import JobPhase, State, round_number
 
 LOOKED_AT = 64
 """Neighbours in rank order among which another host is looked for: a round of 10,000 nodes of one host costs little."""
@@ -58,17 +58,33 @@ def _before(round_: Round, role: str) -> int:
     return sum(len(round_.members[earlier]) for earlier in roles[: roles.index(role)])
 
 
-def seat_for(state: State, node: str, after_round: int) -> Seat | None:
+def seat_for(state: State, join: Join) -> Seat | None:
     """The seat to answer a join with: in the running round, if it is a later one than the agent was in."""
-    if state.phase is not JobPhase.RUNNING or state.round is None or state.round.number <= after_round:
+    if state.phase is not JobPhase.RUNNING or state.round is None or state.round.number <= join.after_round:
         return None
-    known = state.nodes.get(node)
-    return seat(state, node) if known and known.phase is NodePhase.RUNNING else None
+    known = state.nodes.get(join.node)
+    asks = known and known.phase is NodePhase.RUNNING and known.life == join.life
+    return seat(state, join.node) if asks else None
 
 
-def directive(state: State, node: str) -> Directive | None:
-    """What this node shall do now; None: it is no node of this job."""
+def is_spent(state: State, join: Join) -> bool:
+    """Will this join never be answered with a seat? Its node was told to join again since, or a later agent came."""
+    known = state.nodes.get(join.node)
+    if known is None or (known.life, known.join) < (join.life, join.number):
+        return False
+    return (known.life, known.join) > (join.life, join.number) or known.phase in (NodePhase.REJOINING, NodePhase.LOST)
+
+
+def directive(state: State, node: str, life: int = 0) -> Directive | None:
+    """What this agent of the node shall do now; None: nothing yet, or it is no node of this job.
+
+    To an agent that the master does not take for the node's any more it says whom it does; what an earlier agent was
+    told is not for one that has not joined.
+    """
     known = state.nodes.get(node)
-    if known is None:
+    if known is None or (life > known.life):
         return None
+    if life < known.life:
+        why = "an agent of this node that began later has joined"
+        return Directive(state.epoch, known.directive, Action.REJOIN, why, round_number(state), life=known.life)
     return Directive(state.epoch, known.directive, known.action, known.action_reason, known.action_round)

@@ -121,7 +121,7 @@ def overdue(state: State, spec: JobSpec) -> Iterator[tuple[float, str, int]]:
         if late:
             there = max(state.nodes.count(role, LIVE) - len(late), asked.min_nodes)
             if there < size(state, spec, role):
-                yield max(max(late), state.claimed_at) + asked.scale_out_timeout_s, role, there
+                yield max(max(late), state.awake_since) + asked.scale_out_timeout_s, role, there
 
 
 def attainable(state: State, spec: JobSpec, role: str) -> float:
@@ -141,7 +141,7 @@ def admitted_at(state: State, spec: JobSpec, role: str) -> float:
         if state.nodes.count(other, JOINED) < spec.roles[other].least:
             return math.inf
         if state.nodes.count(other, (NodePhase.REQUESTED,)):
-            when = max(state.joined_at, state.claimed_at) + spec.patience.join_window_s
+            when = max(state.joined_at, state.awake_since) + spec.patience.join_window_s
     return when
 
 

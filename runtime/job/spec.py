@@ -204,6 +204,9 @@ class Hang(msgspec.Struct, frozen=True):
     policy: HangPolicy = HangPolicy.RESTART
     timeout_s: float = 300.0
     """No rank's beacon moved for so long."""
+    start_timeout_s: float = 1800.0
+    """No rank has moved at all in a round, for so long since its members were told to start: imports, the rendezvous, a
+    first compilation may take minutes."""
 
 
 class Oom(msgspec.Struct, frozen=True):
@@ -276,6 +279,8 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         yield "patience.silence_s: with 0 every node would be lost at once"
     if not spec.hang.timeout_s > 0:
         yield f"hang.timeout_s: {spec.hang.timeout_s:g} is not above 0"
+    if not spec.hang.start_timeout_s > 0:
+        yield f"hang.start_timeout_s: {spec.hang.start_timeout_s:g} is not above 0"
     if not spec.oom.factor > 1:
         yield f"oom.factor: {spec.oom.factor:g} gives no more memory; use more than 1"
     if spec.oom.increment_bytes < 1 or spec.oom.limit_bytes < 1:

@@ -31,7 +31,11 @@ PATIENCE: Fields = {
     "maxRelaunches": ("max_relaunches", values.whole),
     "noProgress": ("no_progress", values.whole),
 }
-HANG: Fields = {"policy": ("policy", values.one_of(HangPolicy)), "timeout": ("timeout_s", values.number)}
+HANG: Fields = {
+    "policy": ("policy", values.one_of(HangPolicy)),
+    "timeout": ("timeout_s", values.number),
+    "startTimeout": ("start_timeout_s", values.number),
+}
 OOM: Fields = {
     "factor": ("factor", values.factor),
     "increment": ("increment_bytes", lambda value: int(values.quantity(value))),

@@ -27,6 +27,7 @@ from runtime.job.records import (
     HangSeen,
     JobEnded,
     JobReopened,
+    MasterAway,
     MasterClaimed,
     NodeAppeared,
     NodeFinished,
@@ -35,6 +36,7 @@ from runtime.job.records import (
     NodeLost,
     NodeReleased,
     NodeRequested,
+    NodeStrayed,
     Reason,
     Record,
     RoundBroken,
@@ -61,7 +63,8 @@ class State(msgspec.Struct, frozen=True):
     time: float = 0.0
     epoch: int = 0
     address: str = ""
-    claimed_at: float = 0.0
+    awake_since: float = 0.0
+    """Since when the present master hears its nodes without a gap: nobody is waited for as if it had heard before."""
     phase: JobPhase = JobPhase.FORMING
     since: float = 0.0
     """When the job began to be without a round."""
@@ -106,6 +109,8 @@ class State(msgspec.Struct, frozen=True):
     iteration: int = 0
     """The newest iteration that the journal speaks of."""
     checkpoints: Checkpoints = {}
+    forgotten: tuple[int, int] = (0, 0)
+    """The newest (round, iteration) that was deleted from the store: a shard that is no newer came too late."""
     doubted: tuple[Doubt, ...] = ()
     """Restored states after which the loss was no number."""
     ended: JobEnded | None = None
@@ -163,7 +168,11 @@ def _claimed(state: State, record: MasterClaimed) -> State:
     if record.epoch <= state.epoch:
         raise UnlistedTransition(f"epoch {record.epoch} after {state.epoch}")
     since = state.since or record.time
-    return replace(state, epoch=record.epoch, address=record.address, claimed_at=record.time, since=since)
+    return replace(state, epoch=record.epoch, address=record.address, awake_since=record.time, since=since)
+
+
+def _away(state: State, record: MasterAway) -> State:
+    return replace(state, awake_since=record.time)
 
 
 def _reopened(state: State, record: JobReopened) -> State:
@@ -174,7 +183,7 @@ def _reopened(state: State, record: JobReopened) -> State:
     ]
     return _with(
         state, *nodes, since=record.time, relaunches={}, restarts={}, given_up={}, blamed={}, stalled=0, ended=None,
-        hang=None, reason="taken up again",
+        hang=None, finished={}, excused=frozenset(), reason="taken up again",
     )  # fmt: skip
 
 
@@ -193,22 +202,30 @@ def _appeared(state: State, record: NodeAppeared) -> State:
     fresh = NodeState(
         record.node, record.role, record.index, before.launch + 1 if before else 0, record.host, record.time,
         phase=before.phase if before else P.ABSENT, action=before.action if before else Action.CONTINUE,
-        directive=before.directive if before else 0,
+        directive=before.directive if before else 0, life=before.life if before else 0,
+        join=before.join if before else 0,
     )  # fmt: skip
     return _with(state, moved(fresh, record))
 
 
 def _joined(state: State, record: NodeJoined) -> State:
     known = _known(state, record.node)
+    if known.phase is P.RUNNING:
+        return _with(state, moved(known, record, life=record.life, join=record.number))
     # An agent whose long poll ended asks again, with another port: it has waited since its first join.
     since = known.joined_at if known.phase is P.WAITING else record.time
     node = moved(
         known, record,
         joined_at=since, host=record.host, slots=record.slots, address=record.address, ip=record.ip,
         master_port=record.master_port, holdings=record.holdings, after_round=record.after_round,
-        checked=record.checked,
+        checked=record.checked, life=record.life, join=record.number,
     )  # fmt: skip
     return _with(state, node, joined_at=max(state.joined_at, since))
+
+
+def _strayed(state: State, record: NodeStrayed) -> State:
+    why = f"it is in round {record.round} and has no place there"
+    return _with(state, moved(_known(state, record.node), record, why, record.round, action=Action.REJOIN))
 
 
 def _leaving(state: State, record: NodeLeaving) -> State:
@@ -253,8 +270,8 @@ def _finished(state: State, record: NodeFinished) -> State:
 
 
 def _faulted(state: State, record: WorkerFaulted) -> State:
-    moved(_known(state, record.node), record)
-    state = replace(state, iteration=max(state.iteration, record.iteration))
+    node = moved(_known(state, record.node), record)
+    state = _with(state, replace(node, faulted_round=record.round), iteration=max(state.iteration, record.iteration))
     round_ = state.round
     if record.reason is Reason.DIVERGED and round_ and round_.restore and record.round == round_.number:
         doubt = Doubt(round_.restore.round, round_.restore.iteration, round_.number)
@@ -353,7 +370,9 @@ def _committed(state: State, record: Committed) -> State:
 
 
 def _forgotten(state: State, record: Forgotten) -> State:
-    return replace(state, checkpoints={k: c for k, c in state.checkpoints.items() if k not in set(record.places)})
+    gone = set(record.places)
+    known = {place: checkpoint for place, checkpoint in state.checkpoints.items() if place not in gone}
+    return replace(state, checkpoints=known, forgotten=max(state.forgotten, *gone))
 
 
 def _desired(state: State, record: DesiredChanged) -> State:
@@ -377,10 +396,12 @@ def _more(counts: dict[Any, int], key: object) -> dict[Any, int]:
 
 _FOLDS: dict[type, Callable[[State, Any], State]] = {
     MasterClaimed: _claimed,
+    MasterAway: _away,
     JobReopened: _reopened,
     NodeRequested: _requested,
     NodeAppeared: _appeared,
     NodeJoined: _joined,
+    NodeStrayed: _strayed,
     NodeLeaving: _leaving,
     NodeReleased: _released,
     NodeLost: _lost,

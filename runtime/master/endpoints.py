@@ -116,17 +116,19 @@ class Endpoints:
         self._desk.feed(Joined(asked))
         await self._desk.durable()  # What was so before it joined (that it should leave, say) is so no more.
 
-        def ready(state: State) -> bool:
-            told = seats.directive(state, asked.node)
-            leave = told is not None and told.action is Action.LEAVE
-            return leave or seats.seat_for(state, asked.node, asked.after_round) is not None
+        def leaves(state: State) -> bool:
+            told = seats.directive(state, asked.node, asked.life)
+            return told is not None and told.action is Action.LEAVE
 
-        if not await self._desk.until(asked.node, ready, JOIN_POLL_S):
-            return Reply(204)
-        seat = seats.seat_for(self._desk.state, asked.node, asked.after_round)
-        if seat is None:
+        def ready(state: State) -> bool:
+            return leaves(state) or seats.seat_for(state, asked) is not None or seats.is_spent(state, asked)
+
+        await self._desk.until(asked.node, ready, JOIN_POLL_S)
+        if seat := seats.seat_for(self._desk.state, asked):
+            return _answer(seat)
+        if leaves(self._desk.state):
             raise UnknownNode(f"{asked.node} has no place in this job any more")
-        return _answer(seat)
+        return Reply(204)
 
     async def _heartbeat(self, read: Read) -> Reply:
         beat = bodies.message(Heartbeat, await read())
@@ -135,15 +137,15 @@ class Endpoints:
         if not beat.telemetry:
 
             def ready(state: State) -> bool:
-                told = seats.directive(state, beat.node)
-                return told is not None and told.number > beat.seen
+                told = seats.directive(state, beat.node, beat.life)
+                return told is not None and (told.number > beat.seen or told.life > beat.life)
 
             # Whoever is answered asks again: that is its sign of life.
             limit_s = min(HEARTBEAT_POLL_S, self._desk.spec.patience.silence_s / 3)
             await self._desk.until(beat.node, ready, limit_s)
-        told = seats.directive(self._desk.state, beat.node)
+        told = seats.directive(self._desk.state, beat.node, beat.life)
         if told is None:
-            raise UnknownNode(f"{beat.node} is no node of this job")
+            return Reply(204)  # Its join is on the way.
         return _answer(msgspec.structs.replace(told, stored=stored))
 
     async def _fault(self, read: Read) -> Reply:

@@ -94,6 +94,7 @@ async def _train(
         f"--checkpoint-overhead={config.checkpoint_overhead}",
         f"--persist-bytes-per-s={config.persist_bytes_per_s}",
         f"--max-restarts={spec.patience.max_restarts}",
+        *([] if config.script else ["--has-beacon"]),
         "--",
         str(config.script_path()),
         *config.script_flags(),

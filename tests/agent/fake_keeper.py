@@ -84,7 +84,7 @@ class FakeKeeper:
             for index, round_, iteration in self.held
         )
 
-    def keep(self, source: Holding) -> None:
+    def keep(self, source: Holding, came: Callable[[], None]) -> None:
         raise RuntimeError("no room")
 
     @contextmanager

@@ -34,7 +34,7 @@ class Shown:
 def watching(workers: int) -> tuple[Shown, Beacons, list[float]]:
     """(keeper, beacons, the time); no worker has shown anything."""
     keeper, now = Shown(workers), [100.0]
-    return keeper, Beacons(keeper, workers, lambda: now[0]), now  # type: ignore[arg-type]
+    return keeper, Beacons(keeper, workers, lambda: now[0], known=False), now  # type: ignore[arg-type]
 
 
 def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
@@ -42,12 +42,12 @@ def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
     beacons.begin()
     keeper.show(0, 3, "forward", 100.0)
     keeper.show(1, 3, "backward", 100.0)
-    assert beacons.look() == (3, "backward", 0.0)
+    assert beacons.look()[:3] == (3, "backward", 0.0)
     now[0] = 110.0
     keeper.show(1, 4, "forward", 109.0)
-    assert beacons.look() == (3, "forward", 0.0)
+    assert beacons.look() == (3, "forward", 0.0, True, True)
     now[0] = 117.0
-    assert beacons.look() == (3, "forward", 7.0)
+    assert beacons.look() == (3, "forward", 7.0, True, True)
     keeper.show(0, 3, "backward", 116.0)
     assert beacons.look().still_s == 0.0
 
@@ -55,6 +55,7 @@ def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
 def test_a_phase_that_comes_again_between_two_looks_is_a_movement() -> None:
     keeper, beacons, now = watching(1)
     beacons.begin()
+    keeper.show(0, 0, "start", 99.0)
     for time in (100.0, 105.0, 110.0):
         now[0] = time + 1.0
         keeper.show(0, 0, "backward", time)
@@ -70,22 +71,44 @@ def test_a_worker_that_moved_only_before_the_first_look_stands_still_from_then_o
     assert beacons.look().still_s == 30.0
 
 
-def test_what_comes_before_the_first_iteration_may_take_long_in_every_round() -> None:
+def test_until_the_first_movement_of_a_round_the_time_counts_from_its_start_and_that_is_told() -> None:
     keeper, beacons, now = watching(1)
     for _ in range(2):
         beacons.begin()
-        for _ in range(3):
-            now[0] += 1000.0
-            assert beacons.look().still_s == 0.0
-        keeper.show(0, 0, "start", now[0])
-        beacons.look()
         now[0] += 1000.0
-        assert beacons.look().still_s == 0.0
+        assert beacons.look()[2:4] == (1000.0, False)
+        keeper.show(0, 0, "start", now[0])
+        now[0] += 1000.0
+        assert beacons.look()[2:4] == (2000.0, False)
         keeper.show(0, 1, "batch", now[0])
         beacons.look()
         now[0] += 7.0
-        assert beacons.look().still_s == 7.0
+        assert beacons.look()[2:4] == (7.0, True)
         keeper.new_workers()
+
+
+def test_a_script_is_known_to_have_a_beacon_once_it_has_shown_one_in_whichever_round() -> None:
+    keeper, beacons, now = watching(1)
+    beacons.begin()
+    assert not beacons.look().has_beacon
+    keeper.show(0, 0, "start", now[0])
+    assert beacons.look().has_beacon
+    keeper.new_workers()
+    beacons.begin()
+    assert beacons.look().has_beacon
+
+
+def test_what_the_workers_of_the_last_round_showed_is_no_iteration_of_this_one() -> None:
+    keeper, beacons, now = watching(1)
+    beacons.begin()
+    keeper.show(0, 105, "batch", now[0])
+    assert beacons.look().iteration == beacons.iteration(0) == 105
+    beacons.begin()
+    assert beacons.look().iteration == beacons.iteration(0) == 0
+    now[0] += 1.0
+    keeper.new_workers()
+    keeper.show(0, 100, "start", now[0])
+    assert beacons.look().iteration == beacons.iteration(0) == 100
 
 
 def test_after_the_end_nobody_stands_still() -> None:
@@ -96,7 +119,7 @@ def test_after_the_end_nobody_stands_still() -> None:
         beacons.look()
     beacons.end()
     now[0] += 1000.0
-    assert beacons.look() == (0, "", 0.0)
+    assert beacons.look() == (0, "", 0.0, False, True)
 
 
 V1 = (

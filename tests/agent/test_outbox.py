@@ -3,7 +3,9 @@
 import asyncio
 from typing import Any, cast
 
+from runtime.agent.beacons import Progress
 from runtime.agent.outbox import Outbox
+from runtime.agent.talk import Talk
 from runtime.job.messages import Action, Directive, Heartbeat
 
 
@@ -24,7 +26,8 @@ class Client:
 
 def made() -> tuple[Outbox, Client]:
     client = Client()
-    outbox = Outbox(cast(Any, client), "n", lambda text: None, lambda told: outbox.heard(told), lambda: (1, 0, 70.0))
+    shown = Progress(0, "", 70.0, True, True)
+    outbox = Outbox(cast(Any, client), Talk("n", 1), lambda text: None, lambda told: outbox.heard(told), lambda: shown)
     return outbox, client
 
 

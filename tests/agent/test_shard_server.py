@@ -3,17 +3,20 @@
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
 
+import msgspec
 import pytest
 from aiohttp import ClientSession, web
 
 from runtime.agent import server
 from runtime.agent.server import application
 from runtime.door import Door, application_of, listen
+from runtime.job.messages import Holding
 from runtime.token import Bearer
 
 SIZE = 64 << 20
@@ -113,3 +116,34 @@ def test_only_what_goes_to_a_reader_on_this_machine_is_little_buffered(round_tri
             server._copied(to, memoryview(b"all"), 60)
             assert peer.recv(10) == b"all"
             assert (to.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < min(before, 1 << 19)) == little
+
+
+class Copies:
+    """A keeper that keeps a copy when the test says so."""
+
+    def __init__(self, error: str = "") -> None:
+        self.error, self.done = error, threading.Event()
+
+    def keep(self, source: Holding, came: Callable[[], None]) -> None:
+        came()
+        assert self.done.wait(60)
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+@pytest.mark.parametrize("error", ["", "no room"])
+def test_who_asks_for_a_copy_hears_that_it_gets_on_and_how_it_ended(error: str) -> None:
+    async def story() -> None:
+        keeper = Copies(error)
+        door, listener = Door(Bearer("t")), listen("127.0.0.1", 0)
+        with ThreadPoolExecutor(1) as threads:
+            runner = application_of(application(cast(Any, keeper), door, threads))
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/copies"
+            body, headers = msgspec.json.encode(Holding(1, 1)), {"Authorization": "Bearer t"}
+            async with door.serving(runner, listener), asyncio.timeout(60), ClientSession(headers=headers) as session:
+                answer = await session.post(url, data=body)
+                assert await answer.content.readexactly(1) == b"."
+                keeper.done.set()
+                assert (await answer.read()).decode() == (error or "held")
+
+    asyncio.run(story())

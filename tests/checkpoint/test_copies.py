@@ -218,3 +218,39 @@ def test_no_copy_outlives_its_node(nodes: list[Node]) -> None:
     assert [name.rpartition("-")[2] for name in os.listdir(nodes[1].shm)] == ["copy0"]
     nodes[1].keeper.close()
     assert os.listdir(nodes[1].shm) == []
+
+
+def test_a_save_does_not_wait_long_for_a_peer_that_takes_the_question_and_says_nothing(
+    nodes: list[Node], silent: Any, caplog: Any
+) -> None:
+    nodes[0].begin(1, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
+    stage(nodes[0], 1)
+    asked = silent.accept()[0]
+    stage(nodes[0], 2)
+    wait_until(lambda: "has told nothing for 1.5 s" in caplog.text, "the line that tells it", PATIENCE_S)
+    # It is not asked again at once: no later save waits at all.
+    silent.settimeout(0.0)
+    with pytest.raises(BlockingIOError):
+        silent.accept()
+    for iteration in (3, 4):
+        assert nodes[0].keeper.try_acquire(0, iteration)
+    asked.close()
+
+
+def test_a_peer_says_that_it_gets_on_until_it_holds_the_copy(nodes: list[Node], silent: Any, caplog: Any) -> None:
+    nodes[0].begin(1, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
+    stage(nodes[0], 1)
+    with silent.accept()[0] as asked:
+        asked.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n.\r\n")
+        assert nodes[0].keeper.try_acquire(0, 2) is None
+        asked.sendall(b"1\r\n.\r\n4\r\nheld\r\n0\r\n\r\n")
+        wait_until(lambda: nodes[0].keeper.try_acquire(0, 2), "room for the next state", PATIENCE_S)
+    assert caplog.text == ""
+
+
+def test_a_new_round_asks_a_silent_peer_again(nodes: list[Node], silent: Any, caplog: Any) -> None:
+    for round_ in (1, 2):
+        nodes[0].begin(round_, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
+        stage(nodes[0], 1)
+        with silent.accept()[0]:
+            wait_until(lambda round_=round_: caplog.text.count("told nothing") == round_, "the line", PATIENCE_S)

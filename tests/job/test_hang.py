@@ -2,8 +2,8 @@
 
 import pytest
 
-from runtime.job.events import StacksDumped
-from runtime.job.messages import Action, Dumped
+from runtime.job.events import HeartbeatSeen, StacksDumped
+from runtime.job.messages import Action, Dumped, Heartbeat
 from runtime.job.records import HangOver, HangSeen, JobResult, Reason, RoundBroken
 from runtime.job.seats import directive
 from runtime.job.spec import Hang, HangPolicy, RoleSpec
@@ -32,9 +32,9 @@ def test_all_nodes_are_told_to_write_their_stacks() -> None:
 
 def test_the_round_is_broken_when_all_stacks_are_written() -> None:
     world = hanging(HangPolicy.RESTART)
-    world.send(StacksDumped(Dumped("worker-0-0", 1)))
+    world.dump("worker-0-0")
     assert world.state.phase == "running"
-    world.send(StacksDumped(Dumped("worker-1-0", 1)))
+    world.dump("worker-1-0")
     broken = world.records[-1]
     assert isinstance(broken, RoundBroken)
     assert (broken.reason, broken.iteration) == (Reason.HANG, 5)
@@ -53,7 +53,7 @@ def test_stacks_that_do_not_come_are_not_waited_for_forever() -> None:
 def test_the_policy_fail_ends_the_job() -> None:
     world = hanging(HangPolicy.FAIL)
     for name in ("worker-0-0", "worker-1-0"):
-        world.send(StacksDumped(Dumped(name, 1)))
+        world.dump(name)
     assert world.state.ended is not None
     assert (world.state.ended.result, world.state.ended.exit_code) == (JobResult.FAILED, 1)
     assert "hung" in world.state.ended.reason
@@ -62,7 +62,7 @@ def test_the_policy_fail_ends_the_job() -> None:
 def test_the_policy_report_only_reports_and_says_when_it_is_over() -> None:
     world = hanging(HangPolicy.REPORT)
     for name in ("worker-0-0", "worker-1-0"):
-        world.send(StacksDumped(Dumped(name, 1)))
+        world.dump(name)
     assert world.state.phase == "running"
     assert world.state.hang is not None
     world.beat("worker-1-0", 6, still_s=0.5)
@@ -84,6 +84,74 @@ def test_a_takeover_in_a_hang_does_not_take_it_for_over(policy: HangPolicy) -> N
     world.beat("worker-0-0", 5, still_s=100.0)
     world.beat("worker-1-0", 5, still_s=100.0)
     assert (world.state.phase == "running") == (policy is HangPolicy.REPORT)
+
+
+def starting(has_beacon: bool) -> World:
+    """A job of two nodes that were told to start a minute before the limit is over, and have not moved."""
+    world = World(platform({"worker": RoleSpec(2, 1)}, hang=Hang(HangPolicy.RESTART, 60.0, 600.0)))
+    world.join_all()
+    for second in range(0, 540, 10):
+        world.now += 10
+        for name in ("worker-0-0", "worker-1-0"):
+            world.send(HeartbeatSeen(Heartbeat(name, 1, still_s=second + 10.0, has_beacon=has_beacon)))
+    assert world.state.hang is None, "what comes before the first movement may take long"
+    return world
+
+
+def test_a_round_whose_ranks_never_move_hangs_when_the_longer_limit_of_a_start_is_over() -> None:
+    world = starting(has_beacon=True)
+    world.now += 60
+    world.send(HeartbeatSeen(Heartbeat("worker-0-0", 1, still_s=600.0, has_beacon=True)))
+    assert world.state.hang is None
+    world.send(HeartbeatSeen(Heartbeat("worker-1-0", 1, still_s=600.0, has_beacon=True)))
+    assert world.state.hang is not None
+    assert (world.state.hang.still_s, world.state.hang.unmoved) == (600.0, True)
+    world.dump("worker-0-0")
+    world.dump("worker-1-0")
+    broken = world.records[-1]
+    assert isinstance(broken, RoundBroken)
+    assert "600 s since they were told to start" in broken.detail
+
+
+def test_a_member_that_never_comes_into_the_round_stands_still_too() -> None:
+    world = World(platform({"worker": RoleSpec(2, 1)}, hang=Hang(HangPolicy.RESTART, 60.0, 600.0)))
+    world.join_all()
+    for second in range(0, 600, 10):
+        world.now += 10
+        world.send(HeartbeatSeen(Heartbeat("worker-0-0", 1, still_s=second + 10.0, has_beacon=True)))
+        world.send(HeartbeatSeen(Heartbeat("worker-1-0", 0, join=1, waits=True)))
+        assert (world.state.hang is None) == (second < 590)
+
+
+def test_ranks_that_have_no_beacon_never_hang_though_they_never_move() -> None:
+    world = starting(has_beacon=False)
+    for second in range(600, 3000, 10):
+        world.now += 10
+        for name in ("worker-0-0", "worker-1-0"):
+            world.send(HeartbeatSeen(Heartbeat(name, 1, still_s=float(second))))
+    assert world.state.hang is None
+
+
+def test_stacks_written_for_an_earlier_hang_of_the_round_are_none_for_this_one() -> None:
+    world = hanging(HangPolicy.REPORT)
+    late = Dumped("worker-0-0", 1, world.state.nodes["worker-0-0"].directive)
+    world.beat("worker-0-0", 6, still_s=0.5)
+    world.beat("worker-0-0", 6, still_s=61.0)
+    assert world.state.hang is not None
+    world.send(StacksDumped(late))
+    assert not world.brain._case.liveness.all_dumped(world.state)
+    world.dump("worker-0-0")
+    world.dump("worker-1-0")
+    assert world.brain._case.liveness.all_dumped(world.state)
+
+
+def test_a_late_heartbeat_does_not_end_a_hang() -> None:
+    world = hanging(HangPolicy.REPORT)
+    world.send(HeartbeatSeen(Heartbeat("worker-1-0", 1, 5, still_s=70.0, moved=True, number=7)))
+    world.send(HeartbeatSeen(Heartbeat("worker-1-0", 1, 5, still_s=0.0, moved=True, number=6)))
+    assert world.state.hang is not None
+    world.send(HeartbeatSeen(Heartbeat("worker-1-0", 1, 5, still_s=0.0, moved=True, number=8)))
+    assert world.state.hang is None
 
 
 def test_a_worker_without_a_beacon_is_never_taken_for_hanging() -> None:

@@ -15,11 +15,10 @@ from runtime.job.events import (
     NodeGone,
     ScaleAsked,
     ShardStored,
-    StacksDumped,
     Tick,
     WorkerExited,
 )
-from runtime.job.messages import Dumped, Finished, Holding, Leaving, Persisted, WorkerExit
+from runtime.job.messages import Finished, Holding, Leaving, Persisted, WorkerExit
 from runtime.job.nodes import NodePhase
 from runtime.job.snapshot import restore, snapshot
 from runtime.job.spec import (
@@ -131,7 +130,7 @@ def act(world: World, data: st.DataObject, iteration: int) -> None:
         case "hang":
             world.beat_all(iteration, still_s=world.spec.hang.timeout_s)
         case "dump":
-            world.send(StacksDumped(Dumped(name, late)))
+            world.dump(name)
         case "created":
             world.send(NodeCreated(name))
 

@@ -38,7 +38,21 @@ class Job:
     def join_all(self) -> None:
         for node in sorted(self.state.nodes.values(), key=lambda n: n.name):
             if node.phase in (NodePhase.REQUESTED, NodePhase.REJOINING):
-                self.send(Joined(Join(node.name, "worker", node.host, 1, f"{node.name}:1", 1, (), self.number)))
+                self.send(
+                    Joined(
+                        Join(
+                            node.name,
+                            "worker",
+                            node.host,
+                            1,
+                            f"{node.name}:1",
+                            1,
+                            (),
+                            self.number,
+                            number=self.number + 1,
+                        )
+                    )
+                )
 
     def fault(
         self, name: str, code: int, iteration: int = 3, error: str = "ValueError: bad", ago_s: float = 0.0
@@ -219,7 +233,13 @@ def test_after_a_loss_that_is_no_number_right_after_a_restore_the_round_begins_f
         """Of the round after a worker's end with that exit code, with these states in the node's memory."""
         job.fault(node.name, code)
         holdings = tuple(Holding(*place, node=node.name) for place in held)
-        job.send(Joined(Join(node.name, "worker", node.host, 1, f"{node.name}:1", 1, holdings, job.number)))
+        job.send(
+            Joined(
+                Join(
+                    node.name, "worker", node.host, 1, f"{node.name}:1", 1, holdings, job.number, number=job.number + 1
+                )
+            )
+        )
         assert job.state.round is not None
         found = job.state.round.restore
         assert found is not None

@@ -84,6 +84,21 @@ def test_what_only_the_leaving_node_holds_is_read_from_it_before_it_goes() -> No
     assert world.state.nodes["worker-1-0"].phase is NodePhase.RELEASED
 
 
+def test_after_a_takeover_what_only_the_leaving_node_holds_is_still_read_from_it() -> None:
+    world = running()
+    world.held["worker-1-0"] = (Holding(1, 7, node="worker-1-0", address="a"),)
+    notice(world, "worker-1-0")
+    world.join("worker-1-1", after_round=0)
+    world.join_all()
+    world.takeover()
+    for name in ("worker-0-0", "worker-1-1"):
+        world.beat(name, 7)  # What the round began from; none has trained yet.
+    assert world.state.nodes["worker-1-0"].phase is NodePhase.WAITING
+    for name in ("worker-0-0", "worker-1-1"):
+        world.beat(name, 8)
+    assert world.state.nodes["worker-1-0"].phase is NodePhase.RELEASED
+
+
 def test_a_leaving_node_is_let_go_when_its_grace_ends_whatever_it_holds() -> None:
     world = running()
     world.held["worker-1-0"] = (Holding(1, 7, node="worker-1-0", address="a"),)

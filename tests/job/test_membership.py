@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.job.events import NodeGone, ScaleAsked, Tick
+from runtime.job.events import Joined, NodeGone, ScaleAsked, Tick
 from runtime.job.messages import Action, Join
 from runtime.job.nodes import NodePhase
 from runtime.job.records import DesiredChanged, NodeRequested
@@ -51,14 +51,12 @@ def test_nodes_under_one_switch_get_adjacent_ranks_those_of_rank_0_first() -> No
     assert world.state.round is not None
     assert rank_order(world.state.round) == [f"10.0.0.{number}" for number in (1, 4, 2, 5, 3, 0)]
     assert "in rank order: 10.0.0.1, 10.0.0.4, 10.0.0.2" in world.state.round.reason
-    ranks = [seat_for(world.state, name, 0) for name in members(world)]
+    ranks = [seat_for(world.state, _join(name).join) for name in members(world)]
     assert [seat and seat.first_rank for seat in ranks] == list(range(6))
 
 
-def _join(name: str, ip: str = "", index: int = -1, address: str = "", after_round: int = 0):
-    from runtime.job.events import Joined
-
-    return Joined(Join(name, "worker", name, 1, address or f"{name}:1", 1, (), after_round, ip=ip, index=index))
+def _join(name: str, ip: str = "", index: int = -1, address: str = "", number: int = 1) -> Joined:
+    return Joined(Join(name, "worker", name, 1, address or f"{name}:1", 1, ip=ip, index=index, number=number))
 
 
 def test_a_role_gets_its_nodes_when_those_it_waits_for_have_joined() -> None:
@@ -130,7 +128,7 @@ def test_asking_again_after_a_long_poll_does_not_postpone_the_round() -> None:
         assert world.number == 0
         world.now += 1
         for name in ("worker-0-0", "worker-1-0"):
-            world.send(_join(name, address=f"{name}:{second + 1}"))
+            world.send(_join(name, address=f"{name}:{second + 1}", number=second + 2))
     assert world.number == 1
 
 
@@ -212,7 +210,7 @@ class TestNodesThatComeByThemselves:
         world.join("c", anew=True)
         assert members(world) == ["a", "b", "c"]
         assert world.state.nodes["c"].launch == 1
-        told = directive(world.state, "c")
+        told = directive(world.state, "c", life=1)
         assert told is not None
         assert told.action is Action.CONTINUE
 

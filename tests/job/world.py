@@ -1,8 +1,8 @@
 """A job in virtual time whose agents do what a test says; after each event what must always hold is checked."""
 
 from runtime.job.brain import Brain, Journal, Refused, WriteManifest
-from runtime.job.events import Event, HeartbeatSeen, Joined, Opened, Tick, WorkerExited
-from runtime.job.messages import Heartbeat, Holding, Join, WorkerExit
+from runtime.job.events import Event, HeartbeatSeen, Joined, Opened, StacksDumped, Tick, WorkerExited
+from runtime.job.messages import Dumped, Heartbeat, Holding, Join, WorkerExit
 from runtime.job.nodes import NodePhase
 from runtime.job.records import Forgotten, MasterClaimed, Record, RoundFormed, ShardPersisted
 from runtime.job.spec import JobSpec, Placement, RoleSpec, problems
@@ -25,6 +25,8 @@ class World:
         self.agents: dict[str, int] = {}
         """How often each agent was started anew: its address."""
         self.checked: dict[str, float] = {}
+        self.joins: dict[str, int] = {}
+        """How often each agent has joined."""
         self._batch = 0
         self.takeover()
 
@@ -137,6 +139,8 @@ class World:
         if anew:
             self.agents[name] = self.agents.get(name, 0) + 1
             self.held.pop(name, None)
+            self.joins[name] = 0
+        self.joins[name] = self.joins.get(name, 0) + 1
         known = self.state.nodes.get(name)
         role = known.role if known else "worker"
         at = 0 if anew else self.number if after_round is None else after_round
@@ -146,6 +150,7 @@ class World:
                 Join(
                     name, role, known.host if known else name, 1, address, 29500, self.held.get(name, ()), at,
                     checked=self.checked.get(name, 1.0), ip=f"10.0.0.{len(name)}",
+                    life=self.agents.get(name, 0), number=self.joins[name],
                 )
             )
         )  # fmt: skip
@@ -159,7 +164,13 @@ class World:
                 return
 
     def beat(self, name: str, iteration: int = 0, still_s: float = 0.0) -> None:
-        self.send(HeartbeatSeen(Heartbeat(name, self.number, iteration, still_s=still_s)))
+        life = self.agents.get(name, 0)
+        self.send(HeartbeatSeen(Heartbeat(name, self.number, iteration, still_s=still_s, moved=True, life=life)))
+
+    def dump(self, name: str) -> None:
+        """The node has written its stacks as it was told."""
+        node = self.state.nodes.get(name)
+        self.send(StacksDumped(Dumped(name, self.number, node.directive if node else 0)))
 
     def beat_all(self, iteration: int = 0, still_s: float = 0.0) -> None:
         for name in self.names(NodePhase.WAITING, NodePhase.RUNNING, NodePhase.FINISHED, NodePhase.REJOINING):

@@ -203,9 +203,10 @@ class Shell:
     async def get(self, path: str, **headers: str) -> Reply:
         return await self.request("GET", f"/v1/{path}", b"", **headers)
 
-    async def join(self, node: str, after: int = 0, holdings: tuple[Holding, ...] = ()) -> Seat:
+    async def join(self, node: str, after: int = 0, holdings: tuple[Holding, ...] = (), life: int = 0) -> Seat:
         """Until there is a seat."""
-        message = Join(node, node.partition("-")[0], "h", 1, "127.0.0.1:7", 29500, holdings, after)
+        role, number = node.partition("-")[0], after + 1
+        message = Join(node, role, "h", 1, "127.0.0.1:7", 29500, holdings, after, life=life, number=number)
         while (reply := await self.ask("join", message)).status == 204:
             pass
         assert reply.status == 200, reply

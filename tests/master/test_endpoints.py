@@ -321,7 +321,7 @@ def test_a_node_that_comes_back_under_its_old_name_is_not_told_to_leave() -> Non
     async def story(shell: Shell) -> None:
         assert (await shell.ask("leaving", Leaving(NODE, "preempted", 0.0))).status == 200
         assert shell.desk.state.nodes[NODE].action is Action.LEAVE
-        seats = await asyncio.gather(shell.join(NODE, 0), shell.join(NODES[1], 1))
+        seats = await asyncio.gather(shell.join(NODE, life=1), shell.join(NODES[1], 1))
         assert [seat.round for seat in seats] == [2, 2]
 
     played(story, msgspec.structs.replace(SPEC, placement=Placement.JOINED))

@@ -102,7 +102,7 @@ class Agent:
 
     async def join(self, after: int) -> Seat:
         holdings = (Holding(after, after, node=self.name, address="127.0.0.1:7"),) if after else ()
-        message = Join(self.name, "worker", "", 1, "127.0.0.1:7", 29500, holdings, after)
+        message = Join(self.name, "worker", "", 1, "127.0.0.1:7", 29500, holdings, after, number=after + 1)
         while (seat := await self.client.join(message)) is None:
             pass
         return seat

@@ -99,7 +99,8 @@ class Agent:
         return msgspec.json.decode(body, type=kind)
 
     async def join(self, after: int = 0, holdings: tuple[Holding, ...] = ()) -> Seat:
-        return await self.ask("join", Join(self.name, "worker", "h", 1, "127.0.0.1:7", 29500, holdings, after), Seat)
+        join = Join(self.name, "worker", "h", 1, "127.0.0.1:7", 29500, holdings, after, number=after + 1)
+        return await self.ask("join", join, Seat)
 
     async def beat(self, round_: int, seen: int) -> Directive:
         return await self.ask("heartbeat", Heartbeat(self.name, round_, seen=seen), Directive)

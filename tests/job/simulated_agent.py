@@ -1,0 +1,302 @@
+"""An agent of `simulated`: runtime.agent.agent's story around the same `Talk`, with workers that are thought of."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from runtime.agent.talk import Talk
+from runtime.job.messages import Action, Directive, Holding, Join, Persisted, Seat, WorkerExit
+
+if TYPE_CHECKING:
+    from tests.job.simulated import Simulation
+
+TIMEOUTS_S = {"join": 40.0}
+TIMEOUT_S = 15.0
+DEAD_MAN_S = 900.0
+ITERATION_S = 2.0
+
+
+class Agent:
+    """One process on one node."""
+
+    def __init__(self, sim: "Simulation", name: str, role: str, host: str, life: int) -> None:
+        self.sim, self.name, self.role, self.host = sim, name, role, host
+        self.talk = Talk(name, life)
+        self.alive = True
+        self.exists = True
+        """Does the platform show it? A machine without power is shown for a while."""
+        self.frozen_until = 0.0
+        self.hung = False
+        """The workers of this round stand still."""
+        self.training = False
+        self.iteration = 0
+        self.seat: Seat | None = None
+        self.held: dict[tuple[int, int, int], Holding] = {}
+        self._known = False
+        self._epoch = 0
+        self._master: Any = None
+        self._heard = sim.now
+        self._tries: dict[str, int] = {}
+        self._moved_at = self._began = 0.0
+        self._moved = False
+        self._over = -1
+        """Rounds up to this one are known to be over."""
+        sim.at(sim.random.random() * 3, self, self._join)
+        sim.at(sim.random.random(), self, self._listen)
+
+    # How it asks: again and again, until a master answers.
+
+    def _post(self, way: str, message: Any, done: Callable[[int, Any], None]) -> None:
+        number = self._tries[way] = self._tries.get(way, 0) + 1
+        sim = self.sim
+
+        def answered(status: int, reply: Any) -> None:
+            if self._tries.get(way) != number:
+                return  # Nobody waits for it any more.
+            if reply is not None and reply.epoch < self._epoch:
+                self._again(way, message, done)
+                return
+            self._tries[way] += 1
+            self._epoch = max(self._epoch, getattr(reply, "epoch", 0))
+            self._heard = sim.now
+            done(status, reply)
+
+        def failed() -> None:
+            if self._tries.get(way) == number:
+                self._again(way, message, done)
+
+        if self._master is None or not self._master.alive:
+            masters = sim.masters
+            self._master = masters[-1] if masters else None
+            sim.at(sim.random.random() * 1.5, self, failed)
+            return
+
+        def arrived() -> None:
+            to = self._master_for(way)
+            if to is not None:
+                sim.at(0.0, to, to.take, message, lambda *reply: sim.carry(self, answered, *reply))
+
+        sim.carry(None, arrived)
+        sim.at(TIMEOUTS_S.get(way, TIMEOUT_S), self, failed)
+
+    def _master_for(self, way: str) -> Any:
+        """Whom a message reaches: a copy that comes late, any master that lives."""
+        masters = self.sim.masters
+        return self.sim.random.choice(masters) if masters else None
+
+    def _again(self, way: str, message: Any, done: Callable[[int, Any], None]) -> None:
+        sim = self.sim
+        if sim.now - self._heard > DEAD_MAN_S:
+            self.end(75)
+            return
+        if sim.masters:
+            self._master = sim.masters[-1]
+        self._tries[way] += 1
+        number = self._tries[way]
+        sim.at(
+            sim.random.random() * 1.5,
+            self,
+            lambda: self._post(way, message, done) if self._tries[way] == number else None,
+        )
+
+    # Rounds.
+
+    def _join(self) -> None:
+        holdings = tuple(self.held.values())
+        draft = Join(self.name, self.role, self.host, 1, f"{self.name}:1", 29500, holdings)
+        asked = self.sim.now
+        self._post("join", self.talk.join(draft), lambda status, seat: self._seated(status, seat, asked))
+
+    def _seated(self, status: int, seat: Seat | None, asked: float) -> None:
+        if status == 409:
+            self.end(0)
+            return
+        self._known = True
+        if seat is None:
+            self.sim.at(0.5 if self.sim.now - asked < 0.1 else 0.0, self, self._join)
+            return
+        self.talk.take(seat)
+        self.seat, self.iteration, self.hung, self.training = seat, 0, False, False
+        self._began, self._moved = self.sim.now, False
+        if self.talk.ends(self._over):
+            self._leave_round()
+            return
+        self.sim.at(self.sim.random.random() * 3, self, self._restore, seat)
+
+    def _restore(self, seat: Seat) -> None:
+        """The workers begin, from what the seat says, if somebody still has it."""
+        if self.seat is not seat:
+            return
+        begin = (seat.restore.round, seat.restore.iteration) if seat.restore else (0, 0)
+        self.iteration = begin[1]
+        self.held = {place: held for place, held in self.held.items() if place[:2] <= begin}
+        if seat.restore is not None and not all(map(self._readable, range(seat.restore.sources[0].shards))):
+            self.sim.count("not restored")
+            self.fault(1, "cannot be restored")
+            return
+        self.training = True
+        members = self.sim.rounds.setdefault(seat.round, set())
+        members.add(self)
+        if len(members) == seat.group_world_size:
+            self.sim.at(ITERATION_S, None, iterate, self.sim, seat)
+
+    def _readable(self, shard: int) -> bool:
+        assert self.seat
+        assert self.seat.restore
+        restore = self.seat.restore
+        shards, agents = restore.sources[0].shards, self.sim.agents
+        place = restore.round, restore.iteration, shard
+        for source in restore.sources:
+            if source.shard != shard:
+                continue
+            if source.key and (*place, shards) in self.sim.store:
+                return True
+            holder = agents.get(source.node)
+            if holder and holder.alive and place in holder.held:
+                return True
+        return False
+
+    def _leave_round(self) -> None:
+        """The round is over: the workers die, and the agent joins again."""
+        self._stop()
+        self._join()
+
+    def _stop(self) -> None:
+        if self.seat is not None:
+            self.sim.rounds.get(self.seat.round, set()).discard(self)
+        self.seat, self.training = None, False
+
+    def fault(self, code: int, error: str = "ValueError: x") -> None:
+        """A worker dies; that is told before the agent joins again."""
+        seat = self.seat
+        if seat is None or (self.training and self.iteration >= self.sim.plan.iterations):
+            return
+        told = WorkerExit(self.name, seat.round, seat.first_rank, 0, code, self.iteration, error, oom=code == 247)
+        self._stop()
+        self._post("fault", told, lambda status, _: self.end(0) if status == 409 else self._join())
+
+    def progress(self, seat: Seat) -> None:
+        """All ranks have finished an iteration."""
+        sim = self.sim
+        self.iteration += 1
+        self._moved, self._moved_at = True, sim.now
+        shards = seat.world_size if sim.plan.sharded else 1
+        mine = seat.first_rank if sim.plan.sharded else 0
+        place = (seat.round, self.iteration, mine)
+        self._hold(place, shards)
+        for other in _by_name(sim.rounds[seat.round]) if sim.plan.sharded else ():
+            if other.seat and (other.seat.first_rank + 1) % seat.world_size == seat.first_rank:
+                self._hold((seat.round, self.iteration, other.seat.first_rank), shards)
+        if self.iteration % 2 == 0 and (seat.persists or sim.plan.sharded):
+            sim.at(sim.latency() * 3, self, self._put, *place, shards)
+        if self.iteration >= sim.plan.iterations:
+            self.training = False
+            self._post(
+                "finished", self.talk.finished(seat.round), lambda status, _: self.end(0) if status == 409 else None
+            )
+        elif "outbox" not in self._tries or self._tries["outbox"] % 2 == 0:
+            beat = self._beat(telemetry=({"iteration": self.iteration},))
+            self._post("outbox", beat, lambda status, told: self._act(told if status == 200 else None))
+
+    def _hold(self, place: tuple[int, int, int], shards: int) -> None:
+        self.held[place] = Holding(*place, shards=shards, node=self.name, address="a:1")
+        for old in sorted(self.held)[: -4 if self.sim.plan.sharded else -2]:
+            del self.held[old]
+
+    def _put(self, round_: int, iteration: int, shard: int, shards: int) -> None:
+        self.sim.store.add((round_, iteration, shard, shards))
+        told = Persisted(self.name, Holding(round_, iteration, shard, shards, key=f"k{iteration}"))
+        self._post(f"persisted {round_} {iteration} {shard}", told, lambda *_: None)
+
+    # Signs of life.
+
+    def _beat(self, **more: Any) -> Any:
+        since = self._moved_at if self._moved else self._began
+        still_s = self.sim.now - since if self.training else 0.0
+        known = self.sim.plan.has_beacon
+        return self.talk.beat(
+            iteration=self.iteration, still_s=still_s, moved=self._moved and known, has_beacon=known, **more
+        )
+
+    def _listen(self) -> None:
+        began, known, beat = self.sim.now, self._known, self._beat()
+
+        def heard(status: int, told: Directive | None) -> None:
+            if status == 409:
+                if known:
+                    self.end(0)
+                else:
+                    self.sim.at(0.5, self, self._listen)
+                return
+            self._act(told)
+            quick = (told is None or told.number <= beat.seen) and self.sim.now - began < 0.1
+            self.sim.at(0.5 if quick else 0.0, self, self._listen)
+
+        self._post("listen", beat, heard)
+
+    def _act(self, told: Directive | None) -> None:
+        action = self.talk.hear(told)
+        if told is None:
+            return
+        if action is Action.LEAVE:
+            self.end(0)
+        elif action is Action.REJOIN:
+            self._over = max(self._over, told.round)
+            if self.seat is not None and self.talk.ends(told.round):
+                self._leave_round()
+        elif action is Action.DUMP:
+            self._post("dumped", self.talk.dumped(told), lambda *_: None)
+        elif action is Action.PERSIST:
+            for place, held in self.held.items():
+                self.sim.at(self.sim.latency(), self, self._put, *place, held.shards)
+
+    # What befalls it.
+
+    def notice(self, grace_s: float) -> None:
+        """SIGTERM: it says so and goes in time."""
+        if self._known:
+            self._post("leaving", self.talk.leaving("SIGTERM", grace_s), lambda *_: None)
+        self.sim.at(grace_s if self._known else 0.0, self, self.end, 143)
+
+    def hang(self) -> None:
+        """The workers stand still until the round is over."""
+        self.hung = self.sim.plan.has_beacon
+
+    def vanish(self) -> None:
+        """The machine loses its power: nobody tells. The platform finds out later."""
+        self.alive = False
+        self._stop()
+        self.sim.at(60.0, None, self._found_gone)
+
+    def _found_gone(self) -> None:
+        if self.exists:
+            self.exists = False
+            self.sim.gone(self, 137)
+
+    def end(self, code: int) -> None:
+        """The process ends, and its workers with it."""
+        if self.alive:
+            self.alive = self.exists = False
+            self._stop()
+            self.sim.gone(self, code)
+
+    def tell(self) -> str:
+        """For whoever looks at what went wrong."""
+        where = f"waits after round {self.talk.round}" if self.talk.waits else f"in round {self.talk.round}"
+        return f"{'alive' if self.alive else 'dead'}, {where}, training {self.training}, seen {self.talk.seen}"
+
+
+def iterate(sim: "Simulation", seat: Seat) -> None:
+    """An iteration of that round, if all its members still are in it."""
+    members = sim.rounds.get(seat.round, set())
+    if len(members) < seat.group_world_size or not all(agent.training for agent in members):
+        return
+    if not any(agent.hung or (agent.frozen_until > sim.now and not sim.fair) for agent in members):
+        sim.trained.add(seat.round)
+        for agent in _by_name(members):
+            assert agent.seat
+            agent.progress(agent.seat)
+    sim.at(ITERATION_S, None, iterate, sim, seat)
+
+
+def _by_name(agents: set[Agent]) -> list[Agent]:
+    return sorted(agents, key=lambda agent: agent.name)
