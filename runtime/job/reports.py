@@ -156,7 +156,7 @@ def _shard_stored(case: Case, event: ShardStored) -> None:
     if not held.key or not 0 <= held.shard < held.shards or not 0 < held.round <= round_number(case.state):
         raise Refused(f"{node} persisted no shard of this job: {held.key!r} of round {held.round}")
     known = case.state.checkpoints.get((held.round, held.iteration))
-    if known is None or all(shard.shard != held.shard for shard in known.shards):
+    if known is None or held.shard not in known.shards:
         case.record(ShardPersisted(time=case.now, holding=held))
 
 

@@ -228,10 +228,7 @@ class Desk:
     def _overtaken(self, asked: WriteManifest) -> bool:
         """Is a newer checkpoint whole in the store? What is older may be deleted."""
         place = asked.round, asked.iteration
-        return any(
-            newer > place and known.shards and len(known.shards) >= known.shards[0].shards
-            for newer, known in self.state.checkpoints.items()
-        )
+        return any(newer > place and known.shards.whole for newer, known in self.state.checkpoints.items())
 
     async def _committed(self, asked: WriteManifest) -> str:
         """The manifest's key; "" when an object of the checkpoint was deleted before all were there."""
