@@ -175,7 +175,7 @@ def _draft(header: Segment, records: list[Record]) -> Draft:
 
 
 def _create(store: Store, job: str, draft: Draft) -> bool:
-    """True when the segment is ours, also if a retry met its own success. Raises NoSuchKey: it was there, and is not."""
+    """True when the segment is ours, also if a retry met its own success. Raises NoSuchKey: it was there."""
     faults.point("journal.before_create", number=draft.number)
     created = store.create(segments.key(job, draft.number), draft.data)
     faults.point("journal.after_create", number=draft.number)

@@ -1,4 +1,4 @@
-"""Where the segments of a journal lie: each `jobs/<job>/journal/000123` at first; old ones packed, a block in one object.
+"""Where the segments of a journal lie: each as `jobs/<job>/journal/000123` first; old ones in blocks, one object each.
 
 A block is BLOCK numbers in a row, `jobs/<job>/archive/000129.jsonl.gz` those from 129 on: the same lines, compressed.
 It is made by one `create` before its segments leave the listing that every master and agent makes. Claims (a master's
