@@ -15,7 +15,7 @@ from runtime import faults
 from runtime.job.records import VERSION, MasterClaimed, Record
 from runtime.job.state import State, fold
 from runtime.master import segments, snapshots
-from runtime.master.segments import JournalError
+from runtime.master.segments import JournalError, Segment
 from runtime.store import NoSuchKey, Store, StoreError
 
 __all__ = ["Fenced", "Journal", "JournalError", "Master", "claim", "find_master", "read_journal", "read_state"]
@@ -23,16 +23,6 @@ __all__ = ["Fenced", "Journal", "JournalError", "Master", "claim", "find_master"
 
 class Fenced(RuntimeError):  # noqa: N818 (a name that reads well in `except`)
     """Another master has taken the job over."""
-
-
-class Segment(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
-    """First line of every segment: its writer."""
-
-    number: int
-    epoch: int
-    address: str
-    nonce: str
-    v: int = VERSION
 
 
 class Master(NamedTuple):

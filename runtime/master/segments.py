@@ -15,7 +15,10 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from runtime import faults
+from runtime.job.records import VERSION
 from runtime.store import NoSuchKey, Store
 
 BLOCK = 128
@@ -35,6 +38,16 @@ class MissingError(JournalError):
     def __init__(self, text: str, found: int) -> None:
         super().__init__(text)
         self.found = found
+
+
+class Segment(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
+    """First line of every segment: its writer."""
+
+    number: int
+    epoch: int
+    address: str
+    nonce: str
+    v: int = VERSION
 
 
 class Body(NamedTuple):
@@ -66,7 +79,8 @@ def read(store: Store, job: str, after: int = 0) -> Iterator[Body]:
     """All segments after that number, in order, archived or not, also while a master archives. Raises MissingError."""
     wanted, lacking = after + 1, 0
     while True:
-        for first in _blocks(store, job):
+        blocks = _blocks(store, job)
+        for first in blocks:
             if first <= wanted < first + BLOCK:
                 for body in _unpacked(job, first, store.get(_block_key(job, first))):
                     if body.number == wanted:
@@ -82,7 +96,7 @@ def read(store: Store, job: str, after: int = 0) -> Iterator[Body]:
         if not listed or wanted > listed[-1]:
             return
         if wanted == lacking:
-            found = next(number for number in listed if number >= wanted)
+            found = min((number for number in (*blocks, *listed) if number > wanted), default=wanted + 1)
             raise MissingError(f"{key(job, wanted)} is missing, {key(job, found)} is there", found)
         lacking = wanted
 
