@@ -2,7 +2,7 @@
 
 The story begins in `manifest` (what is understood, and what is refused by name: `schema`, `validate`), goes on in
 `engine` (pure: what happens next) and ends in `executor` (pods, event log, `workflow.json`). May import only
-`runtime.faults` of the rest of Everstep.
+`runtime.faults` and `runtime.rotate` of the rest of Everstep.
 """
 
 from runtime.workflow.executor import RunOptions, RunResult, execute, run

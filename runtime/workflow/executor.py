@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime import faults
+from runtime.rotate import Rotation
 from runtime.workflow import artifacts, asks, leftovers, readiness, runfolder, status
 from runtime.workflow.containers import probe_of
 from runtime.workflow.engine import Engine
@@ -136,6 +137,7 @@ class _Executor:
         self._status = status.Writer(self.engine, folder)
         self._written, self._stale = 0.0, True
         self._unwritten: OSError | None = None
+        self._logs = Rotation()
 
     def result(self) -> RunResult:
         """How it ended."""
@@ -156,6 +158,7 @@ class _Executor:
         if not namespaces():
             print(SHARED_FOLDERS, file=sys.stderr)
         view, listener = asyncio.create_task(self._show()), asyncio.create_task(self._listen())
+        self._logs.begin()
         listener.add_done_callback(lambda _: self._changed.set())
         try:
             self._status.write()  # Before the first pod: whoever finds one without its launcher sees the run.
@@ -315,9 +318,12 @@ class _Executor:
         """Wait for the pod's process, then read its exit code and outputs."""
         probe = None if node.daemoned else probe_of(node.spec)
         asking = asyncio.create_task(self._ask_ready(node, probe)) if probe else None
+        log = self._launch.pod(node).log
+        self._logs.paths.add(log)
         try:
             await self._runner.gone(node.pid, node.start_time)
         finally:
+            self._logs.paths.discard(log)
             if asking:
                 asking.cancel()
         ended = await self._launch.ended(node)
