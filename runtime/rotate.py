@@ -34,6 +34,20 @@ def rotate(path: Path, most: int = MOST) -> bool:
     return True
 
 
+def read_on(path: Path, at: int | None) -> tuple[bytes, bytes]:
+    """(What was in the log before it began anew and nobody has read, what is in it now and nobody has read). `at`: so
+    many bytes of it are known; None: none, nor what was before."""
+    with path.open("rb") as file:
+        begun_anew = at is None or os.fstat(file.fileno()).st_size < at
+        before = b""
+        if begun_anew:
+            with suppress(FileNotFoundError), path.with_name(f"{path.name}.1").open("rb") as older:
+                older.seek(at or 0)
+                before = older.read()
+        file.seek(0 if begun_anew else at or 0)
+        return before, file.read()
+
+
 def appended(file: int) -> Path | None:
     """Path of the log that this descriptor appends to; None where it is a terminal, a pipe or written otherwise."""
 

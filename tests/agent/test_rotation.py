@@ -93,3 +93,16 @@ def test_of_a_launchs_rounds_the_newest_keep_their_logs_which_are_appended_to(tm
     kept = sorted(int(path.name.removeprefix("attempt_")) for path in logs.folder.iterdir())
     assert kept == list(range(5, ATTEMPTS + 5))
     assert {path.name for path in logs._rotation.paths} == {"stdout.log", "stderr.log"}
+
+
+def test_who_follows_a_log_misses_nothing_when_it_begins_anew(tmp_path: Path) -> None:
+    log = tmp_path / "pod.log"
+    log.write_bytes(b"one\n")
+    assert rotate.read_on(log, None) == (b"", b"one\n")
+    with log.open("ab") as file:
+        file.write(b"two\n")
+    assert rotate.rotate(log, 1)
+    with log.open("ab") as file:
+        file.write(b"3\n")
+    assert rotate.read_on(log, 4) == (b"two\n", b"3\n")
+    assert rotate.read_on(log, None) == (b"one\ntwo\n", b"3\n")
