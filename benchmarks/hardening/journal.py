@@ -76,7 +76,10 @@ def started(options: argparse.Namespace) -> Iterator[Line]:
         grow(store, EVENTS)
         found = _seconds(lambda: journal.find_master(store, JOB))
         claimed = _seconds(lambda: journal.claim(store, JOB, "127.0.0.1:2", time.time()))
-        told = f"find {found:.3f} s, take over {claimed:.3f} s; {len(segments.numbers(store, JOB))} segments listed"
+        size = sum(entry.size for entry in store.list(f"jobs/{JOB}/")) / 1e6
+        told = (
+            f"find {found:.3f} s, take over {claimed:.3f} s; {len(segments.numbers(store, JOB))} listed, {size:.0f} MB"
+        )
         yield Line(TAKEN, f"<= {WANTED_S:.0f} s", told, max(found, claimed) <= WANTED_S)
         yield from reported(folder)
     yield from requests(options)
