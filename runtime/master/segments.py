@@ -11,6 +11,7 @@ first segment) stay there for ever. Two rules keep a number from being won twice
 """
 
 import gzip
+import logging
 import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -25,6 +26,7 @@ BLOCK = 128
 """Segments in one object of the archive: a report reads a job of 10^6 records in a thousand requests."""
 HEADER = b'{"kind":"Segment"'
 """How the first line of each segment begins."""
+_log = logging.getLogger(__name__)
 _CLAIM = b'\n{"kind":"MasterClaimed"'
 
 
@@ -133,8 +135,11 @@ def archive(store: Store, job: str, before: int) -> None:
     if blocks:
         first = blocks[-1]
         if left := [number for number in listed if first <= number < first + BLOCK]:
-            bodies = {body.number: body.data for body in _unpacked(job, first, store.get(_block_key(job, first)))}
-            _leave(store, job, {number: bodies[number] for number in left})
+            try:
+                bodies = {body.number: body.data for body in _unpacked(job, first, store.get(_block_key(job, first)))}
+                _leave(store, job, {number: bodies[number] for number in left})
+            except MissingError as error:
+                _log.warning("segments %s stay beside their block: %s", left, error)
     first = blocks[-1] + BLOCK if blocks else 1
     if first + BLOCK > before:
         return

@@ -185,6 +185,16 @@ def test_a_damaged_block_is_named() -> None:
         list(read_journal(store, "j"))
 
 
+def test_a_damaged_block_does_not_keep_the_next_from_being_archived() -> None:
+    store = TroubledStore()
+    journal, state = _grown(store, 1)
+    store.objects["jobs/j/archive/000001.jsonl.gz"] = b"damaged"
+    _write(journal, state, 2 * BLOCK)
+    segments.archive(store, "j", journal.draft([]).number - 1)
+    assert "jobs/j/archive/000003.jsonl.gz" in store.objects
+    assert 1 in _listed(store)
+
+
 class _Killed(BaseException):
     """The master was killed."""
 
