@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 import tyro
 
 from everstep import flags
-from everstep.errors import BadInput
+from everstep.errors import TRY_AGAIN, BadInput
 from runtime.store import StoreError, absolute, open_store
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
 
 def _run_here(manifest: dict[str, Any], name: str, how: Submission, reason: str) -> int:
     from runtime.platform.process import end_nodes
-    from runtime.workflow import ManifestError, RunOptions, check_name, run
+    from runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run
     from runtime.workflow.view import watch
 
     folder = Path(how.runs) / name
@@ -211,6 +211,9 @@ def _run_here(manifest: dict[str, Any], name: str, how: Submission, reason: str)
             result = run(manifest, RunOptions(name=name, runs=Path(how.runs), on_change=show))
     except ManifestError as error:
         raise BadInput(str(error)) from None
+    except CannotWriteError as error:
+        print(f"python {sys.argv[0]}: {error}", file=sys.stderr)
+        return TRY_AGAIN
     end_nodes(folder)
     for name, value in result.outputs.items():
         print(f"{name}: {value}", file=sys.stderr)

@@ -110,18 +110,18 @@ def logged(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
 
     `follow`: until the run has ended.
     """
+    from runtime.rotate import read_on
     from runtime.workflow.runfolder import launcher
 
     read: dict[Path, int] = {}
     while True:
         over = launcher(folder) is None
         for path, pod in _logs(folder, wanted):
-            with path.open("rb") as file:
-                file.seek(read.get(path, 0))
-                text = file.read()
+            at = read.get(path)
+            before, text = read_on(path, at)
             text = text if over or not follow else text[: text.rfind(b"\n") + 1]
-            read[path] = read.get(path, 0) + len(text)
-            for line in text.decode(errors="replace").splitlines():
+            read[path] = len(text) + (0 if before else at or 0)
+            for line in (before + text).decode(errors="replace").splitlines():
                 yield f"{pod}: {line}"
         if over or not follow:
             break

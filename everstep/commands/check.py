@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep.errors import BadInput
+from everstep.errors import TRY_AGAIN, BadInput
 
 if TYPE_CHECKING:
     from runtime.diagnosis.across import Across
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from runtime.diagnosis.switchbox import Box
 
 UNFIT = 3
-TRY_AGAIN = 75
 EPILOG = """\
 Each node does matrix products on one CPU core, then all-reduces with its group (gloo), in up to three rounds: up to a
 quarter of faulty nodes are named exactly. Of two or three nodes that only fail together some stay undecided, by name.

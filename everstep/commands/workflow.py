@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep import runs
-from everstep.errors import BadInput
+from everstep.errors import TRY_AGAIN, BadInput
 
 if TYPE_CHECKING:
     from runtime.workflow.asks import Ask
@@ -85,7 +85,7 @@ def _selecting(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do it; returns the exit code (0 done, 1 failed, 2 bad input, 130 stopped)."""
+    """Do it; returns the exit code (0 done, 1 failed, 2 bad input, 75 nothing can be written, 130 stopped)."""
     verbs = {
         "run": _run, "lint": _lint, "get": _get, "logs": _logs, "list": _list, "resume": _resume, "retry": _retry,
         "stop": _stop, "terminate": _stop, "set": _set,
@@ -191,9 +191,10 @@ def _execute(
     parameters: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
     from runtime.platform.process import end_nodes
-    from runtime.workflow import ManifestError, RunOptions, check_name
+    from runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name
     from runtime.workflow import run as run_workflow
     from runtime.workflow.asks import AskError
+    from runtime.workflow.events import TornError
     from runtime.workflow.view import watch
 
     try:
@@ -205,8 +206,11 @@ def _execute(
         with watch() as show:
             shown = _named(name, show)
             result = run_workflow(manifest, RunOptions(name, folder, library, path, shown, restart, parameters or {}))
-    except (ManifestError, AskError) as error:
+    except (ManifestError, AskError, TornError) as error:
         raise BadInput(str(error)) from None
+    except CannotWriteError as error:
+        print(f"everstep workflow: {error}", file=sys.stderr)
+        return TRY_AGAIN
     end_nodes(result.folder)
     print(f"{result.phase.value}  {result.message}".rstrip(), file=sys.stderr)
     return result.exit_code if result.exit_code in (0, STOPPED) else 1

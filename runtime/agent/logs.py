@@ -18,6 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.agent.output import LAST_WORDS, Output, Pipe, write_all, write_lines
+from runtime.rotate import Rotation
+
+ATTEMPTS = 16
+"""Rounds whose logs stay; torchrun keeps all, but has few."""
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 _ONE = re.compile(r"[0123]")
 _BY_RANK = re.compile(r"(\d:[0123],)*\d:[0123]")
@@ -92,6 +97,7 @@ class LaunchLogs:
     folder: Path | None = field(default=None, init=False)
     """The run's; made for the first round, None with /dev/null."""
     _attempt: Path | None = field(default=None, init=False)
+    _rotation: Rotation = field(default_factory=Rotation, init=False)
 
     def begin(self, attempt: int, environments: Sequence[dict[str, str]]) -> None:
         """Make the folder of this attempt. Raises OSError when it cannot be made."""
@@ -106,6 +112,12 @@ class LaunchLogs:
         self._attempt = self.folder / f"attempt_{attempt}"
         shutil.rmtree(self._attempt, ignore_errors=True)
         self._attempt.mkdir()
+        for path in self.folder.glob("attempt_*"):
+            number = path.name.removeprefix("attempt_")
+            if number.isdigit() and int(number) <= attempt - ATTEMPTS:
+                shutil.rmtree(path, ignore_errors=True)
+        self._rotation.paths.clear()
+        self._rotation.begin()
 
     def open(self, local_rank: int, rank: int) -> Output:
         """A worker's."""
@@ -124,8 +136,10 @@ class LaunchLogs:
                 filtered = self._attempt / f"filtered_{name}.log" if filters and shown and self._attempt else None
                 prefix = self.plan.prefix_of(self.role_name, local_rank, rank)
                 streams.append(Teed(own / f"{name}.log", console, prefix, filtered, filters))
+                self._rotation.paths |= {own / f"{name}.log", *([filtered] if filtered else [])}
             else:
                 streams.append(Redirected(own / f"{name}.log"))
+                self._rotation.paths.add(own / f"{name}.log")
         return Launched(streams[0], streams[1], "" if nowhere else str(own / "error.json"))
 
 
@@ -147,7 +161,7 @@ class Redirected:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self.file = os.open(path, _APPEND | os.O_TRUNC, 0o666)
 
     def close(self) -> None:
         pass
@@ -165,12 +179,11 @@ class Teed:
     def __init__(
         self, path: Path, console: int | None, prefix: bytes, filtered: Path | None, filters: Sequence[str]
     ) -> None:
-        self._copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._copy = os.open(path, _APPEND | os.O_TRUNC, 0o666)
         self._console = console
         self._prefix = prefix
         self._needles = [word.encode() for word in filters]
-        append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._filtered = os.open(filtered, append, 0o666) if filtered else None
+        self._filtered = os.open(filtered, _APPEND, 0o666) if filtered else None
         self._pipe = Pipe(self._lines, lambda data: write_all(self._copy, data))
         self.file = self._pipe.write_end
 

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from runtime.rotate import Rotation, appended
+
 LAST_WORDS = 16 << 10
 """Bytes of a worker's output that are kept for the error of a fault."""
 _CHUNK = 1 << 16
@@ -131,9 +133,12 @@ class NodeLog:
     def __init__(self, log: int, folder: Path) -> None:
         self._log = log
         self._folder = folder
+        path = appended(log)
+        self._rotation = Rotation([path] if path else [])
 
     def begin(self, attempt: int, environments: Sequence[dict[str, str]]) -> None:
         """All rounds share the log."""
+        self._rotation.begin()
 
     def open(self, local_rank: int, rank: int) -> Output:
         """A worker's."""

@@ -1,6 +1,9 @@
 """What the journal knows of checkpoints in the store: which shards of which (round, iteration) lie there, and which
 are committed. Part of the state; functions over it."""
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
 import msgspec
 from msgspec.structs import replace
 
@@ -10,10 +13,61 @@ KEPT = 16
 """Persisted (round, iteration)s that are remembered, the newest of them, and the newest committed one."""
 
 
+class Shards:
+    """Shards of one checkpoint, each number once: an immutable collection to which one is added in constant time.
+
+    Versions share one dictionary, which only ever grows; a version is its first `_size` entries. One that branches
+    off, because another version has grown since, copies it.
+    """
+
+    __slots__ = ("_places", "_shared", "_size")
+
+    def __init__(self, shards: Iterable[Holding] = ()) -> None:
+        self._shared = {held.shard: held for held in shards}
+        self._places = {shard: at for at, shard in enumerate(self._shared)}
+        self._size = len(self._shared)
+
+    def __iter__(self) -> Iterator[Holding]:
+        return islice(list(self._shared.values()), self._size)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, shard: int) -> bool:
+        return self._places.get(shard, self._size) < self._size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shards) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Shards({list(self)})"
+
+    @property
+    def wanted(self) -> int:
+        """How many there are in the whole checkpoint, as the first of them says; 1 before it."""
+        return next((held.shards for held in self._shared.values()), 1) if self._size else 1
+
+    @property
+    def whole(self) -> bool:
+        """Are all of them here?"""
+        return self._size >= self.wanted
+
+    def add(self, held: Holding) -> "Shards":
+        """This one besides. The caller has looked that there is none of its number."""
+        grown = self if self._size and len(self._shared) == self._size else Shards(self)
+        fresh = object.__new__(Shards)
+        fresh._shared, fresh._places, fresh._size = grown._shared, grown._places, self._size + 1
+        fresh._places[held.shard] = self._size
+        fresh._shared[held.shard] = held
+        return fresh
+
+
 class Checkpoint(msgspec.Struct, frozen=True):
     """What of a (round, iteration) is in the store."""
 
-    shards: tuple[Holding, ...] = ()
+    shards: Shards = Shards()
     manifest: str = ""
     """Key of the manifest; empty until committed."""
 
@@ -38,9 +92,9 @@ def with_shard(known: Checkpoints, held: Holding) -> Checkpoints:
     """A shard was persisted; the first one of it counts."""
     key = (held.round, held.iteration)
     before = known.get(key, Checkpoint())
-    if any(shard.shard == held.shard for shard in before.shards):
+    if held.shard in before.shards:
         return known
-    return _remembering(known, key, replace(before, shards=(*before.shards, held)))
+    return _remembering(known, key, replace(before, shards=before.shards.add(held)))
 
 
 def with_manifest(known: Checkpoints, key: tuple[int, int], manifest: str) -> Checkpoints:

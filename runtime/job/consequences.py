@@ -72,7 +72,7 @@ def _each(state: State, phases: tuple[NodePhase, ...], stays: bool = True) -> li
 def _commit(case: Case) -> None:
     for key, checkpoint in case.state.checkpoints.items():
         shards = checkpoint.shards
-        if checkpoint.manifest or key in case.committing or not shards or len(shards) < shards[0].shards:
+        if checkpoint.manifest or key in case.committing or not shards.whole:
             continue
         case.committing.add(key)
         world = case.state.worlds.get(key[0], 0)

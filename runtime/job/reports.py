@@ -180,7 +180,7 @@ def _shard_stored(case: Case, event: ShardStored) -> None:
     known = case.state.checkpoints.get(place)
     if known is None and place <= case.state.forgotten:
         return
-    if known is None or all(shard.shard != held.shard for shard in known.shards):
+    if known is None or held.shard not in known.shards:
         case.record(ShardPersisted(time=case.now, holding=held))
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.job.checkpoints import Checkpoint
+from runtime.job.checkpoints import Checkpoint, Shards
+from runtime.job.messages import Holding
 from runtime.job.nodes import NodeState
 from runtime.job.records import FaultJudged
 from runtime.job.roster import Roster
@@ -54,10 +55,9 @@ def snapshot(state: State) -> bytes:
         places.setdefault((role, index), _Place(role, index)).given_up = judged
     rest: dict[str, Any] = {name: getattr(state, name) for name in _Rest.__struct_fields__}
     kept = [_Kept(round_, iteration, known) for (round_, iteration), known in state.checkpoints.items()]
-    encode = msgspec.json.encode
-    return encode(
-        _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), kept, msgspec.Raw(encode(_Rest(**rest))))
-    )
+    others = msgspec.Raw(msgspec.json.encode(_Rest(**rest)))
+    told = _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), kept, others)
+    return msgspec.json.encode(told, enc_hook=list)
 
 
 def restore(data: bytes) -> State:
@@ -65,7 +65,7 @@ def restore(data: bytes) -> State:
     try:
         if (schema := msgspec.json.decode(data, type=dict[str, Any]).get("schema")) != SCHEMA:
             raise SnapshotError(f"a snapshot of schema {schema}, this Everstep reads {SCHEMA}")
-        read = msgspec.json.decode(data, type=_Snapshot)
+        read = msgspec.json.decode(data, type=_Snapshot, dec_hook=_shards)
         rest = msgspec.json.decode(read.rest, type=_Rest)
     except msgspec.DecodeError as error:
         raise SnapshotError(f"no snapshot: {error}") from error
@@ -76,3 +76,7 @@ def restore(data: bytes) -> State:
         checkpoints={(k.round, k.iteration): k.checkpoint for k in read.checkpoints},
         **{name: getattr(rest, name) for name in _Rest.__struct_fields__},
     )
+
+
+def _shards(_: type, told: object) -> Shards:
+    return Shards(msgspec.convert(told, tuple[Holding, ...]))

@@ -19,7 +19,7 @@ from runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, N
 from runtime.job.spec import JobSpec
 from runtime.job.state import State, begun_from
 from runtime.master import journal as journals
-from runtime.master import manifest, snapshots
+from runtime.master import manifest, segments, snapshots
 from runtime.master.retry import retried
 from runtime.store import Store, StoreError
 
@@ -170,13 +170,15 @@ class Desk:
             self._long.set()
 
     async def snapshot(self) -> None:
-        """Keep the state whenever a replay would take long, until cancelled."""
+        """Keep the state whenever a replay would take long, and archive what is older, until cancelled."""
         while True:
             await self._long.wait()
             self._long.clear()
             self._segments = self._records = 0
+            number, state = self._last_segment, self.state
             try:
-                await asyncio.to_thread(snapshots.write, self.store, self.spec.job, self._last_segment, self.state)
+                await asyncio.to_thread(snapshots.write, self.store, self.spec.job, number, state)
+                await asyncio.to_thread(segments.archive, self.store, self.spec.job, number)
             except StoreError as error:
                 _log.warning("no snapshot was kept; the next one will be, a replay takes longer until then: %s", error)
 
@@ -228,10 +230,7 @@ class Desk:
     def _overtaken(self, asked: WriteManifest) -> bool:
         """Is a newer checkpoint whole in the store? What is older may be deleted."""
         place = asked.round, asked.iteration
-        return any(
-            newer > place and known.shards and len(known.shards) >= known.shards[0].shards
-            for newer, known in self.state.checkpoints.items()
-        )
+        return any(newer > place and known.shards.whole for newer, known in self.state.checkpoints.items())
 
     async def _committed(self, asked: WriteManifest) -> str:
         """The manifest's key; "" when an object of the checkpoint was deleted before all were there."""

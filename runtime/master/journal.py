@@ -1,7 +1,8 @@
 """The journal of a job: segments `jobs/<job>/journal/000001`, each made by one `create`, under one sequence.
 
 A segment is JSON lines: first a header (who wrote it, a nonce), then records. A master begins by claiming the next
-number with its epoch and address; whoever finds a number taken by somebody else is fenced and stops.
+number with its epoch and address; whoever finds a number taken by somebody else is fenced and stops. `segments` says
+where old ones lie.
 """
 
 from collections.abc import Iterator
@@ -13,26 +14,15 @@ import msgspec
 from runtime import faults
 from runtime.job.records import VERSION, MasterClaimed, Record
 from runtime.job.state import State, fold
-from runtime.master import snapshots
+from runtime.master import segments, snapshots
+from runtime.master.segments import JournalError, Segment
 from runtime.store import NoSuchKey, Store, StoreError
+
+__all__ = ["Fenced", "Journal", "JournalError", "Master", "claim", "find_master", "read_journal", "read_state"]
 
 
 class Fenced(RuntimeError):  # noqa: N818 (a name that reads well in `except`)
     """Another master has taken the job over."""
-
-
-class JournalError(RuntimeError):
-    """The journal cannot be read; the text names the segment and the line."""
-
-
-class Segment(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
-    """First line of every segment: its writer."""
-
-    number: int
-    epoch: int
-    address: str
-    nonce: str
-    v: int = VERSION
 
 
 class Master(NamedTuple):
@@ -48,24 +38,25 @@ _header = msgspec.json.Decoder(Segment).decode
 _record = msgspec.json.Decoder(Record).decode
 
 
-def prefix(job: str) -> str:
-    """Where the segments of a job lie."""
-    return f"jobs/{job}/journal/"
-
-
 def find_master(store: Store, job: str) -> Master | None:
     """The newest master of the job, as its newest segment names it; None where no master ever was."""
-    numbers = _numbers(store, job)
-    if not numbers:
-        return None
-    header, _ = _read(store, job, numbers[-1])
-    return Master(header.epoch, header.address)
+    gone = 0
+    while numbers := segments.numbers(store, job):
+        try:
+            header, _ = _read(store, job, numbers[-1])
+        except NoSuchKey as error:  # It was archived since: there is a newer one.
+            if gone == numbers[-1]:
+                raise _unreadable(job, gone) from error
+            gone = numbers[-1]
+        else:
+            return Master(header.epoch, header.address)
+    return None
 
 
 def read_journal(store: Store, job: str) -> Iterator[Record]:
     """All records of a job, oldest first. Raises JournalError."""
-    for number in _numbers(store, job):
-        yield from _read(store, job, number)[1]
+    for body in segments.read(store, job):
+        yield from _parse(body.key, body.data)[1]
 
 
 def read_state(store: Store, job: str) -> State:
@@ -106,7 +97,11 @@ class Journal:
 
     def write(self, draft: Draft) -> None:
         """Durable on return. Raises Fenced; StoreError: write the same draft again, it may be there already."""
-        if not _create(self._store, self._job, draft):
+        try:
+            ours = _create(self._store, self._job, draft)
+        except NoSuchKey as error:
+            raise _unreadable(self._job, draft.number) from error
+        if not ours:
             raise self._fenced(draft.number)
         self._number = draft.number + 1
 
@@ -126,13 +121,23 @@ class Journal:
 
 def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, State]:
     """Replay the journal and take the job over. Raises Fenced when another one does so at the same time."""
+    gone = 0
     while True:
         last, state, replayed = _replay(store, job)
-        epoch = state.epoch + 1
+        number, epoch = last + 1, state.epoch + 1
         claimed = MasterClaimed(time=max(now, state.time), epoch=epoch, address=address)
-        if _create(store, job, _draft(Segment(last + 1, epoch, address, uuid4().hex), [claimed])):
-            return Journal(store, job, epoch, address, last + 2, replayed), fold([claimed], state)
-        other, _ = _read(store, job, last + 1)
+        try:
+            if _create(store, job, _draft(Segment(number, epoch, address, uuid4().hex), [claimed])):
+                if segments.archived(store, job, number):
+                    # What we made stays: had it been a claim for a while, others may be fenced by it.
+                    raise Fenced(f"job {job}: other masters have written segment {number} and many more meanwhile")
+                return Journal(store, job, epoch, address, number + 1, replayed), fold([claimed], state)
+            other, _ = _read(store, job, number)
+        except NoSuchKey as error:  # It was archived in between.
+            if gone == number:
+                raise _unreadable(job, number) from error
+            gone = number
+            continue
         if other.epoch >= epoch:
             raise Fenced(f"job {job}: the master at {other.address} took over first")
         # The master before this one was still writing; its segment is folded in, and the next number claimed.
@@ -141,29 +146,17 @@ def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, St
 def _replay(store: Store, job: str) -> tuple[int, State, Replayed]:
     """The number of the last segment, the state after it, and what had to be read beside the newest snapshot."""
     last, state = snapshots.newest(store, job)
-    segments = records = 0
-    for number in _numbers(store, job):
-        if number <= last:
-            continue
-        if number != last + 1:
-            raise JournalError(f"{_key(job, last + 1)} is missing, {_key(job, number)} is there")
-        _, found = _read(store, job, number)
+    count = records = 0
+    for body in segments.read(store, job, last):
+        _, found = _parse(body.key, body.data)
         state = fold(found, state)
-        last, segments, records = number, segments + 1, records + len(found)
-    return last, state, Replayed(segments, records)
-
-
-def _numbers(store: Store, job: str) -> list[int]:
-    names = (entry.key.removeprefix(prefix(job)) for entry in store.list(prefix(job)))
-    return sorted(int(name) for name in names if name.isdigit())
+        last, count, records = body.number, count + 1, records + len(found)
+    return last, state, Replayed(count, records)
 
 
 def _read(store: Store, job: str, number: int) -> tuple[Segment, list[Record]]:
-    return _parse(_key(job, number), store.get(_key(job, number)))
-
-
-def _key(job: str, number: int) -> str:
-    return f"{prefix(job)}{number:06d}"
+    key = segments.key(job, number)
+    return _parse(key, store.get(key))
 
 
 def _draft(header: Segment, records: list[Record]) -> Draft:
@@ -172,17 +165,15 @@ def _draft(header: Segment, records: list[Record]) -> Draft:
 
 
 def _create(store: Store, job: str, draft: Draft) -> bool:
-    """True when the segment is ours, also if a retry met its own success."""
-    key = _key(job, draft.number)
+    """True when the segment is ours, also if a retry met its own success. Raises NoSuchKey: it was there."""
     faults.point("journal.before_create", number=draft.number)
-    created = store.create(key, draft.data)
+    created = store.create(segments.key(job, draft.number), draft.data)
     faults.point("journal.after_create", number=draft.number)
-    if created:
-        return True
-    try:
-        return _read(store, job, draft.number)[0].nonce == draft.nonce
-    except NoSuchKey as error:
-        raise StoreError(f"{key} exists and cannot be read; is the store consistent?") from error
+    return created or _read(store, job, draft.number)[0].nonce == draft.nonce
+
+
+def _unreadable(job: str, number: int) -> StoreError:
+    return StoreError(f"{segments.key(job, number)} exists and cannot be read; is the store consistent?")
 
 
 def _parse(key: str, data: bytes) -> tuple[Segment, list[Record]]:

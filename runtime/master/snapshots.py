@@ -2,8 +2,8 @@
 
 A snapshot says nothing that the segments up to its number do not say, whoever wrote it and however late: a master that
 was replaced meanwhile does no harm with one. Replay starts at the newest that can be read; one that cannot (it is of
-another schema, or the file was damaged) is passed over. The segments stay, all of them: they are the job's history,
-which reports are made from. Of snapshots the newest two stay.
+another schema, or the file was damaged) is passed over. The segments stay, all of them, the older ones archived
+(`segments`): they are the job's history, which reports are made from. Of snapshots the newest two stay.
 """
 
 import logging
@@ -18,8 +18,8 @@ KEPT = 2
 RECORDS = 1000
 """A snapshot is due after so many records, or after RECORDS_A_NODE for each node where those are more,"""
 RECORDS_A_NODE = 4
-SEGMENTS = 256
-"""or after so many segments: each costs the replay one read."""
+SEGMENTS = 32
+"""or after so many segments: each costs the replay one request to the store."""
 
 _log = logging.getLogger(__name__)
 

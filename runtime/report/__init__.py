@@ -1,8 +1,8 @@
 """What a run did, for a person: journal + telemetry -> history -> ledger -> one HTML page.
 
 `read` collects everything a run left (and notes what is missing), `history` and `ledger` are pure functions over it,
-`flow` and `charts` compute what is drawn, `page` fills `page.html`. Imports `runtime.job` (the records' types) and
-`runtime.store`. The story begins in `read`.
+`flow` and `charts` compute what is drawn, `page` fills `page.html`. Imports `runtime.job` (the records' types),
+`runtime.master.segments` and `runtime.store`. The story begins in `read`.
 """
 
 from runtime.report.history import History, Restart, history

@@ -11,6 +11,17 @@ from typing import Any
 
 from runtime.job import records as job
 
+Told = (
+    job.MasterClaimed
+    | job.RoundFormed
+    | job.WorkerFaulted
+    | job.RoundBroken
+    | job.Committed
+    | job.JobReopened
+    | job.JobEnded
+)
+"""The records that a history is made from."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -99,23 +110,30 @@ class History:
         return tuple(latest[iteration] for iteration in sorted(latest))
 
 
-def history(records: Sequence[job.Record], telemetry: Iterable[Mapping[str, Any]]) -> History:
-    """The fold of a journal (in its order) and telemetry lines (in any order; lines of other kinds are passed over)."""
-    lines = list(telemetry)
-    points = _points(lines)
-    formed = [record for record in records if isinstance(record, job.RoundFormed)]
-    ended = next((record for record in reversed(records) if isinstance(record, job.JobEnded)), None)
-    if ended is not None and any(isinstance(r, job.JobReopened) for r in records[records.index(ended) :]):
+def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]]) -> History:
+    """The fold of a journal (in its order) and telemetry lines (in any order). Others than `Told`, and lines of other
+    kinds, are passed over."""
+    points, intervals = _of_telemetry(telemetry)
+    commits: list[tuple[float, int]] = []
+    told: list[job.Record] = []
+    for record in records:
+        if isinstance(record, job.Committed):
+            commits.append((record.time, record.iteration))
+        elif isinstance(record, Told):
+            told.append(record)
+    formed = [record for record in told if isinstance(record, job.RoundFormed)]
+    ended = next((record for record in reversed(told) if isinstance(record, job.JobEnded)), None)
+    if ended is not None and any(isinstance(r, job.JobReopened) for r in told[told.index(ended) :]):
         ended = None
-    claims = [record for record in records if isinstance(record, job.MasterClaimed)]
+    claims = [record for record in told if isinstance(record, job.MasterClaimed)]
     return History(
-        rounds=tuple(_rounds(records, ended)),
-        restarts=tuple(_restarts(records, formed, points, ended)),
+        rounds=tuple(_rounds(told, ended)),
+        restarts=tuple(_restarts(told, formed, points, ended)),
         points=tuple(points),
         takeovers=tuple(record.time for record in claims[1:]),
-        commits=tuple((record.time, record.iteration) for record in records if isinstance(record, job.Committed)),
-        intervals=tuple(_intervals(lines)),
-        begin=records[0].time if records else (points[0].time - points[0].seconds if points else None),
+        commits=tuple(commits),
+        intervals=tuple(_intervals(intervals)),
+        begin=told[0].time if told else (points[0].time - points[0].seconds if points else None),
         end=ended.time if ended else None,
         result=ended.result.value if ended else "",
         reason=ended.reason if ended else "",
@@ -123,11 +141,17 @@ def history(records: Sequence[job.Record], telemetry: Iterable[Mapping[str, Any]
     )
 
 
-def _points(telemetry: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """Rank 0's lines; every other rank tells of the same iterations. Several lines of one iteration of a round are
-    one point."""
+def _of_telemetry(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Point], list[Mapping[str, Any]]]:
+    """(Points by time, the lines that tell how often the state goes to the store).
+
+    Of iterations rank 0's lines count; every other rank tells of the same ones. Several lines of one iteration of a
+    round are one point.
+    """
     found: dict[tuple[int, int], Point] = {}
-    for line in telemetry:
+    intervals = []
+    for line in lines:
+        if line.get("kind") == "interval":
+            intervals.append(line)
         time, iteration = _number(line.get("time")), _number(line.get("iteration"))
         if time is None or iteration is None or line.get("kind") not in (None, "iteration") or line.get("rank"):
             continue
@@ -141,12 +165,11 @@ def _points(telemetry: Iterable[Mapping[str, Any]]) -> list[Point]:
             stall_s=max(_number(line.get("stall_s")) or 0.0, 0.0),
         )
         found[point.round, point.iteration] = point
-    return sorted(found.values(), key=lambda point: (point.time, point.round, point.iteration))
+    return sorted(found.values(), key=lambda point: (point.time, point.round, point.iteration)), intervals
 
 
-def _intervals(telemetry: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:
+def _intervals(told: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:
     """A node that takes persisting over tells it again: what stays the same is one."""
-    told = [line for line in telemetry if line.get("kind") == "interval"]
     found: list[tuple[int, str]] = []
     for line in sorted(told, key=lambda line: _number(line.get("time")) or 0.0):
         reason = str(line.get("reason", ""))
@@ -181,22 +204,23 @@ def _rounds(records: Sequence[job.Record], ended: job.JobEnded | None) -> list[R
 def _restarts(
     records: Sequence[job.Record],
     formed: Sequence[job.RoundFormed],
-    points: Sequence[Point],
+    points: Iterable[Point],
     ended: job.JobEnded | None,
 ) -> list[Restart]:
     broken = [record for record in records if isinstance(record, job.RoundBroken)]
+    faults: dict[int, job.WorkerFaulted] = {}
+    for record in records:
+        if isinstance(record, job.WorkerFaulted):
+            faults[record.round] = min(faults.get(record.round, record), record, key=_died)
+    trained = _Trained(points)
     found = []
     for index, record in enumerate(broken):
-        faults = [r for r in records if isinstance(r, job.WorkerFaulted) and r.round == record.round]
-        fault = min(faults, key=_died) if faults else None
+        fault = faults.get(record.round)
         time = min(record.time, _died(fault)) if fault else record.time
-        last = max(
-            [p.iteration for p in points if p.time <= time and p.round <= record.round] + [record.iteration, 0],
-        )
+        last = max(trained.newest(record.round, time), record.iteration, 0)
         following = next((r for r in formed if r.round.number > record.round), None)
         restored = following.round.restore if following else None
-        progress = [p.time for p in points if p.round > record.round and p.iteration > last]
-        until = min(progress, default=None)
+        until = trained.passed(record.round, last)
         if until is None and ended is not None and ended.result == job.JobResult.SUCCEEDED:
             until = ended.time
         if index + 1 < len(broken):
@@ -215,6 +239,28 @@ def _restarts(
             )
         )
     return found
+
+
+class _Trained:
+    """The points by their rounds, so that each restart need not look at all of them."""
+
+    def __init__(self, points: Iterable[Point]) -> None:
+        self._rounds: dict[int, list[Point]] = {}
+        for point in points:
+            self._rounds.setdefault(point.round, []).append(point)
+        self._most = {number: max(point.iteration for point in some) for number, some in self._rounds.items()}
+
+    def newest(self, number: int, until: float) -> int:
+        """The newest iteration that was finished until then in rounds up to that one; 0 for none."""
+        before = [most for other, most in self._most.items() if other < number]
+        return max([*before, *(p.iteration for p in self._rounds.get(number, ()) if p.time <= until)], default=0)
+
+    def passed(self, number: int, iteration: int) -> float | None:
+        """When a later round had finished a later iteration; None: none has."""
+        for other in sorted(self._rounds):
+            if other > number and self._most[other] > iteration:
+                return min(point.time for point in self._rounds[other] if point.iteration > iteration)
+        return None
 
 
 def _died(fault: job.WorkerFaulted) -> float:

@@ -1,6 +1,6 @@
 """Where each second of a train step went. Pure; the parts add up to the whole."""
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,9 +53,6 @@ class Ledger:
         return sum(entry.seconds for entry in self.entries if entry.part is Part.RESTART)
 
 
-Interval = tuple[float, float]
-
-
 def ledger(told: History, begin: float, end: float) -> Ledger | None:
     """The ledger of the seconds from `begin` to `end` (the train step); None when there are none.
 
@@ -66,27 +63,20 @@ def ledger(told: History, begin: float, end: float) -> Ledger | None:
     whole = end - begin
     if whole <= 0:
         return None
-    taken: list[Interval] = []
-
-    def take(wanted: Sequence[Interval]) -> float:
-        """The seconds of these intervals inside the window that nothing took before."""
-        free = _without(_union(wanted, begin, end), _union(taken, begin, end))
-        taken.extend(free)
-        return sum(stop - start for start, stop in free)
-
+    spent = _Spent(begin, end)
     lines: list[tuple[Part, str, float]] = []
     for number, restart in enumerate(told.restarts, 1):
-        seconds = take([(restart.time, end if restart.until is None else restart.until)])
+        seconds = spent.take(restart.time, end if restart.until is None else restart.until)
         lines.append((Part.RESTART, f"restart {number}: {restart.reason}", seconds))
     if told.begin is not None or told.points:
         first_round = told.rounds[0].begin if told.rounds else end
         first = min((point.time - point.seconds for point in told.points), default=end)
-        waiting = take([(begin, min(first_round, first))])
+        waiting = spent.take(begin, min(first_round, first))
         lines.append((Part.WAITING, "waiting for nodes", waiting))
-        lines.append((Part.STARTUP, "start-up: until the first iteration", take([(begin, first)])))
+        lines.append((Part.STARTUP, "start-up: until the first iteration", spent.take(begin, first)))
     stall = training = 0.0
     for point in told.points:
-        seconds = take([(point.time - point.seconds, point.time)])
+        seconds = spent.take(point.time - point.seconds, point.time)
         stalled = min(point.stall_s, seconds)
         stall += stalled
         training += seconds - stalled
@@ -99,29 +89,22 @@ def ledger(told: History, begin: float, end: float) -> Ledger | None:
     return Ledger(begin, end, tuple(Entry(part, label, s, s / whole) for part, label, s in lines))
 
 
-def _union(intervals: Sequence[Interval], begin: float, end: float) -> list[Interval]:
-    """The same seconds as disjoint intervals in order, cut to the window."""
-    merged: list[Interval] = []
-    for start, stop in sorted((max(a, begin), min(b, end)) for a, b in intervals):
+class _Spent:
+    """The seconds of a window that something has taken, as disjoint intervals in order."""
+
+    def __init__(self, begin: float, end: float) -> None:
+        self._window = begin, end
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+
+    def take(self, start: float, stop: float) -> float:
+        """Take that interval; the seconds of it inside the window that nothing took before."""
+        start, stop = max(start, self._window[0]), min(stop, self._window[1])
         if stop <= start:
-            continue
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return merged
-
-
-def _without(wanted: Sequence[Interval], taken: Sequence[Interval]) -> list[Interval]:
-    """What of `wanted` lies outside `taken`; both disjoint and in order."""
-    left: list[Interval] = []
-    for start, stop in wanted:
-        for other_start, other_stop in taken:
-            if other_stop <= start or other_start >= stop:
-                continue
-            if other_start > start:
-                left.append((start, other_start))
-            start = other_stop
-        if start < stop:
-            left.append((start, stop))
-    return left
+            return 0.0
+        first, last = bisect_left(self._ends, start), bisect_right(self._starts, stop)
+        met = list(zip(self._starts[first:last], self._ends[first:last], strict=True))
+        free = stop - start - sum(min(other_stop, stop) - max(other, start) for other, other_stop in met)
+        self._starts[first:last] = [min([start, *(other for other, _ in met)])]
+        self._ends[first:last] = [max([stop, *(other for _, other in met)])]
+        return max(free, 0.0)

@@ -7,15 +7,27 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from runtime.job import records as job
-from runtime.report.history import History, history
+from runtime.master import segments
+from runtime.report.history import History, Told, history
 from runtime.store import NoSuchKey, Store
 
-_RECORD = msgspec.json.Decoder(job.Record)
+MOST_NOTES = 20
+"""Unreadable lines of a journal that are named one by one."""
+
+
+class _Kind(msgspec.Struct):
+    kind: str
+
+
+_KIND = msgspec.json.Decoder(_Kind)
+_TOLD = msgspec.json.Decoder(Told)
+_NEEDED = frozenset(kind.__name__ for kind in get_args(Told))
+_KNOWN = frozenset(kind.__name__ for kind in (segments.Segment, *get_args(job.Record)))
 
 
 @dataclass(frozen=True)
@@ -113,28 +125,50 @@ def _under_jobs(store: Store, prefix: str) -> Iterator[Any]:
 
 
 def _history(store: Store, prefix: str, notes: list[str]) -> History:
-    records: list[job.Record] = []
-    for entry in store.list(f"{prefix}/journal/"):
-        for number, line in enumerate(store.get(entry.key).splitlines(), 1):
-            if not line.strip():
-                continue
-            try:
-                records.append(_RECORD.decode(line))
-            except msgspec.MsgspecError as error:
-                notes.append(f"{entry.key}, line {number}: not a record this version knows ({error})")
-    if not records:
+    return history(_records(store, prefix, notes), _telemetry(store, prefix, notes))
+
+
+def _records(store: Store, prefix: str, notes: list[str]) -> Iterator[job.Record]:
+    """What a history needs of the journal, one after the other: a month of it is more than memory should hold."""
+    after: int | None = 0
+    found = unknown = 0
+    while after is not None:
+        try:
+            for body in segments.read(store, prefix.removeprefix("jobs/"), after):
+                found += 1
+                for number, line in enumerate(body.data.splitlines(), 1):
+                    try:
+                        kind = _KIND.decode(line).kind
+                        if kind in _NEEDED:
+                            yield _TOLD.decode(line)
+                            continue
+                    except msgspec.MsgspecError as error:
+                        kind = str(error)
+                    if kind not in _KNOWN:
+                        unknown += 1
+                        if unknown <= MOST_NOTES:
+                            why = f"not a record this version knows ({kind})"
+                            notes.append(f"{body.key}, line {number}: {why}")
+            after = None
+        except segments.MissingError as error:
+            notes.append(str(error))
+            after = error.found - 1
+    if not found:
         notes.append(f"{prefix} has no journal: no rounds and restarts.")
-    telemetry: list[Mapping[str, Any]] = []
+    if unknown > MOST_NOTES:
+        notes.append(f"{prefix}: {unknown - MOST_NOTES} more lines are no records this version knows")
+
+
+def _telemetry(store: Store, prefix: str, notes: list[str]) -> Iterator[Mapping[str, Any]]:
     torn = 0
     for entry in store.list(f"{prefix}/telemetry/"):
         for line in store.get(entry.key).splitlines():
             try:
-                telemetry.append(_dict(json.loads(line)))
+                yield _dict(json.loads(line))
             except ValueError:
                 torn += 1
     if torn:
         notes.append(f"{prefix}/telemetry: {torn} unreadable lines were passed over.")
-    return history(records, telemetry)
 
 
 def _logs(folder: Path | None, workflow: Mapping[str, Any], lines: int = 25) -> dict[str, str]:

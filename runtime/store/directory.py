@@ -1,13 +1,15 @@
 """A store in a directory: an object is a file, its key the path. Needs a file system with hard links.
 
 Objects appear by rename or link of a finished temporary file beside them, so that no reader sees a half-written one.
-Temporary names begin with `~`, which no key can.
+Temporary names begin with `~`, which no key can. The directory may be a symbolic link, nothing below it is followed
+that is one: each folder of a key is opened from the one above it, so nobody can exchange one for a link meanwhile.
 """
 
 import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -21,6 +23,7 @@ from runtime.store.protocol import Entry, NoSuchKey, StoreError, check_key, chec
 _CHUNK = 64 << 20
 _PARALLEL = 4
 """Chunks of one object that are read at once: a disk's queue and several cores are used."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -70,7 +73,9 @@ class DirectoryStore:
         self._write(key, source, _replace)
 
     def create(self, key: str, data: bytes) -> bool:
-        if self._path(key).exists():
+        path = self._path(key)
+        with _told(path, "write"), suppress(FileNotFoundError, NotADirectoryError), self._inside(path.parent) as folder:
+            os.stat(path.name, dir_fd=folder, follow_symlinks=False)
             return False
         return self._write(key, data, _link)
 
@@ -80,8 +85,11 @@ class DirectoryStore:
         return self._walk(self._root / folder, f"{folder}/" if folder else "", prefix)
 
     def delete(self, key: str) -> None:
-        with _told(self._path(key), "remove"), suppress(FileNotFoundError, NotADirectoryError):
-            self._path(key).unlink()
+        path = self._path(key)
+        with (
+            _told(path, "remove"), suppress(FileNotFoundError, NotADirectoryError), self._inside(path.parent) as folder
+        ):  # fmt: skip
+            os.unlink(path.name, dir_fd=folder)
 
     def free_bytes(self) -> int:
         """What can still be written here."""
@@ -92,29 +100,50 @@ class DirectoryStore:
         return self._root / key
 
     @contextmanager
+    def _inside(self, folder: Path, make: bool = False) -> Iterator[int]:
+        """A descriptor of a folder of this store; `make` it so that it outlives a power cut. Raises StoreError where a
+        symbolic link is on the way, FileNotFoundError, NotADirectoryError."""
+        at, here = os.open(self._root, _FOLDER), self._root
+        try:
+            for name in folder.relative_to(self._root).parts:
+                here /= name
+                inner = _folder_in(at, name, here, make)
+                os.close(at)
+                at = inner
+            yield at
+        finally:
+            os.close(at)
+
+    @contextmanager
     def _reading(self, key: str) -> Iterator[FileIO]:
         path = self._path(key)
         with _told(path, "read"):
             try:
-                file = path.open("rb", buffering=0)
+                with self._inside(path.parent) as folder:
+                    file = FileIO(path.name, opener=lambda name, how: os.open(name, how | os.O_NOFOLLOW, dir_fd=folder))
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 raise NoSuchKey(key) from None
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise _followed(path) from None
+                raise
             with file:
                 yield file
 
-    def _write(self, key: str, source: bytes | memoryview | Path, publish: Callable[[Path, Path], bool]) -> bool:
+    def _write(self, key: str, source: bytes | memoryview | Path, publish: Callable[[int, str, str], bool]) -> bool:
         path = self._path(key)
-        with _told(path, "write"):
-            _make_durable(path.parent)
-            temporary = path.parent / f"~{os.getpid()}-{secrets.token_hex(6)}"
+        with _told(path, "write"), self._inside(path.parent, make=True) as folder:
+            temporary = f"~{os.getpid()}-{secrets.token_hex(6)}"
+            how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             try:
-                with temporary.open("xb", buffering=0) as file:
+                with FileIO(os.open(temporary, how, 0o666, dir_fd=folder), "w") as file:
                     self._copy(source, file.fileno())
                     os.fsync(file.fileno())
-                published = publish(temporary, path)
+                published = publish(folder, temporary, path.name)
             finally:
-                temporary.unlink(missing_ok=True)
-            _sync_directory(path.parent)
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=folder)
+            os.fsync(folder)
             return published
 
     def _copy(self, source: bytes | memoryview | Path, file: int) -> None:
@@ -132,49 +161,54 @@ class DirectoryStore:
                 done += len(piece)
 
     def _walk(self, folder: Path, base: str, prefix: str) -> Iterator[Entry]:
-        try:
-            with os.scandir(folder) as found:
-                entries = sorted(found, key=lambda entry: entry.name + "/" * entry.is_dir())
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in entries:
-            key = base + entry.name
-            if entry.name.startswith("~"):
+        found: list[tuple[str, os.stat_result]] = []
+        with suppress(FileNotFoundError, NotADirectoryError), self._inside(folder) as at, os.scandir(at) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # It was removed meanwhile.
+                    facts = entry.stat(follow_symlinks=False)
+                    found.append((entry.name + "/" * stat.S_ISDIR(facts.st_mode), facts))
+        for name, facts in sorted(found, key=lambda one: one[0]):
+            key = base + name
+            if name.startswith("~"):
                 continue
-            if entry.is_dir():
-                if (key + "/").startswith(prefix) or prefix.startswith(key + "/"):
-                    yield from self._walk(folder / entry.name, key + "/", prefix)
-            elif key.startswith(prefix):
-                with suppress(FileNotFoundError):
-                    facts = entry.stat()
-                    yield Entry(key, facts.st_size, facts.st_mtime)
+            if name.endswith("/"):
+                if key.startswith(prefix) or prefix.startswith(key):
+                    yield from self._walk(folder / name, key, prefix)
+            elif key.startswith(prefix) and stat.S_ISREG(facts.st_mode):
+                yield Entry(key, facts.st_size, facts.st_mtime)
 
 
-def _make_durable(folder: Path) -> None:
-    """Make the folder and its missing parents so that they outlive a power cut."""
-    if folder.is_dir():
-        return
-    _make_durable(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync_directory(folder.parent)
-
-
-def _sync_directory(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _folder_in(at: int, name: str, here: Path, make: bool) -> int:
+    """A descriptor of the folder `name` in the open folder `at`; `here` is its path."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+    except FileNotFoundError:
+        if not make:
+            raise
+    except OSError:
+        if stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+            raise _followed(here) from None
+        raise
+    with suppress(FileExistsError):
+        os.mkdir(name, dir_fd=at)
+        os.fsync(at)
+    return _folder_in(at, name, here, make=False)
 
 
-def _replace(temporary: Path, path: Path) -> bool:
-    os.replace(temporary, path)
+def _followed(path: Path) -> StoreError:
+    return StoreError(
+        f"{path}: is a symbolic link, and a store follows none; put the files there, or mount their place"
+    )
+
+
+def _replace(folder: int, temporary: str, name: str) -> bool:
+    os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     return True
 
 
-def _link(temporary: Path, path: Path) -> bool:
+def _link(folder: int, temporary: str, name: str) -> bool:
     try:
-        os.link(temporary, path)
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except FileExistsError:
         return False
     return True

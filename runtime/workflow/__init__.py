@@ -2,11 +2,22 @@
 
 The story begins in `manifest` (what is understood, and what is refused by name: `schema`, `validate`), goes on in
 `engine` (pure: what happens next) and ends in `executor` (pods, event log, `workflow.json`). May import only
-`runtime.faults` of the rest of Everstep.
+`runtime.faults` and `runtime.rotate` of the rest of Everstep.
 """
 
 from runtime.workflow.executor import RunOptions, RunResult, execute, run
 from runtime.workflow.manifest import Manifest, ManifestError, parse, problems
-from runtime.workflow.runfolder import check_name
+from runtime.workflow.runfolder import CannotWriteError, check_name
 
-__all__ = ["Manifest", "ManifestError", "RunOptions", "RunResult", "check_name", "execute", "parse", "problems", "run"]
+__all__ = [
+    "CannotWriteError",
+    "Manifest",
+    "ManifestError",
+    "RunOptions",
+    "RunResult",
+    "check_name",
+    "execute",
+    "parse",
+    "problems",
+    "run",
+]

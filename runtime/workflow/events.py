@@ -104,29 +104,49 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Event).decode
 
 
+class TornError(ValueError):
+    """A line in the middle of the log is no event: one line that names it."""
+
+
 class EventLog:
     """Appends durably. One writer: whoever holds the run's lock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        whole = b"".join(_whole_lines(path))
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-        os.ftruncate(self._file, len(whole))
-        os.lseek(self._file, 0, os.SEEK_END)
+        self._end = len(b"".join(_whole_lines(path)))
+        self._cut()
 
     def append(self, event: Event) -> None:
-        """Write one event and make it durable."""
-        os.write(self._file, _encode(event) + b"\n")
-        os.fdatasync(self._file)
+        """Write one event and make it durable. Raises OSError (the disk is full): then nothing of it is there."""
+        line = memoryview(_encode(event) + b"\n")
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+            os.fdatasync(self._file)
+        except OSError:
+            self._cut()
+            raise
+        self._end += len(line)
 
     def close(self) -> None:
         """No more events."""
         os.close(self._file)
 
+    def _cut(self) -> None:
+        """Invariant: the next event begins where the last whole one ends."""
+        os.ftruncate(self._file, self._end)
+        os.lseek(self._file, self._end, os.SEEK_SET)
+
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events so far; a torn last line (its writer was killed) does not count."""
-    return map(_decode, _whole_lines(path))
+    """The events so far; a torn last line (its writer was killed) does not count. Raises TornError."""
+    for number, line in enumerate(_whole_lines(path), 1):
+        try:
+            yield _decode(line)
+        except msgspec.DecodeError as error:
+            raise TornError(f"{path} line {number} is no event: {error}; start the run under another name") from None
 
 
 def _whole_lines(path: Path) -> list[bytes]:

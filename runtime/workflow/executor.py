@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime import faults
+from runtime.rotate import Rotation
 from runtime.workflow import artifacts, asks, leftovers, readiness, runfolder, status
 from runtime.workflow.containers import probe_of
 from runtime.workflow.engine import Engine
@@ -87,13 +88,20 @@ async def execute(
     """Run the manifest to its end, or take up the unfinished run of that name. `signals` stop it.
 
     `runner`: of the pods; processes of this machine, if none is given. Raises ManifestError: it cannot be run here, the
-    name belongs to a run of another manifest, or somebody runs it.
+    name belongs to a run of another manifest, or somebody runs it; CannotWriteError: nothing can be written.
     """
     manifest = parse(source, options.library)
+    with runfolder.writable(options.runs, options.name):
+        return await _execute(manifest, source, options, signals, runner or Processes())
+
+
+async def _execute(
+    manifest: Manifest, source: dict[str, Any], options: RunOptions, signals: Sequence[signal.Signals], runner: Runner
+) -> RunResult:
     folder = runfolder.enter(options.runs.absolute(), options.name, source)
     with runfolder.lock(folder):
         runfolder.begin(folder, source, options.library, options.path)
-        executor = _Executor(manifest, options, folder, runner or Processes())
+        executor = _Executor(manifest, options, folder, runner)
         await executor.run(signals)
         return executor.result()
 
@@ -128,6 +136,8 @@ class _Executor:
         self._holding = self._shared.held()
         self._status = status.Writer(self.engine, folder)
         self._written, self._stale = 0.0, True
+        self._unwritten: OSError | None = None
+        self._logs = Rotation()
 
     def result(self) -> RunResult:
         """How it ended."""
@@ -148,11 +158,17 @@ class _Executor:
         if not namespaces():
             print(SHARED_FOLDERS, file=sys.stderr)
         view, listener = asyncio.create_task(self._show()), asyncio.create_task(self._listen())
+        self._logs.begin()
+        listener.add_done_callback(lambda _: self._changed.set())
         try:
             self._status.write()  # Before the first pod: whoever finds one without its launcher sees the run.
             self._hear()
             while not self.engine.finished:
                 self._changed.clear()
+                if listener.done():
+                    listener.result()  # What went wrong in it ends the executor.
+                if self._unwritten:
+                    raise self._unwritten
                 self._act()
                 self._write(time.time())
                 if self.engine.finished:
@@ -165,9 +181,11 @@ class _Executor:
         finally:
             view.cancel()
             listener.cancel()
-            self._status.write()
-            self._log.close()
-            self._runner.close()
+            try:
+                self._status.write()
+            finally:
+                self._log.close()
+                self._runner.close()
             self._tell()
 
     async def _wait(self) -> None:
@@ -300,9 +318,12 @@ class _Executor:
         """Wait for the pod's process, then read its exit code and outputs."""
         probe = None if node.daemoned else probe_of(node.spec)
         asking = asyncio.create_task(self._ask_ready(node, probe)) if probe else None
+        log = self._launch.pod(node).log
+        self._logs.paths.add(log)
         try:
             await self._runner.gone(node.pid, node.start_time)
         finally:
+            self._logs.paths.discard(log)
             if asking:
                 asking.cancel()
         ended = await self._launch.ended(node)
@@ -317,8 +338,11 @@ class _Executor:
 
     def _asked_to_stop(self) -> None:
         strategy = "Terminate" if self.engine.shutdown else "Stop"
-        self._record(ShutdownAsked(time.time(), strategy))
-        self._status.write()
+        try:
+            self._record(ShutdownAsked(time.time(), strategy))
+            self._status.write()
+        except OSError as error:  # Nobody would hear of it: this is called by the event loop.
+            self._unwritten = error
         print("stopping; once more to stop at once" if strategy == "Stop" else "terminating", file=sys.stderr)
         self._changed.set()
 

@@ -1,5 +1,6 @@
 """The folder of a run: RUNS/NAME, of one manifest only, in the hands of one launcher at a time."""
 
+import errno
 import fcntl
 import json
 import os
@@ -17,6 +18,12 @@ RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""
 TRY_S = 1.0
 """Who only looks which process runs it (`launcher`) has the lock for a moment, too."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""Of these errors a person can be told how to go on."""
+
+
+class CannotWriteError(OSError):
+    """The run's folder cannot be written: one line with the mend. What runs goes on, and the run can be taken up."""
 
 
 def check_name(name: str) -> None:
@@ -68,6 +75,18 @@ def _private(path: Path) -> Path:
     """Make the file, for nobody else to read: it may hold secrets."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
     return path
+
+
+@contextmanager
+def writable(runs: Path, name: str) -> Iterator[None]:
+    """Raises CannotWriteError where nothing can be written any more: the disk is full, or failed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        mend = f"make room, then take the run up: everstep workflow resume {name} --runs {runs}"
+        raise CannotWriteError(f"{error.filename or runs / name}: {error.strerror}; {mend}") from error
 
 
 @contextmanager

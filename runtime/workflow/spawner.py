@@ -21,17 +21,19 @@ MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 LOCKED = 2 | 4 | 8 | 1024 | 2048
 """Flags of a mount (nosuid, nodev, noexec, noatime, nodiratime) that a user namespace cannot take away."""
-RUN = """
+_TELL = """
 trap : TERM INT
 exit=$1; shift
-"$@"
-code=$?; echo $code > "$exit"; exit $code
+tell() { until echo $1 2> /dev/null > "$2" || [ ! -d "${2%/*}" ]; do command -p sleep 1; done; }
 """
-CAPTURE = """
-trap : TERM INT
-exit=$1; shift
-{ trap : TERM INT; "$@"; echo $? > "$exit.code"; } | command -p tee "$exit.stdout"
-read -r code < "$exit.code"; echo $code > "$exit"; exit $code
+"""How a pod ended is told once: it waits for room on a full disk, as long as there is a folder to tell it in."""
+RUN = f"""{_TELL}
+"$@"
+code=$?; tell $code "$exit"; exit $code
+"""
+CAPTURE = f"""{_TELL}
+{{ trap : TERM INT; "$@"; tell $? "$exit.code"; }} | command -p tee "$exit.stdout"
+read -r code < "$exit.code"; tell $code "$exit"; exit $code
 """
 _libc = ctypes.CDLL(None, use_errno=True)
 

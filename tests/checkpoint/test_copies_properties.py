@@ -178,7 +178,7 @@ class Ranks(RuleBasedStateMachine):
         Where a newer checkpoint is whole it looks first whether the objects are still there.
         """
         for place, checkpoint in self.known.items():
-            if len(checkpoint.shards) == checkpoint.shards[0].shards and not checkpoint.manifest and written:
+            if checkpoint.shards.whole and not checkpoint.manifest and written:
                 named = {Identity(*place, held.shard, held.shards) for held in checkpoint.shards}
                 if (
                     any(one.manifest for newer, one in self.known.items() if newer > place)

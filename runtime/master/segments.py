@@ -1,0 +1,188 @@
+"""Where the segments of a journal lie: each as `jobs/<job>/journal/000123` first; old ones in blocks, one object each.
+
+A block is BLOCK numbers in a row, `jobs/<job>/archive/000129.jsonl.gz` those from 129 on: the same lines, compressed.
+It is made by one `create` before its segments leave the listing that every master and agent makes. Claims (a master's
+first segment) stay there for ever. Two rules keep a number from being won twice, although its object may be gone:
+
+- Who writes goes on from its own last segment, so the first number that another wrote instead is a claim: it is
+  there, and the `create` fails. (What was archived and is no claim, its own writer alone may write again: the same.)
+- Who claims may have read the journal long ago, and meet a number whose object is gone: a claim counts only if no
+  block with its number is there after the `create`. A block is there before its segments go.
+"""
+
+import gzip
+import logging
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from runtime import faults
+from runtime.job.records import VERSION
+from runtime.store import NoSuchKey, Store
+
+BLOCK = 128
+"""Segments in one object of the archive: a report reads a job of 10^6 records in a thousand requests."""
+HEADER = b'{"kind":"Segment"'
+"""How the first line of each segment begins."""
+_log = logging.getLogger(__name__)
+_CLAIM = b'\n{"kind":"MasterClaimed"'
+
+
+class JournalError(RuntimeError):
+    """The journal cannot be read; the text names the segment and the line."""
+
+
+class MissingError(JournalError):
+    """Segments are missing or their block is damaged; `found` is the number of the next one that is there."""
+
+    def __init__(self, text: str, found: int) -> None:
+        super().__init__(text)
+        self.found = found
+
+
+class Segment(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
+    """First line of every segment: its writer."""
+
+    number: int
+    epoch: int
+    address: str
+    nonce: str
+    v: int = VERSION
+
+
+class Body(NamedTuple):
+    """One segment as it was written."""
+
+    number: int
+    key: str
+    """Of the object that has it."""
+    data: bytes
+
+
+def prefix(job: str) -> str:
+    """Where the segments of a job lie that are not archived."""
+    return f"jobs/{job}/journal/"
+
+
+def key(job: str, number: int) -> str:
+    """Of that segment, while it is not archived."""
+    return f"{prefix(job)}{number:06d}"
+
+
+def numbers(store: Store, job: str) -> list[int]:
+    """Of the segments in the listing: all after the archived ones, and every claim."""
+    names = (entry.key.removeprefix(prefix(job)) for entry in store.list(prefix(job)))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def read(store: Store, job: str, after: int = 0) -> Iterator[Body]:
+    """All segments after that number, in order, archived or not, also while a master archives. Raises MissingError."""
+    wanted, lacking = after + 1, 0
+    while True:
+        blocks = _blocks(store, job)
+        for first in blocks:
+            if first <= wanted < first + BLOCK:
+                for body in _unpacked(job, first, store.get(_block_key(job, first))):
+                    if body.number == wanted:
+                        yield body
+                        wanted += 1
+        listed = [number for number in numbers(store, job) if number >= wanted]
+        for at in range(0, len(listed), BLOCK):
+            some = _in_row(store, job, wanted, listed[at : at + BLOCK])
+            if some and archived(store, job, wanted):
+                break  # Since we listed the blocks; an object of its number may be a late claim that does not count.
+            yield from some
+            wanted += len(some)
+        if not listed or wanted > listed[-1]:
+            return
+        if wanted == lacking:
+            found = min((number for number in (*blocks, *listed) if number > wanted), default=wanted + 1)
+            raise MissingError(f"{key(job, wanted)} is missing, {key(job, found)} is there", found)
+        lacking = wanted
+
+
+def _in_row(store: Store, job: str, wanted: int, listed: list[int]) -> list[Body]:
+    """The segments from `wanted` on, until one is not there."""
+    found: list[Body] = []
+    for number in listed:
+        if number != wanted + len(found):
+            break
+        try:
+            found.append(Body(number, key(job, number), store.get(key(job, number))))
+        except NoSuchKey:
+            break
+    return found
+
+
+def archived(store: Store, job: str, number: int) -> bool:
+    """Is that segment in a block?"""
+    try:
+        store.get(_block_key(job, number - (number - 1) % BLOCK), 0, 0)
+    except NoSuchKey:
+        return False
+    return True
+
+
+def archive(store: Store, job: str, before: int) -> None:
+    """Pack the oldest block of which all numbers are smaller than `before`, if there is one. Blocking.
+
+    One at a time: nobody waits long for it. What a crash left of the last time is finished first. Raises StoreError:
+    nothing is lost, the next time goes on.
+    """
+    blocks, listed = _blocks(store, job), numbers(store, job)
+    if blocks:
+        first = blocks[-1]
+        if left := [number for number in listed if first <= number < first + BLOCK]:
+            try:
+                bodies = {body.number: body.data for body in _unpacked(job, first, store.get(_block_key(job, first)))}
+                _leave(store, job, {number: bodies[number] for number in left})
+            except MissingError as error:
+                _log.warning("segments %s stay beside their block: %s", left, error)
+    first = blocks[-1] + BLOCK if blocks else 1
+    if first + BLOCK > before:
+        return
+    try:
+        bodies = {number: store.get(key(job, number)) for number in range(first, first + BLOCK)}
+    except NoSuchKey:
+        return  # Another master does the same.
+    faults.point("archive.before_create", first=first)
+    store.create(_block_key(job, first), gzip.compress(b"".join(bodies.values()), 6, mtime=0))
+    faults.point("archive.after_create", first=first)
+    _leave(store, job, bodies)
+
+
+def _leave(store: Store, job: str, bodies: dict[int, bytes]) -> None:
+    """These are in a block: all but the claims leave the listing."""
+    for number, data in bodies.items():
+        if not _is_claim(data):
+            store.delete(key(job, number))
+            faults.point("archive.after_delete", number=number)
+
+
+def _is_claim(data: bytes) -> bool:
+    return data.startswith(_CLAIM, data.find(b"\n"))
+
+
+def _blocks(store: Store, job: str) -> list[int]:
+    """The first number of each block, in order."""
+    folder = f"jobs/{job}/archive/"
+    names = (entry.key.removeprefix(folder).partition(".")[0] for entry in store.list(folder))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _block_key(job: str, first: int) -> str:
+    return f"jobs/{job}/archive/{first:06d}.jsonl.gz"
+
+
+def _unpacked(job: str, first: int, data: bytes) -> Iterator[Body]:
+    """The segments of a block."""
+    place = _block_key(job, first)
+    try:
+        lines = gzip.decompress(data).splitlines(keepends=True)
+    except (OSError, EOFError, zlib.error) as error:
+        raise MissingError(f"{place} is damaged: {error}", first + BLOCK) from None
+    starts = [at for at, line in enumerate(lines) if line.startswith(HEADER)]
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(lines)], strict=True), first):
+        yield Body(number, place, b"".join(lines[start:end]))

@@ -1,0 +1,82 @@
+"""Telemetry of months is bounded, and the report tells the same of it."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from runtime.job import records as job
+from runtime.master import telemetry
+from runtime.master.telemetry import FIRST, GROUPS, Line, Telemetry, thinned
+from runtime.report.history import history
+from runtime.report.ledger import ledger
+from runtime.store import DirectoryStore
+from tests.report.test_history import at, broken, formed
+
+RECORDS = [formed(0, 1), broken(2000, 1, 2000), formed(2010, 2, 1990), broken(5000, 2, 4980), formed(5005, 3, 4980)]
+
+
+def _lines() -> list[Line]:
+    """An iteration a second on two ranks; a restart costs 20 s at 2000 and 5 s at 5000."""
+    told: list[Line] = []
+    for round_, first, iterations, begin in ((1, 1, 2000, 0), (2, 1991, 2990, 2010), (3, 4981, 3000, 5005)):
+        for number in range(iterations):
+            moment, iteration = begin + number + 1.0, first + number
+            facts = at(moment, round_, iteration, seconds=1.0, stall_s=0.1, tokens=100)
+            told += [facts, {**facts, "rank": 1}]  # type: ignore[list-item,dict-item]
+    return [*told, {"v": 1, "time": 3.0, "kind": "interval", "iteration": 3, "reason": "every 50"}]
+
+
+def test_old_lines_thinned_tell_the_same_rounds_restarts_and_seconds() -> None:
+    lines = _lines()
+    few = thinned(lines)
+    assert len(few) <= 3 * (FIRST + GROUPS) + 1 < len(lines) / 4
+    whole, less = history(RECORDS, lines), history(RECORDS, few)
+    assert [(r.seconds, r.lost) for r in less.restarts] == [(r.seconds, r.lost) for r in whole.restarts]
+    assert less.intervals == whole.intervals
+    assert less.curve[-1].iteration == whole.curve[-1].iteration
+    assert sum(point.tokens or 0 for point in less.points) == sum(point.tokens or 0 for point in whole.points)
+    known, found = ledger(whole, 0, 8005), ledger(less, 0, 8005)
+    assert known is not None
+    assert found is not None
+    assert found.goodput == pytest.approx(known.goodput)
+    assert {e.part: e.seconds for e in found.entries} == pytest.approx(
+        {e.part: e.seconds for e in known.entries}, abs=1e-6
+    )
+
+
+def test_thinning_what_is_thin_changes_little() -> None:
+    once = thinned(_lines())
+    assert len(thinned(once)) == len(once)
+    assert sum(float(line.get("seconds", 0)) for line in thinned(once)) == sum(
+        float(line.get("seconds", 0)) for line in once
+    )
+
+
+def test_as_months_pass_few_objects_are_left_and_the_newest_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "PACKED", 10)
+    monkeypatch.setattr(telemetry, "WHOLE", 5)
+    store = DirectoryStore(tmp_path)
+
+    async def months() -> None:
+        told = Telemetry(store, "j", 1)
+        for number in range(1, 101):
+            told.add("a", [{"n": number, "iteration": number, "rank": rank, "loss": 1.0} for rank in (0, 1)], number)
+            await told.flush()
+
+    asyncio.run(months())
+    names = [entry.key.rsplit("/", 1)[1] for entry in store.list("jobs/j/telemetry/")]
+    assert len([name for name in names if name.endswith("-packed.jsonl")]) == 8
+    assert len(names) <= 8 + 20
+    lines = [json.loads(line) for name in names for line in store.get(f"jobs/j/telemetry/{name}").splitlines()]
+    assert [line["n"] for line in lines if line["rank"] == 0] == list(range(1, 101))
+    assert [line["n"] for line in lines if line["rank"] == 1][-5:] == list(range(96, 101))
+
+
+def test_a_job_of_many_rounds_is_no_more_than_its_lines() -> None:
+    lines: list[Line] = [{"round": number, "iteration": number, "time": float(number)} for number in range(500)]
+    assert thinned(lines) == lines
+    assert history([job.MasterClaimed(time=0.0, epoch=1, address="a:1")], thinned(lines)).points

@@ -1,0 +1,61 @@
+"""A journal of which most is archived, or something is missing, is told as a whole one."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runtime.job.messages import Holding
+from runtime.job.records import Committed, Record, ShardPersisted
+from runtime.master import segments
+from runtime.master.journal import claim, read_journal
+from runtime.report import read_run
+from runtime.report.history import history
+from runtime.store import DirectoryStore
+
+UID = "u"
+JOB = f"{UID}-train"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryStore:
+    """A job of 40 checkpoints in blocks of 4 segments."""
+    monkeypatch.setattr(segments, "BLOCK", 4)
+    store = DirectoryStore(tmp_path)
+    journal, _ = claim(store, JOB, "a:1", 1.0)
+    for at in range(1, 41):
+        held = Holding(1, at, key=f"k/{at}")
+        records: list[Record] = [
+            ShardPersisted(time=at, holding=held),
+            Committed(time=at, round=1, iteration=at, key="m"),
+        ]
+        journal.write(journal.draft(records))
+        segments.archive(store, JOB, at)
+    return store
+
+
+def test_what_is_archived_is_told(store: DirectoryStore) -> None:
+    assert len(segments.numbers(store, JOB)) < 10, "most must be archived"
+    run = read_run(store, "run", uid=UID)
+    told = run.jobs["train"]
+    assert told == history(read_journal(store, JOB), [])
+    assert told.commits == tuple((float(at), at) for at in range(1, 41))
+    assert not [note for note in run.notes if "journal" in note or "archive" in note]
+
+
+def test_what_is_missing_or_no_record_is_noted_and_the_rest_told(store: DirectoryStore) -> None:
+    store.delete(f"jobs/{JOB}/archive/000009.jsonl.gz")
+    newest = segments.key(JOB, 41)
+    torn = store.get(newest) + b'{"kind":"Later"}\n{"kind":"Com\n' + b"x\n" * 100
+    store.put(newest, torn)
+    run = read_run(store, "run", uid=UID)
+    assert [at for _, at in run.jobs["train"].commits] == [*range(1, 8), *range(12, 41)]
+    notes = "\n".join(run.notes)
+    assert "000009 is missing" in notes
+    assert "000041, line 4: not a record this version knows (Later)" in notes
+    assert "82 more lines" in notes
+
+
+def test_segments_headers_are_no_notes(store: DirectoryStore) -> None:
+    assert msgspec.json.decode(store.get(segments.key(JOB, 41)).splitlines()[0])["kind"] == "Segment"
+    assert "line 1" not in " ".join(read_run(store, "run", uid=UID).notes)
