@@ -17,7 +17,9 @@ import tyro
 
 from everstep import flags
 from everstep.errors import TRY_AGAIN, BadInput
+from everstep.surroundings import checked_variables, limits_of_archives
 from runtime.store import StoreError, absolute, open_store
+from runtime.terminal import as_text
 
 if TYPE_CHECKING:
     from hera.workflows import Workflow
@@ -63,6 +65,8 @@ class Submission:
     """Keeps data, checkpoints and journals; runs share it. A directory, or s3://bucket/prefix (Argo needs that)."""
     runs: str = "runs"
     """Directory of the run folders."""
+    env: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """Local: a variable of this shell that pods get besides the usual ones (docs/local-runs.md); NAME* for more."""
     watch: Annotated[bool, SWITCH] = False
     """Argo: show the run until it ends; so it is without --detach. Ctrl-C leaves it running."""
     detach: Annotated[bool, SWITCH] = False
@@ -95,6 +99,8 @@ class Submission:
             given = [f"--{one.replace('_', '-')}" for one in names if getattr(self, one) != getattr(plain, one)]
             if given:
                 raise BadInput(f"{', '.join(given)}: only for Argo, and the target is local ({reason})")
+        elif self.env:
+            raise BadInput(f"--env: only for local runs, and the target is argo ({reason}): templates name Secrets")
         elif not self.store.startswith("s3://"):
             raise BadInput(
                 f"target argo ({reason}): pods on many nodes share no folder: give --store s3://bucket/prefix "
@@ -196,7 +202,7 @@ def _run_here(manifest: dict[str, Any], name: str, how: Submission, reason: str)
     from runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run
     from runtime.workflow.view import watch
 
-    folder = Path(how.runs) / name
+    folder, variables, limits = Path(how.runs) / name, checked_variables(how.env), limits_of_archives()
     try:
         check_name(name)
     except ManifestError as error:
@@ -208,7 +214,8 @@ def _run_here(manifest: dict[str, Any], name: str, how: Submission, reason: str)
     print(f"{name} · target local ({reason}) · store {how.store}", file=sys.stderr)
     try:
         with watch() as show:
-            result = run(manifest, RunOptions(name=name, runs=Path(how.runs), on_change=show))
+            options = RunOptions(name, Path(how.runs), on_change=show, variables=variables, limits=limits)
+            result = run(manifest, options)
     except ManifestError as error:
         raise BadInput(str(error)) from None
     except CannotWriteError as error:
@@ -216,7 +223,7 @@ def _run_here(manifest: dict[str, Any], name: str, how: Submission, reason: str)
         return TRY_AGAIN
     end_nodes(folder)
     for name, value in result.outputs.items():
-        print(f"{name}: {value}", file=sys.stderr)
+        print(f"{name}: {as_text(value)}", file=sys.stderr)
     report = folder / "report.html"
     if report.exists():
         print(f"report: {report}", file=sys.stderr)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.errors import BadInput
+from runtime.terminal import as_text
 
 UNITS = (("d", "day", 86400), ("h", "hour", 3600), ("m", "minute", 60), ("s", "second", 1))
 FOLLOW_EVERY_S = 0.3
@@ -45,7 +46,7 @@ def got(workflow: Mapping[str, Any], now: float) -> str:
     from runtime.submission import tree
     from runtime.workflow.view import MARKS
 
-    lines = [f"{name + ':':<20} {value}".rstrip() for name, value in _facts(workflow, now)]
+    lines = [f"{name + ':':<20} {as_text(str(value))}".rstrip() for name, value in _facts(workflow, now)]
     table = [("STEP", "TEMPLATE", "PODNAME", "DURATION", "MESSAGE")]
     for row in tree.folded(workflow):
         waits = row.kind == "Suspend" and not row.phase.fulfilled
@@ -53,7 +54,8 @@ def got(workflow: Mapping[str, Any], now: float) -> str:
         lasted = short((row.finished or now) - row.started) if row.pod and row.started else ""
         reference = (tree.nodes_of(workflow)[row.id].get("templateRef") or {}).get("name")
         template = f"{reference}/{row.template}" if reference else row.template
-        table.append((f" {row.branch}{mark} {row.title}", template, row.pod, lasted, row.message))
+        title = as_text(f" {row.branch}{mark} {row.title}")
+        table.append((title, template, row.pod, lasted, as_text(row.message)))
     return "\n".join([*lines, "", *aligned(table, 2)])
 
 
@@ -94,7 +96,7 @@ def listed(runs: Path, now: float) -> str:
         status, began = one["status"], moment(one["status"].get("startedAt"))
         lasted = (moment(status.get("finishedAt")) or now) - began if began else 0
         table.append((one["metadata"]["name"], status["phase"], short(now - _created(one)), short(lasted),
-                      str(one["spec"].get("priority") or 0), status.get("message") or ""))  # fmt: skip
+                      str(one["spec"].get("priority") or 0), as_text(status.get("message") or "")))  # fmt: skip
     return "\n".join(aligned(table, 3))
 
 
@@ -122,7 +124,7 @@ def logged(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
             text = text if over or not follow else text[: text.rfind(b"\n") + 1]
             read[path] = len(text) + (0 if before else at or 0)
             for line in (before + text).decode(errors="replace").splitlines():
-                yield f"{pod}: {line}"
+                yield f"{as_text(pod)}: {as_text(line)}"
         if over or not follow:
             break
         time.sleep(FOLLOW_EVERY_S)

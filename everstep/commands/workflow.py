@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from everstep import runs
 from everstep.errors import TRY_AGAIN, BadInput
+from everstep.surroundings import checked_variables, limits_of_archives, say_missing
+from runtime.terminal import as_text
 
 if TYPE_CHECKING:
     from runtime.workflow.asks import Ask
@@ -47,6 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     ran.add_argument("-o", "--output", choices=["json", "yaml", "name"], default="", help="print the run at its end")
     ran.add_argument("--path", type=Path, action="append", default=[], metavar="DIR",
                      help="programs that only an image brings, for every pod's PATH")  # fmt: skip
+    ran.add_argument("--env", action="append", default=[], metavar="NAME",
+                     help="a variable of this shell that pods get besides the usual ones; NAME* for more")  # fmt: skip
     ran.add_argument("--work-dir", type=Path, default=None, metavar="DIR", help="where the pods work; empty: here")
     checked = verb("lint", "say what is wrong with a workflow, before it runs anywhere", "file+")
     checked.add_argument("--format", choices=["text", "json", "sarif"], default="text", help="for people, or programs")
@@ -165,7 +169,7 @@ def _run(arguments: argparse.Namespace) -> int:
             os.chdir(arguments.work_dir)
         except OSError as error:
             raise BadInput(f"--work-dir {arguments.work_dir}: {error.strerror}") from None
-    code = _execute(manifest, name, folder, loaded.library, path)
+    code = _execute(manifest, name, folder, loaded.library, path, checked_variables(arguments.env))
     _print_run(folder / name, arguments.output)
     return code
 
@@ -187,8 +191,8 @@ def _dump(value: Any, output: str) -> None:
 
 
 def _execute(
-    manifest: Any, name: str, folder: Path, library: "Library", path: tuple[Path, ...], restart: str = "",
-    parameters: Mapping[str, str] | None = None,
+    manifest: Any, name: str, folder: Path, library: "Library", path: tuple[Path, ...], variables: tuple[str, ...],
+    restart: str = "", parameters: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
     from runtime.platform.process import end_nodes
     from runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name
@@ -205,14 +209,17 @@ def _execute(
             raise BadInput(f"--runs {error.filename}: {error.strerror}; choose another folder") from None
         with watch() as show:
             shown = _named(name, show)
-            result = run_workflow(manifest, RunOptions(name, folder, library, path, shown, restart, parameters or {}))
+            options = RunOptions(
+                name, folder, library, path, shown, restart, parameters or {}, variables, limits_of_archives()
+            )
+            result = run_workflow(manifest, options)
     except (ManifestError, AskError, TornError) as error:
         raise BadInput(str(error)) from None
     except CannotWriteError as error:
         print(f"everstep workflow: {error}", file=sys.stderr)
         return TRY_AGAIN
     end_nodes(result.folder)
-    print(f"{result.phase.value}  {result.message}".rstrip(), file=sys.stderr)
+    print(as_text(f"{result.phase.value}  {result.message}".rstrip()), file=sys.stderr)
     return result.exit_code if result.exit_code in (0, STOPPED) else 1
 
 
@@ -323,7 +330,9 @@ def _take_up(arguments: argparse.Namespace, restart: str = "", parameters: "Mapp
 
     folder = runs.folder_of(arguments.runs, arguments.name)
     manifest = json.loads((folder / "manifest.json").read_text())
-    return _execute(manifest, arguments.name, arguments.runs, *beside(folder), restart, parameters)
+    library, path, variables = beside(folder)
+    say_missing(arguments.name, variables)
+    return _execute(manifest, arguments.name, arguments.runs, library, path, variables, restart, parameters)
 
 
 def _stop(arguments: argparse.Namespace) -> int:

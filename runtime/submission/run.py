@@ -7,6 +7,7 @@ from runtime.submission import tree
 from runtime.submission.follow import Followed, Logs, View
 from runtime.submission.route import ApiError, Route
 from runtime.submission.view import watching
+from runtime.terminal import as_text
 
 DETACHED = 130
 LOST_SIGHT = 75
@@ -19,7 +20,7 @@ def watch(route: Route, workflow: dict[str, Any], logs: bool) -> int:
     Ctrl-C leaves it running (130). `logs`: every line of its steps on stdout.
     """
     name = workflow["metadata"]["name"]
-    every = Logs(route, name, lambda title, line: print(f"{title}: {line}", flush=True)) if logs else None
+    every = Logs(route, name, lambda title, line: print(as_text(f"{title}: {line}"), flush=True)) if logs else None
     try:
         with watching(route, name, plain=logs) as show, Followed(route, workflow, tails=not logs) as followed:
 
@@ -50,4 +51,4 @@ def _say_end(workflow: dict[str, Any]) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(as_text(text), file=sys.stderr, flush=True)

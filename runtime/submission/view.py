@@ -13,6 +13,7 @@ from rich.table import Table
 from runtime.submission.follow import View, last_lines
 from runtime.submission.route import Route
 from runtime.submission.tree import Row
+from runtime.terminal import as_text
 from runtime.workflow.nodes import Phase
 from runtime.workflow.view import LAST_LINES, MARKS, PLAIN_EVERY_S
 
@@ -54,12 +55,12 @@ def table(view: View, now: float, height: int | None = None) -> Table:
     grid.add_column(justify="right", no_wrap=True)
     for row in shown:
         mark, style = MARKS[row.phase]
-        title = f"{row.branch}[{style}]{mark}[/] {escape(row.title)}"
+        title = f"{row.branch}[{style}]{mark}[/] {escape(as_text(row.title))}"
         grid.add_row(title, escape(words(row, view)), seconds(row, now))
     status = view.workflow.get("status") or {}
     left_out = f"({len(view.rows) - len(shown)} that ended well are not shown)" if crowded else ""
     parts = (status.get("phase") or "Pending", status.get("progress"), status.get("message"), left_out)
-    said = " ".join(filter(None, parts))
+    said = as_text(" ".join(filter(None, parts)))
     grid.add_row("", escape(said) if not view.note else f"[yellow]{escape(view.note)}[/]", "")
     return grid
 
@@ -67,8 +68,8 @@ def table(view: View, now: float, height: int | None = None) -> Table:
 def words(row: Row, view: View) -> str:
     """What a node has to say: why it ended so, else its newest line."""
     if row.phase.fulfilled:
-        return row.message
-    return row.message or view.lines.get(row.pod, "")
+        return as_text(row.message)
+    return as_text(row.message or view.lines.get(row.pod, ""))
 
 
 def seconds(row: Row, now: float) -> str:
@@ -123,4 +124,4 @@ class _Plain:
         self._print(f" {MARKS[row.phase][0]} {row.title:<11} {text:<60} {seconds(row, time.time()):>8}".rstrip())
 
     def _print(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(as_text(text), file=sys.stderr, flush=True)

@@ -7,20 +7,23 @@ recorded answers.
 
 import os
 import shutil
-import tarfile
 import tempfile
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.workflow import remote
+from runtime.workflow import archives, remote
+from runtime.workflow.archives import LIMITS, ArchiveError, Limits
+from runtime.workflow.inside import BadPathError, inside
 from runtime.workflow.library import Library, NotThereError
 
 FRESH = ".fresh-"
 """What the name of a folder begins with in which an artifact is packed, beside its place."""
-GZIP = b"\x1f\x8b"
 NO_KEY = "artifact {} failed to load: The specified key does not exist."
+BAD_KEY = 'Resource name contains bad components such as ".." or ".".'
+IS_FOLDER = "Object name already exists as a directory."
+UNUSABLE = (OSError, ValueError, ArithmeticError, TypeError)
+"""What values of a manifest raise that no file, mode or archive can have."""
 
 
 class ArtifactError(Exception):
@@ -37,59 +40,77 @@ def key_of(entry: Mapping[str, Any], prefix: str) -> str:
     return f"{prefix}/{entry['name']}{'.zip' if archive.get('zip') is not None else '.tgz'}"
 
 
-def save(place: Path, entry: Mapping[str, Any], to: Path, below_volume: bool) -> None:
-    """Keep what lies at `place` under the key's path `to`. Raises ArtifactError."""
-    archive = entry.get("archive") or {}
-    to.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=to.parent, prefix=FRESH))
-    packed = fresh / "packed"
+def place_of(folder: Path, key: str) -> Path:
+    """The file or folder of a key, to be read or written. Raises ArtifactError in the words of Argo's store."""
+    if {".", ".."} & set(key.split("/")):
+        raise ArtifactError(BAD_KEY)
     try:
-        if archive.get("none") is not None:
-            _copy_plain(place, packed)
-        elif archive.get("zip") is not None:
-            if place.is_file() and not below_volume:
-                # Argo's wait container has moved the file that it then wants to pack.
-                raise ArtifactError(f"stat /tmp/argo/outputs/artifacts/{entry['name']}: no such file or directory")
-            _zip(place, packed, f"mainctrfs{entry['path']}" if below_volume else "")
-        else:
-            level = (archive.get("tar") or {}).get("compressionLevel")
-            with tarfile.open(packed, "w:gz", compresslevel=1 if level is None else max(0, int(level))) as tar:
-                tar.add(place, os.path.basename(str(entry["path"]).rstrip("/")))
-        if to.is_dir() and not to.is_symlink():
-            shutil.rmtree(to)
+        return inside(folder, key.lstrip("/"))
+    except BadPathError as error:
+        raise ArtifactError(str(error)) from None
+
+
+def save(place: Path, entry: Mapping[str, Any], repository: Path, key: str, below_volume: bool) -> None:
+    """Keep what lies at `place` under the key. Raises ArtifactError."""
+    try:
+        to = place_of(repository, key)
+    except ArtifactError as error:
+        raise ArtifactError(f"failed to put file: {error}") from None
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=to.parent, prefix=FRESH))
+        try:
+            _pack(place, entry, fresh / "packed", below_volume)
+            _publish(fresh / "packed", to)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except UNUSABLE as error:
+        raise ArtifactError(f"failed to put file: {said(error)}") from None
+
+
+def said(error: Exception) -> str:
+    """What went wrong, without the places of this machine."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+
+
+def _pack(place: Path, entry: Mapping[str, Any], packed: Path, below_volume: bool) -> None:
+    archive = entry.get("archive") or {}
+    if archive.get("none") is not None:
+        archives.plain(place, packed)
+    elif archive.get("zip") is not None:
+        if place.is_file() and not below_volume:
+            # Argo's wait container has moved the file that it then wants to pack.
+            raise ArtifactError(f"stat /tmp/argo/outputs/artifacts/{entry['name']}: no such file or directory")
+        archives.zip_(place, packed, f"mainctrfs{entry['path']}" if below_volume else "")
+    else:
+        level = (archive.get("tar") or {}).get("compressionLevel")
+        name = os.path.basename(str(entry["path"]).rstrip("/"))
+        archives.tar(place, name, packed, None if level is None else int(level))
+
+
+def _publish(packed: Path, to: Path) -> None:
+    """Put it in its place. A folder's files join those that are there, and no folder goes for a file.""" ""
+    if not to.is_dir():
         packed.replace(to)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _copy_plain(place: Path, to: Path) -> None:
-    """As a bucket keeps it: files and nothing else."""
-    if not place.is_dir():
-        shutil.copyfile(place, to)
         return
-    to.mkdir()
-    for folder, _, names in os.walk(place):
-        for name in names:
-            file = Path(folder, name)
-            if not file.is_symlink():
-                there = to / file.relative_to(place)
-                there.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, there)
+    if not packed.is_dir():
+        raise ArtifactError(f"failed to put file: {IS_FOLDER}")
+    for folder, _, names in os.walk(packed):
+        for file in (Path(folder, name) for name in names):
+            there = inside(to, str(file.relative_to(packed)))
+            there.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(there)
 
 
-def _zip(place: Path, to: Path, named: str) -> None:
-    with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as packed:
-        if place.is_file():
-            packed.write(place, named or place.name)
-            return
-        for folder, _, names in os.walk(place, followlinks=True):
-            for name in names:
-                file = Path(folder, name)
-                packed.write(file, str(Path(place.name) / file.relative_to(place)))
-
-
-def load(entry: Mapping[str, Any], repository: Path, into: Path, library: Library) -> None:
+def load(entry: Mapping[str, Any], repository: Path, into: Path, library: Library, limits: Limits = LIMITS) -> None:
     """Put an input artifact at `into`. Raises ArtifactError."""
+    try:
+        _load(entry, repository, into, library, limits)
+    except UNUSABLE as error:
+        raise ArtifactError(f"artifact {entry['name']} failed to load: {said(error)}") from None
+
+
+def _load(entry: Mapping[str, Any], repository: Path, into: Path, library: Library, limits: Limits) -> None:
     if into.exists():
         shutil.rmtree(into) if into.is_dir() else into.unlink()
     into.parent.mkdir(parents=True, exist_ok=True)
@@ -100,8 +121,11 @@ def load(entry: Mapping[str, Any], repository: Path, into: Path, library: Librar
                 raise ArtifactError(NO_KEY.format(entry["name"]))
             into.mkdir()
             return
-        _unpack(entry, got, into)
-    _set_mode(entry, into)
+        try:
+            _unpacked(entry, got, limits).rename(into)
+        except ArchiveError as error:
+            raise ArtifactError(str(error)) from None
+        _set_mode(entry, into)
 
 
 def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Library) -> bool:
@@ -122,83 +146,44 @@ def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Librar
             raise ArtifactError(f"artifact {entry['name']} failed to load: {error}") from None
         return True
     key = str((entry.get("s3") or {}).get("key") or "")
-    kept = repository / key
-    inside = os.path.realpath(kept).startswith(os.path.realpath(repository) + os.sep)
-    if not key or not inside or not kept.exists():
+    try:
+        kept = place_of(repository, key) if key else None
+    except ArtifactError as error:
+        raise ArtifactError(f"artifact {entry['name']} failed to load: failed to get file: {error}") from None
+    if kept is None or not kept.exists():
         return False
-    if kept.is_dir():
-        _copy_plain(kept, to)
-        for folder, _, names in os.walk(to):
-            for name in names:
-                Path(folder, name).chmod(0o600)
-    else:
-        shutil.copyfile(kept, to)
-        to.chmod(0o600)
+    archives.plain(kept, to)
+    _chmod(to, 0o600, files_only=True)
     return True
 
 
-def _unpack(entry: Mapping[str, Any], got: Path, into: Path) -> None:
-    archive = entry.get("archive") or {}
+def _unpacked(entry: Mapping[str, Any], got: Path, limits: Limits) -> Path:
+    """What the input's place gets."""
+    archive, out = entry.get("archive") or {}, got.with_name("out")
     if got.is_dir() or archive.get("none") is not None:
-        got.rename(into)
-    elif archive.get("zip") is not None:
-        _unzip(got, into)
-    elif archive.get("tar") is not None or _is_tarball(got):
-        _untar(got, into)
-    else:
-        got.rename(into)
-
-
-def _is_tarball(path: Path) -> bool:
-    """A gzipped tar, told by its content."""
-    with path.open("rb") as file:
-        if file.read(2) != GZIP:
-            return False
-    try:
-        with tarfile.open(path, "r:gz") as tar:
-            tar.next()
-    except (tarfile.TarError, OSError, EOFError):
-        return False
-    return True
-
-
-def _untar(got: Path, into: Path) -> None:
-    """One member takes the input's place, several become a folder."""
-    out = got.with_name("out")
-    out.mkdir()
-    try:
-        with tarfile.open(got, "r:*") as tar:
-            tar.extractall(out, filter="tar")
-    except (tarfile.TarError, EOFError, OSError):
-        raise ArtifactError("unexpected EOF") from None
-    _settle(out, into)
-
-
-def _unzip(got: Path, into: Path) -> None:
-    out = got.with_name("out")
-    out.mkdir()
-    try:
-        with zipfile.ZipFile(got) as packed:
-            packed.extractall(out)
-    except zipfile.BadZipFile:
-        raise ArtifactError("zip: not a valid zip file") from None
-    for folder, _, names in os.walk(out):
-        for name in names:
-            Path(folder, name).chmod(0o666)
-    _settle(out, into)
-
-
-def _settle(out: Path, into: Path) -> None:
-    members = list(out.iterdir())
-    (members[0] if len(members) == 1 else out).rename(into)
+        return got
+    if archive.get("zip") is not None:
+        return archives.unzip(got, out, limits)
+    if archive.get("tar") is not None or archives.is_tarball(got):
+        return archives.untar(got, out, limits)
+    return got
 
 
 def _set_mode(entry: Mapping[str, Any], place: Path) -> None:
     mode = entry.get("mode")
     if mode is None:
         return
-    place.chmod(int(mode))
     if entry.get("recurseMode"):
-        for folder, names, files in os.walk(place):
-            for name in [*names, *files]:
-                Path(folder, name).chmod(int(mode))
+        _chmod(place, int(mode))
+    else:
+        place.chmod(int(mode))
+
+
+def _chmod(place: Path, mode: int, files_only: bool = False) -> None:
+    """Of the whole tree, inner ones first: its own folder may become one that nobody can enter. No link is followed."""
+    for folder, names, files in os.walk(place, topdown=False):
+        for one in (Path(folder, name) for name in [*([] if files_only else names), *files]):
+            if not one.is_symlink():
+                one.chmod(mode)
+    if not (files_only and place.is_dir()):
+        place.chmod(mode)

@@ -13,8 +13,6 @@ from runtime.workflow.pod_rules import quantity
 from runtime.workflow.schema import Problem, Where
 
 _REFERENCE = re.compile(r"\$(\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
-OF_OWN_POD = ("EVERSTEP_POD", "ARGO_TEMPLATE")
-"""Variables in which a pod is told of itself: a launcher that runs in one must not hand them on."""
 WHOLE = ("metadata.labels", "metadata.annotations")
 """Fields that only a volume can show."""
 _LABEL = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
@@ -25,11 +23,6 @@ class Told(NamedTuple):
 
     command: list[str]
     environment: dict[str, str]
-
-
-def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a pod gets of its launcher's variables."""
-    return {name: value for name, value in environment.items() if name not in OF_OWN_POD}
 
 
 def told(container: Mapping[str, Any], library: Library, facts: Mapping[str, str]) -> Told:

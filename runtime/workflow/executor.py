@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from runtime import faults
 from runtime.rotate import Rotation
 from runtime.workflow import artifacts, asks, leftovers, readiness, runfolder, status
+from runtime.workflow.archives import LIMITS, Limits
 from runtime.workflow.containers import probe_of
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import (
@@ -63,6 +64,10 @@ class RunOptions:
     """Of a run that has ended: nodes (as `asks` selects them) that run again although they succeeded."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Of a run that has ended: other values of the workflow's parameters."""
+    variables: tuple[str, ...] = ()
+    """Names of the launcher's own variables that pods get besides those of `inherited.LISTED`."""
+    limits: Limits = LIMITS
+    """What archives of artifacts may unpack to."""
 
 
 class RunResult(NamedTuple):
@@ -100,7 +105,7 @@ async def _execute(
 ) -> RunResult:
     folder = runfolder.enter(options.runs.absolute(), options.name, source)
     with runfolder.lock(folder):
-        runfolder.begin(folder, source, options.library, options.path)
+        runfolder.begin(folder, source, options.library, options.path, options.variables)
         executor = _Executor(manifest, options, folder, runner)
         await executor.run(signals)
         return executor.result()
@@ -131,7 +136,7 @@ class _Executor:
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._loaded: set[str] = set()
-        self._launch = Launch(self.engine, folder, options.path)
+        self._launch = Launch(self.engine, folder, options.path, options.variables, options.limits)
         self._shared = Shared(folder.parent, options.name)
         self._holding = self._shared.held()
         self._status = status.Writer(self.engine, folder)

@@ -11,32 +11,46 @@ from pathlib import Path
 from typing import Any
 
 from runtime.workflow import artifacts, containers, progress, repository, requests, status, volumes
+from runtime.workflow.archives import LIMITS, Limits
 from runtime.workflow.calls import LOCATIONS
 from runtime.workflow.durations import seconds
 from runtime.workflow.engine import Engine
-from runtime.workflow.environment import Told, expanded, facts_of, inherited, told
+from runtime.workflow.environment import Told, expanded, facts_of, told
 from runtime.workflow.events import PodEnded
 from runtime.workflow.expressions import ExpressionError, evaluate
 from runtime.workflow.expressions.values import go_json
 from runtime.workflow.fields import listed
+from runtime.workflow.inherited import inherited
+from runtime.workflow.inside import BadPathError
 from runtime.workflow.library import Library
 from runtime.workflow.nodes import Node, node_id, pod_name
-from runtime.workflow.pods import NOT_STARTED, SCRIPT, Pod, check_command
+from runtime.workflow.pods import NOT_STARTED, SCRIPT, Pod, PodError, check_command
 from runtime.workflow.tags import substitute
 
 
 class Launch:
-    """The pods of one run."""
+    """The pods of one run.
 
-    def __init__(self, engine: Engine, folder: Path, path: Sequence[Path] = ()) -> None:
+    `path`: folders of programs. `variables`: names of more of the launcher's own that pods get.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        path: Sequence[Path] = (),
+        variables: Sequence[str] = (),
+        limits: Limits = LIMITS,
+    ) -> None:
         self._path = os.pathsep.join([*map(str, path), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self._brought = path
+        self._variables = variables
         self._engine = engine
         self._folder = folder
         self._cwd = Path.cwd()
         manifest = engine.manifest
         s3 = {} if engine.finished else manifest.library.artifact_repository(manifest.spec)
-        self._repository = repository.Repository(folder.parent / "artifacts", manifest.library, s3)
+        self._repository = repository.Repository(folder.parent / "artifacts", manifest.library, s3, limits)
 
     def pod(self, node: Node) -> Pod:
         """Its place. A node of a later life of the run has another."""
@@ -68,10 +82,18 @@ class Launch:
 
     def request(self, node: Node) -> dict[str, Any]:
         """What the runner is asked for. Raises PodError, NotThereError."""
-        pod = self.pod(node)
+        try:
+            return self._request(node, self.pod(node))
+        except BadPathError as error:
+            raise PodError(str(error)) from None
+
+    def _request(self, node: Node, pod: Pod) -> dict[str, Any]:
         if node.spec.get("http"):
-            found = requests.told(node.spec["http"], self._engine.manifest.library, pod.folder, pod.report)
-            return pod.request(node.spec, found, self._cwd)
+            told = Told(
+                requests.command(node.spec["http"], self._engine.manifest.library, pod.folder, pod.report),
+                inherited(os.environ, self._variables),
+            )
+            return pod.request(node.spec, told, self._cwd)
         several = containers.several(node.spec)
         mounted = self._mounts(node, pod)
         found = self._several(node, pod, mounted) if several else self._told(node, self._main(node))
@@ -104,7 +126,7 @@ class Launch:
         pod.spec.write_text(json.dumps(spec))
         program = str(Path(__file__).with_name("podrun.py"))
         command = [sys.executable, "-I", "-S", program, str(pod.spec), str(pod.report)]
-        return Told(command, inherited(os.environ))
+        return Told(command, inherited(os.environ, self._variables))
 
     def _container(self, node: Node, container: Mapping[str, Any]) -> dict[str, Any]:
         found = self._told(node, container)
@@ -123,7 +145,7 @@ class Launch:
         engine = self._engine
         found = self._own(told(container, engine.manifest.library, self._facts(node)))
         return found._replace(environment={
-            **inherited(os.environ),
+            **inherited(os.environ, self._variables, found.command),
             "PATH": self._path,
             "EVERSTEP_RUN_DIR": str(self._folder),
             "ARGO_CONTAINER_NAME": str(container.get("name") or "main"),

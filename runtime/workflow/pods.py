@@ -22,6 +22,7 @@ from runtime.workflow.containers import of_pod, several
 from runtime.workflow.environment import Told
 from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import listed
+from runtime.workflow.inside import inside
 from runtime.workflow.repository import Repository
 
 MARK = "EVERSTEP_POD_MARK"
@@ -79,7 +80,7 @@ class Pod:
 
         `captures`: keep its standard output for `result`. `mounts`: volumes by path; where containers differ, main's.
         `staged`: where several containers find the folders from which each mounts its own. Raises PodError when it
-        cannot be started.
+        cannot be started, BadPathError for an input artifact whose path leads out of its volume.
         """
         command = list(told.command)
         environment = {**told.environment, MARK: str(self.folder)}
@@ -144,7 +145,7 @@ class Pod:
             path, place = str(entry.get("path") or ""), self.artifact(entry)
             volume = next((at for at in mounts if path.startswith(f"{at}/")), None)
             if volume is not None and place.exists():
-                there = Path(mounts[volume][0] + path[len(volume) :])
+                there = inside(Path(mounts[volume][0]), path[len(volume) + 1 :])
                 there.parent.mkdir(parents=True, exist_ok=True)
                 place.rename(there)
             elif place.exists():
@@ -227,13 +228,13 @@ class Pod:
         for entry in outputs.get("parameters") or []:
             source = entry.get("valueFrom") or {}
             path = os.path.join(made["cwd"], source["path"])
-            place = plan.place(path)
+            place = _left(plan, path)
             if place.is_dir():
                 folders.append(_directory(source["path"]))
                 found.parameters[entry["name"]] = ""
                 continue
             try:
-                text = place.read_bytes().decode(errors="replace")
+                text = _text(place)
             except OSError:
                 if "default" not in source:
                     kept = f"/mainctrfs{path}" if _in_volume(plan, path) else f"{OUTPUTS}/parameters{source['path']}"
@@ -259,18 +260,36 @@ class Pod:
     ) -> str:
         """Keep one output artifact; says why it cannot be."""
         path, name = str(entry["path"]), str(entry["name"])
-        place, below = plan.place(path), _in_volume(plan, path)
+        place, below = _left(plan, path), _in_volume(plan, path)
         if not place.exists():
             if entry.get("optional"):
                 return ""
             missing = f"stat /mainctrfs{path}" if below else f"open {OUTPUTS}/artifacts{path}.tgz"
             return f"{missing}: no such file or directory; "
+        if not place.is_file() and not place.is_dir():
+            return f"{path} is not a regular file or directory; "
         try:
             repository.save(place, entry, keys[name], below)
         except artifacts.ArtifactError as error:
             return f"{error}; "
         found.artifacts[name] = keys[name]
         return ""
+
+
+def _left(plan: isolation.Plan, path: str) -> Path:
+    """Where the machine finds what the pod left at `path`; nothing is there for a link to what the pod does not see."""
+    real = os.path.realpath(plan.place(path))
+    seen = [os.path.realpath(one) for one in (plan.root, *(source for source, _ in plan.mounts.values()), *plan.binds)]
+    if any(real == one or real.startswith(f"{one.rstrip('/')}/") for one in seen):
+        return Path(real)
+    return Path(os.devnull, "nothing")  # Which nobody can make.
+
+
+def _text(place: Path) -> str:
+    """Raises OSError for what is no file: the other end of a pipe may never come."""
+    if not place.is_file():
+        raise FileNotFoundError(place)
+    return place.read_bytes().decode(errors="replace")
 
 
 def _shown_once(

@@ -6,22 +6,20 @@ After Argo's documentation ("HTTP Artifacts", "Git"). Credentials come from Secr
 import base64
 import json
 import os
-import shutil
 import ssl
 import subprocess
 import tempfile
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from runtime import web
 from runtime.workflow.fields import listed
 from runtime.workflow.library import Library
 
-HTTP_S = 60.0
+TOKEN_BYTES = 1 << 20
 
 
 class RemoteError(OSError):
@@ -41,47 +39,49 @@ def _basic(user: str, password: str) -> str:
 
 
 def download(http: Mapping[str, Any], library: Library, to: Path) -> None:
-    """Get what an http location has. Raises RemoteError, NotThereError."""
-    with _opened(http, library) as answer, to.open("wb") as file:
-        shutil.copyfileobj(answer, file)
+    """Get what an http location has, whole. Raises RemoteError, NotThereError."""
+    request = _request(http, library)
+    try:
+        with web.opened(request) as answer, to.open("wb") as file:
+            if answer.status == HTTPStatus.NOT_FOUND:
+                raise AbsentError(f"{answer.status} {answer.reason}")
+            if answer.status // 100 != 2:
+                status = f"{answer.status} {answer.reason}"
+                raise RemoteError(f"loading content from {request.url} failed with reason: {status}")
+            for piece in answer.pieces():
+                file.write(piece)
+    except web.WebError as error:
+        raise RemoteError(str(error)) from None
 
 
 def upload(http: Mapping[str, Any], library: Library, source: Path) -> None:
     """Put a file where an http location says. Raises RemoteError, NotThereError."""
     if source.is_dir():
         raise RemoteError("a folder cannot be put to an http address; let it be archived")
-    with source.open("rb") as file, _opened(http, library, file, source.stat().st_size):
-        """The answer's body does not matter."""
+    content = [("Content-Length", str(source.stat().st_size)), ("Content-Type", "application/octet-stream")]
+    with source.open("rb") as file:
+        own = _request(http, library)
+        request = own._replace(method="PUT", body=file, headers=[*content, *own.headers])
+        try:
+            with web.opened(request) as answer:
+                if answer.status // 100 != 2:
+                    status = f"{answer.status} {answer.reason}"
+                    raise RemoteError(f"saving file {source.name} to {request.url} failed with reason: {status}")
+        except web.WebError as error:
+            raise RemoteError(str(error)) from None
 
 
-def _opened(http: Mapping[str, Any], library: Library, body: Any = None, size: int = 0) -> Any:
-    url, auth = str(http.get("url") or ""), http.get("auth") or {}
-    if not url.startswith(("http://", "https://")):
-        raise RemoteError(f"{url!r} is no http address")
-    request = urllib.request.Request(url, body, method="PUT" if body else "GET")
-    if body:
-        request.add_header("Content-Length", str(size))
-        request.add_header("Content-Type", "application/octet-stream")
-    basic = auth.get("basicAuth") or {}
-    try:
-        if basic:
-            told = _basic(_secret(basic, "usernameSecret", library), _secret(basic, "passwordSecret", library))
-            request.add_header("Authorization", told)
-        if auth.get("oauth2"):
-            request.add_header("Authorization", f"Bearer {_token(auth['oauth2'], library)}")
-        for one in listed(http, "headers"):
-            request.add_header(str(one["name"]), str(one.get("value") or ""))
-        context = _certificate(auth["clientCert"], library) if auth.get("clientCert") else None
-        return urllib.request.urlopen(request, timeout=HTTP_S, context=context)
-    except urllib.error.HTTPError as error:
-        status = f"{error.code} {error.reason}"
-        if error.code == HTTPStatus.NOT_FOUND and not body:
-            raise AbsentError(status) from None
-        what = f"saving file {body.name} to {url}" if body else f"loading content from {url}"
-        raise RemoteError(f"{what} failed with reason: {status}") from None
-    except (urllib.error.URLError, OSError) as error:
-        what = f"saving file {body.name} to {url}" if body else f"loading file from {url}"
-        raise RemoteError(f"{what} failed: {error}") from None
+def _request(http: Mapping[str, Any], library: Library) -> web.Request:
+    """With who asks, as the location says it."""
+    auth, headers = http.get("auth") or {}, list[tuple[str, str]]()
+    if basic := auth.get("basicAuth"):
+        known = _basic(_secret(basic, "usernameSecret", library), _secret(basic, "passwordSecret", library))
+        headers.append(("Authorization", known))
+    if auth.get("oauth2"):
+        headers.append(("Authorization", f"Bearer {_token(auth['oauth2'], library)}"))
+    headers += [(str(one["name"]), str(one.get("value") or "")) for one in listed(http, "headers")]
+    context = _certificate(auth["clientCert"], library) if auth.get("clientCert") else None
+    return web.Request(str(http.get("url") or ""), headers=headers, context=context)
 
 
 def _certificate(told: Mapping[str, Any], library: Library) -> ssl.SSLContext:
@@ -91,7 +91,10 @@ def _certificate(told: Mapping[str, Any], library: Library) -> ssl.SSLContext:
         for name in ("clientCertSecret", "clientKeySecret"):
             files.append(Path(folder, name))
             files[-1].write_text(_secret(told, name, library))
-        context.load_cert_chain(*files)
+        try:
+            context.load_cert_chain(*files)
+        except (ssl.SSLError, ValueError) as error:
+            raise RemoteError(f"the client's certificate cannot be used: {error}") from None
     return context
 
 
@@ -101,13 +104,20 @@ def _token(told: Mapping[str, Any], library: Library) -> str:
     if told.get("scopes"):
         form.append(("scope", " ".join(told["scopes"])))
     form += [(str(one["key"]), str(one.get("value") or "")) for one in listed(told, "endpointParams")]
-    request = urllib.request.Request(
-        _secret(told, "tokenURLSecret", library), urllib.parse.urlencode(form).encode(), method="POST"
-    )
     who = (_secret(told, "clientIDSecret", library), _secret(told, "clientSecretSecret", library))
-    request.add_header("Authorization", _basic(*map(urllib.parse.quote_plus, who)))
-    with urllib.request.urlopen(request, timeout=HTTP_S) as answer:
-        token = json.load(answer).get("access_token")
+    headers = [("Authorization", _basic(*map(urllib.parse.quote_plus, who))),
+               ("Content-Type", "application/x-www-form-urlencoded")]  # fmt: skip
+    url, body = _secret(told, "tokenURLSecret", library), urllib.parse.urlencode(form).encode()
+    try:
+        with web.opened(web.Request(url, "POST", headers, body)) as answer:
+            if answer.status // 100 != 2:
+                raise RemoteError(f"the token's address answers {answer.status} {answer.reason}")
+            found = json.loads(answer.body(TOKEN_BYTES))
+    except web.WebError as error:
+        raise RemoteError(f"no token: {error}") from None
+    except (ValueError, RecursionError):
+        raise RemoteError("the token's address gave no JSON") from None
+    token = found.get("access_token") if isinstance(found, dict) else None
     if not token:
         raise RemoteError("the token's address gave no access_token")
     return str(token)

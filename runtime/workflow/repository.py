@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from runtime import atomic
-from runtime.store import NoSuchKey, Store, StoreError, open_store
+from runtime.store import NoSuchKey, Store, open_store
 from runtime.workflow import artifacts, remote
-from runtime.workflow.artifacts import ArtifactError
+from runtime.workflow.archives import LIMITS, Limits
+from runtime.workflow.artifacts import UNUSABLE, ArtifactError
 from runtime.workflow.calls import UNLISTED
+from runtime.workflow.inside import inside
 from runtime.workflow.library import Library, NotThereError
 
 KEY_FORMAT = "{{workflow.name}}/{{pod.name}}"
@@ -37,6 +39,8 @@ class Repository:
     library: Library
     s3: Mapping[str, Any] = field(default_factory=dict)
     """What an artifact that names only a key takes over: bucket, endpoint, credentials, keyFormat."""
+    limits: Limits = LIMITS
+    """What archives may unpack to."""
 
     def location(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """The whole s3 of an artifact. Without a bucket it is in the folder."""
@@ -49,31 +53,31 @@ class Repository:
         if entry.get("git"):
             raise ArtifactError("git output artifacts unsupported")
         if not at.get("bucket") and not entry.get("http"):
-            artifacts.save(place, entry, self.folder / key, below_volume)
+            artifacts.save(place, entry, self.folder, key, below_volume)
             return
         with tempfile.TemporaryDirectory() as folder:
+            artifacts.save(place, entry, Path(folder), "packed", below_volume)
             packed = Path(folder, "packed")
-            artifacts.save(place, entry, packed, below_volume)
             try:
                 if entry.get("http"):
                     remote.upload(entry["http"], self.library, packed)
                 else:
-                    _upload(self._store(at), key, packed)
-            except (StoreError, NotThereError, ValueError, remote.RemoteError) as error:
+                    _upload(self._store(at), key.strip("/"), packed)
+            except (*UNUSABLE, NotThereError) as error:
                 raise ArtifactError(f"artifact {entry['name']} failed to save: {error}") from None
 
     def load(self, entry: Mapping[str, Any], into: Path) -> None:
         """Put an input artifact at `into`. Raises ArtifactError."""
         at = self.location(entry)
         if not entry.get("s3") or not at.get("bucket"):
-            artifacts.load(entry, self.folder, into, self.library)
+            artifacts.load(entry, self.folder, into, self.library, self.limits)
             return
         with tempfile.TemporaryDirectory() as folder:
             try:
-                _download(self._store(at), str(at["key"]), Path(folder, "got"))
-            except (StoreError, NotThereError, ValueError) as error:
+                _download(self._store(at), str(at["key"]).lstrip("/"), Path(folder, "got"))
+            except (*UNUSABLE, NotThereError, KeyError) as error:
                 raise ArtifactError(f"artifact {entry['name']} failed to load: {error}") from None
-            artifacts.load({**entry, "s3": {"key": "got"}}, Path(folder), into, self.library)
+            artifacts.load({**entry, "s3": {"key": "got"}}, Path(folder), into, self.library, self.limits)
 
     def paths(self, entry: Mapping[str, Any]) -> list[str]:
         """The keys of all that lies below the artifact's. Raises ArtifactError."""
@@ -84,7 +88,7 @@ class Repository:
         try:
             if at.get("bucket"):
                 return [one.key for one in self._store(at).list(key) if not one.key.endswith("/")]
-        except (StoreError, NotThereError, ValueError) as error:
+        except (*UNUSABLE, NotThereError) as error:
             raise ArtifactError(f"failed to list {key!r}: {error}") from None
         return sorted(path for path in self._kept() if path.startswith(key) and not path.startswith("."))
 
@@ -139,7 +143,9 @@ def _download(store: Store, key: str, to: Path) -> None:
         to.unlink()
     prefix = key.rstrip("/") + "/"
     for entry in store.list(prefix):
-        place = to / entry.key.removeprefix(prefix)
+        if entry.key.endswith("/"):
+            continue  # Some programs make an object for a folder.
+        place = inside(to, entry.key.removeprefix(prefix))
         place.parent.mkdir(parents=True, exist_ok=True)
         _copy(store, entry.key, place)
 

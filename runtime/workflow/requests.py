@@ -5,13 +5,11 @@ Rules after Argo's documentation ("HTTP Template"): 2xx is success, unless a suc
 
 import base64
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime.workflow.environment import Told, inherited
 from runtime.workflow.expressions import ExpressionError, holds
 from runtime.workflow.fields import listed
 from runtime.workflow.library import Library, NotThereError
@@ -31,7 +29,7 @@ class Answer(NamedTuple):
     """Why there is none."""
 
 
-def told(http: Mapping[str, Any], library: Library, folder: Path, report: Path) -> Told:
+def command(http: Mapping[str, Any], library: Library, folder: Path, report: Path) -> list[str]:
     """The command that sends it, and the file that tells it what. Raises NotThereError."""
     given = (http.get("bodyFrom") or {}).get("bytes")
     spec = {
@@ -47,7 +45,7 @@ def told(http: Mapping[str, Any], library: Library, folder: Path, report: Path) 
     place.touch(0o600)
     place.write_text(json.dumps(spec))
     program = str(Path(__file__).with_name("httprun.py"))
-    return Told([sys.executable, "-I", "-S", program, str(place), str(report)], inherited(os.environ))
+    return [sys.executable, "-I", "-S", program, str(place), str(report)]
 
 
 def _header(entry: Mapping[str, Any], library: Library) -> str:

@@ -45,7 +45,9 @@ def enter(runs: Path, name: str, source: Mapping[str, Any]) -> Path:
     return folder
 
 
-def begin(folder: Path, source: Mapping[str, Any], library: Library, path: Sequence[Path]) -> None:
+def begin(
+    folder: Path, source: Mapping[str, Any], library: Library, path: Sequence[Path], variables: Sequence[str]
+) -> None:
     """Write down, once, what is run and what it was given besides."""
     known = folder / "manifest.json"
     if known.exists():
@@ -54,6 +56,7 @@ def begin(folder: Path, source: Mapping[str, Any], library: Library, path: Seque
         "objects": list(library.objects.values()),
         "images": {name: list(command) for name, command in library.images.items()},
         "path": [str(one.absolute()) for one in path],
+        "variables": list(variables),
     }
     _private(folder / "beside.json").write_text(json.dumps(given, indent=1))
     with atomic.replacing(known) as file:
@@ -62,13 +65,14 @@ def begin(folder: Path, source: Mapping[str, Any], library: Library, path: Seque
     faults.point("executor.after_manifest")
 
 
-def beside(folder: Path) -> tuple[Library, tuple[Path, ...]]:
-    """(what the run in that folder was given besides its manifest, folders of programs)."""
+def beside(folder: Path) -> tuple[Library, tuple[Path, ...], tuple[str, ...]]:
+    """(what the run in that folder was given besides its manifest, folders of programs, names of variables)."""
     known = folder / "beside.json"
     if not known.exists():
-        return NO_LIBRARY, ()
+        return NO_LIBRARY, (), ()
     given = json.loads(known.read_text())
-    return Library.of(given["objects"], given["images"]), tuple(map(Path, given["path"]))
+    path, variables = tuple(map(Path, given["path"])), tuple(given.get("variables", ()))
+    return Library.of(given["objects"], given["images"]), path, variables
 
 
 def _private(path: Path) -> Path:

@@ -9,7 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from runtime.terminal import as_text
 from runtime.workflow.engine import Engine
 from runtime.workflow.nodes import Node, NodeType, Phase
 from runtime.workflow.status import log_name
@@ -62,7 +64,7 @@ def _attempt(engine: Engine, node: Node) -> Node:
 
 
 def _title(node: Node, engine: Engine) -> str:
-    return node.template if node.display_name == f"{engine.name}.onExit" else node.display_name
+    return as_text(node.template if node.display_name == f"{engine.name}.onExit" else node.display_name)
 
 
 def _last_lines(engine: Engine, node: Node, folder: Path, count: int) -> list[str]:
@@ -70,19 +72,19 @@ def _last_lines(engine: Engine, node: Node, folder: Path, count: int) -> list[st
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 16384))
-            return file.read().decode(errors="replace").splitlines()[-count:]
+            return [as_text(line) for line in file.read().decode(errors="replace").splitlines()[-count:]]
     except OSError:
         return []
 
 
 def _line(engine: Engine, node: Node, folder: Path) -> str:
     if node.phase in (Phase.OMITTED, Phase.SKIPPED):
-        return node.message
+        return as_text(node.message)
     last = _last_lines(engine, node, folder, 1)
     words = last[0] if last else ""
     attempts = len(node.children) if node.type is NodeType.RETRY else 1
     again = f"  (try {attempts})" if attempts > 1 else ""
-    return f"{node.message}: {words}{again}" if node.phase.bad else f"{words}{again}"
+    return f"{as_text(node.message)}: {words}{again}" if node.phase.bad else f"{words}{again}"
 
 
 def _seconds(node: Node) -> str:
@@ -105,8 +107,8 @@ def table(engine: Engine, folder: Path, rows: int, width: int) -> Table:
     grid.add_column(justify="right", no_wrap=True)
     for node in shown:
         mark, style = MARKS[node.phase]
-        line = _line(engine, node, folder).replace("[", r"\[")
-        grid.add_row(f" [{style}]{mark}[/]", _title(node, engine), line, _seconds(node))
+        line = Text(_line(engine, node, folder), overflow="ellipsis", no_wrap=True)
+        grid.add_row(Text(f" {mark}", style), Text(_title(node, engine), overflow="ellipsis"), line, _seconds(node))
     if len(shown) < len(steps):
         ended = sum(one.phase.fulfilled for one in steps)
         grid.add_row("", f"{ended} of {len(steps)} steps have ended", "", "")

@@ -1,18 +1,23 @@
 """A pod's volumes as folders of the run: emptyDir, claims, ConfigMaps, Secrets, projections, folders of the machine."""
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime.workflow.environment import WHOLE, known_field, resource
 from runtime.workflow.fields import listed
+from runtime.workflow.inside import BadPathError, inside
 from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.schema import BEYOND, Problem, Where
 
 KINDS = (
     "emptyDir", "ephemeral", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim", "hostPath",
 )  # fmt: skip
+DATA = "..data"
+"""Where the kubelet has the files of a ConfigMap or Secret, so that all of them change at once."""
 KEPT = ("/dev", "/proc", "/sys")
 """A mount below these stays the machine's own: a volume in memory at /dev/shm is the machine's shared memory."""
 
@@ -67,7 +72,10 @@ def mounts(
     library: Library,
     facts: Mapping[str, str],
 ) -> Mounted:
-    """Where each volume mount of these containers comes from; its folders are made. Raises NotThereError."""
+    """Where each volume mount of these containers comes from; its folders are made.
+
+    Raises NotThereError, and BadPathError for a claim, a subPath or a file's name that leads out of its folder.
+    """
     known = {str(volume.get("name")): volume for volume in volumes}
     shown = Shown(library, facts, containers)
     every = Mounted({})
@@ -79,7 +87,8 @@ def mounts(
             if path.startswith(KEPT) or name not in known:
                 continue
             folder, fixed = _folder(known[name], pod, claims, shown)
-            source = (folder / str(mount.get("subPath") or "")).resolve()
+            below = str(mount.get("subPath") or "")
+            source = folder.resolve() if below in ("", ".") else inside(folder, below)
             if not source.exists():
                 source.mkdir(parents=True)
             found[path.rstrip("/")] = Mount(str(source), bool(mount.get("readOnly")) or fixed)
@@ -91,30 +100,45 @@ def _folder(volume: Mapping[str, Any], pod: Path, claims: Path, shown: Shown) ->
     if volume.get("hostPath"):
         return Path(str(volume["hostPath"].get("path"))), False
     if volume.get("persistentVolumeClaim"):
-        folder = claims / str(volume["persistentVolumeClaim"].get("claimName"))
+        folder = inside(claims, str(volume["persistentVolumeClaim"].get("claimName")))
         folder.mkdir(parents=True, exist_ok=True)
         return folder, bool(volume["persistentVolumeClaim"].get("readOnly"))
-    folder = pod / "volumes" / str(volume["name"])
+    folder = inside(pod / "volumes", str(volume["name"]))
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if made:
-        _fill(folder, volume, shown)
+        try:
+            _fill(folder, volume, shown)
+        except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+            raise BadPathError(f"volume {volume['name']}: {error.filename} is a file and a folder") from None
     return folder, not any(isinstance(volume.get(kind), Mapping) for kind in ("emptyDir", "ephemeral"))
 
 
 def _fill(folder: Path, volume: Mapping[str, Any], shown: Shown) -> None:
-    """Write the files as the kubelet does: below ..data, with a link for each name at the top."""
-    data = folder / "..data"
+    """Write the files as the kubelet does: below ..data, with a link for each name at the top.
+
+    A Secret's folder is for nobody else on this machine to enter, and its files are only to be read, unless they have
+    a mode of their own.
+    """
+    data = folder / DATA
     given = next((volume[kind] for kind in ("configMap", "secret", "projected", "downwardAPI") if volume.get(kind)), {})
     own = {str(item["path"]): item["mode"] for item in listed(given, "items") if item.get("mode") is not None}
+    secret = any(one.get("secret") for one in [volume, *listed(volume, "projected", "sources")])
+    if secret:
+        folder.chmod(0o700)
+    mode = given.get("defaultMode", 0o400 if secret else 0o644)
     for name, text in _files(volume, shown):
-        place = data / name
+        top = name.split("/")[0]
+        if top.startswith(".."):
+            raise BadPathError(f"volume {volume['name']}: {name!r}: a file's name does not begin with ..")
+        place = inside(data, name)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-        place.chmod(int(own.get(name, given.get("defaultMode", 0o644))))
-        top = folder / name.split("/")[0]
-        if not top.is_symlink():
-            top.symlink_to(f"..data/{top.name}")
+        place.unlink(missing_ok=True)  # Of two sources the later counts.
+        with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), int(own.get(name, mode)) & 0o7777)
+        if not (folder / top).is_symlink():
+            (folder / top).symlink_to(f"{DATA}/{top}")
 
 
 def _files(volume: Mapping[str, Any], shown: Shown) -> Iterator[tuple[str, str]]:
@@ -153,7 +177,8 @@ def claimed(spec: Mapping[str, Any], workflow: str) -> list[dict[str, Any]]:
 def forget_claims(spec: Mapping[str, Any], workflow: str, claims: Path) -> None:
     """The workflow has ended: its own claims go."""
     for volume in claimed(spec, workflow):
-        shutil.rmtree(claims / volume["persistentVolumeClaim"]["claimName"], ignore_errors=True)
+        with suppress(BadPathError):  # None of its pods could have had it.
+            shutil.rmtree(inside(claims, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True)
 
 
 def problems(volumes: Sequence[Mapping[str, Any]], library: Library, where: Where) -> Iterator[Problem]:

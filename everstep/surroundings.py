@@ -1,0 +1,39 @@
+"""What a local run takes from the shell that it is started in: variables for its pods, limits of archives."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from everstep.errors import BadInput
+
+if TYPE_CHECKING:
+    from runtime.workflow.archives import Limits
+
+
+def checked_variables(names: Sequence[str]) -> tuple[str, ...]:
+    """What --env has named. Raises BadInput for what is not set here."""
+    from runtime.workflow.inherited import unknown
+
+    for one in unknown(os.environ, names):
+        value = "; it is passed on, not set here: write only its NAME" if "=" in one else ""
+        raise BadInput(f"--env {one.partition('=')[0]}: no such variable is set here{value}")
+    return tuple(names)
+
+
+def say_missing(run: str, names: Sequence[str]) -> None:
+    """Of a run that is taken up: say what it once was given and has no more."""
+    from runtime.workflow.inherited import unknown
+
+    for one in unknown(os.environ, names):
+        print(f"{run}: its pods had the variable {one}, which is not set here: they go on without it", file=sys.stderr)
+
+
+def limits_of_archives() -> "Limits":
+    """As the environment says. Raises BadInput."""
+    from runtime.workflow.archives import Limits
+
+    try:
+        return Limits.of(os.environ)
+    except ValueError as error:
+        raise BadInput(str(error)) from None

@@ -1,0 +1,75 @@
+"""What pods get of the variables of whoever runs them: `LISTED`, and what `--env` adds. This is the one place.
+
+On a cluster a pod has what its template says and nothing of the person who submitted it: no token of Argo, a cloud or a
+package index. Here pods are programs of this machine and need what says how to run on it. `local_runs` makes
+docs/local-runs.md of it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from runtime.store.s3_settings import ACCESS_KEY, CA_FILES, ENDPOINTS, REGIONS, SECRET_KEY, TOKEN
+
+
+class Variables(NamedTuple):
+    """Some of one kind. A `*` stands for any more letters."""
+
+    names: tuple[str, ...]
+    why: str
+
+
+LISTED = (
+    Variables(("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_*", "TERM",
+               "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),
+              "a program finds its parts and folders, and writes as the person reads"),
+    Variables(("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "JAVA_HOME", "SPARK_HOME",
+               "SPARK_CONF_DIR", "SPARK_LOCAL_*"),
+              "Python, Java and Spark are this machine's, as an image's would be its own"),
+    Variables(("OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "RAYON_*", "TOKENIZERS_PARALLELISM",
+               "MALLOC_*"),
+              "threads and memory"),
+    Variables(("CUDA_*", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE",
+               "HIP_*", "ROCR_*", "NCCL_*", "GLOO_*", "UCX_*", "FI_*", "TORCH_*", "PYTORCH_*",
+               "TORCHINDUCTOR_*", "TRITON_*", "CUBLAS_*", "XLA_*", "LOGLEVEL"),
+              "devices, and how libraries use and reach them"),
+    Variables(("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_*", "HF_ENDPOINT", "TRANSFORMERS_*"),
+              "where models lie on this machine (not HF_TOKEN)"),
+    Variables(("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+               "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+              "the way out of this machine, and whom to believe there"),
+    Variables(("EVERSTEP_*",), "Everstep's own settings (not EVERSTEP_POD and EVERSTEP_JOB_TOKEN: a launcher that runs "
+              "in a pod does not hand on what that pod is told of itself)"),
+)  # fmt: skip
+NEVER = ("EVERSTEP_POD", "EVERSTEP_JOB_TOKEN")
+OF_THE_STORE = Variables(
+    tuple(dict.fromkeys((*ENDPOINTS, ACCESS_KEY, SECRET_KEY, TOKEN, *REGIONS, *CA_FILES))),
+    "the store and its keys, only for Everstep's own steps (a container whose command is `python -m steps.NAME`), as "
+    "only these are given the Secret on Argo",
+)
+_OWN_STEP = re.compile(r"steps\.[a-z]+")
+
+
+def inherited(environment: Mapping[str, str], more: Iterable[str] = (), command: Sequence[str] = ()) -> dict[str, str]:
+    """What a container with that command gets. `more`: names that a person has added."""
+    patterns = [name for kind in LISTED for name in kind.names]
+    patterns += OF_THE_STORE.names if is_own_step(command) else ()
+    found = {name: environment[name] for name in matching(environment, patterns) if name not in NEVER}
+    return found | {name: environment[name] for name in matching(environment, more)}
+
+
+def is_own_step(command: Sequence[str]) -> bool:
+    """Is it one of Everstep's steps?"""
+    return len(command) > 2 and tuple(command[:2]) == ("python", "-m") and bool(_OWN_STEP.fullmatch(command[2]))
+
+
+def matching(environment: Mapping[str, str], patterns: Iterable[str]) -> list[str]:
+    """Names of variables that are set and meant."""
+    patterns = list(patterns)
+    return [name for name in environment if any(fnmatchcase(name, one) for one in patterns)]
+
+
+def unknown(environment: Mapping[str, str], more: Iterable[str]) -> list[str]:
+    """What a person has added and is not set."""
+    return [one for one in more if not matching(environment, [one])]

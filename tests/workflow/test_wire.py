@@ -1,0 +1,221 @@
+"""http addresses that lie, break off, redirect or answer garbage: the step ends in one line, nothing secret follows."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from runtime import web
+from runtime.workflow import remote
+from runtime.workflow.library import Library
+from tests.workflow.test_laptop import BASIC, SECRET, log, sh
+from tests.workflow.test_services import ran
+
+
+class Wire:
+    """A server that reads a request's head and answers with bytes, whatever they are."""
+
+    def __init__(self, answers: dict[str, bytes], host: str = "127.0.0.1") -> None:
+        self.answers = answers
+        self.heads: list[str] = []
+        self._socket = socket.create_server((host, 0))
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://{host}:{self.port}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                head = b""
+                while b"\r\n\r\n" not in head and (piece := connection.recv(65536)):
+                    head += piece
+                self.heads.append(head.decode("latin-1"))
+                path = head.split(b" ")[1].decode() if head.count(b" ") > 1 else ""
+                connection.sendall(self.answers.get(path, self.answers.get("", b"")))
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    """What else it was sent: closed over unread bytes, a connection is reset."""
+
+    def close(self) -> None:
+        """No more connections."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+ANSWERS = {
+    "/short": b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nabc",
+    "/bad": b"SSH-2.0-nothing\r\n",
+    "/nothing": b"",
+    "/chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n64\r\nabc",
+    "/chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc",
+    "/heads": b"HTTP/1.1 200 OK\r\n" + b"".join(b"A: %d\r\n" % n for n in range(200)) + b"\r\n",
+    "/long": b"HTTP/1.1 200 OK\r\nA: " + b"a" * 100_000 + b"\r\n\r\n",
+    "/file": b"HTTP/1.1 302 Found\r\nLocation: file:///etc/hostname\r\n\r\n",
+    "/ftp": b"HTTP/1.1 302 Found\r\nLocation: ftp://127.0.0.1/x\r\n\r\n",
+    "/round": b"HTTP/1.1 302 Found\r\nLocation: /round\r\n\r\n",
+    "/words": b"HTTP/1.1 500 \x1b[2Jgone\r\nContent-Length: 0\r\n\r\n",
+    "/list": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+    "/deep": b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
+    "/ok": OK,
+}
+
+
+@pytest.fixture(scope="module")
+def wire() -> Iterator[Wire]:
+    """That server."""
+    server = Wire(ANSWERS)
+    yield server
+    server.close()
+
+
+def got(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> dict[str, Any]:
+    """The status of a run that asks there for an artifact; its exit handler has run."""
+    artifact = {"name": "a", "path": "/tmp/in", "http": {"url": url, **more}}
+    main = {"name": "main", "inputs": {"artifacts": [artifact]}, "container": sh("cat /tmp/in")}
+    bye = {"name": "bye", "container": sh("echo bye")}
+    secrets = {**SECRET, "stringData": {**SECRET["stringData"], "url": more.get("url", "")}}
+    status = ran(folder, monkeypatch, Library.of([secrets]), [main, bye], onExit="bye")
+    assert log(folder, "onExit") == "bye\n"
+    return status
+
+
+SAID = {
+    "/short": "unexpected EOF",
+    "/bad": 'Get "URL": malformed HTTP response "SSH-2.0-nothing"',
+    "/nothing": 'Get "URL": EOF',
+    "/chunk": "unexpected EOF",
+    "/chunks": "unexpected EOF",
+    "/heads": 'Get "URL": got more than 100 headers',
+    "/long": 'Get "URL": got more than 65536 bytes when reading header line',
+    "/file": 'Get "URL": unsupported protocol scheme "file"',
+    "/ftp": 'Get "URL": unsupported protocol scheme "ftp"',
+    "/round": 'Get "URL": stopped after 10 redirects',
+    "/words": "loading content from URL failed with reason: 500 \x1b[2Jgone",
+}
+
+
+@pytest.mark.parametrize("path", SAID)
+def test_an_artifact_that_does_not_come_whole_ends_the_step_in_one_line(
+    path: str, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = got(f"{wire.url}{path}", tmp_path, monkeypatch)
+    said = f"init: Error (exit code 64): artifact a failed to load: {SAID[path]}"
+    assert (status["phase"], status["message"]) == ("Error", said.replace("URL", f"{wire.url}{path}"))
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc/hostname", "ftp://127.0.0.1/x", "data:,x", "//x", "", "http://[", "http:///"]
+)
+def test_only_addresses_of_the_web_are_asked(url: str, tmp_path: Path) -> None:
+    with pytest.raises(remote.RemoteError, match=r"\AGet .+\Z"):
+        remote.download({"url": url}, Library(), tmp_path / "got")
+    assert not (tmp_path / "got").exists()
+
+
+TOKENS = {
+    "/short": 'no token: unexpected EOF', "/bad": "no token: Post ", "/ok": "the token's address gave no JSON",
+    "/list": "the token's address gave no access_token", "/deep": "the token's address gave no JSON",
+    "/words": "the token's address answers 500",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", TOKENS)
+def test_a_token_that_does_not_come_ends_the_step_in_one_line(path: str, wire: Wire, tmp_path: Path) -> None:
+    secret = {"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"url": f"{wire.url}{path}", "id": "a"}}
+    oauth2 = {"tokenURLSecret": {"name": "s", "key": "url"}, "clientIDSecret": {"name": "s", "key": "id"}}
+    with pytest.raises(remote.RemoteError) as told:
+        remote.download({"url": f"{wire.url}/ok", "auth": {"oauth2": oauth2}}, Library.of([secret]), tmp_path / "got")
+    assert str(told.value).startswith(TOKENS[path])
+    assert len(str(told.value).splitlines()) == 1
+
+
+def test_no_header_follows_a_redirect_to_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1,127.0.0.2,localhost")
+    other = Wire({"": OK}, "127.0.0.2")
+    same = Wire({"/stay": b"HTTP/1.1 302 Found\r\nLocation: /here\r\n\r\n", "/here": OK,
+                 "/go": f"HTTP/1.1 302 Found\r\nLocation: {other.url}/there\r\n\r\n".encode()})  # fmt: skip
+    headers = [{"name": "X-Api-Key", "value": "sk-123"}]
+    for path in ("/stay", "/go"):
+        at = {"url": f"{same.url}{path}", "auth": {"basicAuth": BASIC}, "headers": headers}
+        remote.download(at, Library.of([SECRET]), tmp_path / "got")
+    answered = web.Request(f"{same.url}/go", headers=[("Authorization", "Bearer x"), ("X-Api-Key", "sk-123")])
+    with web.opened(answered) as answer:
+        assert answer.body(10) == b"ok"
+    for server in (same, other):
+        server.close()
+    secret = ["Authorization" in head or "X-Api-Key" in head or "sk-123" in head for head in same.heads + other.heads]
+    assert len(same.heads) == 4
+    assert len(other.heads) == 2
+    assert secret == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [("http://a/x", "http://a:80/y", True), ("http://a/x", "https://a/y", True), ("https://a/x", "http://a/y", False),
+     ("http://a/x", "http://a:81/y", False), ("http://a/x", "http://A/y", True), ("http://a/x", "http://b.a/y", False),
+     ("https://a:444/x", "https://a/y", False), ("http://a:8080/x", "https://a:8443/y", False)],
+)  # fmt: skip
+def test_the_same_host_is_the_same_name_and_port(one: str, other: str, same: bool) -> None:
+    assert web.same_host(one, other) is same
+
+
+def test_an_http_template_is_refused_other_schemes_and_ends_in_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bye = {"name": "bye", "container": sh("echo bye")}
+    main = {"name": "main", "http": {"url": "file:///etc/hostname"}}
+    status = ran(tmp_path, monkeypatch, Library(), [main, bye], onExit="bye")
+    said = 'Get "file:///etc/hostname": unsupported protocol scheme "file"'
+    assert (status["phase"], status["message"]) == ("Error", said)
+    assert log(tmp_path, "onExit") == "bye\n"
+
+
+@pytest.mark.parametrize("path", ["/short", "/bad", "/file", "/chunk"])
+def test_an_http_template_that_is_answered_badly_is_in_error(
+    path: str, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bye = {"name": "bye", "container": sh("echo bye")}
+    status = ran(
+        tmp_path, monkeypatch, Library(), [{"name": "main", "http": {"url": f"{wire.url}{path}"}}, bye], onExit="bye"
+    )
+    assert (status["phase"], status["message"]) == ("Error", SAID[path].replace("URL", f"{wire.url}{path}"))
+    assert log(tmp_path, "onExit") == "bye\n"
+    assert "Traceback" not in log(tmp_path, "w")
+
+
+HEADS = some.lists(
+    some.sampled_from([b"Content-Length: 5", b"Content-Length: -1", b"Content-Length: 9" + b"9" * 30, b"Location: /x",
+                       b"Location: http://[", b"Transfer-Encoding: chunked", b"Content-Encoding: gzip", b"A", b": b",
+                       b"Connection: close", b"\xff: \xff", b" folded"]), max_size=4,
+).map(b"\r\n".join)  # fmt: skip
+STATUS = some.sampled_from([b"HTTP/1.1 200 OK", b"HTTP/1.1 302 Found", b"HTTP/0.9 200", b"HTTP/1.1 99999 x",
+                            b"HTTP/1.1 -1", b"HTTP/1.1 204 No", b"HTTP/2 200", b"200 OK", b"\x16\x03\x01"])  # fmt: skip
+GARBAGE = some.one_of(
+    some.binary(max_size=200),
+    some.tuples(STATUS, HEADS.map(lambda heads: heads + b"\r\n"), some.binary(max_size=30)).map(b"\r\n".join),
+)
+
+
+@settings(max_examples=150)
+@given(GARBAGE)
+def test_any_answer_is_a_file_or_one_line(wire: Wire, answer: bytes) -> None:
+    wire.answers["/any"] = wire.answers["/x"] = answer
+    try:
+        with web.opened(web.Request(f"{wire.url}/any")) as came:
+            came.body(1000)
+    except web.WebError as error:
+        said = str(error)
+    else:
+        said = "whole"
+    assert len(said.splitlines()) == 1
