@@ -38,7 +38,7 @@ from runtime.agent.link import Fetch, Fetched, Link, Report
 from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.checkpointer import Checkpointer as _Checkpointer
 from runtime.checkpoint.checkpointer import mapped_ahead, sources_of
-from runtime.checkpoint.fetch import checkpoints_of
+from runtime.checkpoint.keys import checkpoints_of
 from runtime.checkpoint.reshard import Sources
 from runtime.checkpoint.segment import SegmentFile
 from runtime.data import DatasetError, Sampler, open_dataset, sample_count

@@ -4,32 +4,20 @@ import http.client
 from collections.abc import Callable
 
 from runtime.checkpoint.digests import Arriving, check
-from runtime.checkpoint.errors import RestoreError
-from runtime.job.messages import Holding
-from runtime.store import NoSuchKey, Store
+from runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
+from runtime.job.messages import Flaw, Holding, Refusal
+from runtime.store import NoSuchKey, Store, TooShort
 
 PEER_TIMEOUT_S = 30.0
 """Without a byte from the peer for so long, the next source is asked."""
-MANIFEST = "manifest.json"
-"""The object of a checkpoint that names the others: with it, it is committed."""
 _CHUNK = 1 << 20
 """Bytes that are checked after they came from a peer: they are in the cache of the core then."""
-
-
-def shard_key(job: str, round_: int, iteration: int, shard: int) -> str:
-    """The object of a persisted shard: immutable, the newest checkpoint sorts last."""
-    return f"{checkpoints_of(job)}{round_:06d}-{iteration:09d}/rank-{shard:05d}.safetensors"
-
-
-def checkpoints_of(job: str) -> str:
-    """What the keys of a job's checkpoints begin with."""
-    return f"jobs/{job}/checkpoints/"
 
 
 def fetch(source: Holding, buffer: memoryview, store: Store, token: str) -> None:
     """Fill `buffer` (source.size bytes) from `source`.
 
-    Raises RestoreError, one line: unreachable, gone, shorter than promised, or other bytes than promised.
+    Raises DamagedError, UnreachableError, one line: gone, shorter than promised or other bytes; or not to be had now.
     """
     arriving = Arriving(buffer, source.digest)
     try:
@@ -39,18 +27,18 @@ def fetch(source: Holding, buffer: memoryview, store: Store, token: str) -> None
         else:
             _read(source, 0, buffer, store, token, arriving.came)
     except RestoreError as error:
-        raise RestoreError(f"{described(source)}: {error}") from None
+        raise type(error)(f"{described(source)}: {error}") from None
 
 
 def read(source: Holding, start: int, buffer: memoryview, store: Store, token: str) -> None:
     """Fill `buffer` with what stands at `source` from byte `start` on, unchecked.
 
-    Raises RestoreError, one line: unreachable, gone, or shorter than promised.
+    Raises DamagedError, UnreachableError, one line: gone or shorter than promised; or not to be had now.
     """
     try:
         _read(source, start, buffer, store, token, _unchecked)
     except RestoreError as error:
-        raise RestoreError(f"{described(source)}: {error}") from None
+        raise type(error)(f"{described(source)}: {error}") from None
 
 
 def _read(
@@ -63,9 +51,11 @@ def _read(
         else:
             _from_peer(source, start, buffer, token, came)
     except NoSuchKey:
-        raise RestoreError("no such object") from None
+        raise DamagedError("no such object") from None
+    except TooShort as error:
+        raise DamagedError(str(error)) from error
     except (OSError, http.client.HTTPException) as error:
-        raise RestoreError(str(error)) from error
+        raise UnreachableError(str(error)) from error
 
 
 def _unchecked(_: int) -> None:
@@ -75,6 +65,12 @@ def _unchecked(_: int) -> None:
 def described(source: Holding) -> str:
     """As `Fetched.source` tells it."""
     return f"store {source.key}" if source.key else f"peer {source.node}"
+
+
+def refusal(source: Holding, error: RestoreError) -> Refusal:
+    """That source is not to be asked for this state again."""
+    where = {"key": source.key} if source.key else {"node": source.node, "shard": source.shard}
+    return Refusal(source.round, source.iteration, str(error), error.flaw or Flaw.DAMAGED, **where)
 
 
 def _from_peer(source: Holding, start: int, buffer: memoryview, token: str, came: Callable[[int], None]) -> None:
@@ -87,12 +83,12 @@ def _from_peer(source: Holding, start: int, buffer: memoryview, token: str, came
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         if answer.status not in (http.client.OK, http.client.PARTIAL_CONTENT):
-            raise RestoreError(f"answered {answer.status} {answer.reason}")
+            raise UnreachableError(f"answered {answer.status} {answer.reason}")
         done = 0
         while done < len(buffer):
             count = answer.readinto(buffer[done : done + _CHUNK])
             if not count:
-                raise RestoreError(f"ended at byte {done} of {len(buffer)}")
+                raise UnreachableError(f"ended at byte {done} of {len(buffer)}")
             done += count
             came(done)
     finally:

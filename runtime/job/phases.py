@@ -19,9 +19,11 @@ from runtime.job.records import (
     NodeLost,
     NodeReleased,
     NodeRequested,
+    PassedOver,
     RoundBroken,
     RoundFormed,
     ShardPersisted,
+    StoreSurveyed,
     WorkerFaulted,
 )
 
@@ -48,7 +50,7 @@ JOB: dict[tuple[JobPhase, type], JobPhase] = {
         for phase in (F, R)
         for kind in (
             MasterClaimed, NodeRequested, NodeAppeared, NodeJoined, NodeLeaving, NodeReleased, NodeLost, WorkerFaulted,
-            FaultJudged, ShardPersisted, Committed, Forgotten, DesiredChanged,
+            FaultJudged, ShardPersisted, Committed, Forgotten, StoreSurveyed, PassedOver, DesiredChanged,
         )
     },
     **{(R, kind): R for kind in (NodeFinished, HangSeen, HangOver)},

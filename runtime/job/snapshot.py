@@ -10,7 +10,7 @@ from runtime.job.records import FaultJudged
 from runtime.job.roster import Roster
 from runtime.job.state import State
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when a field of the state changes its meaning, comes or goes."""
 
 

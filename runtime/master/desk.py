@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
 from runtime import faults
+from runtime.checkpoint.keys import folder_of
 from runtime.checkpoint.retention import Kept, delete, unneeded
 from runtime.job.brain import Brain, Journal, Refused, WriteManifest
 from runtime.job.events import DeletionDue, Event, ManifestWritten, Tick
@@ -184,7 +185,7 @@ class Desk:
         before, self.state = self.state, state
         changed = state.nodes.changed(before.nodes)
         if state.checkpoints is not before.checkpoints:
-            changed += [manifest.checkpoint_key(self.spec.job, *place) for place in state.checkpoints]
+            changed += [folder_of(self.spec.job, place) for place in state.checkpoints]
         for key in changed:
             for future in self._waiters.pop(key, ()):
                 _wake(future)

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from runtime.checkpoint.keys import folder_of
 from runtime.job import seats
 from runtime.job.brain import Refused, UnknownNode
 from runtime.job.events import (
@@ -42,7 +43,6 @@ from runtime.job.sizes import size
 from runtime.job.state import State
 from runtime.master import bodies
 from runtime.master.desk import Desk
-from runtime.master.manifest import checkpoint_key
 
 JOIN_POLL_S = 20.0
 HEARTBEAT_POLL_S = 5.0
@@ -158,7 +158,7 @@ class Endpoints:
     async def _persisted(self, read: Read) -> Reply:
         told = bodies.message(Persisted, await read())
         place = (told.holding.round, told.holding.iteration)
-        key = checkpoint_key(self._desk.spec.job, *place)
+        key = folder_of(self._desk.spec.job, place)
         if not told.holding.key.startswith(f"{key}/"):
             raise Refused(f"Persisted: Expected an object under {key} - at `$.holding.key`")
         self._desk.feed(ShardStored(told))

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from runtime.checkpoint.keys import folder_of
 from runtime.checkpoint.retention import Kept
 from runtime.job.case import Refused
 from runtime.job.events import Opened, ScaleAsked, StopAsked
@@ -22,7 +23,6 @@ from runtime.job.spec import JobSpec, problems
 from runtime.master import journal
 from runtime.master.desk import Desk
 from runtime.master.endpoints import Endpoints
-from runtime.master.manifest import checkpoint_key
 from runtime.master.progress import Progress, Reporter
 from runtime.master.reconcile import Reconciler
 from runtime.master.server import BACKLOG, serving
@@ -266,7 +266,7 @@ async def _emptied(desk: Desk, reconciler: Reconciler) -> None:
 
 def _newest(desk: Desk) -> str | None:
     committed = [key for key, known in desk.state.checkpoints.items() if known.manifest]
-    return checkpoint_key(desk.spec.job, *max(committed)) if committed else None
+    return folder_of(desk.spec.job, max(committed)) if committed else None
 
 
 def _outcome(desk: Desk) -> Outcome:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from runtime.store.direct import past_the_cache, read_at, write_at
 from runtime.store.pace import Pace
-from runtime.store.protocol import Entry, NoSuchKey, StoreError, check_key, check_prefix
+from runtime.store.protocol import Entry, NoSuchKey, StoreError, TooShort, check_key, check_prefix
 
 _CHUNK = 64 << 20
 _PARALLEL = 4
@@ -55,7 +55,7 @@ class DirectoryStore:
                     count = read_at(file.fileno(), direct, part, start + first)
                     if count < len(part):
                         end = first + count
-                        raise StoreError(f"{self._root / key}: ends at byte {start + end}, {len(view) - end} too early")
+                        raise TooShort(f"{self._root / key}: ends at byte {start + end}, {len(view) - end} too early")
 
             parts = range(0, len(view), _CHUNK)
             if len(parts) <= 1:

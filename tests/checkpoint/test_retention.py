@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.examine import problems, stored
-from runtime.checkpoint.fetch import shard_key
+from runtime.checkpoint.keys import shard_key
 from runtime.checkpoint.retention import DEBRIS_S, Found, Kept, Place, delete, surplus, unneeded
 from runtime.checkpoint.tree import flatten
 from runtime.store import DirectoryStore
