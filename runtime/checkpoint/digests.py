@@ -19,7 +19,9 @@ TABLE = "__everstep_digests__"
 """The tensor of the file that is the table: uint8, the last one before the data."""
 WIDTH = 16
 _THREADS = min(4, os.cpu_count() or 1)
-_FOUND = re.compile(rb'"__everstep_digests__":\{"dtype":"U8","shape":\[\d+\],"data_offsets":\[(\d{1,18}),(\d{1,18})\]\}')
+_FOUND = re.compile(
+    rb'"__everstep_digests__":\{"dtype":"U8","shape":\[\d+\],"data_offsets":\[(\d{1,18}),(\d{1,18})\]\}'
+)
 
 
 def table_size(data_bytes: int) -> int:

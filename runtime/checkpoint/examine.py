@@ -1,19 +1,15 @@
 """What lies in a store: which checkpoints there are, and whether every byte of one is what it should be."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from runtime.checkpoint.commits import Commit, checked
 from runtime.checkpoint.committed import sources_in
-from runtime.checkpoint.digests import BLOCK
 from runtime.checkpoint.errors import RestoreError
 from runtime.checkpoint.keys import MANIFEST, Folder, grouped, place_of
 from runtime.checkpoint.pieces import cover, whole
 from runtime.checkpoint.reshard import Shard, open_shards
-from runtime.job.messages import Holding
 from runtime.store import Store
-
-_AT_ONCE = 16 * BLOCK
 
 
 class Stored(NamedTuple):
@@ -60,7 +56,7 @@ def problems(store: Store, folder: str, commit: Commit) -> Iterator[str]:
     wrong = False
     for shard in shards:
         try:
-            _read_all(shard, bytes_of)
+            Shard([shard], bytes_of).read_through()
         except RestoreError as error:
             wrong = True
             yield str(error)
@@ -70,14 +66,6 @@ def problems(store: Store, folder: str, commit: Commit) -> Iterator[str]:
         yield from _holes(open_shards(shards, bytes_of))
     except RestoreError as error:
         yield str(error)
-
-
-def _read_all(holding: Holding, bytes_of: Any) -> None:
-    shard = Shard([holding], bytes_of)
-    start, size = shard.layout.table.start + shard.layout.table.size, shard.layout.size
-    buffer = memoryview(bytearray(min(_AT_ONCE, size - start)))
-    for first in range(start, size, _AT_ONCE):
-        shard.fill(first, buffer[: min(_AT_ONCE, size - first)])
 
 
 def _holes(shards: list[Shard]) -> Iterator[str]:

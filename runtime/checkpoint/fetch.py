@@ -3,6 +3,8 @@
 import http.client
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from runtime.checkpoint.digests import Arriving, check
 from runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
 from runtime.job.messages import Flaw, Holding, Refusal
@@ -69,8 +71,8 @@ def described(source: Holding) -> str:
 
 def refusal(source: Holding, error: RestoreError) -> Refusal:
     """That source is not to be asked for this state again."""
-    where = {"key": source.key} if source.key else {"node": source.node, "shard": source.shard}
-    return Refusal(source.round, source.iteration, str(error), error.flaw or Flaw.DAMAGED, **where)
+    refused = Refusal(source.round, source.iteration, str(error), error.flaw or Flaw.DAMAGED, key=source.key)
+    return refused if source.key else replace(refused, node=source.node, shard=source.shard)
 
 
 def _from_peer(source: Holding, start: int, buffer: memoryview, token: str, came: Callable[[int], None]) -> None:
@@ -82,6 +84,8 @@ def _from_peer(source: Holding, start: int, buffer: memoryview, token: str, came
             headers["Range"] = f"bytes={start}-{start + len(buffer) - 1}"
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
+        if answer.status == http.client.NOT_FOUND:
+            raise DamagedError("it is held no more")
         if answer.status not in (http.client.OK, http.client.PARTIAL_CONTENT):
             raise UnreachableError(f"answered {answer.status} {answer.reason}")
         done = 0

@@ -47,6 +47,8 @@ class Shard:
         """`sources` are where it is held, best first. Raises PassedOverError when none of them has its head whole."""
         self._left, self._read = list(sources), read
         self._refused: list[Refusal] = []
+        self.on_lost: Callable[[tuple[Refusal, ...]], None] | None = None
+        """Told when no source gives some of it any more."""
         self.identity = self._left[0].round, self._left[0].iteration
         self.layout, self._digests, self.saved = self._try(self._head)
         self.places = places(self.saved["state"])
@@ -65,6 +67,13 @@ class Shard:
 
         self._try(fill)
 
+    def read_through(self) -> None:
+        """Check every byte. Raises PassedOverError."""
+        start, size = self.layout.table.start + self.layout.table.size, self.layout.size
+        buffer = memoryview(bytearray(min(_AT_ONCE, size - start)))
+        for first in range(start, size, _AT_ONCE):
+            self.fill(first, buffer[: min(_AT_ONCE, size - first)])
+
     def _try(self, call: Callable[[Holding], Any]) -> Any:
         while self._left:
             try:
@@ -75,6 +84,8 @@ class Shard:
                     refused = replace(refused, why=f"{place}: {refused.why}")
                 self._refused.append(refused)
                 _log.warning("restoring: %s", refused.why)
+        if self.on_lost:
+            self.on_lost(tuple(self._refused))
         raise PassedOverError("; ".join(refused.why for refused in self._refused), self._refused)
 
     def _head(self, source: Holding) -> tuple[Layout, Digests, dict[str, Any]]:
@@ -136,6 +147,13 @@ def _unfit(shards: Sequence[Shard], why: str) -> PassedOverError:
     round_, iteration = shards[0].identity
     text = f"iteration {iteration} of round {round_} is no whole state: {why}"
     return PassedOverError(text, [Refusal(round_, iteration, text)])
+
+
+def verified(shards: list[Shard]) -> list[Shard]:
+    """The same, of which every byte was read and checked. Raises PassedOverError."""
+    for shard in shards:
+        shard.read_through()
+    return shards
 
 
 def reshard(sources: Iterable[Holding], read: Read, state: dict[str, Any], rank: int) -> int:
@@ -201,9 +219,7 @@ def gather(shards: Sequence[Shard], wants: Iterable[Want]) -> None:
 
 def _held_of(shards: Sequence[Shard], path: str) -> list[tuple[int, Box]]:
     """Which shards, by their number, have a part of that tensor, and which part."""
-    return [
-        (n, shard.layout.piece(shard.places[path]).box) for n, shard in enumerate(shards) if path in shard.places
-    ]
+    return [(n, shard.layout.piece(shard.places[path]).box) for n, shard in enumerate(shards) if path in shard.places]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from runtime.job.checkpoints import Checkpoints, Doubt, told, with_found, with_manifest, with_shard, without_refused
+from runtime.job import checkpoints as stored
 from runtime.job import conditions as conditions_
+from runtime.job.checkpoints import Checkpoints, Doubt, with_found, with_manifest, with_shard, without_refused
 from runtime.job.conditions import Condition
 from runtime.job.messages import Action, Flaw, Refusal, Round
 from runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, moved
@@ -385,7 +386,7 @@ def _passed_over(state: State, record: PassedOver) -> State:
     refused = tuple(dict.fromkeys((*state.refused, *record.refusals)))[-KEPT_REFUSED:]
     kept = without_refused(state.checkpoints, record.refusals)
     excused = state.excused | {record.round} if record.round else state.excused
-    return replace(state, refused=refused, checkpoints=kept, excused=excused, reason=told(record.refusals))
+    return replace(state, refused=refused, checkpoints=kept, excused=excused, reason=stored.told(record.refusals))
 
 
 def _desired(state: State, record: DesiredChanged) -> State:

@@ -1,13 +1,17 @@
 """A store in a directory: an object is a file, its key the path. Needs a file system with hard links.
 
 Objects appear by rename or link of a finished temporary file beside them, so that no reader sees a half-written one.
-Temporary names begin with `~`, which no key can.
+Temporary names begin with `~`, which no key can. A temporary file is locked (flock) for as long as its writer lives: by
+that `sweep` knows what killed ones left, on this machine and on others. Folders without objects go with the last one.
 """
 
 import errno
+import fcntl
 import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -21,6 +25,11 @@ from runtime.store.protocol import Entry, NoSuchKey, StoreError, TooShort, check
 _CHUNK = 64 << 20
 _PARALLEL = 4
 """Chunks of one object that are read at once: a disk's queue and several cores are used."""
+_TEMPORARY = re.compile(r"~\d+-[0-9a-f]{12}")
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_FORGOTTEN_S = 24 * 3600.0
+"""Where the file system knows no locks: nobody writes a file for so long without a change of it."""
+_ATTEMPTS = 100
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -80,8 +89,29 @@ class DirectoryStore:
         return self._walk(self._root / folder, f"{folder}/" if folder else "", prefix)
 
     def delete(self, key: str) -> None:
-        with _told(self._path(key), "remove"), suppress(FileNotFoundError, NotADirectoryError):
-            self._path(key).unlink()
+        path = self._path(key)
+        with _told(path, "remove"), suppress(FileNotFoundError, NotADirectoryError):
+            path.unlink()
+        self._prune(path.parent)
+
+    def sweep(self, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
+        """Remove what killed writers left below `prefix`, and folders without objects; tells each (a folder's key ends
+        with '/') before it goes. With `dry_run` nothing goes."""
+        check_prefix(prefix)
+        for place, _, files in os.walk(self._root / prefix.rpartition("/")[0], topdown=False):
+            here = Path(place)
+            left = [here / name for name in files if _TEMPORARY.fullmatch(name) and not _is_owned(here / name)]
+            for path in left:
+                with suppress(FileNotFoundError), _told(path, "remove"):
+                    facts = path.stat()
+                    yield Entry(str(path.relative_to(self._root)), facts.st_size, facts.st_mtime)
+                    if not dry_run:
+                        path.unlink()
+            with suppress(FileNotFoundError):
+                if here != self._root and not set(os.listdir(here)) - {path.name for path in left if dry_run}:
+                    yield Entry(f"{here.relative_to(self._root)}/", 0, here.stat().st_mtime)
+                    if not dry_run:
+                        self._prune(here)
 
     def free_bytes(self) -> int:
         """What can still be written here."""
@@ -105,17 +135,26 @@ class DirectoryStore:
     def _write(self, key: str, source: bytes | memoryview | Path, publish: Callable[[Path, Path], bool]) -> bool:
         path = self._path(key)
         with _told(path, "write"):
-            _make_durable(path.parent)
-            temporary = path.parent / f"~{os.getpid()}-{secrets.token_hex(6)}"
+            temporary, file = _temporary(path.parent)
             try:
-                with temporary.open("xb", buffering=0) as file:
+                with file:  # Until it is the object: what is closed is nobody's.
                     self._copy(source, file.fileno())
                     os.fsync(file.fileno())
-                published = publish(temporary, path)
+                    published = publish(temporary, path)
             finally:
                 temporary.unlink(missing_ok=True)
-            _sync_directory(path.parent)
+            with suppress(FileNotFoundError):  # Somebody has deleted it since.
+                _sync_directory(path.parent)
             return published
+
+    def _prune(self, folder: Path) -> None:
+        """Remove the folder, and those above it, as far as nothing is in them."""
+        while self._root in folder.parents:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+            folder = folder.parent
 
     def _copy(self, source: bytes | memoryview | Path, file: int) -> None:
         if isinstance(source, Path):
@@ -148,6 +187,40 @@ class DirectoryStore:
                 with suppress(FileNotFoundError):
                     facts = entry.stat()
                     yield Entry(key, facts.st_size, facts.st_mtime)
+
+
+def _temporary(folder: Path) -> tuple[Path, FileIO]:
+    """A new file there, open and locked; the folder is made, again if somebody prunes it meanwhile."""
+    for _ in range(_ATTEMPTS):
+        path = folder / f"~{os.getpid()}-{secrets.token_hex(6)}"
+        with suppress(FileNotFoundError):
+            _make_durable(folder)
+            file = path.open("xb", buffering=0)
+            if _is_locked(file):
+                return path, file
+            file.close()  # It is being swept: it was nobody's for a moment.
+            path.unlink(missing_ok=True)
+    raise OSError(errno.EAGAIN, "removed again and again while it was begun")
+
+
+def _is_locked(file: FileIO) -> bool:
+    """Lock it; False: somebody else has, or it is gone. Where the file system knows no locks, its age must do."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in _NO_LOCKS
+    return os.fstat(file.fileno()).st_nlink > 0
+
+
+def _is_owned(path: Path) -> bool:
+    """Does a living process write that temporary file?"""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        known_by_age = error.errno in _NO_LOCKS
+        return not (known_by_age and path.stat().st_mtime < time.time() - _FORGOTTEN_S)
+    return False
 
 
 def _make_durable(folder: Path) -> None:

@@ -75,10 +75,10 @@ def test_a_deletion_that_is_broken_off_leaves_no_manifest_without_its_objects(tm
     with pytest.raises(KeyboardInterrupt):
         delete(store, unneeded(store, "j", Kept(1)))
     found = stored(store, JOB)
-    assert [(one.iteration, one.manifest is not None) for one in found] == [(2, False), (3, True), (4, True)]
+    assert [(one.iteration, one.commit is not None) for one in found] == [(2, False), (3, True), (4, True)]
     for one in found[1:]:
-        assert one.manifest is not None
-        assert list(problems(store, one.folder, one.manifest)) == []
+        assert one.commit is not None
+        assert list(problems(store, one.folder, one.commit)) == []
     store.left = 99
     delete(store, unneeded(store, "j", Kept(1)))
     assert [one.iteration for one in stored(store, JOB)] == [2, 4]
