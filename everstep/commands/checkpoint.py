@@ -101,6 +101,8 @@ def _verify(uri: str) -> int:
 
 
 def _export(uri: str, target: str) -> int:
+    from runtime.checkpoint.errors import RestoreError
+
     store, found = _below(uri)
     committed = [entry for entry in found if entry.commit or entry.wrong]
     if not committed:

@@ -66,7 +66,7 @@ def started(folder: Path, calls: list[int]) -> list[Alone]:
         return numbers
 
     for rank, alone in enumerate(ranks):
-        alone.join(rank, len(ranks), agree(rank))
+        alone.join(rank, len(ranks), agree(rank), float)
     for alone, count in zip(ranks, calls, strict=True):
         alone.store.calls = count  # pyright: ignore[reportAttributeAccessIssue]
     return ranks
@@ -76,9 +76,9 @@ def check(folder: Path) -> dict[tuple[int, int], float]:
     """Every committed checkpoint is whole and of one run; what each holds."""
     store, found = DirectoryStore(folder), {}
     for one in stored(store, JOB):
-        if one.manifest is not None:
-            assert list(problems(store, one.folder, one.manifest)) == []
-            state, iteration = read_committed(store, one.folder, one.manifest)
+        if one.commit is not None:
+            assert list(problems(store, one.folder, one.commit)) == []
+            state, iteration = read_committed(store, one.folder, one.commit)
             values = {float(value) for name, tensor in state.items() if name != "run" for value in tensor.unique()}
             assert values == {100.0 * state["run"] + iteration}
             found[one.round, one.iteration] = values.pop()
@@ -149,7 +149,7 @@ def test_wherever_ranks_are_killed_no_checkpoint_is_empty_mixed_or_torn(runs: li
         folder, newest = Path(name), (0, 0)
         for run, calls in enumerate(runs):
             ranks = started(folder, calls)
-            sources = ranks[0].sources() if calls[0] > 2 else None
+            sources = ranks[0].restore(lambda found: found) if calls[0] > 2 else None
             if sources is not None:
                 assert {(held.round, held.iteration) for held in sources.holdings} == {newest}
             dead: set[int] = set()
