@@ -4,7 +4,7 @@ It finds at once what is gone, cut short, moved, or of a later Everstep, and wha
 bytes are not what they were, whoever reads them finds out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from runtime.checkpoint.commits import Commit, checked
@@ -22,31 +22,31 @@ _AT_ONCE = 8
 
 
 def survey(store: Store, job: str, state: State) -> Survey:
-    """Look at the newest committed checkpoints that the store has, but for those that are refused already, and at those
-    that the journal knows. One listing, and a read for each committed one. Blocking. Raises StoreError."""
+    """Look at the committed checkpoints that the store has, but for those that are refused already: at the newest until
+    KEPT of them may be whole, and at all that the journal knows. One listing, and a read for each. Blocking. Raises
+    StoreError."""
     folders = {place: one for key, one in grouped(store.list(checkpoints_of(job))).items() if (place := place_of(key))}
+    gone = {place: _refusal(job, place, why) for place, why in _gone(job, folders, state)}
     refused = {(one.round, one.iteration) for one in state.refused if not one.node}
-    committed = [place for place in sorted(folders, reverse=True) if folders[place].committed and place not in refused]
-    gone = list(_gone(job, folders, state))
-    seen = {(one.round, one.iteration) for one in gone}
-    looked_at = [
+    left = [
         place
-        for number, place in enumerate(committed)
-        if place not in seen and (number < KEPT or place in state.checkpoints)
+        for place in sorted(folders, reverse=True)
+        if folders[place].committed and place not in refused and place not in gone
     ]
-    with ThreadPoolExecutor(_AT_ONCE, "everstep-survey") as threads:
-        commits = list(threads.map(lambda place: _read(store, folders[place]), looked_at))
-    found: list[Stored] = []
-    for place, commit in zip(looked_at, commits, strict=True):
-        known = state.checkpoints.get(place)
-        shards = commit.shards(folders[place].key) if isinstance(commit, Commit) else ()
-        if isinstance(commit, RestoreError):
-            gone.append(_refusal(job, place, str(commit), commit.flaw or Flaw.DAMAGED))
-        elif known is not None and _differ(known, shards):
-            gone.append(_refusal(job, place, "its manifest is not what was committed"))
-        elif known is None:
-            found.append(Stored(manifest_key(job, place), shards))
-    return Survey(tuple(found), tuple(gone), max((round_ for round_, _ in folders), default=0))
+    found: dict[Place, Stored] = {}
+    while left and (len(found) < KEPT or any(place in state.checkpoints for place in left)):
+        some, left = left[:_AT_ONCE], left[_AT_ONCE:]
+        with ThreadPoolExecutor(_AT_ONCE, "everstep-survey") as threads:
+            for place, commit in zip(some, threads.map(lambda place: _read(store, folders[place]), some), strict=True):
+                known = state.checkpoints.get(place)
+                if isinstance(commit, RestoreError):
+                    gone[place] = _refusal(job, place, str(commit), commit.flaw or Flaw.DAMAGED)
+                elif known is not None and _differ(known, commit.shards(folders[place].key)):
+                    gone[place] = _refusal(job, place, "its manifest is not what was committed")
+                else:
+                    found[place] = Stored(manifest_key(job, place), commit.shards(folders[place].key))
+    fresh = tuple(one for place, one in found.items() if place not in state.checkpoints)
+    return Survey(fresh, tuple(gone.values()), max((round_ for round_, _ in folders), default=0))
 
 
 def _read(store: Store, folder: Folder) -> Commit | RestoreError:
@@ -62,24 +62,26 @@ def _differ(known: Checkpoint, shards: tuple[Holding, ...]) -> bool:
     return any(told.get(held.shard) != (held.shards, held.size, held.digest) for held in known.shards)
 
 
-def _gone(job: str, folders: dict[Place, Folder], state: State) -> Iterator[Refusal]:
-    """What the journal knows whole and the store has not, or no more."""
+def _gone(job: str, folders: dict[Place, Folder], state: State) -> Iterator[tuple[Place, str]]:
+    """What the journal knows whole and the store has not, or no more; and why."""
     for place, known in state.checkpoints.items():
         if not known.shards or len(known.shards) < known.shards[0].shards:
             continue
         folder = folders.get(place)
         if folder is None:
-            yield _refusal(job, place, f"{folder_of(job, place)} is gone")
-            continue
-        if known.manifest and not folder.committed:
-            yield _refusal(job, place, "its manifest is gone")
-            continue
-        for shard in known.shards:
-            entry = folder.objects.get(shard.key.rpartition("/")[2])
-            if entry is None or entry.size != shard.size:
-                left = "is gone" if entry is None else f"has {entry.size} bytes, {shard.size} were put"
-                yield _refusal(job, place, f"{shard.key.rpartition('/')[2]} {left}")
-                break
+            yield place, f"{folder_of(job, place)} is gone"
+        elif known.manifest and not folder.committed:
+            yield place, "its manifest is gone"
+        elif wrong := next(_wrong(folder, known.shards), None):
+            yield place, wrong
+
+
+def _wrong(folder: Folder, shards: Iterable[Holding]) -> Iterator[str]:
+    for name, shard in ((shard.key.rpartition("/")[2], shard) for shard in shards):
+        if (entry := folder.objects.get(name)) is None:
+            yield f"{name} is gone"
+        elif entry.size != shard.size:
+            yield f"{name} has {entry.size} bytes, {shard.size} were put"
 
 
 def _refusal(job: str, place: Place, why: str, flaw: Flaw = Flaw.DAMAGED) -> Refusal:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from runtime.checkpoint.errors import KeeperError, SegmentError
 from runtime.checkpoint.held import Held, Segments, copies_of
 from runtime.checkpoint.keeper import Keeper
 from runtime.checkpoint.slots import Identity
-from runtime.job.messages import Holding, Restore
+from runtime.job.messages import Flaw, Holding, Restore
 from runtime.store import DirectoryStore, StoreError
 from tests.fake_agent import PATIENCE_S
 from tests.harness import wait_until
