@@ -377,9 +377,12 @@ def _forgotten(state: State, record: Forgotten) -> State:
 
 def _surveyed(state: State, record: StoreSurveyed) -> State:
     kept = with_found(state.checkpoints, record.found)
-    newest = max((held.iteration for one in record.found for held in one.shards[:1]), default=0)
-    before = max(state.rounds_before, record.rounds)
-    return replace(state, checkpoints=kept, rounds_before=before, iteration=max(state.iteration, newest))
+    state = replace(state, checkpoints=kept, rounds_before=max(state.rounds_before, record.rounds))
+    if not record.found:
+        return state
+    newest = max((one.shards[0] for one in record.found), key=lambda held: (held.round, held.iteration))
+    why = f"iteration {newest.iteration} of round {newest.round}, of which the journal does not tell, is in the store"
+    return replace(state, reason=why, iteration=max(state.iteration, newest.iteration))
 
 
 def _passed_over(state: State, record: PassedOver) -> State:

@@ -102,7 +102,7 @@ class DirectoryStore:
             here = Path(place)
             left = [here / name for name in files if _TEMPORARY.fullmatch(name) and not _is_owned(here / name)]
             for path in left:
-                with suppress(FileNotFoundError), _told(path, "remove"):
+                with _told(path, "remove"), suppress(FileNotFoundError):
                     facts = path.stat()
                     yield Entry(str(path.relative_to(self._root)), facts.st_size, facts.st_mtime)
                     if not dry_run:

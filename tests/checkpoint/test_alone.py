@@ -1,5 +1,6 @@
 """Checkpoints without an agent: ranks that put their shards, die anywhere, and are started again."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from runtime.checkpoint.alone import EVERY, Alone
 from runtime.checkpoint.committed import read_committed
+from runtime.checkpoint.errors import UnreachableError
 from runtime.checkpoint.examine import problems, stored
+from runtime.checkpoint.reshard import read_whole
 from runtime.checkpoint.tree import Tree, flatten
 from runtime.store import DirectoryStore, StoreError
 
@@ -168,3 +171,36 @@ def test_wherever_ranks_are_killed_no_checkpoint_is_empty_mixed_or_torn(runs: li
                 assert max(found) == (ranks[0]._round, 3)
             assert max(found, default=(0, 0)) >= newest
             newest = max(found, default=(0, 0))
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_by_every_rank_and_named(tmp_path: Path, capsys: Any) -> None:
+    store = DirectoryStore(tmp_path)
+    for iteration in (1, 2, 3):
+        alone = Alone(store, "j")
+        alone.save(iteration, part(iteration, 0, 0), persist=True)
+        alone.flush(iteration)
+    folders = [one.folder for one in stored(store, JOB)]
+    os.truncate(tmp_path / folders[2] / "rank-00000.safetensors", 5000)
+    shard = tmp_path / folders[1] / "rank-00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
+    assert Alone(store, "j").restore(lambda sources: read_whole(*sources)[1]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(" is passed over: ")[0] for line in told] == [f"everstep: {f}" for f in folders[:0:-1]]
+    (tmp_path / folders[0] / "rank-00000.safetensors").unlink()
+    assert Alone(store, "j").restore(lambda sources: read_whole(*sources)[1]) is None
+    manifest = tmp_path / folders[2] / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(UnreachableError, match="version 2, this Everstep reads up to 1"):
+        Alone(store, "j").restore(lambda sources: read_whole(*sources)[1])
+
+
+def test_a_rank_that_fails_takes_the_others_to_an_older_one(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    for iteration in (1, 2):
+        alone = Alone(store, "j")
+        alone.save(iteration, part(iteration, 0, 0), persist=True)
+        alone.flush(iteration)
+    alone = Alone(store, "j")
+    answers = iter([1.0, 0.0])
+    alone.join(0, 2, lambda one, other: (one, other), lambda mine: next(answers))
+    assert alone.restore(lambda sources: sources.holdings[0].iteration) == 1
