@@ -1,4 +1,4 @@
-"""What a worker finds to be no state, though its digests are right, is told the agent; the process waits for its end."""
+"""What a worker finds to be no state, though its digests are right, is told the agent; it waits for its end."""
 
 import threading
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from runtime.agent import link as links
 from runtime.checkpoint.checkpointer import Checkpointer
 from runtime.checkpoint.errors import RestoreError
-from runtime.checkpoint.reshard import open_shards, read_whole
+from runtime.checkpoint.reshard import read_whole
 from runtime.job.messages import Flaw, Holding, Restore
 from tests.checkpoint.test_crafted import shard
 from tests.checkpoint.test_keeper import trained
@@ -68,4 +68,3 @@ def test_shards_of_another_iteration_than_was_committed_are_no_state(node: Any) 
     held = stored(node, shard(), 4)
     with pytest.raises(RestoreError, match="shards of iteration 3 are in it"):
         read_whole([held], lambda source, start, buffer: node.store.read_into(source.key, start, buffer))
-    assert open_shards
