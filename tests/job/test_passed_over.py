@@ -182,7 +182,7 @@ def test_whatever_is_damaged_the_newest_whole_one_is_found_with_no_restart_charg
         round_ = world.state.round
         assert round_ is not None
         place = (round_.restore.round, round_.restore.iteration) if round_.restore else None
-        if place not in bad:
+        if place is None or place not in bad:
             break
         number = world.number
         world.send(RestoreFailed(Unrestored(world.names(NodePhase.RUNNING)[0], number, (refusal(*place),)), survey()))
