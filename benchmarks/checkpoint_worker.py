@@ -36,8 +36,9 @@ from torch.distributed.fsdp import fully_shard
 import everstep
 from benchmarks.checkpoint import MINIO, OTHERS, STORE, Seen, Told
 from runtime.agent.link import Fetch, Fetched
-from runtime.checkpoint.committed import shards_of
+from runtime.checkpoint.commits import read_commit
 from runtime.checkpoint.fetch import fetch
+from runtime.checkpoint.keys import grouped
 from runtime.checkpoint.segment import SegmentFile
 from runtime.job.messages import Holding
 from runtime.store import Store, in_s3, open_store
@@ -222,7 +223,8 @@ def second_life(bench: Bench) -> None:
     place = bench.context.link.ask(Fetch(), Fetched) if bench.context.link else None
     assert place is not None
     buffer, _ = _unused_slot(place, place.size)
-    shards = shards_of(*_newest_manifest(store))
+    folder = _newest_committed(store)
+    shards = read_commit(store, folder).shards(folder)
     kept = next(shard for shard in shards if shard.shard == bench.context.rank or shard.shards == 1)
 
     def restored(name: str, source: Holding, there: Store, beside: str) -> None:
@@ -381,9 +383,8 @@ def _unused_slot(place: Fetched, size: int) -> tuple[memoryview, int]:
     return segment.slot(slot)[:size], segment.offset(slot)
 
 
-def _newest_manifest(store: Store) -> tuple[str, dict[str, Any]]:
-    found = [entry.key for entry in store.list("jobs/") if entry.key.endswith("/manifest.json")]
-    return found[-1].rpartition("/")[0], json.loads(store.get(found[-1]))
+def _newest_committed(store: Store) -> str:
+    return [key for key, folder in grouped(store.list("jobs/")).items() if folder.committed][-1]
 
 
 def _agent() -> psutil.Process:

@@ -12,18 +12,17 @@ reads the one that was saved under it.
 Source: DLRover, "Flash Checkpoint to Save and Load Training State of Large Models in Seconds", API reference.
 """
 
+import sys
 from collections.abc import Iterator
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from everstep.training import Checkpoints
 from runtime.checkpoint.checkpointer import Checkpointer
-from runtime.checkpoint.committed import shards_of
+from runtime.checkpoint.committed import sources_in
 from runtime.checkpoint.errors import RestoreError
 from runtime.checkpoint.examine import stored
-from runtime.checkpoint.fetch import read
-from runtime.checkpoint.reshard import Shard, Sources, open_shards, whole_state
+from runtime.checkpoint.reshard import Shard, open_shards, verified, whole_state
 
 if TYPE_CHECKING:
     from runtime.checkpoint.dcp import Reader
@@ -68,19 +67,21 @@ class _Flash:
     def _shards(self, path: str) -> list[Shard]:
         """The newest checkpoint, or the newest that was saved as `path`; empty when there is none."""
         if not path:
-            sources = self._checkpoints.sources()
-            return open_shards(*sources) if sources else []
+            return self._checkpoints.shards()
         for shards in self._stored():
             if shards[0].saved["state"].get("path") == str(path):
                 return shards
         raise RestoreError(f"{path}: the store has no committed checkpoint that was saved under this path")
 
     def _stored(self) -> Iterator[list[Shard]]:
-        """Every committed checkpoint of the job, the newest first."""
+        """Every committed checkpoint of the job that is whole, the newest first."""
         store, prefix = self._checkpoints.place()
         for one in reversed(stored(store, prefix)):
-            if one.manifest is not None:
-                yield open_shards(*Sources(shards_of(one.folder, one.manifest), partial(read, store=store, token="")))
+            try:
+                if one.commit is not None:
+                    yield verified(open_shards(*sources_in(store, one.folder, one.commit)))
+            except RestoreError as error:
+                print(f"everstep: {one.folder} is passed over: {error}", file=sys.stderr)
 
 
 class DdpCheckpointer(_Flash):

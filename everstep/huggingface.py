@@ -24,7 +24,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from everstep.training import Checkpoints
 from runtime.checkpoint.checkpointer import Checkpointer
 from runtime.checkpoint.errors import StateError
-from runtime.checkpoint.reshard import open_shards
 from runtime.checkpoint.tree import decode
 
 __all__ = ["EverstepCallback"]
@@ -52,10 +51,10 @@ class EverstepCallback(TrainerCallback):
     def resume(self) -> str | None:
         """For `trainer.train(resume_from_checkpoint=...)`, once the Trainer is made: a folder that tells it where it
         was; None when there is nothing to resume. The weights come from the checkpoint itself, when training begins."""
-        sources = self._checkpoints.sources()
-        if sources is None:
+        shards = self._checkpoints.shards()
+        if not shards:
             return None
-        saved = decode(open_shards(*sources)[0].saved["state"]["trainer"], str)
+        saved = decode(shards[0].saved["state"]["trainer"], str)
         self._folder = tempfile.mkdtemp(prefix="everstep-resume-")
         folder = Path(self._folder)
         (folder / "trainer_state.json").write_text(json.dumps(saved))

@@ -38,9 +38,9 @@ from runtime.agent.link import Fetch, Fetched, Link, Report
 from runtime.agent.tcp_store import narrow_torchs_store
 from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.checkpointer import Checkpointer as _Checkpointer
-from runtime.checkpoint.checkpointer import mapped_ahead, sources_of
-from runtime.checkpoint.fetch import checkpoints_of
-from runtime.checkpoint.reshard import Sources
+from runtime.checkpoint.checkpointer import giving_up, mapped_ahead, sources_of
+from runtime.checkpoint.keys import checkpoints_of
+from runtime.checkpoint.reshard import Shard, open_shards, verified
 from runtime.checkpoint.segment import SegmentFile
 from runtime.data import DatasetError, Sampler, open_dataset, sample_count
 from runtime.store import Store, StoreError, open_store
@@ -194,13 +194,20 @@ class Checkpoints:
         self._session.beacon("start")
         return made
 
-    def sources(self) -> Sources | None:
-        """The shards of what this round starts from; None: it starts from nothing."""
+    def shards(self) -> list[Shard]:
+        """The shards of what this round starts from; empty: it starts from nothing. What is damaged is passed over: an
+        older checkpoint takes its place, under an agent in another round, before which this process ends."""
         link = self._session.context.link
         if link is None:
-            return self._alone.sources() if self._alone else None
+            return (self._alone.restore(lambda sources: verified(open_shards(*sources))) or []) if self._alone else []
         place = link.ask(Fetch(), Fetched)
-        return sources_of(link, place) if place.path or place.sources else None
+        if not place.path and not place.sources:
+            return []
+        with giving_up(link, place):
+            shards = open_shards(*sources_of(link, place))
+        for shard in shards:
+            shard.on_lost = link.refuse
+        return shards
 
     def beacon(self, iteration: int, phase: str) -> None:
         """Show what this worker does now, in a loop that is not `batches`."""

@@ -3,6 +3,7 @@ that serves its memory to peers."""
 
 import fcntl
 import http.server
+import queue
 import socket
 import termios
 import threading
@@ -26,11 +27,12 @@ from runtime.agent.link import (
     Report,
     Request,
     Staged,
+    Unusable,
     Welcome,
 )  # fmt: skip
 from runtime.checkpoint.keeper import Keeper
 from runtime.checkpoint.segment import SegmentFile
-from runtime.job.messages import Holding, Restore, Seat
+from runtime.job.messages import Holding, Refusal, Restore, Seat
 from runtime.store import Store
 from tests.harness import wait_until
 
@@ -99,6 +101,8 @@ class Node:
     ) -> None:
         self.name, self.store = name, store
         self.persisted: list[Holding] = []
+        self.refused: queue.Queue[tuple[Refusal, ...]] = queue.Queue()
+        """What no source gave, as the master would be told."""
         self.reports: list[Report] = []
         self.commits = True
         self.workers = more.get("workers", 1)
@@ -107,7 +111,8 @@ class Node:
         self.shm = folder / "shm"
         self.shm.mkdir(exist_ok=True)
         settings = {"job": "job", "node": name, "store": store, "token": "secret", "persist_interval": interval, **more}
-        self._keeper = Keeper(directory=self.shm, on_persisted=self._on_persisted, **settings)
+        settings |= {"on_persisted": self._on_persisted, "on_unrestored": self.refused.put}
+        self._keeper = Keeper(directory=self.shm, **{"unreachable_s": 0.0, **settings})
         self._server: http.server.ThreadingHTTPServer | None = None
         self._connections: list[tuple[socket.socket, threading.Lock]] = []
         self.path = str(folder / "agent.sock")
@@ -179,6 +184,9 @@ class Node:
                         local_rank = request.local_rank
                     if isinstance(request, Report):
                         self.reports.append(request)
+                        continue
+                    if isinstance(request, Unusable):
+                        self.refused.put(request.refusals)
                         continue
                     reply = told.pop(0) if isinstance(request, Staged) else self._reply(request, local_rank)
                     connection.sendall(msgspec.json.encode(reply) + b"\n")

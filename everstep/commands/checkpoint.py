@@ -1,4 +1,5 @@
-"""`everstep checkpoint ls|verify|export URI`: what a store keeps of a training, whether it is whole, and out of it."""
+"""`everstep checkpoint ls|verify|export|drop|gc URI`: what a store keeps of a training, whether it is whole, out of it,
+and away with what nobody needs."""
 
 import argparse
 import json
@@ -14,10 +15,13 @@ if TYPE_CHECKING:
     from runtime.checkpoint.examine import Stored
     from runtime.store import Store
 
+_PLACES = ["jobs/", "datasets/", "models/", "runs/"]
+"""All that Everstep keeps in a store."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verbs and their flags."""
-    below = parser.add_subparsers(dest="what", metavar="ls|verify|export", required=True)
+    below = parser.add_subparsers(dest="what", metavar="ls|verify|export|drop|gc", required=True)
     ls = below.add_parser("ls", help="list the checkpoints below a URI, the newest last")
     ls.add_argument("uri", metavar="URI", help="a store, or STORE/jobs/JOB")
     ls.add_argument("-o", "--output", choices=["text", "json"], default="text", help="default: text")
@@ -26,6 +30,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     export = below.add_parser("export", help="write a Hugging Face directory, or one safetensors file")
     export.add_argument("uri", metavar="URI", help="one checkpoint, or a job: its newest one")
     export.add_argument("target", metavar="TARGET", help="a new directory, or a file that ends with .safetensors")
+    drop = below.add_parser("drop", help="remove checkpoints, whole or damaged: no training begins from them any more")
+    drop.add_argument("uri", metavar="URI", nargs="+", help="one checkpoint: STORE/jobs/JOB/checkpoints/NAME")
+    gc = below.add_parser("gc", help="remove what killed writers left, and checkpoints that were never whole, when old")
+    gc.add_argument("uri", metavar="URI", help="a store, or STORE/jobs/JOB")
+    gc.add_argument("--dry-run", action="store_true", help="only tell what would be removed")
     parser.epilog = "example: everstep checkpoint export runs/store/jobs/JOB model.safetensors"
 
 
@@ -39,6 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
             return _ls(arguments.uri, arguments.output)
         if arguments.what == "verify":
             return _verify(arguments.uri)
+        if arguments.what == "drop":
+            return _drop(arguments.uri)
+        if arguments.what == "gc":
+            return _gc(arguments.uri, arguments.dry_run)
         return _export(arguments.uri, arguments.target)
     except (BadInput, StoreError) as error:
         print(f"everstep checkpoint {arguments.what}: {error}", file=sys.stderr)
@@ -54,7 +67,7 @@ def _ls(uri: str, output: str) -> int:
         told = [
             {
                 "checkpoint": entry.folder, "round": entry.round, "iteration": entry.iteration, "shards": entry.shards,
-                "bytes": entry.size, "committed": entry.manifest is not None,
+                "bytes": entry.size, "committed": entry.commit is not None, "wrong": entry.wrong,
             }
             for entry in found
         ]  # fmt: skip
@@ -63,7 +76,7 @@ def _ls(uri: str, output: str) -> int:
     rows = [["CHECKPOINT", "ROUND", "ITERATION", "SHARDS", "MB", "COMMITTED"]]
     for entry in found:
         place = [entry.folder, str(entry.round), str(entry.iteration), str(entry.shards), f"{entry.size / 1e6:.1f}"]
-        rows.append([*place, "yes" if entry.manifest else "no"])
+        rows.append([*place, "DAMAGED" if entry.wrong else "yes" if entry.commit else "no"])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -76,10 +89,10 @@ def _verify(uri: str) -> int:
     store, found = _below(uri)
     damaged = 0
     for entry in found:
-        if entry.manifest is None:
+        if entry.commit is None and not entry.wrong:
             print(f"{entry.folder}: not committed")
             continue
-        wrong = list(problems(store, entry.folder, entry.manifest))
+        wrong = list(problems(store, entry.folder, entry.commit)) if entry.commit else [entry.wrong]
         damaged += bool(wrong)
         print(f"{entry.folder}: {'DAMAGED' if wrong else 'whole'}, {entry.shards} shards, {entry.size} bytes")
         for line in wrong:
@@ -88,8 +101,10 @@ def _verify(uri: str) -> int:
 
 
 def _export(uri: str, target: str) -> int:
+    from runtime.checkpoint.errors import RestoreError
+
     store, found = _below(uri)
-    committed = [entry for entry in found if entry.manifest]
+    committed = [entry for entry in found if entry.commit or entry.wrong]
     if not committed:
         raise BadInput(f"{uri}: no committed checkpoint there; `everstep checkpoint ls` shows what is")
     if len({entry.folder.rpartition("/")[0] for entry in committed}) > 1:
@@ -99,8 +114,62 @@ def _export(uri: str, target: str) -> int:
         raise BadInput(f"{target}: there is something already; give a new name")
     path.parent.mkdir(parents=True, exist_ok=True)
     write = _safetensors if path.suffix == ".safetensors" else _hugging_face
-    write(store, committed[-1], path)
-    print(f"{target}: iteration {committed[-1].iteration} of {committed[-1].folder}", file=sys.stderr)
+    for entry in reversed(committed):
+        try:
+            if entry.wrong:
+                raise RestoreError(entry.wrong)
+            write(store, entry, path)
+        except RestoreError as error:
+            if entry is committed[0]:
+                raise
+            print(f"everstep checkpoint export: {entry.folder} is passed over: {error}", file=sys.stderr)
+        else:
+            print(f"{target}: iteration {entry.iteration} of {entry.folder}", file=sys.stderr)
+            break
+    return 0
+
+
+def _drop(uris: list[str]) -> int:
+    from runtime.checkpoint.keys import place_of
+    from runtime.checkpoint.retention import delete
+
+    dropped = []
+    for uri in uris:  # Nothing goes before all of them are known.
+        store, found = _below(uri)
+        if len(found) != 1 or not place_of(uri.rstrip("/")):
+            raise BadInput(f"{uri}: names no single checkpoint; give STORE/jobs/JOB/checkpoints/NAME, as `ls` shows it")
+        dropped.append((store, found[0]))
+    for store, entry in dropped:
+        delete(store, {(entry.round, entry.iteration): entry.keys})
+        print(f"{entry.folder}: dropped, {len(entry.keys)} objects, {entry.size} bytes")
+    return 0
+
+
+def _gc(uri: str, dry_run: bool) -> int:
+    from runtime.checkpoint.keys import checkpoints_of, grouped
+    from runtime.checkpoint.retention import Kept, delete, sweep, unneeded
+    from runtime.store import open_store
+
+    above, jobs, job = uri.rstrip("/").rpartition("/jobs/")
+    store = open_store(above if jobs else uri, read_only=True)
+    places = [f"jobs/{job}/"] if jobs else _PLACES
+    folders = [key for place in places for key in grouped(store.list(place))]
+    if not any(next(store.list(place), None) for place in places):
+        raise BadInput(f"{uri}: nothing of Everstep is there; give STORE or STORE/jobs/JOB")
+    removed = size = 0
+    verb = "would be removed" if dry_run else "removed"
+    for job in dict.fromkeys(key.split("/")[1] for key in folders):
+        debris = unneeded(store, job, Kept())
+        sizes = {entry.key: entry.size for entry in store.list(checkpoints_of(job))}
+        for key in (key for keys in debris.values() for key in keys):
+            removed, size = removed + 1, size + sizes[key]
+            print(f"{key}: {verb}, {sizes[key]} bytes of a checkpoint that was never whole")
+        if not dry_run:
+            delete(store, debris)
+    for entry in (entry for place in places for entry in sweep(store, place, dry_run)):
+        removed, size = removed + 1, size + entry.size
+        print(f"{entry.key}: {verb}, {f'{entry.size} bytes of a killed writer' if entry.key[-1] != '/' else 'empty'}")
+    print(f"{removed} {verb}, {size} bytes", file=sys.stderr)
     return 0
 
 
@@ -111,8 +180,8 @@ def _safetensors(store: "Store", entry: "Stored", path: Path) -> None:
     from runtime.checkpoint.committed import read_committed
     from runtime.checkpoint.tree import flatten
 
-    assert entry.manifest is not None
-    state, _ = read_committed(store, entry.folder, entry.manifest)
+    assert entry.commit is not None
+    state, _ = read_committed(store, entry.folder, entry.commit)
     tree = flatten(state.get("model", state))
     # One name a tensor is enough for the file, but readers look for all of them.
     tensors = {
@@ -122,11 +191,14 @@ def _safetensors(store: "Store", entry: "Stored", path: Path) -> None:
 
 
 def _hugging_face(store: "Store", entry: "Stored", path: Path) -> None:
+    from runtime.checkpoint.committed import read_committed
     from steps.entry import StepError
-    from steps.evaluate.checkpoint import read
+    from steps.evaluate.checkpoint import trained_of
 
+    assert entry.commit is not None
+    state, iteration = read_committed(store, entry.folder, entry.commit)
     try:
-        model = read(f"{store.uri}/{entry.folder}").build()
+        model = trained_of(state, iteration, f"{store.uri}/{entry.folder}").build()
     except StepError as error:
         raise BadInput(f"{error} (one file with the tensors of any state: TARGET.safetensors)") from None
     _aside(path, lambda folder: model.save_pretrained(folder))

@@ -19,7 +19,7 @@ from runtime.checkpoint.keeper import Keeper
 from runtime.diagnosis.admitting import check_port
 from runtime.diagnosis.checked import Checked
 from runtime.diagnosis.errors import NoQuorumError
-from runtime.job.messages import Holding
+from runtime.job.messages import Holding, Refusal
 from runtime.master.journal import find_master
 from runtime.store import Store, StoreError, open_store
 
@@ -29,7 +29,9 @@ BAD_INPUT = 2
 async def _run(settings: Settings, persist_interval: int) -> int:
     store = open_store(settings.store, bytes_per_s=settings.persist_bytes_per_s)
 
-    def make_keeper(on_persisted: Callable[[Holding], None]) -> Keeper:
+    def make_keeper(
+        on_persisted: Callable[[Holding], None], on_unrestored: Callable[[tuple[Refusal, ...]], None]
+    ) -> Keeper:
         return Keeper(
             job=settings.job,
             node=settings.node,
@@ -38,6 +40,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
             persist_interval=persist_interval,
             overhead=settings.checkpoint_overhead,
             on_persisted=on_persisted,
+            on_unrestored=on_unrestored,
             workers=settings.slots,
             persists=settings.persists,
         )

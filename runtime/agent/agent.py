@@ -44,7 +44,9 @@ from runtime.job.messages import (
     Directive,
     Holding,
     Join,
+    Refusal,
     Seat,
+    Unrestored,
     WorkerExit,
 )
 from runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
@@ -54,6 +56,7 @@ _UNKNOWN_YET_S = 0.5
 _AT_ONCE_S = 0.1
 """A long poll that is answered so soon has nothing to wait for."""
 _LAST_TELEMETRY_S = 1.0
+_LONGEST_WHY, _MOST_REFUSALS = 1000, 64
 _THREADS = 64
 """Beside one for each worker: all of them may wait at once for what only the agent's own calls bring about."""
 
@@ -79,6 +82,7 @@ class Agent:
         self.departure = Departure(settings, around.say)
         self.client = MasterClient(settings.master, around.find_master, chance, around.say)
         self._talk = Talk(settings.node, int(time.time() * 1000))
+        self._refused = 0
         self._known = False
         self._seated = 0.0
         self._reported: dict[int, int] = {}
@@ -106,7 +110,7 @@ class Agent:
         headers = {
             "Authorization": f"Bearer {settings.token}", "Content-Type": "application/json", JOB_HEADER: settings.job,
         }  # fmt: skip
-        self._keeper = keeper = self._around.make_keeper(self._persisted)
+        self._keeper = keeper = self._around.make_keeper(self._persisted, self._unrestored)
         self._beacons = Beacons(keeper, settings.slots, time.monotonic, known=settings.has_beacon)
         self._oom = OomCounter(own_counter())
         self._workers = Workers(
@@ -114,7 +118,9 @@ class Agent:
         )
         self._outputs = self._around.make_outputs(folder)
         welcome = Welcome(settings.job, settings.store)
-        self._link = LinkServer(keeper, welcome, settings.slots, threads, self._report, self._restored)
+        self._link = LinkServer(
+            keeper, welcome, settings.slots, threads, self._report, self._restored, self._unrestored
+        )
         self._loop = asyncio.get_running_loop()
         self._failed = self._loop.create_future()
         self._threads = self.client.threads = threads
@@ -365,6 +371,16 @@ class Agent:
     def _persisted(self, holding: Holding) -> None:
         """Called in a keeper's thread."""
         self._loop.call_soon_threadsafe(lambda: self._post(self._tell_persisted(holding)))
+
+    def _unrestored(self, refusals: tuple[Refusal, ...]) -> None:
+        """Called in any thread: the master is told, once a round."""
+        self._loop.call_soon_threadsafe(self._refuse, refusals)
+
+    def _refuse(self, refusals: tuple[Refusal, ...]) -> None:
+        if (seat := self._link.seat) is not None and self._refused < seat.round:
+            self._refused = seat.round
+            few = tuple(msgspec.structs.replace(one, why=one.why[:_LONGEST_WHY]) for one in refusals[:_MOST_REFUSALS])
+            self._post(self.client.unrestored(Unrestored(self._settings.node, seat.round, few)))
 
     async def _tell_persisted(self, holding: Holding) -> None:
         manifest = await self._outbox.persisted(holding)

@@ -25,6 +25,7 @@ from runtime.job.messages import (
     Leaving,
     Persisted,
     Seat,
+    Unrestored,
     WorkerExit,
 )
 
@@ -127,6 +128,10 @@ class MasterClient:
     async def leaving(self, message: Leaving) -> None:
         """Told when it returns."""
         await self._post("leaving", message, Ack, TELL_TIMEOUT_S)
+
+    async def unrestored(self, message: Unrestored) -> None:
+        """Told when it returns."""
+        await self._post("unrestored", message, Ack, TELL_TIMEOUT_S)
 
     async def dumped(self, message: Dumped) -> None:
         """Told when it returns."""

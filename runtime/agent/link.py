@@ -7,15 +7,21 @@ EVERSTEP_AGENT. A worker that never connects still runs: it only has no beacon a
 import math
 import os
 import socket
+import time
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 
-from runtime.job.messages import Holding
+from runtime.job.messages import Holding, Refusal
 
 AGENT_VARIABLE = "EVERSTEP_AGENT"
 LOCAL_RANK_VARIABLE = "EVERSTEP_LOCAL_RANK"
 """The worker's number on its node, where LOCAL_RANK is a virtual one."""
+
+
+_ROUND_ENDS_S = 60.0
+"""The agent hangs up when a round is over, and kills its workers right then."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -120,6 +126,12 @@ class Fetched(msgspec.Struct, frozen=True, tag=True):
     """What was wrong at the places that come before the source; empty when nothing was."""
 
 
+class Unusable(msgspec.Struct, frozen=True, tag=True):
+    """What was fetched is no state, or some of it cannot be had: the master begins another round. No answer comes."""
+
+    refusals: tuple[Refusal, ...]
+
+
 class Report(msgspec.Struct, frozen=True, tag=True):
     """Telemetry of one iteration: metric names and values. No answer."""
 
@@ -139,7 +151,7 @@ class Problem(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Request = Hello | Announce | Acquire | Staged | Flush | Fetch | Report
+Request = Hello | Announce | Acquire | Staged | Flush | Fetch | Unusable | Report
 Reply = Welcome | Segment | Slot | Fetched | Done | Problem
 
 _reply = msgspec.json.Decoder(Reply)
@@ -190,6 +202,13 @@ class Link:
         or a lost agent."""
         self.tell(request)
         return self.answer(answer)
+
+    def refuse(self, refusals: tuple[Refusal, ...]) -> None:
+        """Say that the round has nothing to begin from, and wait for its end, which ends this process; returns when
+        that does not come."""
+        with suppress(LinkError, OSError):
+            self.ask(Unusable(refusals), Done)
+        time.sleep(_ROUND_ENDS_S)
 
     def answer(self, answer: type[R]) -> R:
         """Wait for the answer to what was told last; the rest is as `ask` says."""

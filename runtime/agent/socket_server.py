@@ -28,9 +28,10 @@ from runtime.agent.link import (
     Report,
     Request,
     Staged,
+    Unusable,
     Welcome,
 )
-from runtime.job.messages import Seat
+from runtime.job.messages import Refusal, Seat
 
 LONGEST_LINE = 1 << 20
 _GREETING_S = 15.0
@@ -50,14 +51,17 @@ class LinkServer:
         threads: Executor,
         on_report: Callable[[int, Report], None],
         on_fetched: Callable[[int, msgspec.Struct], None],
+        on_unusable: Callable[[tuple[Refusal, ...]], None],
     ) -> None:
-        """`on_report` and `on_fetched` get the local rank and what it reported or was told to restore."""
+        """`on_report` and `on_fetched` get the local rank and what it reported or was told to restore; `on_unusable`
+        gets the sources that did not give it."""
         self.keeper = keeper
         self.welcome = welcome
         self.slots = slots
         self.threads = threads
         self.on_report = on_report
         self.on_fetched = on_fetched
+        self.on_unusable = on_unusable
         self._began = asyncio.Event()
         self._greeted = False
         self.seat: Seat | None = None
@@ -169,6 +173,8 @@ class _Connection(asyncio.Protocol):
         match request:
             case Report():
                 self._server.on_report(rank, request)
+            case Unusable(refusals):
+                self._server.on_unusable(refusals)
             case Staged():
                 keeper.staged(rank, request)
                 self._send(Done())

@@ -7,7 +7,7 @@ from pathlib import Path
 from runtime.agent.client import JobEnd
 from runtime.agent.keeping import Keeper
 from runtime.agent.output import Outputs
-from runtime.job.messages import Holding, Seat
+from runtime.job.messages import Holding, Refusal, Seat
 
 TRY_AGAIN = 75
 
@@ -16,8 +16,8 @@ TRY_AGAIN = 75
 class Surroundings:
     """What an agent is given beside its settings."""
 
-    make_keeper: Callable[[Callable[[Holding], None]], Keeper]
-    """Gets what to call when a shard is in the store."""
+    make_keeper: Callable[[Callable[[Holding], None], Callable[[tuple[Refusal, ...]], None]], Keeper]
+    """Gets what to call when a shard is in the store, and when no source gives what a round begins from."""
     find_master: Callable[[], tuple[int, str] | None]
     """The newest master's epoch and address, where that is known; blocking."""
     make_outputs: Callable[[Path], Outputs]

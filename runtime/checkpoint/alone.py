@@ -3,25 +3,33 @@
 The same objects and manifest as an elastic job's, so that every reader reads both. `save` copies the state into a
 buffer of this process; a thread puts it into the store. A state that is the same on every rank is written by one of
 them. Of a sharded one each rank puts its own shard, and whoever sees all of them there commits: nothing communicates
-but two numbers, when the checkpointer is made and when it loads.
+but a few numbers, when the checkpointer is made and when it loads.
 """
 
-import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from runtime import faults
-from runtime.checkpoint.committed import shards_of
+from runtime.checkpoint.commits import commit_of, encoded, read_commit
+from runtime.checkpoint.committed import sources_in
 from runtime.checkpoint.digests import seal
-from runtime.checkpoint.fetch import MANIFEST, checkpoints_of, read, shard_key
+from runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
+from runtime.checkpoint.fetch import read
+from runtime.checkpoint.keys import Place, checkpoints_of, folder_of, grouped, manifest_key, place_of, shard_key
 from runtime.checkpoint.layout import Layout, json_bytes, plan, state_capacity
 from runtime.checkpoint.reshard import Sources, head_of
 from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.tree import Tree
-from runtime.job.messages import Holding
-from runtime.store import Store, StoreError
+from runtime.job.messages import Flaw, Holding
+from runtime.store import NoSuchKey, Store, StoreError
+
+T = TypeVar("T")
 
 Agree = Callable[[int, int], tuple[int, int]]
 """Rank 0's two numbers, on every rank: a collective."""
@@ -40,6 +48,8 @@ class Alone:
         self._job, self._every_s = job, every_s
         self._rank, self._world_size = 0, 1
         self._agree: Agree = _own
+        self._largest: Callable[[float], float] = float
+        """Of all ranks' numbers: a collective, too."""
         self._round = 0
         """Claimed with the first checkpoint; of a sharded state at once, by rank 0."""
         self._due = time.monotonic() + every_s
@@ -49,22 +59,40 @@ class Alone:
         self._thread = ThreadPoolExecutor(1, "everstep-persist")
         self._writing: Future[None] | None = None
 
-    def join(self, rank: int, world_size: int, agree: Agree) -> None:
+    def join(self, rank: int, world_size: int, agree: Agree, largest: Callable[[float], float]) -> None:
         """The state is sharded over that many ranks, each of which calls this: their checkpoints are one round's, which
         no other run of the job has, not even one that was given up and still writes."""
-        self._rank, self._world_size, self._agree = rank, world_size, agree
+        self._rank, self._world_size, self._agree, self._largest = rank, world_size, agree, largest
         self._round = agree(0 if rank else self._claimed(), 0)[0]
 
-    def sources(self) -> Sources | None:
-        """The shards of the newest committed checkpoint, whoever cut it, the same one on every rank; None: there is
-        none. Raises StoreError."""
-        newest = self._newest()
-        place = self._agree(*newest)
-        if place == (0, 0):
-            return None
-        folder = shard_key(self._job, *place, 0).rpartition("/")[0]
-        manifest = json.loads(self.store.get(f"{folder}/{MANIFEST}"))
-        return Sources(shards_of(folder, manifest), partial(read, store=self.store, token=""))
+    def restore(self, load: Callable[[Sources], T]) -> T | None:
+        """What `load` makes of the newest committed checkpoint that it can read, whoever cut it, the same one on every
+        rank; None: there is none. One that is damaged is passed over, and named.
+
+        Raises StoreError; what `load` raises of another kind than damage; UnreachableError: some may be whole, but none
+        could be read.
+        """
+        passed: dict[Place, RestoreError | None] = {}
+        while (place := self._agree(*self._newest(passed))) != (0, 0):
+            folder, error = folder_of(self._job, place), None
+            try:
+                found = load(sources_in(self.store, folder, read_commit(self.store, folder)))
+            except NoSuchKey:
+                found, error = None, DamagedError("its manifest is gone")
+            except RestoreError as raised:
+                if raised.flaw is None:
+                    raise
+                found, error = None, raised
+            if not self._largest(float(error is not None)):
+                return found
+            passed[place] = error
+            if error is not None:
+                print(f"everstep: {folder} is passed over: {error}", file=sys.stderr)
+        unread = [error for error in passed.values() if error and error.flaw is not Flaw.DAMAGED]
+        if self._largest(float(bool(unread))):
+            why = str(unread[0]) if unread else "another rank could not read one"
+            raise UnreachableError(f"no checkpoint below {self.prefix} can be read, though some may be whole: {why}")
+        return None
 
     def save(self, iteration: int, tree: Tree, persist: bool = False) -> None:
         """Stage, if it is time, and put it into the store in the background. Waits for what is still being put, which
@@ -125,18 +153,15 @@ class Alone:
         missing = [key for key in keys if key not in sizes]
         if missing or manifest in sizes:
             return missing
-        objects = []
+        shards = []
         for rank, key in enumerate(keys):
             source = Holding(self._round, iteration, rank, self._world_size, sizes[key], key=key)
             layout, digests = head_of(source, partial(read, store=self.store, token=""))
             if layout.size != sizes[key]:
                 raise StoreError(f"{key}: {sizes[key]} bytes are there, its header tells of {layout.size}")
-            shard = {"key": key, "shard": rank, "shards": self._world_size, "size": sizes[key]}
-            objects.append({**shard, "digest": digests.of_head()})
-        told = {"version": 1, "job": self._job, "round": self._round, "iteration": iteration}
+            shards.append(replace(source, digest=digests.of_head()))
         faults.point("alone.before_manifest", iteration=iteration)
-        whole = {**told, "world_size": self._world_size, "objects": objects}
-        self.store.create(manifest, json.dumps(whole, indent=1).encode())
+        self.store.create(manifest, encoded(commit_of(self._job, self._world_size, shards)))
         faults.point("alone.after_manifest", iteration=iteration)
         return []
 
@@ -144,27 +169,23 @@ class Alone:
         return shard_key(self._job, self._round, iteration, rank)
 
     def _manifest(self, iteration: int) -> str:
-        return f"{self._key(iteration, 0).rpartition('/')[0]}/{MANIFEST}"
+        return manifest_key(self._job, (self._round, iteration))
 
     def _claimed(self) -> int:
         """A round that nobody has begun or will begin: what another run leaves behind is never completed."""
-        round_ = 1 + max((round_ for round_, _, _ in self._objects()), default=0)
+        round_ = 1 + max((place[0] for place, _ in self._checkpoints()), default=0)
         while not self.store.create(f"jobs/{self._job}/rounds/{round_:06d}", b"claimed"):
             round_ += 1
         return round_
 
-    def _newest(self) -> tuple[int, int]:
-        return max((place[:2] for place in self._objects() if place[2] == MANIFEST), default=(0, 0))
+    def _newest(self, passed: Collection[Place]) -> Place:
+        return max((place for place, whole in self._checkpoints() if whole and place not in passed), default=(0, 0))
 
-    def _objects(self) -> list[tuple[int, int, str]]:
-        """(Round, iteration, name) of each object."""
-        found = []
-        for entry in self.store.list(self.prefix):
-            folder, _, name = entry.key.rpartition("/")
-            round_, _, iteration = folder.rpartition("/")[2].partition("-")
-            if round_.isdecimal() and iteration.isdecimal():
-                found.append((int(round_), int(iteration), name))
-        return found
+    def _checkpoints(self) -> Iterator[tuple[Place, bool]]:
+        """Each (round, iteration) of which there is something, and whether it is committed."""
+        for key, folder in grouped(self.store.list(self.prefix)).items():
+            if place := place_of(key):
+                yield place, folder.committed
 
 
 def _own(one: int, other: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ the shard of its rank; where another number of ranks cut it, workers read what t
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -14,12 +15,15 @@ from runtime.agent.keeping import Place
 from runtime.agent.link import Fetched
 from runtime.checkpoint.digests import check
 from runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
-from runtime.checkpoint.fetch import described, fetch
+from runtime.checkpoint.fetch import described, fetch, refusal
 from runtime.checkpoint.held import Held, Segments
 from runtime.checkpoint.slots import Identity
-from runtime.job.messages import Holding, Restore, Seat
+from runtime.job.messages import Flaw, Holding, Refusal, Restore, Seat
 from runtime.store import Store
 
+UNREACHABLE_S = 30.0
+"""So long a source that does not answer is asked again, when no other one gives the right bytes."""
+_AGAIN_S = 1.0
 _PARALLEL = 4
 """Shards of local ranks that are fetched at once: one connection alone is slower than a network."""
 _log = logging.getLogger("everstep.checkpoint")
@@ -40,6 +44,9 @@ class Around(NamedTuple):
     """Of a pinned slot, computed when it is not known."""
     send: Callable[[int, Held, int], None]
     """Have a whole shard of that local rank copied into a peer's memory."""
+    refuse: Callable[[tuple[Refusal, ...]], None]
+    """Tell the master that none of these sources gives what the round begins from: it begins another."""
+    unreachable_s: float = UNREACHABLE_S
 
 
 class Beginning:
@@ -48,7 +55,7 @@ class Beginning:
     def __init__(self, seat: Seat, around: Around) -> None:
         self.seat = seat
         self.error = ""
-        """Why the round has nothing to start from."""
+        """Why this node cannot start, whatever the sources have."""
         self.over = False
         self._around = around
         self._near: dict[int | None, Place] = {}
@@ -114,18 +121,23 @@ class Beginning:
 
     def _bring(self, restore: Restore, shard: int, reader: int | None) -> None:
         """One shard for this local rank; None: for all."""
-        why: list[str] = []
         sources = [source for source in restore.sources if source.shard == shard]
         identity = Identity(restore.round, restore.iteration, shard, restore.sources[0].shards)
-        found = self._from_memory(identity, reader, why) or self._from_elsewhere(identity, reader, sources, why)
         what = f"iteration {identity.iteration} of round {identity.round}"
         what += f", shard {shard} of {identity.shards}" if identity.shards > 1 else ""
+        refused: list[Refusal] = []
+        try:
+            found = self._from_memory(identity, reader, refused) or self._patiently(identity, reader, sources, refused)
+        except (SegmentError, KeeperError) as error:
+            with self._around.changed:
+                self.error = f"{what} cannot be restored: {error}"
+                self._around.changed.notify_all()
+            return
+        why = [refusal.why for refusal in refused]
         for line in why:
             _log.warning("restoring %s: %s", what, line)
         if found is None:
-            with self._around.changed:
-                self.error = f"{what} cannot be restored: {'; '.join(why) or 'nobody holds it'}"
-                self._around.changed.notify_all()
+            self._around.refuse(tuple(refused))  # Workers wait until the master has begun another round.
             return
         held, slot, source = found
         facts = held.table[slot]
@@ -145,7 +157,9 @@ class Beginning:
                     self._around.send(reader, *pinned)
             self._around.changed.notify_all()
 
-    def _from_memory(self, identity: Identity, reader: int | None, why: list[str]) -> tuple[Held, int, str] | None:
+    def _from_memory(
+        self, identity: Identity, reader: int | None, refused: list[Refusal]
+    ) -> tuple[Held, int, str] | None:
         """The shard in own memory, pinned, when its bytes are still what they were."""
         changed = self._around.changed
         while True:
@@ -160,31 +174,52 @@ class Beginning:
                 check(held.data(slot), self._around.digest(held, slot))
                 return held, slot, "memory"
             except RestoreError as error:
-                why.append(f"own memory: {error}")
+                refused.append(self._own(identity, f"own memory: {error}"))
             with changed:
                 self._around.segments.unpin(held, slot)
                 changed.wait_for(lambda held=held, slot=slot: not held.table[slot].pins)
                 if held.table.find(identity) == slot:
                     held.table.drop(slot)
 
-    def _from_elsewhere(
-        self, identity: Identity, reader: int | None, sources: list[Holding], why: list[str]
+    def _own(self, identity: Identity, why: str) -> Refusal:
+        return Refusal(identity.round, identity.iteration, why, node=self._around.node, shard=identity.shard)
+
+    def _patiently(
+        self, identity: Identity, reader: int | None, sources: list[Holding], refused: list[Refusal]
     ) -> tuple[Held, int, str] | None:
-        """The shard from the first source that gives the right bytes, in a slot of that local rank, pinned."""
+        """From elsewhere, asking those again that do not answer; not for ever."""
+        until, left, last = time.monotonic() + self._around.unreachable_s, sources, list[Refusal]()
+        while True:
+            last = []
+            if found := self._from_elsewhere(identity, reader, left, last):
+                refused += last
+                return found
+            refused += (one for one in last if one.flaw is Flaw.DAMAGED)
+            again = [one for one in last if one.flaw is not Flaw.DAMAGED]
+            left = [source for source in left if any(one.meets(source) for one in again)]
+            with self._around.changed:
+                if not left or self.over or time.monotonic() >= until:
+                    refused += again
+                    return None
+                self._around.changed.wait_for(lambda: self.over, _AGAIN_S)
+
+    def _from_elsewhere(
+        self, identity: Identity, reader: int | None, sources: list[Holding], refused: list[Refusal]
+    ) -> tuple[Held, int, str] | None:
+        """The shard from the first source that gives the right bytes, in a slot of that local rank, pinned. Raises
+        SegmentError, KeeperError: it has no room here."""
         around = self._around
         for source in sources:
             if source.node == around.node and not source.key:
+                if not any(one.meets(source) for one in refused):
+                    refused.append(self._own(identity, "own memory: it is held no more"))
                 continue
-            try:
-                held, slot = self._slot_for(identity, reader, source.size)
-            except (SegmentError, KeeperError) as error:
-                why.append(str(error))
-                continue
+            held, slot = self._slot_for(identity, reader, source.size)
             try:
                 held.file.populate(held.file.offset(slot), source.size)
                 fetch(source, held.file.slot(slot)[: source.size], around.store, around.token)
             except RestoreError as error:
-                why.append(str(error))
+                refused.append(refusal(source, error))
                 with around.changed:
                     held.table.abandon(slot)
                     around.changed.notify_all()

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from runtime import faults
 from runtime.agent.link import Acquire, Announce, Done, Fetch, Fetched, Flush, Link, Segment, Slot, Staged
 from runtime.checkpoint.alone import Alone
-from runtime.checkpoint.errors import RestoreError, SegmentError
+from runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError, SegmentError
 from runtime.checkpoint.fetch import read
 from runtime.checkpoint.layout import json_bytes, plan, state_capacity
 from runtime.checkpoint.reshard import Sources, reshard
@@ -24,7 +24,7 @@ from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.thinning import Thinning
 from runtime.checkpoint.tree import Tree, Walker, prepare
 from runtime.checkpoint.walk import uncollected
-from runtime.job.messages import Holding
+from runtime.job.messages import Holding, Refusal
 from runtime.store import open_store
 
 
@@ -77,17 +77,19 @@ class Checkpointer:
         if link is not None:
             self._announce(tree, _text(0, tree))
         elif alone is not None and self._sharded:
-            alone.join(rank, dist.get_world_size(), _from_rank_0)
+            alone.join(rank, dist.get_world_size(), _from_rank_0, _largest)
 
     @uncollected()
     def load(self, state: dict[str, Any]) -> int:
         """Restore the newest checkpoint into `state`, in place; returns its iteration, 0 when there is none.
 
-        Raises RestoreError when it is of another model or damaged; LinkError when no source can give it.
+        One that is damaged is passed over, and an older one restored; under an agent in another round, before which
+        this process ends. Raises RestoreError when it is of another model, or none can be read although some may be
+        whole; LinkError when there is no room for it.
         """
         if self._link is None:
-            sources = self._alone.sources() if self._alone else None
-            self._saved = self.restored = reshard(*sources, state, self._rank) if sources else 0
+            found = self._alone.restore(lambda sources: reshard(*sources, state, self._rank)) if self._alone else None
+            self._saved = self.restored = found or 0
             return self._saved
         self._link.tell(Fetch())
         live = self._prepared(state)  # While the agent answers.
@@ -95,9 +97,10 @@ class Checkpointer:
         if not place.path and not place.sources:
             self._populate()
             return 0
-        self._saved = self._restored(place, state, live)
-        if self._saved != place.iteration:
-            raise RestoreError(f"iteration {place.iteration} was promised, the checkpoint says {self._saved}")
+        with giving_up(self._link, place):
+            self._saved = self._restored(place, state, live)
+            if self._saved != place.iteration:
+                raise DamagedError(f"iteration {place.iteration} was promised, the checkpoint says {self._saved}")
         self.restored = self._saved
         self._populate()
         return self._saved
@@ -240,6 +243,19 @@ def mapped_ahead(link: Link | None) -> SegmentFile | None:
 def _text(iteration: int, tree: Tree) -> bytes:
     """The part that is no tensor, as a shard has it."""
     return json_bytes({"iteration": iteration, "state": tree.json})
+
+
+@contextmanager
+def giving_up(link: Link, place: Fetched) -> Iterator[None]:
+    """If what is loaded here turns out to be damaged, the agent is told and this process ends with the round: the next
+    one begins from an older checkpoint."""
+    try:
+        yield
+    except RestoreError as error:
+        if error.flaw is not None:
+            everywhere = Refusal(place.round, place.iteration, str(error), error.flaw)
+            link.refuse(error.refusals if isinstance(error, PassedOverError) else (everywhere,))
+        raise
 
 
 def sources_of(link: Link, place: Fetched) -> Sources:

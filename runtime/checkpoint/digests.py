@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
 
-from runtime.checkpoint.errors import RestoreError
+from runtime.checkpoint.errors import DamagedError
 
 BLOCK = 4 << 20
 """Bytes of data under one digest; the last block may be shorter."""
@@ -19,7 +19,9 @@ TABLE = "__everstep_digests__"
 """The tensor of the file that is the table: uint8, the last one before the data."""
 WIDTH = 16
 _THREADS = min(4, os.cpu_count() or 1)
-_FOUND = re.compile(rb'"__everstep_digests__":\{"dtype":"U8","shape":\[\d+\],"data_offsets":\[(\d+),(\d+)\]\}')
+_FOUND = re.compile(
+    rb'"__everstep_digests__":\{"dtype":"U8","shape":\[\d+\],"data_offsets":\[(\d{1,18}),(\d{1,18})\]\}'
+)
 
 
 def table_size(data_bytes: int) -> int:
@@ -27,23 +29,27 @@ def table_size(data_bytes: int) -> int:
     return WIDTH * -(-data_bytes // BLOCK)
 
 
+def table_told(header: bytes) -> slice | None:
+    """Where the table is, as the file's header says; None when it does not."""
+    found = _FOUND.search(header)
+    return slice(len(header) + int(found[1]), len(header) + int(found[2])) if found else None
+
+
 def _table(file: memoryview) -> slice | None:
-    """Where the table is; None when not all of it is there."""
+    """The same; None when not all of it is there."""
     header = 8 + int.from_bytes(file[:8], "little")
-    found = _FOUND.search(bytes(file[:header])) if header <= len(file) else None
-    if found is None or header + int(found[2]) > len(file):
-        return None
-    return slice(header + int(found[1]), header + int(found[2]))
+    found = table_told(bytes(file[:header])) if header <= len(file) else None
+    return found if found and found.stop <= len(file) else None
 
 
 class Digests:
     """The table of one shard, of whose bytes at least the head is there."""
 
     def __init__(self, file: memoryview) -> None:
-        """Raises RestoreError when this is no head of a shard."""
+        """Raises DamagedError when this is no head of a shard."""
         table = _table(file)
         if table is None:
-            raise RestoreError("not a shard of Everstep, or the end of its head is missing: no digests are in it")
+            raise DamagedError("not a shard of Everstep, or the end of its head is missing: no digests are in it")
         self._table = file[table]
         self.head = file[: table.stop]
         """Everything before the data."""
@@ -60,7 +66,7 @@ class Digests:
             self._table[number * WIDTH : (number + 1) * WIDTH] = digest
 
     def check(self, start: int, data: memoryview) -> None:
-        """Raises RestoreError when `data` is not what stood in the file from byte `start` on: whole blocks."""
+        """Raises DamagedError when `data` is not what stood in the file from byte `start` on: whole blocks."""
         running = self.running(start)
         running.take(data)
         running.end()
@@ -70,10 +76,10 @@ class Digests:
         return Running(self, start)
 
     def require(self, hashed: xxhash.xxh3_128, start: int, end: int) -> None:
-        """Raises RestoreError when what was hashed is not the block in these bytes of the file."""
+        """Raises DamagedError when what was hashed is not the block in these bytes of the file."""
         digest, at = hashed.digest(), (start - len(self.head)) // BLOCK * WIDTH
         if digest != bytes(self._table[at : at + WIDTH]):
-            raise RestoreError(
+            raise DamagedError(
                 f"the digest of bytes {start} to {end} is {digest.hex()}, not what its head says: they are damaged"
             )
 
@@ -92,7 +98,7 @@ class Running:
         self._digests, self._block, self._hash = digests, start, xxhash.xxh3_128()
 
     def take(self, data: memoryview) -> None:
-        """The next bytes. Raises RestoreError when a block is complete and is not what it was."""
+        """The next bytes. Raises DamagedError when a block is complete and is not what it was."""
         done = 0
         while done < len(data):
             some = min(len(data) - done, self._block + BLOCK - self.at)
@@ -102,7 +108,7 @@ class Running:
                 self.end()
 
     def end(self) -> None:
-        """The last block may be shorter. Raises RestoreError."""
+        """The last block may be shorter. Raises DamagedError."""
         if self.at > self._block:
             self._digests.require(self._hash, self._block, self.at)
             self._block, self._hash = self.at, xxhash.xxh3_128()
@@ -117,7 +123,7 @@ class Arriving:
         self._running: Running | None = None
 
     def came(self, end: int) -> None:
-        """Its first `end` bytes are there. Raises RestoreError when they are not those that were promised."""
+        """Its first `end` bytes are there. Raises DamagedError when they are not those that were promised."""
         if self._running is None:
             if end < len(self._file) and _table(self._file[:end]) is None:
                 return
@@ -129,22 +135,22 @@ class Arriving:
 
 
 def seal(file: memoryview) -> str:
-    """Fill the table of a whole shard; returns the shard's digest. Raises RestoreError when it is none."""
+    """Fill the table of a whole shard; returns the shard's digest. Raises DamagedError when it is none."""
     digests = Digests(file)
     digests.fill(file)
     return digests.of_head()
 
 
 def checked_head(file: memoryview, digest: str) -> Digests:
-    """The table of a shard whose head is here, if its digest is that one ("" for any). Raises RestoreError."""
+    """The table of a shard whose head is here, if its digest is that one ("" for any). Raises DamagedError."""
     digests = Digests(file)
     if digest and (found := digests.of_head()) != digest:
-        raise RestoreError(f"its digest is {found}, {digest} was promised: its bytes are damaged")
+        raise DamagedError(f"its digest is {found}, {digest} was promised: its bytes are damaged")
     return digests
 
 
 def check(file: memoryview, digest: str) -> None:
-    """Is every byte of this whole shard what `digest` says? Raises RestoreError. Takes a few cores: somebody waits."""
+    """Is every byte of this whole shard what `digest` says? Raises DamagedError. Takes a few cores: somebody waits."""
     digests = checked_head(file, digest)
     first = len(digests.head)
     each = BLOCK * -(-(len(file) - first) // (BLOCK * _THREADS)) or BLOCK

@@ -1,12 +1,49 @@
 """What goes wrong with a checkpoint, each one line with its mend."""
 
+from collections.abc import Iterable
+
+from runtime.job.messages import Flaw, Refusal
+
 
 class StateError(TypeError):
     """The state holds something that no checkpoint can; names its key path."""
 
 
 class RestoreError(RuntimeError):
-    """The checkpoint cannot be loaded into this state; nothing was loaded, unless the text says that it was torn."""
+    """The checkpoint cannot be loaded into this state; nothing was loaded, unless the text says that it was torn.
+
+    Of this class itself: the state is another one. Of a class below: it is the checkpoint that is to blame.
+    """
+
+    flaw: Flaw | None = None
+
+
+class DamagedError(RestoreError):
+    """It is proven not to be whole: bytes are not what they were, objects are gone or say what cannot be."""
+
+    flaw = Flaw.DAMAGED
+
+
+class NewerError(RestoreError):
+    """A later Everstep wrote it."""
+
+    flaw = Flaw.NEWER
+
+
+class UnreachableError(RestoreError):
+    """Whoever has it does not give it now; it may be whole."""
+
+    flaw = Flaw.UNREACHABLE
+
+
+class PassedOverError(RestoreError):
+    """No source gives what a round was to begin from: an older checkpoint takes its place. Nobody's fault."""
+
+    flaw = Flaw.DAMAGED
+
+    def __init__(self, text: str, refusals: Iterable[Refusal]) -> None:
+        super().__init__(text)
+        self.refusals = tuple(refusals)
 
 
 class SegmentError(OSError):

@@ -3,27 +3,17 @@
 import http.client
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from runtime.checkpoint.digests import Arriving, check
-from runtime.checkpoint.errors import RestoreError
-from runtime.job.messages import Holding
-from runtime.store import NoSuchKey, Store
+from runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
+from runtime.job.messages import Flaw, Holding, Refusal
+from runtime.store import NoSuchKey, Store, TooShort
 
 PEER_TIMEOUT_S = 30.0
 """Without a byte from the peer for so long, the next source is asked."""
-MANIFEST = "manifest.json"
-"""The object of a checkpoint that names the others: with it, it is committed."""
 _CHUNK = 1 << 20
 """Bytes that are checked after they came from a peer: they are in the cache of the core then."""
-
-
-def shard_key(job: str, round_: int, iteration: int, shard: int) -> str:
-    """The object of a persisted shard: immutable, the newest checkpoint sorts last."""
-    return f"{checkpoints_of(job)}{round_:06d}-{iteration:09d}/rank-{shard:05d}.safetensors"
-
-
-def checkpoints_of(job: str) -> str:
-    """What the keys of a job's checkpoints begin with."""
-    return f"jobs/{job}/checkpoints/"
 
 
 def fetch(
@@ -31,7 +21,7 @@ def fetch(
 ) -> None:
     """Fill `buffer` (source.size bytes) from `source`. `came` is called as bytes come from a peer.
 
-    Raises RestoreError, one line: unreachable, gone, shorter than promised, or other bytes than promised.
+    Raises DamagedError, UnreachableError, one line: gone, shorter than promised or other bytes; or not to be had now.
     """
     arriving = Arriving(buffer, source.digest)
     try:
@@ -46,18 +36,18 @@ def fetch(
 
             _read(source, 0, buffer, store, token, count)
     except RestoreError as error:
-        raise RestoreError(f"{described(source)}: {error}") from None
+        raise type(error)(f"{described(source)}: {error}") from None
 
 
 def read(source: Holding, start: int, buffer: memoryview, store: Store, token: str) -> None:
     """Fill `buffer` with what stands at `source` from byte `start` on, unchecked.
 
-    Raises RestoreError, one line: unreachable, gone, or shorter than promised.
+    Raises DamagedError, UnreachableError, one line: gone or shorter than promised; or not to be had now.
     """
     try:
         _read(source, start, buffer, store, token, _unchecked)
     except RestoreError as error:
-        raise RestoreError(f"{described(source)}: {error}") from None
+        raise type(error)(f"{described(source)}: {error}") from None
 
 
 def _read(
@@ -70,9 +60,11 @@ def _read(
         else:
             _from_peer(source, start, buffer, token, came)
     except NoSuchKey:
-        raise RestoreError("no such object") from None
+        raise DamagedError("no such object") from None
+    except TooShort as error:
+        raise DamagedError(str(error)) from error
     except (OSError, http.client.HTTPException) as error:
-        raise RestoreError(str(error)) from error
+        raise UnreachableError(str(error)) from error
 
 
 def _unchecked(_: int) -> None:
@@ -84,6 +76,12 @@ def described(source: Holding) -> str:
     return f"store {source.key}" if source.key else f"peer {source.node}"
 
 
+def refusal(source: Holding, error: RestoreError) -> Refusal:
+    """That source is not to be asked for this state again."""
+    refused = Refusal(source.round, source.iteration, str(error), error.flaw or Flaw.DAMAGED, key=source.key)
+    return refused if source.key else replace(refused, node=source.node, shard=source.shard)
+
+
 def _from_peer(source: Holding, start: int, buffer: memoryview, token: str, came: Callable[[int], None]) -> None:
     connection = http.client.HTTPConnection(source.address, timeout=PEER_TIMEOUT_S)
     try:
@@ -93,13 +91,15 @@ def _from_peer(source: Holding, start: int, buffer: memoryview, token: str, came
             headers["Range"] = f"bytes={start}-{start + len(buffer) - 1}"
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
+        if answer.status == http.client.NOT_FOUND:
+            raise DamagedError("it is held no more")
         if answer.status not in (http.client.OK, http.client.PARTIAL_CONTENT):
-            raise RestoreError(f"answered {answer.status} {answer.reason}")
+            raise UnreachableError(f"answered {answer.status} {answer.reason}")
         done = 0
         while done < len(buffer):
             count = answer.readinto(buffer[done : done + _CHUNK])
             if not count:
-                raise RestoreError(f"ended at byte {done} of {len(buffer)}")
+                raise UnreachableError(f"ended at byte {done} of {len(buffer)}")
             done += count
             came(done)
     finally:

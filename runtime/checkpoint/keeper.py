@@ -16,7 +16,7 @@ from pathlib import Path
 
 from runtime.agent.keeping import Place
 from runtime.agent.link import Fetched, Segment, Slot, Staged
-from runtime.checkpoint.beginning import Around, Beginning
+from runtime.checkpoint.beginning import UNREACHABLE_S, Around, Beginning
 from runtime.checkpoint.cadence import Cadence
 from runtime.checkpoint.copies import Sender, receive
 from runtime.checkpoint.digests import Digests, seal
@@ -25,7 +25,7 @@ from runtime.checkpoint.held import Held, Segments, segment_prefix
 from runtime.checkpoint.persist import Persister
 from runtime.checkpoint.segment import Beacon
 from runtime.checkpoint.slots import Identity
-from runtime.job.messages import Holding, Seat
+from runtime.job.messages import Holding, Refusal, Seat
 from runtime.store import Store
 
 _SHM = Path("/dev/shm")
@@ -48,13 +48,16 @@ class Keeper:
         token: str,
         persist_interval: int,
         on_persisted: Callable[[Holding], None],
+        on_unrestored: Callable[[tuple[Refusal, ...]], None],
         overhead: float = 0.0,
         workers: int = 1,
         persists: bool = True,
         directory: Path = _SHM,
         slots: int = SLOTS,
+        unreachable_s: float = UNREACHABLE_S,
     ) -> None:
-        """`on_persisted` is called in a thread when a shard lies whole in the store: the agent tells the master.
+        """`on_persisted` is called in a thread when a shard lies whole in the store, `on_unrestored` when no source
+        gives what the round begins from: the agent tells the master.
 
         With an `overhead` (a share of the time) the interval is measured (see `cadence`). `workers` are the local ranks
         of this node; without `persists` the store is not there for other nodes to read.
@@ -75,8 +78,9 @@ class Keeper:
         """Where peers read this node's memory, as the last join told it."""
         self._sender = Sender(self._segments, token, self._holding)
         self._around = Around(
-            self._changed, self._segments, store, token, node, workers, self._digest, self._sender.send
-        )
+            self._changed, self._segments, store, token, node, workers, self._digest, self._sender.send,
+            on_unrestored, unreachable_s,
+        )  # fmt: skip
         self._persister = Persister(
             self._changed, self._segments, store, job, on_persisted, self._digest, self._cadence
         )
@@ -183,7 +187,8 @@ class Keeper:
             self._changed.notify_all()
 
     def fetched(self, local_rank: int) -> Fetched:
-        """Where the state lies that this round starts from; blocks until it does. All local ranks read the same."""
+        """Where the state lies that this round starts from; blocks until it does, or the round ends because no source
+        has it. All local ranks read the same."""
         with self._changed:
             beginning = self._beginning
             if beginning is None:

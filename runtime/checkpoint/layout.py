@@ -15,17 +15,17 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import torch
 
-from runtime.checkpoint.digests import TABLE, table_size
-from runtime.checkpoint.errors import RestoreError, StateError
+from runtime.checkpoint.digests import TABLE, table_size, table_told
+from runtime.checkpoint.errors import DamagedError, StateError
 from runtime.checkpoint.pieces import Box, Piece, whole
 from runtime.checkpoint.segment import rounded
-from runtime.checkpoint.tree import RESERVED, decode
+from runtime.checkpoint.tree import RESERVED, decode, named
 
 SMALL = 64 << 10
 STATE = f"{RESERVED}state__"
@@ -172,33 +172,69 @@ def _laid_out(rows: list[_Row], pieces: Mapping[str, Piece]) -> Layout:
     return read_header(length.to_bytes(8, "little") + text.ljust(length))
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Shape = Annotated[tuple[_Count, ...], msgspec.Meta(max_length=64)]
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor as the header tells of it; numbers are whole and not negative."""
+
+    dtype: str
+    shape: _Shape
+    data_offsets: tuple[_Count, _Count]
+
+
+_entries = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_entry = msgspec.json.Decoder(_Entry).decode
+_metadata = msgspec.json.Decoder(dict[str, str]).decode
+_pieces = msgspec.json.Decoder(dict[str, tuple[_Shape, _Shape]]).decode
+
+
 def read_header(data: bytes | memoryview) -> Layout:
-    """The layout that a shard's first bytes tell. Raises RestoreError when it is no shard of ours."""
+    """The layout that a shard's first bytes tell. Raises DamagedError when it is no shard of ours.
+
+    Invariant: tensors follow each other without a gap or an overlap, the JSON part first, the digests second, with room
+    for one of every block of the rest; a piece lies within the whole that it is of. So no place is outside of the file.
+    """
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 + length:
-        raise RestoreError(f"a shard whose header has {length} bytes, of which {len(data) - 8} are there: it is torn")
+        raise DamagedError(f"a shard whose header has {length} bytes, of which {len(data) - 8} are there: it is torn")
     header = bytes(data[: 8 + length])
     try:
-        told: dict[str, Any] = json.loads(header[8:])
-        entries = [(name, entry) for name, entry in told.items() if name != "__metadata__"]
-        places = {name: _place(entry, 8 + length) for name, entry in entries if not name.startswith(_PAD)}
-        size = 8 + length + max(entry["data_offsets"][1] for _, entry in entries)
-        state, table = places.pop(STATE), places.pop(TABLE)
-        of = json.loads(told["__metadata__"].get("pieces", "{}"))
-        pieces = {
-            name: Piece(tuple(shape), Box(tuple(offset), places[name].shape)) for name, (shape, offset) in of.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RestoreError(f"not a shard of Everstep: its header cannot be read ({error!r})") from None
-    return Layout(header, places, state, table, pieces, size)
+        told = _entries(header[8:])
+        of = _pieces(_metadata(told.pop("__metadata__", b"{}")).get("pieces", "{}"))
+        every, end = _laid_in_a_row({name: _entry(entry) for name, entry in told.items()}, 8 + length)
+        state, table = every.pop(STATE), every.pop(TABLE)
+        if state.start != 8 + length or table_told(header) != slice(table.start, table.start + table.size):
+            raise ValueError("the JSON part and the digests do not stand first")
+        if table.size < table_size(end - table.start - table.size):
+            raise ValueError(f"{table.size} bytes of digests for {end} bytes")
+        pieces = {name: _piece(every[name], *part) for name, part in of.items()}
+    except (ValueError, KeyError, RecursionError) as error:
+        raise DamagedError(f"not a shard of Everstep: its header cannot be read ({error!r})") from None
+    places = {name: place for name, place in every.items() if not name.startswith(_PAD)}
+    return Layout(header, places, state, table, pieces, end)
 
 
-def _place(entry: dict[str, Any], base: int) -> Place:
-    start, end = entry["data_offsets"]
-    place = Place(_TYPES[entry["dtype"]], tuple(entry["shape"]), base + start, end - start)
-    if math.prod(place.shape) * place.dtype.itemsize != place.size:
-        raise ValueError(f"{place.shape} of {place.dtype} in {place.size} bytes")
-    return place
+def _laid_in_a_row(entries: Mapping[str, _Entry], end: int) -> tuple[dict[str, Place], int]:
+    """The places of tensors that follow each other from the file's byte `end` on, and where the last one ends."""
+    base, places = end, dict[str, Place]()
+    for name, entry in entries.items():
+        start, stop = entry.data_offsets
+        place = Place(_TYPES[entry.dtype], entry.shape, base + start, stop - start)
+        if place.start != end or place.size < 0:
+            raise ValueError(f"{name} stands at {start} to {stop}, the one before ends at {end - base}")
+        if math.prod(place.shape) * place.dtype.itemsize != place.size:
+            raise ValueError(f"{name}: {place.shape} of {place.dtype} in {place.size} bytes")
+        places[name], end = place, end + place.size
+    return places, end
+
+
+def _piece(place: Place, every: tuple[int, ...], offset: tuple[int, ...]) -> Piece:
+    box = Box(offset, place.shape)
+    if not len(every) == len(offset) == len(place.shape) or any(a > b for a, b in zip(box.end(), every, strict=True)):
+        raise ValueError(f"the part at {offset} of {every} has the shape {place.shape}")
+    return Piece(every, box)
 
 
 def read_shard(data: bytearray | memoryview) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -206,19 +242,25 @@ def read_shard(data: bytearray | memoryview) -> tuple[dict[str, Any], dict[str, 
     view = memoryview(data)
     layout = read_header(view)
     if len(view) < layout.size:
-        raise RestoreError(f"a shard of {layout.size} bytes, of which {len(view)} are there: it is torn")
+        raise DamagedError(f"a shard of {layout.size} bytes, of which {len(view)} are there: it is torn")
     tensors = {name: place.view(view) for name, place in layout.places.items()}
     return decode(read_json(layout, view)["state"], tensors.__getitem__), tensors
 
 
 def read_json(layout: Layout, data: memoryview, like: Any = None) -> dict[str, Any]:
     """The JSON part: {"iteration": n, "state": ...}. Where `like`, a state's `Tree.json`, has a Raw and the text is the
-    same there, that Raw stands in it."""
+    same there, that Raw stands in it. Raises DamagedError: it is not of that form, or names tensors that are not here.
+    """
     start = layout.state.start
     try:
-        return _read(msgspec.Raw(_without_pad(data[start : start + layout.state.size])), {"state": like})
-    except ValueError as error:
-        raise RestoreError(f"not a shard of Everstep: its state is no JSON ({error})") from None
+        saved = _read(msgspec.Raw(_without_pad(data[start : start + layout.state.size])), {"state": like})
+        if type(saved["iteration"]) is not int or saved["iteration"] < 0:
+            raise ValueError(f"iteration {saved['iteration']!r}")
+        if (unknown := named(saved["state"]) - layout.places.keys()) and not isinstance(saved["state"], msgspec.Raw):
+            raise ValueError(f"it names tensors that are not there: {', '.join(sorted(unknown)[:3])}")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DamagedError(f"not a shard of Everstep: its state cannot be read ({error!r})") from None
+    return saved
 
 
 def _without_pad(text: memoryview) -> memoryview:

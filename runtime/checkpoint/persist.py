@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from runtime import faults
 from runtime.checkpoint.cadence import Cadence
 from runtime.checkpoint.errors import KeeperError, RestoreError
-from runtime.checkpoint.fetch import shard_key
 from runtime.checkpoint.held import Held, Segments
+from runtime.checkpoint.keys import shard_key
 from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Holding
 from runtime.store import Store

@@ -12,16 +12,17 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from runtime.checkpoint.digests import BLOCK, Digests, checked_head
-from runtime.checkpoint.errors import RestoreError
-from runtime.checkpoint.fetch import described
+from runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError
+from runtime.checkpoint.fetch import described, refusal
 from runtime.checkpoint.layout import Layout, Place, read_header, read_json
 from runtime.checkpoint.pieces import Box, Piece, cover, whole
 from runtime.checkpoint.restore import require_same, told
 from runtime.checkpoint.stage import copy
 from runtime.checkpoint.tree import decode, flatten, places, prepare, put_back
-from runtime.job.messages import Holding
+from runtime.job.messages import Holding, Refusal
 
 Read = Callable[[Holding, int, memoryview], None]
 """Fill the buffer with what stands at that source from that byte on; RestoreError when it cannot be had."""
@@ -43,10 +44,13 @@ class Shard:
     """One shard of a checkpoint, of which the head was read."""
 
     def __init__(self, sources: Sequence[Holding], read: Read) -> None:
-        """`sources` are where it is held, best first. Raises RestoreError when none of them has its head whole."""
+        """`sources` are where it is held, best first. Raises PassedOverError when none of them has its head whole."""
         self._left, self._read = list(sources), read
-        self.layout, self._digests = self._try(self._head)
-        self.saved = read_json(self.layout, self._digests.head)
+        self._refused: list[Refusal] = []
+        self.on_lost: Callable[[tuple[Refusal, ...]], None] | None = None
+        """Told when no source gives some of it any more."""
+        self.identity = self._left[0].round, self._left[0].iteration
+        self.layout, self._digests, self.saved = self._try(self._head)
         self.places = places(self.saved["state"])
         """Key path -> the name under which its tensor stands in this shard."""
 
@@ -55,7 +59,7 @@ class Shard:
         return self._digests.blocks(start, end, self.layout.size)
 
     def fill(self, first: int, buffer: memoryview) -> None:
-        """Whole blocks from byte `first` on, checked."""
+        """Whole blocks from byte `first` on, checked. Raises PassedOverError."""
 
         def fill(source: Holding) -> None:
             self._read(source, first, buffer)
@@ -63,28 +67,37 @@ class Shard:
 
         self._try(fill)
 
+    def read_through(self) -> None:
+        """Check every byte. Raises PassedOverError."""
+        start, size = self.layout.table.start + self.layout.table.size, self.layout.size
+        buffer = memoryview(bytearray(min(_AT_ONCE, size - start)))
+        for first in range(start, size, _AT_ONCE):
+            self.fill(first, buffer[: min(_AT_ONCE, size - first)])
+
     def _try(self, call: Callable[[Holding], Any]) -> Any:
-        why: list[str] = []
         while self._left:
             try:
                 return call(self._left[0])
             except RestoreError as error:
-                text = str(error)
-                place = described(self._left.pop(0))
-                why.append(text if text.startswith(place) else f"{place}: {text}")
-                _log.warning("restoring: %s", why[-1])
-        raise RestoreError(f"a shard cannot be read: {'; '.join(why) or 'nobody holds it'}")
+                refused = refusal(source := self._left.pop(0), error)
+                if not refused.why.startswith(place := described(source)):
+                    refused = replace(refused, why=f"{place}: {refused.why}")
+                self._refused.append(refused)
+                _log.warning("restoring: %s", refused.why)
+        if self.on_lost:
+            self.on_lost(tuple(self._refused))
+        raise PassedOverError("; ".join(refused.why for refused in self._refused), self._refused)
 
-    def _head(self, source: Holding) -> tuple[Layout, Digests]:
+    def _head(self, source: Holding) -> tuple[Layout, Digests, dict[str, Any]]:
         layout, digests = head_of(source, self._read)
         digests = checked_head(digests.head, source.digest)
         if layout.size != source.size:
-            raise RestoreError(f"{source.size} bytes were promised, its header tells of {layout.size}")
-        return layout, digests
+            raise DamagedError(f"{source.size} bytes were promised, its header tells of {layout.size}")
+        return layout, digests, read_json(layout, digests.head)
 
 
 def head_of(source: Holding, read: Read) -> tuple[Layout, Digests]:
-    """What the head of the shard at `source` says, unchecked. Raises RestoreError when it is not there, whole."""
+    """What the head of the shard at `source` says, its digest unchecked. Raises DamagedError, UnreachableError."""
     head = _grown(source, read, b"", min(_FIRST, source.size))
     head = _grown(source, read, head, 8 + int.from_bytes(head[:8], "little"))
     layout = read_header(head)
@@ -94,7 +107,7 @@ def head_of(source: Holding, read: Read) -> tuple[Layout, Digests]:
 
 def _grown(source: Holding, read: Read, head: bytes, size: int) -> bytes:
     if size > source.size:
-        raise RestoreError(f"its head has {size} bytes, of {source.size} of the whole shard: it is damaged")
+        raise DamagedError(f"its head has {size} bytes, of {source.size} of the whole shard: it is damaged")
     if size <= len(head):
         return head
     more = bytearray(size - len(head))
@@ -112,14 +125,34 @@ class Want(NamedTuple):
 
 
 def open_shards(sources: Iterable[Holding], read: Read) -> list[Shard]:
-    """Every shard of the checkpoint that the sources hold. Raises RestoreError: one is missing, or they do not belong
-    together."""
+    """Every shard of the checkpoint that the sources hold, at least one. Raises PassedOverError: one is missing, or
+    they do not belong together."""
     by_shard = sorted(sources, key=lambda source: source.shard)
     shards = [Shard(list(group), read) for _, group in groupby(by_shard, key=lambda source: source.shard)]
-    if not by_shard or len(shards) != by_shard[0].shards:
-        raise RestoreError(f"{len(shards)} shards are held of {by_shard[0].shards if by_shard else 'none'}")
-    if len({shard.saved["iteration"] for shard in shards}) > 1:
-        raise RestoreError("the shards are of different iterations; this checkpoint cannot be used")
+    if len(shards) != by_shard[0].shards:
+        raise _unfit(shards, f"{len(shards)} shards are held of {by_shard[0].shards}")
+    if found := {shard.saved["iteration"] for shard in shards} - {by_shard[0].iteration}:
+        raise _unfit(shards, f"shards of iteration {min(found)} are in it")
+    kinds: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    for shard in shards:
+        for path, name in shard.places.items():
+            kind = shard.layout.piece(name).whole, shard.layout.places[name].dtype
+            if kinds.setdefault(path, kind) != kind:
+                raise _unfit(shards, f"{path}: shards disagree, {told(*kinds[path])} and {told(*kind)}")
+    return shards
+
+
+def _unfit(shards: Sequence[Shard], why: str) -> PassedOverError:
+    """Each shard is what it should be, and all of them together are no state: wherever it is held."""
+    round_, iteration = shards[0].identity
+    text = f"iteration {iteration} of round {round_} is no whole state: {why}"
+    return PassedOverError(text, [Refusal(round_, iteration, text)])
+
+
+def verified(shards: list[Shard]) -> list[Shard]:
+    """The same, of which every byte was read and checked. Raises PassedOverError."""
+    for shard in shards:
+        shard.read_through()
     return shards
 
 
@@ -127,7 +160,8 @@ def reshard(sources: Iterable[Holding], read: Read, state: dict[str, Any], rank:
     """Load this rank's parts of a sharded checkpoint into `state`, in place; returns its iteration.
 
     What is not sharded, and the JSON part, come from the shard of the same rank, counted around if there are fewer.
-    Raises RestoreError: keys that do not fit (nothing was loaded), or no source for some part (partly overwritten).
+    Raises RestoreError: keys that do not fit (nothing was loaded); PassedOverError: no source for some part (partly
+    overwritten).
     """
     shards = open_shards(sources, read)
     own = rank % len(shards)
@@ -147,7 +181,7 @@ def reshard(sources: Iterable[Holding], read: Read, state: dict[str, Any], rank:
 def read_whole(sources: Iterable[Holding], read: Read) -> tuple[dict[str, Any], int]:
     """The state of a checkpoint with whole tensors, whoever cut it, as nested dicts; and its iteration.
 
-    What is not sharded comes from shard 0. Raises RestoreError.
+    What is not sharded comes from shard 0. Raises PassedOverError, before there is memory for what no shard has.
     """
     return whole_state(open_shards(sources, read))
 
@@ -156,23 +190,22 @@ def whole_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
     """The same of shards that are open."""
     saved, layout = shards[0].saved, shards[0].layout
     parts = {name: layout.piece(name).whole for name in shards[0].places.values()}
+    for path, name in shards[0].places.items():
+        _, missing = cover(whole(parts[name]).box, _held_of(shards, path))
+        if missing:
+            raise _unfit(shards, f"{path}: no shard has the part at {list(missing[0].offset)}")
     tensors = {name: torch.empty(shape, dtype=layout.places[name].dtype) for name, shape in parts.items()}
     gather(shards, [Want(name, whole(tensor.shape), tensor) for name, tensor in tensors.items()])
     return decode(saved["state"], tensors.__getitem__), int(saved["iteration"])
 
 
 def gather(shards: Sequence[Shard], wants: Iterable[Want]) -> None:
-    """Fill every wanted tensor from the shards, the first that has a part. Raises RestoreError: a part is nowhere."""
+    """Fill every wanted tensor from the shards, the first that has a part. Raises PassedOverError: it is nowhere."""
     parts: list[_Part] = []
     for want in wants:
-        held = [
-            (n, shard.layout.piece(shard.places[want.path]).box)
-            for n, shard in enumerate(shards)
-            if want.path in shard.places
-        ]
-        taken, missing = cover(want.piece.box, held)
+        taken, missing = cover(want.piece.box, _held_of(shards, want.path))
         if missing:
-            raise RestoreError(f"{want.path}: no shard has the part at {list(missing[0].offset)}")
+            raise _unfit(shards, f"{want.path}: no shard has the part at {list(missing[0].offset)}")
         parts += [part for n, box in taken for part in _parts(n, shards[n], want, box)]
     parts.sort(key=lambda part: (part.shard, part.start))
     buffer = memoryview(b"")
@@ -182,6 +215,11 @@ def gather(shards: Sequence[Shard], wants: Iterable[Want]) -> None:
             buffer = memoryview(bytearray(last - first))
         shards[n].fill(first, buffer[: last - first])
         copy([part.target for part in group], [part.view(buffer, first) for part in group])
+
+
+def _held_of(shards: Sequence[Shard], path: str) -> list[tuple[int, Box]]:
+    """Which shards, by their number, have a part of that tensor, and which part."""
+    return [(n, shard.layout.piece(shard.places[path]).box) for n, shard in enumerate(shards) if path in shard.places]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from xxhash import xxh3_128
 
 from runtime.checkpoint.digests import BLOCK, checked_head
-from runtime.checkpoint.errors import RestoreError
+from runtime.checkpoint.errors import DamagedError, RestoreError
 from runtime.checkpoint.layout import Layout, Place, read_header, read_json
 from runtime.checkpoint.pieces import whole
 from runtime.checkpoint.rows import Rows, in_row, ints, rows_of
@@ -46,7 +46,7 @@ def opened(data: memoryview, live: Tree, expected: Layout | None = None) -> Open
     same = expected is not None and bytes(data[: len(expected.header)]) == expected.header
     layout = expected if expected is not None and same else read_header(data)
     if len(data) < layout.size:
-        raise RestoreError(f"a shard of {layout.size} bytes, of which {len(data)} are there: it is torn")
+        raise DamagedError(f"a shard of {layout.size} bytes, of which {len(data)} are there: it is torn")
     return Opened(data[: layout.size], layout, read_json(layout, data, live.json))
 
 

@@ -10,14 +10,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime import faults
-from runtime.checkpoint.fetch import MANIFEST, checkpoints_of
-from runtime.store import Entry, Store
+from runtime.checkpoint.keys import MANIFEST, Place, checkpoints_of, grouped, place_of
+from runtime.store import DirectoryStore, Entry, Store
 
 DEBRIS_S = 3600.0
 """What is not committed, nor newer than what is, and has not changed for so long, belongs to nobody."""
-
-Place = tuple[int, int]
-"""(Round, iteration)."""
 
 
 @dataclass
@@ -32,18 +29,26 @@ class Found:
 
 class Kept(NamedTuple):
     """What stays: of committed checkpoints the newest `last` (0: all), and of each iteration that is a multiple of
-    `every` (0: none) the newest; what the running round began from; the newest committed one, and all that is newer."""
+    `every` (0: none) the newest; what the running round began from; the newest committed one, and all that is newer.
+    What was passed over stays for whoever looks, and counts for nothing."""
 
     last: int = 0
     every: int = 0
     begun: Place = (0, 0)
+    passed_over: frozenset[Place] = frozenset()
 
 
 def unneeded(store: Store, job: str, kept: Kept, now: float | None = None) -> dict[Place, list[str]]:
     """The keys of what `surplus` names, in the order of their deletion. Blocking. Raises StoreError."""
-    found = grouped(store.list(checkpoints_of(job)))
+    found = found_in(store.list(checkpoints_of(job)))
     gone = surplus(found, kept, time.time() if now is None else now)
     return {place: sorted(found[place].keys, key=lambda key: not key.endswith(f"/{MANIFEST}")) for place in gone}
+
+
+def sweep(store: Store, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
+    """What killed writers left below that prefix, told before it is removed: in a directory. An S3 store shows nothing
+    of it, and removes it itself. Blocking. Raises StoreError."""
+    return store.sweep(prefix, dry_run) if isinstance(store, DirectoryStore) else iter(())
 
 
 def delete(store: Store, gone: Mapping[Place, Iterable[str]]) -> None:
@@ -54,26 +59,23 @@ def delete(store: Store, gone: Mapping[Place, Iterable[str]]) -> None:
             faults.point("retention.after_delete", iteration=place[1])
 
 
-def grouped(entries: Iterable[Entry]) -> dict[Place, Found]:
+def found_in(entries: Iterable[Entry]) -> dict[Place, Found]:
     """The objects of each (round, iteration) below one job's checkpoints."""
     found: dict[Place, Found] = {}
-    for entry in entries:
-        folder, _, name = entry.key.rpartition("/")
-        round_, _, iteration = folder.rpartition("/")[2].partition("-")
-        if round_.isdecimal() and iteration.isdecimal():
-            one = found.setdefault((int(round_), int(iteration)), Found())
-            one.keys.append(entry.key)
-            one.committed |= name == MANIFEST
-            one.modified = max(one.modified, entry.modified)
+    for key, folder in grouped(entries).items():
+        objects = folder.objects.values()
+        if place := place_of(key):
+            newest = max(entry.modified for entry in objects)
+            found[place] = Found([entry.key for entry in objects], folder.committed, newest)
     return found
 
 
 def surplus(found: dict[Place, Found], kept: Kept, now: float) -> list[Place]:
     """What need not stay, the oldest first; debris only when it is old, for somebody may still be writing it."""
-    committed = sorted(place for place, one in found.items() if one.committed)
+    committed = sorted(place for place, one in found.items() if one.committed and place not in kept.passed_over)
     if not committed:
         return []
-    stays = {*committed[-kept.last :], *_multiples(committed, kept.every), kept.begun}
+    stays = {*committed[-kept.last :], *_multiples(committed, kept.every), kept.begun, *kept.passed_over}
     return sorted(
         place
         for place, one in found.items()

@@ -197,6 +197,30 @@ def places(value: Any, path: str = "", walk: Walk | None = None) -> dict[str, st
     return found
 
 
+def named(value: Any) -> set[str]:
+    """The names of all tensors in a JSON state; what stands in it as a Raw is known. Raises ValueError, TypeError,
+    LookupError where it is not as `_encode` writes it."""
+    if isinstance(value, list):
+        return set().union(*map(named, value))
+    if not isinstance(value, dict):
+        return set()
+    match value.get(SIGN):
+        case None:
+            return set().union(*map(named, value.values()))
+        case "tensor" if isinstance(value["name"], str):
+            return {value["name"]}
+        case "tuple" if isinstance(value["items"], list):
+            return named(value["items"])
+        case "dict" if isinstance(value["items"], list):
+            if not all(isinstance(key, str | int) for key, _ in value["items"]):
+                raise TypeError("a key that is neither a string nor an integer")
+            return set().union(*(named(item) for _, item in value["items"]))
+        case "float" if isinstance(value["value"], str):
+            float(value["value"])
+            return set()
+    raise ValueError(f"unknown sign {value[SIGN]!r}: damaged, or of a later Everstep")
+
+
 def prepare(state: Any, path: str = "") -> None:
     """Make the optimizers in `state` have a state, so that its tensors and their sizes are known."""
     if isinstance(state, torch.optim.Optimizer):

@@ -1,14 +1,17 @@
 """What the journal knows of checkpoints in the store: which shards of which (round, iteration) lie there, and which
 are committed. Part of the state; functions over it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
 
-from runtime.job.messages import Holding
+from runtime.job.messages import Holding, Refusal
+from runtime.job.records import Stored
 
+NAMED = 4
+"""States, and reasons for each, that a line names."""
 KEPT = 16
 """Persisted (round, iteration)s that are remembered, the newest of them, and the newest committed one."""
 
@@ -100,6 +103,37 @@ def with_shard(known: Checkpoints, held: Holding) -> Checkpoints:
 def with_manifest(known: Checkpoints, key: tuple[int, int], manifest: str) -> Checkpoints:
     """A checkpoint was committed."""
     return _remembering(known, key, replace(known.get(key, Checkpoint()), manifest=manifest))
+
+
+def with_found(known: Checkpoints, found: Iterable[Stored]) -> Checkpoints:
+    """Committed checkpoints that the store has: what it says of them counts."""
+    for one in found:
+        first = one.shards[0]
+        known = _remembering(known, (first.round, first.iteration), Checkpoint(Shards(one.shards), one.key))
+    return known
+
+
+def without_refused(known: Checkpoints, refusals: Collection[Refusal]) -> Checkpoints:
+    """Checkpoints of which every object may be read."""
+    places = {(refusal.round, refusal.iteration) for refusal in refusals}
+
+    def refused(checkpoint: Checkpoint) -> bool:
+        return any(refusal.meets(shard) for shard in checkpoint.shards for refusal in refusals)
+
+    return {place: one for place, one in known.items() if place not in places or not refused(one)}
+
+
+def told(refusals: Iterable[Refusal]) -> str:
+    """Which states are passed over, and why: one line."""
+    why: dict[tuple[int, int], list[str]] = {}
+    for refusal in refusals:
+        why.setdefault((refusal.round, refusal.iteration), []).append(refusal.why)
+    lines = [
+        f"iteration {iteration} of round {round_} is passed over: {'; '.join(dict.fromkeys(reasons[:NAMED]))}"
+        for (round_, iteration), reasons in sorted(why.items(), reverse=True)
+    ]
+    more = f"; and {len(lines) - NAMED} more" if len(lines) > NAMED else ""
+    return "; ".join(lines[:NAMED]) + more
 
 
 def _remembering(known: Checkpoints, key: tuple[int, int], checkpoint: Checkpoint) -> Checkpoints:

@@ -166,6 +166,9 @@ def _regroup(case: Case) -> rounds.Verdict:
     match verdict.step:
         case rounds.Step.FORM:
             assert verdict.round is not None
+            if verdict.round.restore is None and (end := endings.unreadable(case.state)):
+                case.end(end)
+                return rounds.decide(case.now, case.state, case.spec)
             if not _exclude_stragglers(case):
                 start = verdict.round.restore.iteration if verdict.round.restore else 0
                 case.liveness.new_round(start, case.now)

@@ -3,7 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass
 
+from runtime.job.checkpoints import told
+from runtime.job.messages import Flaw
 from runtime.job.records import JobResult, Reason, WorkerFaulted
+from runtime.job.restore import unread
 from runtime.job.sizes import size
 from runtime.job.spec import EndingPolicy, JobSpec
 from runtime.job.state import State, round_number
@@ -80,6 +83,18 @@ def verdict(state: State, spec: JobSpec, all_back: bool) -> End | None:
         why = f"{state.stalled} rounds in a row ended without a new iteration; the last one: {state.reason}"
         return End(JobResult.FAILED, why, _newest_error(state), 1)
     return None
+
+
+def unreadable(state: State) -> End | None:
+    """The end of a job that would begin from nothing although the store has checkpoints that may be whole."""
+    refusals = unread(state)
+    if not refusals:
+        return None
+    passing = any(refusal.flaw is Flaw.UNREACHABLE for refusal in refusals)
+    mend = "try again, or give up each by `everstep checkpoint drop`"
+    mend = mend if passing else "use a newer Everstep, or give up each by `everstep checkpoint drop`"
+    why = f"no checkpoint of this job can be read, though some may be whole; {mend}: {told(refusals)}"
+    return End(JobResult.FAILED, why, exit_code=75 if passing else 2)
 
 
 def charged(state: State) -> list[WorkerFaulted]:

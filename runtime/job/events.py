@@ -2,12 +2,46 @@
 
 from dataclasses import dataclass
 
-from runtime.job.messages import Dumped, Finished, Heartbeat, Join, Leaving, Persisted, WorkerExit
+from runtime.job.messages import (
+    Dumped,
+    Finished,
+    Heartbeat,
+    Join,
+    Leaving,
+    Persisted,
+    Refusal,
+    Unrestored,
+    WorkerExit,
+)
+from runtime.job.records import Stored
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a master sees of the job's checkpoints in the store."""
+
+    found: tuple[Stored, ...] = ()
+    """The newest that are committed and may be whole."""
+    refusals: tuple[Refusal, ...] = ()
+    """Those of which it sees that they are not, or that it cannot read."""
+    rounds: int = 0
+    """The highest round that any of them is of."""
 
 
 @dataclass(frozen=True)
 class Opened:
     """A master has claimed the job and begins."""
+
+    survey: Survey = Survey()
+
+
+@dataclass(frozen=True)
+class RestoreFailed:
+    """An agent reports that the running round has nothing to begin from there."""
+
+    unrestored: Unrestored
+    survey: Survey = Survey()
+    """Of the store since then."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +154,7 @@ Event = (
     | WorkerExited
     | NodeFinishedRound
     | ShardStored
+    | RestoreFailed
     | LeaveAnnounced
     | StacksDumped
     | ManifestWritten

@@ -42,6 +42,40 @@ class Holding(msgspec.Struct, frozen=True):
     """xxh3_128 of its head, which has the digests of its data, as 32 hex digits."""
 
 
+class Flaw(StrEnum):
+    """What is wrong with a source that a state was to be restored from."""
+
+    DAMAGED = "damaged"
+    """Proven: its bytes are not what they were, or are gone."""
+    NEWER = "newer"
+    """A later Everstep wrote it."""
+    UNREACHABLE = "unreachable"
+    """It does not answer; it may be whole."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Sources of a state that no round begins from any more: objects, a node's memory, or (neither) all there are."""
+
+    round: int
+    iteration: int
+    why: str
+    flaw: Flaw = Flaw.DAMAGED
+    key: str = ""
+    """Objects in the store whose key begins so."""
+    node: str = ""
+    """The memory of that node,"""
+    shard: int = 0
+    """this shard in it."""
+
+    def meets(self, held: Holding) -> bool:
+        """Is it that source?"""
+        if (held.round, held.iteration) != (self.round, self.iteration):
+            return False
+        if self.key:
+            return bool(held.key) and held.key.startswith(self.key)
+        return not self.node or (held.node, held.shard) == (self.node, self.shard)
+
+
 class Restore(msgspec.Struct, frozen=True):
     """The one state that a round starts from, and for each shard the places to read it, best first.
 
@@ -232,6 +266,15 @@ class Persisted(msgspec.Struct, frozen=True):
 
     node: str
     holding: Holding
+
+
+class Unrestored(msgspec.Struct, frozen=True):
+    """POST /v1/unrestored: what the round begins from cannot be had on this node from any of its sources."""
+
+    node: str
+    round: int
+    refusals: tuple[Refusal, ...]
+    """At least one of each source that was tried."""
 
 
 class Scale(msgspec.Struct, frozen=True):

@@ -21,9 +21,11 @@ from runtime.job.records import (
     NodeReleased,
     NodeRequested,
     NodeStrayed,
+    PassedOver,
     RoundBroken,
     RoundFormed,
     ShardPersisted,
+    StoreSurveyed,
     WorkerFaulted,
 )
 
@@ -50,7 +52,8 @@ JOB: dict[tuple[JobPhase, type], JobPhase] = {
         for phase in (F, R)
         for kind in (
             MasterClaimed, MasterAway, NodeRequested, NodeAppeared, NodeJoined, NodeStrayed, NodeLeaving, NodeReleased,
-            NodeLost, WorkerFaulted, FaultJudged, ShardPersisted, Committed, Forgotten, DesiredChanged,
+            NodeLost, WorkerFaulted, FaultJudged, ShardPersisted, Committed, Forgotten, StoreSurveyed, PassedOver,
+            DesiredChanged,
         )
     },
     **{(R, kind): R for kind in (NodeFinished, HangSeen, HangOver)},

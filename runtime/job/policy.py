@@ -50,6 +50,8 @@ TABLE = (
     Row("the loss is no number right after a restore: its script ends with exit 76", Reason.DIVERGED, Decision.RESTART,
         "restarts of the role; what was restored, and saved since, is restored again only if nothing else is held",
         (76,)),
+    Row("what a round begins from is damaged, gone, of a later Everstep, or does not come within 30 s",
+        Reason.DAMAGED, Decision.STEP_BACK, "nothing; the checkpoint stays in the store"),
     Row("a node is gone: its agent ended, pod deleted, machine not ready", Reason.NODE_LOST,
         Decision.RELAUNCH_ELSEWHERE, _NODE_LIMIT),
     Row("a node ends before it ever joined, or could not be made", Reason.START_FAILED, Decision.RELAUNCH_ELSEWHERE,

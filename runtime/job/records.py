@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from runtime.job.messages import Holding, Round
+from runtime.job.messages import Holding, Refusal, Round
 
 VERSION = 1
 
@@ -21,6 +21,7 @@ class Reason(StrEnum):
     OOM = "out of memory"
     HARDWARE = "hardware"
     DIVERGED = "no number after a restore"
+    DAMAGED = "checkpoint passed over"
     NODE_LOST = "node lost"
     START_FAILED = "start failed"
     NO_HEARTBEAT = "no heartbeat"
@@ -49,6 +50,7 @@ class Decision(StrEnum):
     """A replacement is asked for at once; the node trains on until it is there, or its grace nearly over."""
     DUMP = "write all stacks, then restart, fail or only report"
     MEMBERSHIP = "form a round with other nodes"
+    STEP_BACK = "begin from an older checkpoint"
     REPORT = "report"
     GIVE_UP = "give the node up"
     """It leaves and nothing takes its place."""
@@ -257,6 +259,31 @@ class Forgotten(Fact, frozen=True, kw_only=True):
     """(Round, iteration) of each."""
 
 
+class Stored(msgspec.Struct, frozen=True):
+    """A committed checkpoint as the store has it."""
+
+    key: str
+    """Of the manifest."""
+    shards: tuple[Holding, ...]
+    """All of them."""
+
+
+class StoreSurveyed(Fact, frozen=True, kw_only=True):
+    """The store has checkpoints that this journal does not tell of: it began later, or was lost."""
+
+    found: tuple[Stored, ...]
+    rounds: int
+    """The highest round that any object of a checkpoint is of: numbers go on from there."""
+
+
+class PassedOver(Fact, frozen=True, kw_only=True):
+    """From these sources no round begins any more. That is nobody's fault."""
+
+    refusals: tuple[Refusal, ...]
+    round: int = 0
+    """The round that was to begin from them; 0: they were found so before."""
+
+
 class DesiredChanged(Fact, frozen=True, kw_only=True):
     """Somebody asked for another number of nodes."""
 
@@ -298,6 +325,8 @@ Record = (
     | ShardPersisted
     | Committed
     | Forgotten
+    | StoreSurveyed
+    | PassedOver
     | DesiredChanged
     | JobEnded
 )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from runtime.job import policy, sizes
+from runtime.job import checkpoints, policy, sizes
 from runtime.job.case import Case, Refused, UnknownNode
 from runtime.job.endings import End
 from runtime.job.events import (
@@ -20,10 +20,12 @@ from runtime.job.events import (
     NodeFinishedRound,
     NodeGone,
     Opened,
+    RestoreFailed,
     ScaleAsked,
     ShardStored,
     StacksDumped,
     StopAsked,
+    Survey,
     Tick,
     WorkerExited,
 )
@@ -40,8 +42,10 @@ from runtime.job.records import (
     NodeJoined,
     NodeLeaving,
     NodeStrayed,
+    PassedOver,
     Reason,
     ShardPersisted,
+    StoreSurveyed,
     WorkerFaulted,
 )
 from runtime.job.state import JobPhase, begun_from, round_number
@@ -56,10 +60,42 @@ def take(case: Case, event: object) -> None:
     _TAKE[type(event)](case, event)
 
 
-def _opened(case: Case, _: Opened) -> None:
+def _opened(case: Case, event: Opened) -> None:
     ended = case.state.ended
     if ended and ended.result is not JobResult.SUCCEEDED:
         case.record(JobReopened(time=case.now))
+    if case.state.phase is not JobPhase.ENDED:
+        _survey(case, event.survey)
+
+
+def _survey(case: Case, seen: Survey) -> None:
+    """Take up what the store has and the journal does not tell of, and pass over what the store has no more."""
+    state = case.state
+    known = {checkpoint.manifest for checkpoint in state.checkpoints.values()}
+    refused = [refusal for refusal in seen.refusals if refusal not in state.refused]
+    found = tuple(
+        one
+        for one in seen.found
+        if one.key not in known and not any(r.meets(held) for r in (*state.refused, *refused) for held in one.shards)
+    )
+    if found or seen.rounds > max(round_number(state), state.rounds_before):
+        case.record(StoreSurveyed(time=case.now, found=found, rounds=seen.rounds))
+    if refused:
+        case.record(PassedOver(time=case.now, refusals=tuple(refused)))
+
+
+def _restore_failed(case: Case, event: RestoreFailed) -> None:
+    told, current = event.unrestored, round_number(case.state)
+    case.known(told.node)
+    case.heard(told.node)
+    begun = begun_from(case.state)
+    refusals = tuple(r for r in told.refusals if (r.round, r.iteration) == begun and r not in case.state.refused)
+    if told.round != current or case.state.phase is JobPhase.ENDED or not refusals:
+        return  # Another node has told it before.
+    case.record(PassedOver(time=case.now, refusals=refusals, round=current))
+    _survey(case, event.survey)
+    if case.state.phase is JobPhase.RUNNING:
+        case.break_round(Reason.DAMAGED, checkpoints.told(refusals))
 
 
 def _joined(case: Case, event: Joined) -> None:
@@ -265,6 +301,7 @@ _TAKE: dict[type, Callable[[Case, Any], None]] = {
     WorkerExited: _worker_exited,
     NodeFinishedRound: _node_finished,
     ShardStored: _shard_stored,
+    RestoreFailed: _restore_failed,
     ManifestWritten: _manifest_written,
     DeletionDue: _deletion_due,
     LeaveAnnounced: _leave_announced,

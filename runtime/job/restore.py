@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from runtime.job.messages import Holding, Restore
+from runtime.job.messages import Flaw, Holding, Refusal, Restore
 from runtime.job.nodes import NodePhase
 from runtime.job.state import State
 
@@ -16,7 +16,8 @@ SOURCES = 4
 
 
 def holdings(state: State) -> list[Holding]:
-    """Every shard that somebody can serve now: waiting nodes from memory, the store whatever was persisted.
+    """Every shard that somebody can serve now: waiting nodes from memory, the store whatever was persisted; but for
+    sources that were refused.
 
     Nodes that leave come last, so that a round depends on them only for what nobody else holds.
     """
@@ -24,7 +25,14 @@ def holdings(state: State) -> list[Holding]:
     waiting.sort(key=lambda node: (node.leaving, node.name))
     memory = [held for node in waiting for held in node.holdings if held.node == node.name]
     stored = [shard for checkpoint in state.checkpoints.values() for shard in checkpoint.shards]
-    return memory + stored
+    refused: defaultdict[tuple[int, int], list[Refusal]] = defaultdict(list)
+    for refusal in state.refused:
+        refused[refusal.round, refusal.iteration].append(refusal)
+    return [
+        held
+        for held in memory + stored
+        if not any(refusal.meets(held) for refusal in refused.get((held.round, held.iteration), ()))
+    ]
 
 
 def newest(state: State) -> Restore | None:
@@ -37,6 +45,11 @@ def newest(state: State) -> Restore | None:
     doubt = state.doubted[-1]
     why = f"after iteration {doubt.iteration} of round {doubt.round}, restored in round {doubt.until}, it was no number"
     return replace(trusted, reason=f"{trusted.reason}; a step back, for the loss {why}")
+
+
+def unread(state: State) -> tuple[Refusal, ...]:
+    """What lies in the store and may be whole, but could not be read."""
+    return tuple(refusal for refusal in state.refused if refusal.key and refusal.flaw is not Flaw.DAMAGED)
 
 
 def choose(held: Iterable[Holding]) -> Restore | None:

@@ -18,7 +18,7 @@ from runtime.job.nodes import NodePhase, NodeState
 from runtime.job.records import Reason
 from runtime.job.sizes import attainable, by_index, size
 from runtime.job.spec import JobSpec, Placement, RoleSpec
-from runtime.job.state import JobPhase, State, round_number
+from runtime.job.state import JobPhase, State, next_round, round_number
 from runtime.job.topology import ordered, switches
 
 NAMED = 16
@@ -140,7 +140,7 @@ def _formed(state: State, spec: JobSpec, reason: str) -> Verdict:
         for role, nodes in chosen.items()
     }
     fresh = Round(
-        number=round_number(state) + 1,
+        number=next_round(state),
         members=members,
         master_addr=first.address.rpartition(":")[0].strip("[]"),
         master_port=first.master_port,

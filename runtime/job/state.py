@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from runtime.job.checkpoints import Checkpoints, Doubt, with_manifest, with_shard
-from runtime.job.conditions import Condition, told
-from runtime.job.messages import Action, Round
+from runtime.job import checkpoints as stored
+from runtime.job import conditions as conditions_
+from runtime.job.checkpoints import Checkpoints, Doubt, with_found, with_manifest, with_shard, without_refused
+from runtime.job.conditions import Condition
+from runtime.job.messages import Action, Flaw, Refusal, Round
 from runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, moved
 from runtime.job.phases import JOB, JobPhase
 from runtime.job.records import (
@@ -37,21 +39,25 @@ from runtime.job.records import (
     NodeReleased,
     NodeRequested,
     NodeStrayed,
+    PassedOver,
     Reason,
     Record,
     RoundBroken,
     RoundFormed,
     ShardPersisted,
+    StoreSurveyed,
     WorkerFaulted,
 )
 from runtime.job.roster import Roster
 
 KEPT_WORLDS = 64
 """Rounds whose world size the state remembers."""
+KEPT_REFUSED = 256
+"""Sources that are not read that the state remembers: more than it remembers checkpoints."""
 
 
 P = NodePhase
-_WANTED = (Reason.GROW, Reason.SCALED, Reason.PREEMPTED)
+_WANTED = (Reason.GROW, Reason.SCALED, Reason.PREEMPTED, Reason.DAMAGED)
 """Reasons to end a round that are nobody's fault."""
 RELAUNCHES = (Decision.RELAUNCH, Decision.RELAUNCH_ELSEWHERE, Decision.EXCLUDE)
 """Decisions after which another node takes the place."""
@@ -113,6 +119,10 @@ class State(msgspec.Struct, frozen=True):
     """The newest (round, iteration) that was deleted from the store: a shard that is no newer came too late."""
     doubted: tuple[Doubt, ...] = ()
     """Restored states after which the loss was no number."""
+    refused: tuple[Refusal, ...] = ()
+    """Sources from which no round begins any more, the newest of them."""
+    rounds_before: int = 0
+    """The highest round of which the store had something that the journal did not tell of."""
     ended: JobEnded | None = None
     reason: str = "the job begins"
     """Why the job is as it is, in one line."""
@@ -128,7 +138,7 @@ def apply(state: State, record: Record) -> State:
     if record.time < state.time:
         raise UnlistedTransition(f"{kind.__name__} at {record.time}, before {state.time}")
     after = _FOLDS[kind](replace(state, phase=phase, time=record.time), record)
-    conditions = told(after, record)
+    conditions = conditions_.told(after, record)
     return after if conditions is after.conditions else replace(after, conditions=conditions)
 
 
@@ -145,6 +155,11 @@ def member_names(round_: Round | None) -> frozenset[str]:
 def round_number(state: State) -> int:
     """The running or the last round; 0: there was none."""
     return state.round.number if state.round else 0
+
+
+def next_round(state: State) -> int:
+    """The number of the next round: higher than that of any whose objects the store may have."""
+    return max(round_number(state), state.rounds_before) + 1
 
 
 def begun_from(state: State) -> tuple[int, int]:
@@ -168,7 +183,11 @@ def _claimed(state: State, record: MasterClaimed) -> State:
     if record.epoch <= state.epoch:
         raise UnlistedTransition(f"epoch {record.epoch} after {state.epoch}")
     since = state.since or record.time
-    return replace(state, epoch=record.epoch, address=record.address, awake_since=record.time, since=since)
+    # Another Everstep, or another day: what could not be read may be by now.
+    refused = tuple(refusal for refusal in state.refused if refusal.flaw is Flaw.DAMAGED)
+    return replace(
+        state, epoch=record.epoch, address=record.address, awake_since=record.time, since=since, refused=refused
+    )
 
 
 def _away(state: State, record: MasterAway) -> State:
@@ -183,7 +202,7 @@ def _reopened(state: State, record: JobReopened) -> State:
     ]
     return _with(
         state, *nodes, since=record.time, relaunches={}, restarts={}, given_up={}, blamed={}, stalled=0, ended=None,
-        hang=None, finished={}, excused=frozenset(), reason="taken up again",
+        hang=None, finished={}, excused=frozenset(), refused=(), reason="taken up again",
     )  # fmt: skip
 
 
@@ -312,8 +331,8 @@ def _hangs(state: State, record: HangSeen | HangOver) -> State:
 
 def _formed(state: State, record: RoundFormed) -> State:
     fresh = record.round
-    if fresh.number != round_number(state) + 1:
-        raise UnlistedTransition(f"round {fresh.number} after {round_number(state)}")
+    if fresh.number != next_round(state):
+        raise UnlistedTransition(f"round {fresh.number} where {next_round(state)} is the next")
     before = member_names(state.round)
     nodes: list[NodeState] = []
     first_rank = 0
@@ -375,6 +394,23 @@ def _forgotten(state: State, record: Forgotten) -> State:
     return replace(state, checkpoints=known, forgotten=max(state.forgotten, *gone))
 
 
+def _surveyed(state: State, record: StoreSurveyed) -> State:
+    kept = with_found(state.checkpoints, record.found)
+    state = replace(state, checkpoints=kept, rounds_before=max(state.rounds_before, record.rounds))
+    if not record.found:
+        return state
+    newest = max((one.shards[0] for one in record.found), key=lambda held: (held.round, held.iteration))
+    why = f"iteration {newest.iteration} of round {newest.round}, of which the journal does not tell, is in the store"
+    return replace(state, reason=why, iteration=max(state.iteration, newest.iteration))
+
+
+def _passed_over(state: State, record: PassedOver) -> State:
+    refused = tuple(dict.fromkeys((*state.refused, *record.refusals)))[-KEPT_REFUSED:]
+    kept = without_refused(state.checkpoints, record.refusals)
+    excused = state.excused | {record.round} if record.round else state.excused
+    return replace(state, refused=refused, checkpoints=kept, excused=excused, reason=stored.told(record.refusals))
+
+
 def _desired(state: State, record: DesiredChanged) -> State:
     asked_at = state.asked_at if record.detail else record.time
     return replace(state, sizes={**state.sizes, record.role: record.nodes}, asked_at=asked_at)
@@ -415,6 +451,8 @@ _FOLDS: dict[type, Callable[[State, Any], State]] = {
     ShardPersisted: _persisted,
     Committed: _committed,
     Forgotten: _forgotten,
+    StoreSurveyed: _surveyed,
+    PassedOver: _passed_over,
     DesiredChanged: _desired,
     JobEnded: _ended,
 }

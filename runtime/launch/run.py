@@ -24,7 +24,7 @@ from runtime.diagnosis import admitting
 from runtime.diagnosis.admitting import Admission, check_port
 from runtime.diagnosis.checked import Checked
 from runtime.diagnosis.errors import NoQuorumError
-from runtime.job.messages import Holding
+from runtime.job.messages import Holding, Refusal
 from runtime.job.records import JobResult, Reason
 from runtime.launch.events import About, EventLog, logger_of
 from runtime.launch.failure import copy_error_file, failure_lines
@@ -300,7 +300,9 @@ class _Node:
         """The store outlives this node, or there is no other one."""
         return bool(self._told.store) or self._told.meeting is None
 
-    def _keeper(self, on_persisted: Callable[[Holding], None]) -> Keeper:
+    def _keeper(
+        self, on_persisted: Callable[[Holding], None], on_unrestored: Callable[[tuple[Refusal, ...]], None]
+    ) -> Keeper:
         place = self._place
         return Keeper(
             job=place.job,
@@ -310,6 +312,7 @@ class _Node:
             persist_interval=self._told.persist_interval,
             overhead=self._told.checkpoint_overhead,
             on_persisted=on_persisted,
+            on_unrestored=on_unrestored,
             workers=self._told.slots,
             persists=self._persists,
         )

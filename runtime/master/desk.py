@@ -12,15 +12,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
 from runtime import faults
-from runtime.checkpoint.retention import Kept, delete, unneeded
+from runtime.checkpoint.keys import checkpoints_of, folder_of
+from runtime.checkpoint.retention import Kept, delete, sweep, unneeded
 from runtime.job.brain import Brain, Journal, Refused, WriteManifest
-from runtime.job.events import DeletionDue, Event, ManifestWritten, Tick
+from runtime.job.events import DeletionDue, Event, ManifestWritten, RestoreFailed, Tick
+from runtime.job.messages import Unrestored
 from runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
 from runtime.job.spec import JobSpec
-from runtime.job.state import State, begun_from
+from runtime.job.state import JobPhase, State, begun_from, round_number
 from runtime.master import journal as journals
 from runtime.master import manifest, segments, snapshots
 from runtime.master.retry import retried
+from runtime.master.survey import survey
 from runtime.store import Store, StoreError
 
 CONFIRM_S = 5.0
@@ -77,6 +80,7 @@ class Desk:
         self._alarm: float | None = None
         self._commits: asyncio.Queue[WriteManifest] = asyncio.Queue()
         self._deleting = asyncio.Lock()
+        self._surveying = asyncio.Lock()
         self._segments, self._records = journal.replayed
         self._last_segment = 0
         self._long = asyncio.Event()
@@ -186,7 +190,7 @@ class Desk:
         before, self.state = self.state, state
         changed = state.nodes.changed(before.nodes)
         if state.checkpoints is not before.checkpoints:
-            changed += [manifest.checkpoint_key(self.spec.job, *place) for place in state.checkpoints]
+            changed += [folder_of(self.spec.job, place) for place in state.checkpoints]
         for key in changed:
             for future in self._waiters.pop(key, ()):
                 _wake(future)
@@ -225,7 +229,7 @@ class Desk:
             if self.spec.keep_last and self._commits.empty():
                 # What is deleted before its commit is journaled would be committed again by the next master.
                 await self.durable()
-                await self.tidy(Kept(self.spec.keep_last, self.spec.keep_every, begun_from(self.state)))
+                await self.tidy(self.spec.keep_last, self.spec.keep_every)
 
     def _overtaken(self, asked: WriteManifest) -> bool:
         """Is a newer checkpoint whole in the store? What is older may be deleted."""
@@ -245,11 +249,23 @@ class Desk:
         _log.warning("iteration %d is not committed: %s is gone, a newer one is there", asked.iteration, gone[0])
         return ""
 
-    async def tidy(self, kept: Kept) -> None:
-        """Delete the checkpoints that need not stay, and debris; what cannot be deleted now the next time finds.
+    async def pass_over(self, told: Unrestored) -> None:
+        """A node has nothing to begin the round from: look what else the store has, then let the brain know. Of many
+        nodes that tell it of one round the first one counts."""
+        async with self._surveying:
+            if told.round == round_number(self.brain.state) and self.brain.state.phase is JobPhase.RUNNING:
+                look = partial(survey, self.store, self.spec.job, self.brain.state)
+                seen = await retried("a look at the checkpoints", look)
+                self.feed(RestoreFailed(told, seen))
+
+    async def tidy(self, last: int = 0, every: int = 0) -> None:
+        """Delete the checkpoints that need not stay (see `Kept`), debris, and what killed writers left; what cannot be
+        deleted now the next time finds.
 
         The journal forgets them before: no round, of no master, begins from what is being deleted.
         """
+        passed_over = frozenset((one.round, one.iteration) for one in self.state.refused if not one.node)
+        kept = Kept(last, every, begun_from(self.state), passed_over)
         async with self._deleting:
             try:
                 gone = await asyncio.to_thread(unneeded, self.store, self.spec.job, kept)
@@ -257,6 +273,7 @@ class Desk:
                 await self.durable()
                 free = {place: keys for place, keys in gone.items() if place not in self.state.checkpoints}
                 await asyncio.to_thread(delete, self.store, free)
+                await asyncio.to_thread(lambda: list(sweep(self.store, checkpoints_of(self.spec.job))))
             except StoreError as error:
                 _log.warning("old checkpoints and debris stay until the next commit: %s", error)
 

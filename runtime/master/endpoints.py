@@ -1,7 +1,7 @@
 """What the master answers, whatever carries it (`server`): method, path, headers and a body in; a status and JSON out.
 
-POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/leaving, /v1/dumped, /v1/scale;
-GET /v1/status, /v1/nodes, /v1/rounds/<n>: the last two are as long as the job is large.
+POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/unrestored, /v1/leaving, /v1/dumped,
+/v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>: the last two are as long as the job is large.
 200 an answer, 204 a long poll that ended without one, 400 a body that is not as the message says (names the field),
 401 a wrong token, 404 no such thing, 409 the node has no place in this job: it ends. Agents name their job in the
 header `Everstep-Job`, so that one that reached another job's master learns it whatever it asks.
@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from runtime.checkpoint.keys import folder_of
 from runtime.job import seats
 from runtime.job.brain import Refused, UnknownNode
 from runtime.job.events import (
@@ -35,13 +36,13 @@ from runtime.job.messages import (
     Leaving,
     Persisted,
     Scale,
+    Unrestored,
     WorkerExit,
 )
 from runtime.job.sizes import size
 from runtime.job.state import State
 from runtime.master import bodies
 from runtime.master.desk import Desk
-from runtime.master.manifest import checkpoint_key
 from runtime.token import Bearer
 
 JOIN_POLL_S = 20.0
@@ -76,6 +77,7 @@ class Endpoints:
             "/v1/fault": self._fault,
             "/v1/finished": self._finished,
             "/v1/persisted": self._persisted,
+            "/v1/unrestored": self._unrestored,
             "/v1/leaving": self._leaving,
             "/v1/dumped": self._dumped,
             "/v1/scale": self._scale,
@@ -159,7 +161,7 @@ class Endpoints:
     async def _persisted(self, read: Read) -> Reply:
         told = bodies.message(Persisted, await read())
         place = (told.holding.round, told.holding.iteration)
-        key = checkpoint_key(self._desk.spec.job, *place)
+        key = folder_of(self._desk.spec.job, place)
         if not told.holding.key.startswith(f"{key}/"):
             raise Refused(f"Persisted: Expected an object under {key} - at `$.holding.key`")
         self._desk.feed(ShardStored(told))
@@ -171,6 +173,10 @@ class Endpoints:
 
         await self._desk.until(key, lambda state: bool(committed(state)), COMMIT_POLL_S)
         return await self._ack(committed(self._desk.state))
+
+    async def _unrestored(self, read: Read) -> Reply:
+        await self._desk.pass_over(bodies.message(Unrestored, await read()))
+        return await self._ack()
 
     async def _leaving(self, read: Read) -> Reply:
         self._desk.feed(LeaveAnnounced(bodies.message(Leaving, await read())))

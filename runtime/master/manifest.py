@@ -1,34 +1,19 @@
-"""The commit of a checkpoint: `manifest.json`, made once, when every shard lies whole in the store."""
-
-import json
+"""The commit of a checkpoint: its manifest, made once, when every shard lies whole in the store."""
 
 from runtime import faults
+from runtime.checkpoint.commits import commit_of, encoded
+from runtime.checkpoint.keys import manifest_key
 from runtime.job.brain import WriteManifest
 from runtime.job.messages import Holding
 from runtime.store import NoSuchKey, Store
 
 
-def checkpoint_key(job: str, round_: int, iteration: int) -> str:
-    """The prefix of a checkpoint; the newest sorts last."""
-    return f"jobs/{job}/checkpoints/{round_:06d}-{iteration:09d}"
-
-
 def commit(store: Store, job: str, asked: WriteManifest) -> str:
     """Make the checkpoint visible; returns the manifest's key. A second commit changes nothing. Blocking."""
-    key = f"{checkpoint_key(job, asked.round, asked.iteration)}/manifest.json"
-    told = {
-        "version": 1,
-        "job": job,
-        "round": asked.round,
-        "iteration": asked.iteration,
-        "world_size": asked.world_size,
-        "objects": [
-            {"key": shard.key, "shard": shard.shard, "shards": shard.shards, "size": shard.size, "digest": shard.digest}
-            for shard in asked.shards
-        ],
-    }
+    key = manifest_key(job, (asked.round, asked.iteration))
+    told = encoded(commit_of(job, asked.world_size, asked.shards))
     faults.point("master.before_manifest", iteration=asked.iteration)
-    store.create(key, json.dumps(told, indent=1).encode())
+    store.create(key, told)
     faults.point("master.after_manifest", iteration=asked.iteration)
     return key
 

@@ -13,20 +13,20 @@ from typing import Literal
 
 import msgspec
 
-from runtime.checkpoint.retention import Kept
+from runtime.checkpoint.keys import folder_of
 from runtime.door import RESERVE, STRANGERS, listen
 from runtime.job.case import Refused
-from runtime.job.events import Opened, ScaleAsked, StopAsked
+from runtime.job.events import Opened, ScaleAsked, StopAsked, Survey
 from runtime.job.messages import Heartbeat
 from runtime.job.sizes import Wanted
 from runtime.job.spec import JobSpec, problems
 from runtime.master import journal
 from runtime.master.desk import Desk
 from runtime.master.endpoints import Endpoints
-from runtime.master.manifest import checkpoint_key
 from runtime.master.progress import Progress, Reporter
 from runtime.master.reconcile import Reconciler
 from runtime.master.server import serving
+from runtime.master.survey import survey
 from runtime.master.telemetry import Telemetry
 from runtime.platform import NodeRequest, Platform
 from runtime.store import Store
@@ -90,6 +90,9 @@ async def run(
             claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
         except journal.Fenced as error:
             return Outcome("fenced", str(error), "", None, 0, TRY_AGAIN)
+        # Taken up again, the job tries once more what it refused.
+        fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
+        seen = await asyncio.to_thread(survey, store, spec.job, fresh)
         desk = Desk(spec, store, claimed, state)
         environment = {
             **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": token,
@@ -107,14 +110,11 @@ async def run(
             return telemetry.stored(beat.node)
 
         async with serving(Endpoints(desk, token, on_telemetry), door, nodes=_nodes(spec)):
-            debris = asyncio.create_task(desk.tidy(Kept()))
             try:
-                return await _live(desk, reconciler, telemetry, stop, remove_nodes, sizes)
+                return await _live(desk, seen, reconciler, telemetry, stop, remove_nodes, sizes)
             except journal.Fenced as error:
                 return Outcome("fenced", str(error), "", None, desk.state.iteration, TRY_AGAIN)
             finally:
-                debris.cancel()
-                await asyncio.gather(debris, return_exceptions=True)
                 await telemetry.flush()
 
 
@@ -182,6 +182,7 @@ def _requests(
 
 async def _live(
     desk: Desk,
+    seen: Survey,
     reconciler: Reconciler,
     telemetry: Telemetry,
     stop: asyncio.Event,
@@ -189,7 +190,7 @@ async def _live(
     sizes: AsyncIterator[tuple[str, int]] | None,
 ) -> Outcome:
     """Everything at once, until the job has ended and its nodes are gone, or this master is told to stop."""
-    main = asyncio.create_task(_to_the_end(desk, reconciler, stop, remove_nodes))
+    main = asyncio.create_task(_to_the_end(desk, seen, reconciler, stop, remove_nodes))
     parts = (*desk.parts, reconciler.watch, telemetry.run)
     tasks = {main, *(asyncio.create_task(part()) for part in parts)}
     if sizes:
@@ -216,14 +217,14 @@ async def _scaled(desk: Desk, sizes: AsyncIterator[tuple[str, int]]) -> None:
 
 
 async def _to_the_end(
-    desk: Desk, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
+    desk: Desk, seen: Survey, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
 ) -> Outcome:
     ended = asyncio.Event()
     desk.on_state.append(lambda state: ended.set() if state.ended else ended.clear())
     await reconciler.pass_once()  # Who died while no master looked must not be counted on.
-    desk.feed(Opened())
+    desk.feed(Opened(seen))
     await desk.durable()
-    loop = asyncio.create_task(reconciler.loop())
+    loop, debris = asyncio.create_task(reconciler.loop()), asyncio.create_task(desk.tidy())
     try:
         if not desk.state.ended and await _first(ended, stop, failing=loop) is stop:
             if not remove_nodes():
@@ -236,7 +237,8 @@ async def _to_the_end(
         return _outcome(desk)
     finally:
         loop.cancel()
-        await asyncio.gather(loop, return_exceptions=True)
+        debris.cancel()
+        await asyncio.gather(loop, debris, return_exceptions=True)
 
 
 async def _first(*events: asyncio.Event, failing: asyncio.Task[None]) -> asyncio.Event:
@@ -263,7 +265,7 @@ async def _emptied(desk: Desk, reconciler: Reconciler) -> None:
 
 def _newest(desk: Desk) -> str | None:
     committed = [key for key, known in desk.state.checkpoints.items() if known.manifest]
-    return checkpoint_key(desk.spec.job, *max(committed)) if committed else None
+    return folder_of(desk.spec.job, max(committed)) if committed else None
 
 
 def _outcome(desk: Desk) -> Outcome:

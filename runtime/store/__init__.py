@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from runtime.store.cache import Cache, download
 from runtime.store.directory import DirectoryStore
 from runtime.store.pace import Pace
-from runtime.store.protocol import Entry, NoSuchKey, Store, StoreError, TooLarge
+from runtime.store.protocol import Entry, NoSuchKey, Store, StoreError, TooLarge, TooShort
 
 if TYPE_CHECKING:
     from runtime.store.s3 import S3Objects
@@ -24,6 +24,7 @@ __all__ = [
     "Store",
     "StoreError",
     "TooLarge",
+    "TooShort",
     "absolute",
     "download",
     "in_s3",

@@ -1,15 +1,21 @@
 """A store in a directory: an object is a file, its key the path. Needs a file system with hard links.
 
 Objects appear by rename or link of a finished temporary file beside them, so that no reader sees a half-written one.
-Temporary names begin with `~`, which no key can. The directory may be a symbolic link, nothing below it is followed
-that is one: each folder of a key is opened from the one above it, so nobody can exchange one for a link meanwhile.
+Temporary names begin with `~`, which no key can. A temporary file is locked (flock) for as long as its writer lives: by
+that `sweep` knows what killed ones left, on this machine and on others. Folders without objects go with the last one.
+
+The directory may be a symbolic link, nothing below it is followed that is one: each folder of a key is opened from the
+one above it, so nobody can exchange one for a link meanwhile.
 """
 
 import errno
+import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -18,12 +24,18 @@ from pathlib import Path
 
 from runtime.store.direct import past_the_cache, read_at, write_at
 from runtime.store.pace import Pace
-from runtime.store.protocol import Entry, NoSuchKey, StoreError, check_key, check_prefix
+from runtime.store.protocol import Entry, NoSuchKey, StoreError, TooShort, check_key, check_prefix
 
 _CHUNK = 64 << 20
 _PARALLEL = 4
 """Chunks of one object that are read at once: a disk's queue and several cores are used."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_TEMPORARY = re.compile(r"~\d+-[0-9a-f]{12}")
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_FORGOTTEN_S = 24 * 3600.0
+"""Where the file system knows no locks: nobody writes a file for so long without a change of it."""
+_ATTEMPTS = 100
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -58,7 +70,7 @@ class DirectoryStore:
                     count = read_at(file.fileno(), direct, part, start + first)
                     if count < len(part):
                         end = first + count
-                        raise StoreError(f"{self._root / key}: ends at byte {start + end}, {len(view) - end} too early")
+                        raise TooShort(f"{self._root / key}: ends at byte {start + end}, {len(view) - end} too early")
 
             parts = range(0, len(view), _CHUNK)
             if len(parts) <= 1:
@@ -90,6 +102,27 @@ class DirectoryStore:
             _told(path, "remove"), suppress(FileNotFoundError, NotADirectoryError), self._inside(path.parent) as folder
         ):  # fmt: skip
             os.unlink(path.name, dir_fd=folder)
+        self._prune(path.parent)
+
+    def sweep(self, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
+        """Remove what killed writers left below `prefix`, and folders without objects; tells each (a folder's key ends
+        with '/') before it goes. With `dry_run` nothing goes."""
+        check_prefix(prefix)
+        top = self._root / prefix.rpartition("/")[0]
+        with suppress(FileNotFoundError, NotADirectoryError), self._inside(top) as at:
+            for place, _, files, folder in os.fwalk(".", topdown=False, dir_fd=at):
+                here = top / place
+                left = [name for name in files if _TEMPORARY.fullmatch(name) and not _is_owned(folder, name)]
+                for name in left:
+                    with _told(here / name, "remove"), suppress(FileNotFoundError):
+                        facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                        yield Entry(str((here / name).relative_to(self._root)), facts.st_size, facts.st_mtime)
+                        if not dry_run:
+                            os.unlink(name, dir_fd=folder)
+                if here != self._root and not set(os.listdir(folder)) - set(left if dry_run else ()):
+                    yield Entry(f"{here.relative_to(self._root)}/", 0, os.stat(folder).st_mtime)
+                    if not dry_run:
+                        self._prune(here)
 
     def free_bytes(self) -> int:
         """What can still be written here."""
@@ -132,19 +165,45 @@ class DirectoryStore:
 
     def _write(self, key: str, source: bytes | memoryview | Path, publish: Callable[[int, str, str], bool]) -> bool:
         path = self._path(key)
-        with _told(path, "write"), self._inside(path.parent, make=True) as folder:
-            temporary = f"~{os.getpid()}-{secrets.token_hex(6)}"
-            how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with _told(path, "write"):
+            folder, temporary, file = self._temporary(path.parent)
             try:
-                with FileIO(os.open(temporary, how, 0o666, dir_fd=folder), "w") as file:
-                    self._copy(source, file.fileno())
-                    os.fsync(file.fileno())
-                published = publish(folder, temporary, path.name)
+                try:
+                    with file:  # Until it is the object: what is closed is nobody's.
+                        self._copy(source, file.fileno())
+                        os.fsync(file.fileno())
+                        published = publish(folder, temporary, path.name)
+                finally:
+                    with suppress(FileNotFoundError):
+                        os.unlink(temporary, dir_fd=folder)
+                os.fsync(folder)
             finally:
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary, dir_fd=folder)
-            os.fsync(folder)
+                os.close(folder)
             return published
+
+    def _temporary(self, folder: Path) -> tuple[int, str, FileIO]:
+        """A new file, open and locked: the descriptor of its folder, its name there, the file.
+
+        The folder is made, again if somebody prunes it meanwhile."""
+        for _ in range(_ATTEMPTS):
+            with suppress(FileNotFoundError), self._inside(folder, make=True) as at:
+                name = f"~{os.getpid()}-{secrets.token_hex(6)}"
+                file = FileIO(os.open(name, _NEW, 0o666, dir_fd=at), "w")
+                if _is_locked(file):
+                    return os.dup(at), name, file
+                file.close()  # It is being swept: it was nobody's for a moment.
+                os.unlink(name, dir_fd=at)
+        raise OSError(errno.EAGAIN, "removed again and again while it was begun")
+
+    def _prune(self, folder: Path) -> None:
+        """Remove the folder, and those above it, as far as nothing is in them."""
+        while self._root in folder.parents:
+            try:
+                with self._inside(folder.parent) as above:
+                    os.rmdir(folder.name, dir_fd=above)
+            except (OSError, StoreError):
+                return
+            folder = folder.parent
 
     def _copy(self, source: bytes | memoryview | Path, file: int) -> None:
         if isinstance(source, Path):
@@ -176,6 +235,28 @@ class DirectoryStore:
                     yield from self._walk(folder / name, key, prefix)
             elif key.startswith(prefix) and stat.S_ISREG(facts.st_mode):
                 yield Entry(key, facts.st_size, facts.st_mtime)
+
+
+def _is_locked(file: FileIO) -> bool:
+    """Lock it; False: somebody else has, or it is gone. Where the file system knows no locks, its age must do."""
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in _NO_LOCKS
+    return os.fstat(file.fileno()).st_nlink > 0
+
+
+def _is_owned(folder: int, name: str) -> bool:
+    """Does a living process write that temporary file of the open folder?"""
+    try:
+        with FileIO(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)) as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        changed = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+        return not (error.errno in _NO_LOCKS and changed < time.time() - _FORGOTTEN_S)
+    return False
 
 
 def _folder_in(at: int, name: str, here: Path, make: bool) -> int:

@@ -16,6 +16,10 @@ class TooLarge(StoreError):  # noqa: N818 - as it is said
     """It does not fit into the space that it may take on this machine."""
 
 
+class TooShort(StoreError):  # noqa: N818
+    """The object ends before the bytes that were asked for."""
+
+
 class NoSuchKey(KeyError):  # noqa: N818 (a name that reads well in `except`)
     """No object has that key."""
 
@@ -40,7 +44,7 @@ class Store(Protocol):
         ...
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` from byte `start` on. Raises NoSuchKey, StoreError when the object is too short."""
+        """Fill `buffer` from byte `start` on. Raises NoSuchKey, TooShort."""
         ...
 
     def put(self, key: str, source: bytes | memoryview | Path) -> None:

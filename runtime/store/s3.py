@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from runtime.store.pace import Pace
-from runtime.store.protocol import Entry, NoSuchKey, StoreError, check_key, check_prefix
+from runtime.store.protocol import Entry, NoSuchKey, StoreError, TooShort, check_key, check_prefix
 from runtime.store.s3_requests import Answer, Requests
 from runtime.store.s3_settings import Settings
 
@@ -84,7 +84,7 @@ class S3Store:
                 found = self._requests.send("HEAD", name)
                 short = start + len(view) - int(found.headers["content-length"])
                 if short > 0:
-                    raise StoreError(f"{self.uri}/{key}: ends {short} bytes too early")
+                    raise TooShort(f"{self.uri}/{key}: ends {short} bytes too early")
                 if self._read_ranges(name, start, view, found.headers["etag"]):
                     return
         raise StoreError(f"{self.uri}/{key}: is being replaced again and again while it is read")

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import torch
     from transformers.models.llama import LlamaForCausalLM
 
+    from runtime.checkpoint.commits import Commit
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -36,10 +38,15 @@ class Trained:
         return model
 
 
-def read_manifest(uri: str) -> bytes:
-    """The checkpoint's manifest.json. Raises StepError when there is no committed checkpoint."""
+def read_manifest(uri: str) -> "Commit":
+    """What the checkpoint's manifest says. Raises StepError when there is no committed checkpoint, or not all of it."""
+    from runtime.checkpoint.commits import read_commit
+    from runtime.checkpoint.errors import RestoreError
+
     try:
-        return open_store(uri, read_only=True).get("manifest.json")
+        return read_commit(open_store(uri, read_only=True), "")
+    except RestoreError as error:
+        raise StepError(f"--checkpoint {uri}: {error}") from None
     except NoSuchKey:
         mend = "give the URI that steps.train told"
         raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json); {mend}") from None
@@ -50,14 +57,19 @@ def read(uri: str) -> Trained:
     from runtime.checkpoint.committed import read_committed
     from runtime.checkpoint.errors import RestoreError
 
-    manifest = json.loads(read_manifest(uri))
+    commit = read_manifest(uri)
     try:
-        state, _ = read_committed(open_store(uri, read_only=True), "", manifest)
+        state, iteration = read_committed(open_store(uri, read_only=True), "", commit)
     except RestoreError as error:
         raise StepError(f"--checkpoint {uri}: {error}") from None
+    return trained_of(state, iteration, uri)
+
+
+def trained_of(state: dict[str, Any], iteration: int, uri: str) -> Trained:
+    """What the training left in that state, which stands at `uri`. Raises StepError: it is not of our script."""
     try:
         told = state["config"]
-        return Trained(state["model"], json.loads(told["model"]), json.loads(told["settings"]), manifest["iteration"])
+        return Trained(state["model"], json.loads(told["model"]), json.loads(told["settings"]), iteration)
     except (KeyError, TypeError):
         mend = "checkpoint them as steps/train/llama.py does, or leave this step out"
         raise StepError(f"--checkpoint {uri}: no state `model` and `config` of a Llama in it; {mend}") from None

@@ -54,7 +54,9 @@ def _short(value: float) -> str:
 
 def _digest(config: Config, data: "TokenDataset") -> str:
     """Content decides the name: the checkpoint's manifest, the dataset's, and what is asked."""
-    manifest = read_manifest(config.checkpoint)
+    from runtime.checkpoint.commits import encoded
+
+    manifest = encoded(read_manifest(config.checkpoint))
     asked = [VERSION, config.model, config.windows, config.sample_tokens, data.split, dict(data.meta)]
     return hashlib.sha256(manifest + json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -188,19 +188,23 @@ def asked(config: Config, spec: "JobSpec") -> dict[str, Any]:
 
 
 def history(store: "Store", job: str) -> dict[str, int]:
-    """Rounds that were formed, restarts (rounds that broke) and masters, from the job's journal."""
-    from runtime.job.records import MasterClaimed, RoundBroken, RoundFormed
+    """Rounds that were formed, restarts (rounds that broke, but not those whose checkpoint was passed over: they did
+    nothing yet) and masters, from the job's journal."""
+    from runtime.job.records import MasterClaimed, Reason, RoundBroken, RoundFormed
     from runtime.master import read_journal
 
-    kinds = [type(record) for record in read_journal(store, job)]
+    records = list(read_journal(store, job))
     counted = {"rounds": RoundFormed, "restarts": RoundBroken, "masters": MasterClaimed}
-    return {name: kinds.count(kind) for name, kind in counted.items()}
+    found = {name: sum(isinstance(record, kind) for record in records) for name, kind in counted.items()}
+    passed_over = [r for r in records if isinstance(r, RoundBroken) and r.reason is Reason.DAMAGED]
+    return {**found, "restarts": found["restarts"] - len(passed_over)}
 
 
 def parameters(store: "Store", checkpoint: str) -> int | None:
     """Numbers in the tensors under `model` of a checkpoint, read from its safetensors header; None without any."""
-    manifest = json.loads(store.get(f"{checkpoint}/manifest.json"))
-    key = manifest["objects"][0]["key"]
+    from runtime.checkpoint.commits import read_commit
+
+    key = read_commit(store, checkpoint).shards(checkpoint)[0].key
     length = int.from_bytes(store.get(key, 0, 8), "little")
     header = json.loads(store.get(key, 8, length))
     shapes = [entry["shape"] for name, entry in header.items() if name.startswith("model.")]

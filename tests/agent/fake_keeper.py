@@ -106,7 +106,7 @@ async def _run() -> int:
     os.environ["EVERSTEP_NODE"] = settings.node
     store = open_store(settings.store)
     around = Surroundings(
-        make_keeper=lambda told: FakeKeeper(settings.job, settings.node, told),
+        make_keeper=lambda told, _: FakeKeeper(settings.job, settings.node, told),
         find_master=lambda: find_master(store, settings.job),
         make_outputs=lambda folder: NodeLog(1, folder),
         keep_log=lambda name, data: store.put(f"jobs/{settings.job}/logs/{settings.node}/{name}", data),

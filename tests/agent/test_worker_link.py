@@ -26,7 +26,7 @@ class Agent:
         self.keeper.try_acquire.return_value = Slot(1, 4096, 0.0)
         self._threads = ThreadPoolExecutor(1)
         welcome = Welcome("job", "store")
-        self.server = LinkServer(self.keeper, welcome, 1, self._threads, lambda *_: None, lambda *_: None)
+        self.server = LinkServer(self.keeper, welcome, 1, self._threads, *[lambda *_: None] * 3)
 
     async def begin(self) -> None:
         await self.server.open(Path(self.path))

@@ -1,5 +1,6 @@
 """Checkpoints without an agent: ranks that put their shards, die anywhere, and are started again."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from runtime.checkpoint.alone import EVERY, Alone
 from runtime.checkpoint.committed import read_committed
+from runtime.checkpoint.errors import UnreachableError
 from runtime.checkpoint.examine import problems, stored
+from runtime.checkpoint.reshard import read_whole
 from runtime.checkpoint.tree import Tree, flatten
 from runtime.store import DirectoryStore, StoreError
 from tests.examples import examples
@@ -67,7 +70,7 @@ def started(folder: Path, calls: list[int]) -> list[Alone]:
         return numbers
 
     for rank, alone in enumerate(ranks):
-        alone.join(rank, len(ranks), agree(rank))
+        alone.join(rank, len(ranks), agree(rank), float)
     for alone, count in zip(ranks, calls, strict=True):
         alone.store.calls = count  # pyright: ignore[reportAttributeAccessIssue]
     return ranks
@@ -77,9 +80,9 @@ def check(folder: Path) -> dict[tuple[int, int], float]:
     """Every committed checkpoint is whole and of one run; what each holds."""
     store, found = DirectoryStore(folder), {}
     for one in stored(store, JOB):
-        if one.manifest is not None:
-            assert list(problems(store, one.folder, one.manifest)) == []
-            state, iteration = read_committed(store, one.folder, one.manifest)
+        if one.commit is not None:
+            assert list(problems(store, one.folder, one.commit)) == []
+            state, iteration = read_committed(store, one.folder, one.commit)
             values = {float(value) for name, tensor in state.items() if name != "run" for value in tensor.unique()}
             assert values == {100.0 * state["run"] + iteration}
             found[one.round, one.iteration] = values.pop()
@@ -150,7 +153,7 @@ def test_wherever_ranks_are_killed_no_checkpoint_is_empty_mixed_or_torn(runs: li
         folder, newest = Path(name), (0, 0)
         for run, calls in enumerate(runs):
             ranks = started(folder, calls)
-            sources = ranks[0].sources() if calls[0] > 2 else None
+            sources = ranks[0].restore(lambda found: found) if calls[0] > 2 else None
             if sources is not None:
                 assert {(held.round, held.iteration) for held in sources.holdings} == {newest}
             dead: set[int] = set()
@@ -169,3 +172,36 @@ def test_wherever_ranks_are_killed_no_checkpoint_is_empty_mixed_or_torn(runs: li
                 assert max(found) == (ranks[0]._round, 3)
             assert max(found, default=(0, 0)) >= newest
             newest = max(found, default=(0, 0))
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_by_every_rank_and_named(tmp_path: Path, capsys: Any) -> None:
+    store = DirectoryStore(tmp_path)
+    for iteration in (1, 2, 3):
+        alone = Alone(store, "j")
+        alone.save(iteration, part(iteration, 0, 0), persist=True)
+        alone.flush(iteration)
+    folders = [one.folder for one in stored(store, JOB)]
+    os.truncate(tmp_path / folders[2] / "rank-00000.safetensors", 5000)
+    shard = tmp_path / folders[1] / "rank-00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
+    assert Alone(store, "j").restore(lambda sources: read_whole(*sources)[1]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(" is passed over: ")[0] for line in told] == [f"everstep: {f}" for f in folders[:0:-1]]
+    (tmp_path / folders[0] / "rank-00000.safetensors").unlink()
+    assert Alone(store, "j").restore(lambda sources: read_whole(*sources)[1]) is None
+    manifest = tmp_path / folders[2] / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(UnreachableError, match="version 2, this Everstep reads up to 1"):
+        Alone(store, "j").restore(lambda sources: read_whole(*sources)[1])
+
+
+def test_a_rank_that_fails_takes_the_others_to_an_older_one(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    for iteration in (1, 2):
+        alone = Alone(store, "j")
+        alone.save(iteration, part(iteration, 0, 0), persist=True)
+        alone.flush(iteration)
+    alone = Alone(store, "j")
+    answers = iter([1.0, 0.0])
+    alone.join(0, 2, lambda one, other: (one, other), lambda mine: next(answers))
+    assert alone.restore(lambda sources: sources.holdings[0].iteration) == 1

@@ -39,8 +39,8 @@ def test_fsdp1_saves_sharded_and_loads_at_another_world_size_without_an_agent(tm
         (1, 1, 2), (1, 2, 2), (2, 3, 3), (2, 4, 3), (3, 5, 1), (3, 6, 1),
     ]  # fmt: skip
     for one in found:
-        assert one.manifest is not None
-        assert list(problems(DirectoryStore(store), one.folder, one.manifest)) == []
+        assert one.commit is not None
+        assert list(problems(DirectoryStore(store), one.folder, one.commit)) == []
 
 
 @pytest.fixture

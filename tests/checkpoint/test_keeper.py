@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from runtime.checkpoint.errors import KeeperError, SegmentError
 from runtime.checkpoint.held import Held, Segments, copies_of
 from runtime.checkpoint.keeper import Keeper
 from runtime.checkpoint.slots import Identity
-from runtime.job.messages import Holding, Restore
+from runtime.job.messages import Flaw, Holding, Restore
 from runtime.store import DirectoryStore, StoreError
 from tests.fake_agent import PATIENCE_S
 from tests.harness import wait_until
@@ -116,7 +117,9 @@ def test_a_bit_flipped_in_own_memory_falls_to_the_peer_and_then_to_the_store(
     assert "peer worker-1-0: the digest of bytes" in caplog.text
 
 
-def test_when_no_source_is_right_each_is_named(make_node: Any, store: DirectoryStore, make_state: Any) -> None:
+def test_when_no_source_is_right_each_is_told_the_master_and_the_round_is_waited_out(
+    make_node: Any, store: DirectoryStore
+) -> None:
     store.put("short", b"x" * 10)
     sources = tuple(
         Holding(1, 5, size=20, digest="0" * 32, key=key, node=node, address="127.0.0.1:9")
@@ -124,9 +127,15 @@ def test_when_no_source_is_right_each_is_named(make_node: Any, store: DirectoryS
     )
     node = make_node()
     node.begin(2, Restore(1, 5, sources, ""))
-    state = make_state(0)
-    with pytest.raises(LinkError, match=r"missing: no such object; store short: .*; peer worker-9-0: .*refused"):
-        Checkpointer(state, link=node.link(2)).load(state)
+    refused = {held.key or held.node: held for held in node.refused.get(timeout=PATIENCE_S)}
+    assert {name: held.flaw for name, held in refused.items()} == {
+        "missing": Flaw.DAMAGED, "short": Flaw.DAMAGED, "worker-9-0": Flaw.UNREACHABLE,
+    }  # fmt: skip
+    assert "missing: no such object" in refused["missing"].why
+    asked = ThreadPoolExecutor(1).submit(node.keeper.fetched, 0)
+    node.begin(3)
+    with pytest.raises(KeeperError, match="the round ended"):
+        asked.result(PATIENCE_S)
 
 
 def test_a_torn_stage_is_never_offered(node: Any, make_state: Any) -> None:
@@ -514,8 +523,9 @@ def test_debris_of_an_earlier_incarnation_is_reclaimed_and_a_neighbours_is_not(m
     shm, name = old.shm, os.listdir(old.shm)[0]
     (shm / (name + "0-7")).write_bytes(b"worker-0-0-00-7 is another node")
     again = Keeper(
-        job="job", node=old.name, store=old.store, token="", persist_interval=1, directory=shm, on_persisted=print
-    )
+        job="job", node=old.name, store=old.store, token="", persist_interval=1, directory=shm, on_persisted=print,
+        on_unrestored=print,
+    )  # fmt: skip
     assert os.listdir(shm) == [name + "0-7"]
     again.close()
 

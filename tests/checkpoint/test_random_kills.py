@@ -119,8 +119,8 @@ def test_wherever_a_rank_is_killed_the_next_loads_what_was_saved(
             known.update((int(iteration), value) for _, iteration, value in saves)
     assert sorted(os.listdir(tmp_path / "faults")) == sorted(POINTS)
     for one in stored(store, "jobs/job/"):
-        if one.manifest is not None:
-            assert list(problems(store, one.folder, one.manifest)) == []
+        if one.commit is not None:
+            assert list(problems(store, one.folder, one.commit)) == []
     for node in nodes:
         node.keeper.close()
         assert os.listdir(node.shm) == []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.examine import problems, stored
-from runtime.checkpoint.fetch import shard_key
+from runtime.checkpoint.keys import shard_key
 from runtime.checkpoint.retention import DEBRIS_S, Found, Kept, Place, delete, surplus, unneeded
 from runtime.checkpoint.tree import flatten
 from runtime.store import DirectoryStore
@@ -75,10 +75,10 @@ def test_a_deletion_that_is_broken_off_leaves_no_manifest_without_its_objects(tm
     with pytest.raises(KeyboardInterrupt):
         delete(store, unneeded(store, "j", Kept(1)))
     found = stored(store, JOB)
-    assert [(one.iteration, one.manifest is not None) for one in found] == [(2, False), (3, True), (4, True)]
+    assert [(one.iteration, one.commit is not None) for one in found] == [(2, False), (3, True), (4, True)]
     for one in found[1:]:
-        assert one.manifest is not None
-        assert list(problems(store, one.folder, one.manifest)) == []
+        assert one.commit is not None
+        assert list(problems(store, one.folder, one.commit)) == []
     store.left = 99
     delete(store, unneeded(store, "j", Kept(1)))
     assert [one.iteration for one in stored(store, JOB)] == [2, 4]

@@ -164,4 +164,4 @@ def test_without_an_agent_ranks_put_their_own_shards_and_others_load_what_they_n
     assert (saved.pop("done"), found.pop("done")) == (0, 3)
     assert same(found, saved)
     places = stored(DirectoryStore(job._folder / "alone"), "jobs/job/")
-    assert [(one.round, one.iteration, one.shards, one.manifest is not None) for one in places] == [(1, 3, 2, True)]
+    assert [(one.round, one.iteration, one.shards, one.commit is not None) for one in places] == [(1, 3, 2, True)]

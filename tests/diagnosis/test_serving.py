@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
@@ -46,7 +47,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(**options: float) -> AsyncIterator[Served]:
+async def served(**options: Any) -> AsyncIterator[Served]:
     coordinator, door, listener = Coordinator(**options), Door(Bearer("secret")), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     async with serving(coordinator, listener, door), aiohttp.ClientSession() as http:

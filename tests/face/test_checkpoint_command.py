@@ -1,6 +1,7 @@
 """`everstep checkpoint`: what a store keeps, read whole, and out of it for other tools."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_verify_reads_every_byte_and_names_what_is_damaged(job: Path, capsys: An
     shard.write_bytes(whole[:-1])
     assert "DAMAGED" in shown(capsys, "verify", str(job), code=1)[0]
     shard.unlink()
-    assert "no such object" in shown(capsys, "verify", str(shard.parent), code=1)[0]
+    assert "rank-00000.safetensors is gone" in shown(capsys, "verify", str(shard.parent), code=1)[0]
 
 
 def test_export_writes_the_newest_committed_model_as_one_file(job: Path, tmp_path: Path, capsys: Any) -> None:
@@ -93,3 +94,51 @@ def test_a_state_that_is_no_llama_is_refused_as_a_directory(job: Path, tmp_path:
     assert "TARGET.safetensors" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "directory").exists()
+
+
+def test_verify_goes_on_behind_a_manifest_that_is_broken(job: Path, capsys: Any) -> None:
+    manifest = job / "checkpoints/000001-000000003/manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 7'))
+    lines = shown(capsys, "verify", str(job), code=1)[0].splitlines()
+    assert lines[0].startswith("jobs/j/checkpoints/000001-000000003: DAMAGED")
+    assert "version 7, this Everstep reads up to 1" in lines[1]
+    assert lines[2].startswith("jobs/j/checkpoints/000002-000000005: whole")
+    assert "DAMAGED" in shown(capsys, "ls", str(job))[0]
+
+
+def test_export_passes_over_a_damaged_newest_one_and_says_so(job: Path, tmp_path: Path, capsys: Any) -> None:
+    shard = job / "checkpoints/000002-000000005/rank-00000.safetensors"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    told = shown(capsys, "export", str(job), str(tmp_path / "model.safetensors"))[1]
+    assert "000002-000000005 is passed over: store jobs/j" in told
+    assert "iteration 3 of" in told
+    assert "damaged" in shown(capsys, "export", str(shard.parent), str(tmp_path / "other.safetensors"), code=1)[1]
+
+
+def test_drop_removes_just_the_named_ones(job: Path, capsys: Any) -> None:
+    place = job / "checkpoints"
+    (place / "000002-000000005/manifest.json").write_bytes(b"broken")
+    assert "names no single checkpoint" in shown(capsys, "drop", str(place / "000002-000000005"), str(job), code=2)[1]
+    assert "000002-000000005: dropped, 2 objects" in shown(capsys, "drop", str(place / "000002-000000005"))[0]
+    assert sorted(path.name for path in place.iterdir()) == ["000001-000000003", "000009-000000007"]
+
+
+def test_gc_removes_what_killed_writers_left_and_old_debris_and_first_tells_it(job: Path, capsys: Any) -> None:
+    store = job.parents[1]
+    left = job / "checkpoints/000001-000000004/~99999-0123456789ab"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    debris = job / "checkpoints/000001-000000002/rank-00000.safetensors"
+    debris.parent.mkdir()
+    debris.write_bytes(b"whole, never committed")
+    os.utime(debris, (1e9, 1e9))
+    for words, there in ((("--dry-run",), True), ((), False)):
+        out, told = shown(capsys, "gc", str(store), *words)
+        assert f"{left.relative_to(store)}: {'would be ' if there else ''}removed, 4 bytes of a killed writer" in out
+        assert f"{debris.relative_to(store)}: {'would be ' if there else ''}removed, 22 bytes" in out
+        assert left.exists() is left.parent.exists() is debris.exists() is there
+    assert "removed" in told
+    assert shown(capsys, "gc", str(job))[0] == ""
+    assert "nothing of Everstep" in shown(capsys, "gc", str(job / "nowhere"), code=2)[1]
+    assert shown(capsys, "verify", str(job))[0].count("whole") == 2

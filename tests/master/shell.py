@@ -208,7 +208,7 @@ class Shell:
         role, number = node.partition("-")[0], after + 1
         message = Join(node, role, "h", 1, "127.0.0.1:7", 29500, holdings, after, life=life, number=number)
         while (reply := await self.ask("join", message)).status == 204:
-            pass
+            message = msgspec.structs.replace(message, number=message.number + 1)
         assert reply.status == 200, reply
         return msgspec.json.decode(reply.body, type=Seat)
 

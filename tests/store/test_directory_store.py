@@ -80,3 +80,75 @@ def test_too_little_space_is_known_beforehand(tmp_path: Path) -> None:
     require_space(store, 1, "the corpus")
     with pytest.raises(StoreError, match="the corpus needs"):
         require_space(store, 1 << 60, "the corpus")
+
+
+KILLED = (
+    "import os, signal, stat, sys; from runtime.store import DirectoryStore\n"
+    "os.fsync = lambda fd: stat.S_ISREG(os.fstat(fd).st_mode) and os.kill(os.getpid(), signal.{0})\n"
+    "DirectoryStore(sys.argv[1]).put('jobs/j/checkpoints/000001-000000001/x', b'x' * 100000)"
+)
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_what_a_killed_writer_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED.format("SIGKILL"), str(tmp_path)], check=False, timeout=60)
+    assert ended.returncode == -9
+    store = DirectoryStore(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", KILLED.format("SIGSTOP"), str(tmp_path)]) as stopped:
+        try:
+            os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
+            assert len(list(tmp_path.rglob("~*"))) == 2
+            (dry,) = store.sweep("jobs/", dry_run=True)
+            assert (f"~{stopped.pid}-" not in dry.key, dry.size) == (True, 100000)
+            assert list(store.sweep("jobs/j/")) == [dry]
+            (other,) = tmp_path.rglob("~*")
+            assert other.name.startswith(f"~{stopped.pid}-")
+        finally:
+            stopped.kill()
+    assert [entry.key[-1] for entry in store.sweep("")] == [other.name[-1], "/"]
+    assert left_in(tmp_path) == []
+
+
+def test_a_folder_goes_with_its_last_object_and_comes_back_with_the_next(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    store.put("a/b/c", b"1")
+    store.put("a/d", b"1")
+    store.delete("a/b/c")
+    assert left_in(tmp_path) == ["a", "a/d"]
+    store.delete("a/d")
+    store.delete("a/d")
+    assert left_in(tmp_path) == []
+    store.put("a/b/c", b"1")
+    assert store.get("a/b/c") == b"1"
+
+
+def test_writers_and_sweepers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    store, done = DirectoryStore(tmp_path), threading.Event()
+    swept: list[str] = []
+
+    def sweep() -> None:
+        while not done.is_set():
+            swept.extend(entry.key for entry in store.sweep("") if not entry.key.endswith("/"))
+
+    sweeper = threading.Thread(target=sweep)
+    sweeper.start()
+    try:
+        for number in range(150):
+            store.put(f"jobs/{number % 3}/x", b"data")
+            assert store.create(f"jobs/{number % 3}/y", b"data")
+            assert store.get(f"jobs/{number % 3}/x") == b"data"
+            store.delete(f"jobs/{number % 3}/x")
+            store.delete(f"jobs/{number % 3}/y")
+    finally:
+        done.set()
+        sweeper.join()
+
+
+def test_what_others_keep_beside_the_objects_is_left(tmp_path: Path) -> None:
+    (tmp_path / "~notes").write_text("mine")
+    (tmp_path / "a~").mkdir()
+    (tmp_path / "a~" / "file").write_text("mine")
+    assert list(DirectoryStore(tmp_path).sweep("")) == []

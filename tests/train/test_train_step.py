@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from runtime.checkpoint.commits import commit_of, encoded
+from runtime.job.messages import Holding
 from runtime.master import Progress
 from runtime.store import open_store
 from runtime.token import shared_token
@@ -69,5 +71,7 @@ def test_parameters_are_counted_in_the_header_of_the_shard(tmp_path: Path) -> No
     shapes = {"model.a": [3, 4], "model.b": [5], "optimizer.a": [3, 4]}
     header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}).encode()
     store.put("c/rank-00000.safetensors", len(header).to_bytes(8, "little") + header)
-    store.put("c/manifest.json", json.dumps({"objects": [{"key": "c/rank-00000.safetensors"}]}).encode())
+    size = 8 + len(header)
+    held = Holding(1, 3, size=size, key="c/rank-00000.safetensors", digest="d" * 32)
+    store.put("c/manifest.json", encoded(commit_of("j", 1, [held])))
     assert parameters(store, "c") == 17

@@ -1,0 +1,89 @@
+"""What a master sees of its job's checkpoints in the store: a listing, and the manifests of the newest.
+
+It finds at once what is gone, cut short, moved, or of a later Everstep, and what the journal does not tell of. That
+bytes are not what they were, whoever reads them finds out.
+"""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from runtime.checkpoint.commits import Commit, checked
+from runtime.checkpoint.errors import RestoreError
+from runtime.checkpoint.keys import Folder, Place, checkpoints_of, folder_of, grouped, manifest_key, place_of
+from runtime.job.checkpoints import KEPT, Checkpoint
+from runtime.job.events import Survey
+from runtime.job.messages import Flaw, Holding, Refusal
+from runtime.job.records import Stored
+from runtime.job.state import State
+from runtime.store import Store
+
+_AT_ONCE = 8
+"""Manifests that are read at once."""
+
+
+def survey(store: Store, job: str, state: State) -> Survey:
+    """Look at the committed checkpoints that the store has, but for those that are refused already: at the newest until
+    KEPT of them may be whole, and at all that the journal knows. One listing, and a read for each. Blocking. Raises
+    StoreError."""
+    folders = {place: one for key, one in grouped(store.list(checkpoints_of(job))).items() if (place := place_of(key))}
+    gone = {place: _refusal(job, place, why) for place, why in _gone(job, folders, state)}
+    refused = {(one.round, one.iteration) for one in state.refused if not one.node}
+    left = [
+        place
+        for place in sorted(folders, reverse=True)
+        if folders[place].committed and place not in refused and place not in gone
+    ]
+    found: dict[Place, Stored] = {}
+    while left and (len(found) < KEPT or any(place in state.checkpoints for place in left)):
+        some, left = left[:_AT_ONCE], left[_AT_ONCE:]
+        with ThreadPoolExecutor(_AT_ONCE, "everstep-survey") as threads:
+            for place, commit in zip(some, threads.map(lambda place: _read(store, folders[place]), some), strict=True):
+                known = state.checkpoints.get(place)
+                if isinstance(commit, RestoreError):
+                    gone[place] = _refusal(job, place, str(commit), commit.flaw or Flaw.DAMAGED)
+                elif known is not None and _differ(known, commit.shards(folders[place].key)):
+                    gone[place] = _refusal(job, place, "its manifest is not what was committed")
+                else:
+                    found[place] = Stored(manifest_key(job, place), commit.shards(folders[place].key))
+    fresh = tuple(one for place, one in found.items() if place not in state.checkpoints)
+    return Survey(fresh, tuple(gone.values()), max((round_ for round_, _ in folders), default=0))
+
+
+def _read(store: Store, folder: Folder) -> Commit | RestoreError:
+    try:
+        return checked(store, folder)
+    except RestoreError as error:
+        return error
+
+
+def _differ(known: Checkpoint, shards: tuple[Holding, ...]) -> bool:
+    """Does the manifest say something else than the journal? What the journal knows in part can only agree in part."""
+    told = {shard.shard: (shard.shards, shard.size, shard.digest) for shard in shards}
+    return any(told.get(held.shard) != (held.shards, held.size, held.digest) for held in known.shards)
+
+
+def _gone(job: str, folders: dict[Place, Folder], state: State) -> Iterator[tuple[Place, str]]:
+    """What the journal knows whole and the store has not, or no more; and why."""
+    for place, known in state.checkpoints.items():
+        if not known.shards.whole:
+            continue
+        folder = folders.get(place)
+        if folder is None:
+            yield place, f"{folder_of(job, place)} is gone"
+        elif known.manifest and not folder.committed:
+            yield place, "its manifest is gone"
+        elif wrong := next(_wrong(folder, known.shards), None):
+            yield place, wrong
+
+
+def _wrong(folder: Folder, shards: Iterable[Holding]) -> Iterator[str]:
+    for name, shard in ((shard.key.rpartition("/")[2], shard) for shard in shards):
+        if (entry := folder.objects.get(name)) is None:
+            yield f"{name} is gone"
+        elif entry.size != shard.size:
+            yield f"{name} has {entry.size} bytes, {shard.size} were put"
+
+
+def _refusal(job: str, place: Place, why: str, flaw: Flaw = Flaw.DAMAGED) -> Refusal:
+    """Of all objects of that checkpoint."""
+    return Refusal(*place, why, flaw, key=f"{folder_of(job, place)}/")
