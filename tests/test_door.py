@@ -44,8 +44,15 @@ class Served:
 
     async def is_answered(self) -> bool:
         """Is somebody new with the right token?"""
-        async with self.connection(RIGHT) as (reader, _):
-            return (await reader.readline()).startswith(ANSWER)
+        with suppress(ConnectionError):
+            async with self.connection(RIGHT) as (reader, _):
+                return (await reader.readline()).startswith(ANSWER)
+        return False
+
+    async def until_answered(self) -> None:
+        """As an agent, which asks again: where a door waits for some tenths of a second, a busy machine is too late."""
+        while not await self.is_answered():
+            pass
 
 
 def served(story: Story, strangers: int = 256, head_s: float = 10.0) -> None:
@@ -108,7 +115,7 @@ def test_whoever_does_not_show_the_token_is_sent_away_in_time(kind: str) -> None
             patch.setattr("tests.hostile.KINDS", one)
             await crowd.attack(end.port, count=5, at_once=5)
         assert sum(crowd.came.values()) == 5
-        assert await end.is_answered()
+        await end.until_answered()
 
     served(story, head_s=0.3)
 

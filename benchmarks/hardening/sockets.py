@@ -40,6 +40,16 @@ PROVEN: Mapping[str, tuple[str, ...]] = {
         f"{DOOR}::descriptor", f"{DOOR}::often", "tests/master/test_master_run.py::descriptor",
         "tests/platform/test_process_platform.py::descriptor",
     ),
+    "sockets: rank 0's store listens where the ranks look for it; torchrun's contract stands": (
+        "tests/launch/test_tcp_store.py", "tests/launch/test_like_torchrun.py::workers_see",
+    ),
+    "sockets: a folder below the temporary one that is another's is refused": (
+        "tests/store/test_cache.py::temporary", "tests/launch/test_meeting.py::no_other_user",
+    ),
+    "sockets: Spark with a secret and encrypted; a cluster without one is told": (
+        "tests/preprocess/test_masters.py::secret", "tests/preprocess/test_masters.py::kubernetes",
+        "tests/preprocess/test_prefix.py::cluster",
+    ),
 }  # fmt: skip
 
 
