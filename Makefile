@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening lock licences sbom soak clean
+.PHONY: help finetune test test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening lock licences sbom liveness soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -100,6 +100,10 @@ accept-cluster: $(READY)  ## every line promised on a real Kubernetes, as root: 
 
 accept-hardening: $(READY)  ## every line about attacks, damage and leftovers: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_hardening
+
+SEQUENCES ?= 1000000
+liveness: $(READY)  ## so many random sequences of whole jobs, in virtual time: each must end or train on (an hour for 10^6)
+	$(BIN)/python -m tests.job.liveness --sequences $(SEQUENCES) --seed $(or $(SEED),1)
 
 ROUNDS ?= 50
 soak: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)
