@@ -120,6 +120,9 @@ def _pairs(texts: list[str], flag: str) -> dict[str, str]:
     for name, equals, value in pairs:
         if not name or not equals:
             raise BadInput(f"{flag} {name or value!r}: write NAME=VALUE")
+    for name, _, value in pairs:
+        if not f"{name}{value}".isascii() and any("\ud800" <= one <= "\udfff" for one in f"{name}{value}"):
+            raise BadInput(f"{flag} {name!r}: is no UTF-8 text")
     return {name: value for name, _, value in pairs}
 
 

@@ -69,6 +69,8 @@ class Engine:
         self.name = created.name
         self.uid = created.uid
         self.created = created.time
+        self.now = created.time
+        """The newest time that it was told."""
         self.lives = 0
         self.kept: dict[str, Node] = {}
         self._begin(created.time)
@@ -147,6 +149,7 @@ class Engine:
 
     def advance(self, now: float) -> None:
         """Do what is due at `now`, until nothing is."""
+        self.now = now
         with metered():
             while True:
                 self._work(now)

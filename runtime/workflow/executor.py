@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime import faults
-from runtime.workflow import artifacts, asks, leftovers, readiness, runfolder, status
+from runtime.workflow import artifacts, asks, clock, leftovers, readiness, runfolder, status
 from runtime.workflow.containers import probe_of
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import (
@@ -31,7 +31,7 @@ from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.manifest import NO_LIBRARY, Manifest, parse
 from runtime.workflow.nodes import Node, Phase
 from runtime.workflow.pods import NOT_STARTED, PodError, namespaces
-from runtime.workflow.runner import Processes, Runner
+from runtime.workflow.runner import Processes, Runner, start_time
 from runtime.workflow.shared import Shared
 
 LOOK_EVERY_S = 0.3
@@ -105,9 +105,10 @@ class _Executor:
         self._options = options
         self._folder = folder
         before = list(read_events(folder / "events.jsonl"))
+        self._clock = clock.resumed(before, start_time)
         self._log = EventLog(folder / "events.jsonl")
         if not before:
-            before = [RunCreated(time.time(), options.name, str(uuid.uuid4()))]
+            before = [RunCreated(self._clock.now(), options.name, str(uuid.uuid4()))]
             self._append(before[0])
         first, *rest = before
         assert isinstance(first, RunCreated)
@@ -116,14 +117,14 @@ class _Executor:
             self.engine.handle(event)
         if self.engine.finished and (options.restart or self.engine.phase is not Phase.SUCCEEDED):
             again = asks.succeeded(self.engine, options.restart)
-            self._record(RunResumed(time.time(), again, dict(options.parameters)))
+            self._record(RunResumed(self._clock.now(), again, dict(options.parameters)))
         self._changed = asyncio.Event()
         self._runner = runner
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._loaded: set[str] = set()
-        self._launch = Launch(self.engine, folder, options.path)
+        self._launch = Launch(self.engine, folder, self._clock, options.path)
         self._shared = Shared(folder.parent, options.name)
         self._holding = self._shared.held()
         self._status = status.Writer(self.engine, folder)
@@ -154,7 +155,7 @@ class _Executor:
             while not self.engine.finished:
                 self._changed.clear()
                 self._act()
-                self._write(time.time())
+                self._write(time.monotonic())
                 if self.engine.finished:
                     break
                 await self._wait()
@@ -172,23 +173,24 @@ class _Executor:
 
     async def _wait(self) -> None:
         """For a change, the engine's next deadline, or the time to write the status."""
-        due = [self._written + self._status.every_s] if self._stale else []
+        waits = [self._written + self._status.every_s - time.monotonic()] if self._stale else []
         deadline = self.engine.next_deadline()
-        due += [] if deadline is None else [deadline]
-        due += [time.time() + LOOK_EVERY_S] if self.engine.gates else []
+        waits += [] if deadline is None else [deadline - self._clock.now()]
+        waits += [LOOK_EVERY_S] if self.engine.gates else []
         try:
-            async with asyncio.timeout(max(0.0, min(due) - time.time()) if due else None):
+            async with asyncio.timeout(max(0.0, min(waits)) if waits else None):
                 await self._changed.wait()
         except TimeoutError:
-            if deadline is not None and deadline <= time.time():
+            now = self._clock.now()
+            if deadline is not None and deadline <= now:
                 self._stale = True
-                self.engine.advance(time.time())
+                self.engine.advance(now)
 
     def _write(self, now: float) -> None:
         """The status, if it changed and is old enough."""
         if self._stale and now - self._written >= self._status.every_s:
             self._status.write()
-            self._written, self._stale = time.time(), False
+            self._written, self._stale = time.monotonic(), False
 
     def _append(self, event: Event) -> None:
         facts = {"event": type(event).__name__}
@@ -236,7 +238,7 @@ class _Executor:
                 self._shared.release(name)
                 self._holding.discard(name)
         for name, gate in list(self.engine.gates.items()):
-            now = time.time()
+            now = self._clock.now()
             if gate.memo is not None:
                 found = self._shared.remembered(gate.memo, now)
                 self._record(GateOpened(now, name, found.hit, found.parameters, found.artifacts, found.result))
@@ -254,7 +256,7 @@ class _Executor:
                 self._loaded.add(node.name)
         except artifacts.ArtifactError as error:
             said = f"init: Error (exit code 64): {error}"
-            self._record(PodEnded(time.time(), node.name, None, error=said))
+            self._record(PodEnded(self._clock.now(), node.name, None, error=said))
         finally:
             self._changed.set()
         del self._loading[node.name]
@@ -266,12 +268,12 @@ class _Executor:
         for node in nodes:
             pod = self._launch.pod(node)
             if found := pod.claimed():
-                self._record(PodStarted(time.time(), node.name, *found))
+                self._record(PodStarted(self._clock.now(), node.name, *found))
                 continue
             try:
                 requests.append(self._launch.request(node))
                 asked[str(pod.claim)] = node
-            except (PodError, NotThereError) as error:
+            except (PodError, NotThereError, ValueError) as error:  # ValueError: a number that is none.
                 self._cannot(node, error)
         for claim, answer in self._runner.start(requests).items() if requests else ():
             node = asked[claim]
@@ -281,13 +283,13 @@ class _Executor:
                 self._cannot(node, error)
                 continue
             faults.point("executor.after_start", node=node.name)
-            self._record(PodStarted(time.time(), node.name, pid, began))
+            self._record(PodStarted(self._clock.now(), node.name, pid, began))
 
     def _cannot(self, node: Node, error: Exception) -> None:
         log = self._launch.pod(node).log
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(f"{error}\n")
-        self._record(PodEnded(time.time(), node.name, NOT_STARTED, said=str(error)))
+        log.write_text(f"{error}\n", errors="replace")
+        self._record(PodEnded(self._clock.now(), node.name, NOT_STARTED, said=str(error)))
 
     async def _watch(self, node: Node) -> None:
         """Until the pod has ended and that is recorded."""
@@ -312,12 +314,12 @@ class _Executor:
 
     async def _ask_ready(self, node: Node, probe: Mapping[str, Any]) -> None:
         await readiness.passed(probe)
-        self._record(PodReady(time.time(), node.name))
+        self._record(PodReady(self._clock.now(), node.name))
         self._changed.set()
 
     def _asked_to_stop(self) -> None:
         strategy = "Terminate" if self.engine.shutdown else "Stop"
-        self._record(ShutdownAsked(time.time(), strategy))
+        self._record(ShutdownAsked(self._clock.now(), strategy))
         self._status.write()
         print("stopping; once more to stop at once" if strategy == "Stop" else "terminating", file=sys.stderr)
         self._changed.set()
@@ -349,7 +351,7 @@ class _Executor:
     def _hear(self) -> None:
         for path, wish in asks.asked(self._folder):
             try:
-                for event in asks.events(self.engine, wish, time.time()):
+                for event in asks.events(self.engine, wish, self._clock.now()):
                     self._record(event)
             except asks.AskError as error:
                 asks.refuse(path, str(error))
@@ -363,4 +365,5 @@ class _Executor:
 
     def _tell(self) -> None:
         if self._options.on_change:
+            self.engine.now = self._clock.now()
             self._options.on_change(self.engine, self._folder)

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from runtime.workflow import artifacts, containers, progress, repository, requests, status, volumes
 from runtime.workflow.calls import LOCATIONS
+from runtime.workflow.clock import Clock
 from runtime.workflow.durations import seconds
 from runtime.workflow.engine import Engine
 from runtime.workflow.environment import Told, expanded, facts_of, inherited, told
@@ -28,7 +28,8 @@ from runtime.workflow.tags import substitute
 class Launch:
     """The pods of one run."""
 
-    def __init__(self, engine: Engine, folder: Path, path: Sequence[Path] = ()) -> None:
+    def __init__(self, engine: Engine, folder: Path, clock: Clock, path: Sequence[Path] = ()) -> None:
+        self._clock = clock
         self._path = os.pathsep.join([*map(str, path), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self._brought = path
         self._engine = engine
@@ -51,13 +52,17 @@ class Launch:
             if not found and not told.get("transformation"):
                 found = None  # Go's empty list, as its JSON says it.
         except artifacts.ArtifactError as error:
-            return _not_data(node, f"source: unable to source artifact paths: {error}")
+            return self._not_data(node, f"source: unable to source artifact paths: {error}")
         for number, step in enumerate(listed(told, "transformation")):
             try:
                 found = evaluate(str(step.get("expression") or "data"), {"data": found})
             except ExpressionError as error:
-                return _not_data(node, f"transformation: error processing data step {number}: {error}")
-        return PodEnded(time.time(), node.name, 0, result=go_json(found))
+                return self._not_data(node, f"transformation: error processing data step {number}: {error}")
+        return PodEnded(self._clock.now(), node.name, 0, result=go_json(found))
+
+    def _not_data(self, node: Node, why: str) -> PodEnded:
+        said = f"unable to process data template: unable to process data {why}"
+        return PodEnded(self._clock.now(), node.name, 64, said=said)
 
     async def load(self, node: Node) -> None:
         """Put a pod's input artifacts in place. Raises ArtifactError."""
@@ -181,7 +186,7 @@ class Launch:
         pod = self.pod(node)
         if node.spec.get("http"):
             came = requests.answer(node.spec["http"], pod.report)
-            return PodEnded(time.time(), node.name, None, error=came.error, said=came.failed, result=came.result)
+            return PodEnded(self._clock.now(), node.name, None, error=came.error, said=came.failed, result=came.result)
         outputs = node.spec.get("outputs") or {}
         code = pod.exit_code()
         name = pod_name(self._engine.name, node.name, node.pod_template)
@@ -195,9 +200,9 @@ class Launch:
         if left.said and code == 0:
             code = NOT_STARTED
         # A launcher that was killed may have missed the end: the exit file's time is when it was.
-        at = pod.exit_file.stat().st_mtime if code is not None else time.time()
+        at = self._clock.now() if code is None else self._clock.of_file(pod.exit_file.stat().st_mtime, node.started)
         return PodEnded(
-            max(at, node.started), node.name, code, left.parameters, left.artifacts,
+            at, node.name, code, left.parameters, left.artifacts,
             left.missing if code is not None else "", left.said, pod.result() if node.captures else None,
             pod.reported(),
         )  # fmt: skip
@@ -205,10 +210,6 @@ class Launch:
     def forget_claims(self) -> None:
         """The workflow has ended: its own volume claims go."""
         volumes.forget_claims(self._engine.manifest.spec, self._engine.name, self._folder / "claims")
-
-
-def _not_data(node: Node, why: str) -> PodEnded:
-    return PodEnded(time.time(), node.name, 64, said=f"unable to process data template: unable to process data {why}")
 
 
 def _expanded(

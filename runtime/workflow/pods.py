@@ -30,6 +30,8 @@ SCRIPT = "/argo/staging/script"
 NOT_STARTED = 64
 """Exit code of a container whose command is not there, or whose output is a directory, as Argo's emissary gives it."""
 RESULT_BYTES = 256 * 1024
+PARAMETER_BYTES = 8 << 20
+"""Of an output parameter. Kubernetes takes 1.5 MiB of a whole workflow."""
 OUTPUTS = "/var/run/argo/outputs"
 """Where Argo keeps outputs on their way; its messages name it."""
 
@@ -211,7 +213,9 @@ class Pod:
     def result(self) -> str:
         """Its standard output as `outputs.result`: the last 256 KiB, without one newline at the end."""
         try:
-            text = self.stdout.read_bytes()[-RESULT_BYTES:].decode(errors="replace")
+            with self.stdout.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - RESULT_BYTES))
+                text = file.read(RESULT_BYTES).decode(errors="replace")
         except FileNotFoundError:
             return ""
         return text.removesuffix("\n")
@@ -232,8 +236,16 @@ class Pod:
                 folders.append(_directory(source["path"]))
                 found.parameters[entry["name"]] = ""
                 continue
+            if place.exists() and not place.is_file():
+                gone.append(f"{source['path']} is no regular file")
+                break
             try:
-                text = place.read_bytes().decode(errors="replace")
+                with place.open("rb") as file:
+                    given = file.read(PARAMETER_BYTES + 1)
+                if len(given) > PARAMETER_BYTES:
+                    gone.append(f"{source['path']} is larger than {PARAMETER_BYTES >> 20} MiB; make it an artifact")
+                    break
+                text = given.decode(errors="replace")
             except OSError:
                 if "default" not in source:
                     kept = f"/mainctrfs{path}" if _in_volume(plan, path) else f"{OUTPUTS}/parameters{source['path']}"
@@ -327,6 +339,8 @@ def _directory(path: str) -> str:
 
 def check_command(command: str, path: str | None) -> None:
     """Raise PodError, in the words of Argo's emissary, for a command that is not there."""
+    if "\0" in command:
+        raise PodError(f"failed to find name in PATH: exec: {json.dumps(command)}: invalid argument")
     if shutil.which(command, path=path) is not None:
         return
     why = "executable file not found in $PATH"

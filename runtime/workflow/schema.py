@@ -134,7 +134,7 @@ BEYOND = "not supported by the executor on this machine"
 REASONS: dict[str, str] = dict.fromkeys(("resource", "manifestFrom", "event"), "it needs a cluster; ")
 REASONS |= dict.fromkeys(("gcs", "azure", "oss", "hdfs", "artifactory"), "use s3, http, git or raw; ")
 REASONS |= {"plugin": "it needs a plugin of the controller; ", "database": "use a mutex or a ConfigMap's semaphore; "}
-QUANTITY = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
+QUANTITY = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
 
 
 class Problem(NamedTuple):
@@ -222,7 +222,7 @@ def _fields(value: Any, kind: str, where: Where) -> Iterator[Problem]:
 
 
 def _scalar(value: Any, declared: str, where: Where) -> Iterator[Problem]:
-    number = isinstance(value, int) and not isinstance(value, bool)
+    number = isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
     wanted = {
         "str": (isinstance(value, str), "a text"),
         "int": (number, "a whole number"),

@@ -70,6 +70,8 @@ def _child(start: dict[str, Any]) -> None:
         os.execve("/bin/sh", ["/bin/sh", "-c", shell, "pod", start["exit"], *start["command"]], start["environment"])
     except OSError as error:
         _answer(start, f"{error.filename or 'pod'}: {error.strerror}")
+    except ValueError as error:  # A zero byte in an argument or a variable.
+        _answer(start, f"pod: {error}")
     finally:
         os._exit(1)
 
