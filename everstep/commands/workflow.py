@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runtime.workflow.asks import Ask
     from runtime.workflow.engine import Engine
     from runtime.workflow.files import Loaded
-    from runtime.workflow.library import Library
+    from runtime.workflow.runfolder import Beside
 
 STOPPED = 130
 POSITIONAL = {
@@ -47,6 +47,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     ran.add_argument("-o", "--output", choices=["json", "yaml", "name"], default="", help="print the run at its end")
     ran.add_argument("--path", type=Path, action="append", default=[], metavar="DIR",
                      help="programs that only an image brings, for every pod's PATH")  # fmt: skip
+    ran.add_argument("--sandbox", action="store_true", help="shut pods in: they see no home, no other process, write "
+                     "only to folders of their own, and have no privileges")  # fmt: skip
+    ran.add_argument("--no-network", action="store_true", help="with --sandbox: pods have no network, either")
     ran.add_argument("--work-dir", type=Path, default=None, metavar="DIR", help="where the pods work; empty: here")
     checked = verb("lint", "say what is wrong with a workflow, before it runs anywhere", "file+")
     checked.add_argument("--format", choices=["text", "json", "sarif"], default="text", help="for people, or programs")
@@ -146,6 +149,8 @@ def _parameters(arguments: argparse.Namespace) -> dict[str, str]:
 def _run(arguments: argparse.Namespace) -> int:
     from runtime.workflow import ManifestError, parse
     from runtime.workflow.manifest import with_arguments
+    from runtime.workflow.runfolder import Beside
+    from runtime.workflow.sandbox import Sandbox
 
     loaded = _load(arguments)
     manifest = with_arguments(loaded.document.value, _parameters(arguments), arguments.entrypoint)
@@ -159,6 +164,9 @@ def _run(arguments: argparse.Namespace) -> int:
     made_up = f"{metadata.get('generateName', 'workflow-')}{secrets.token_hex(2)}"
     name = arguments.name or metadata.get("name") or made_up
     folder = arguments.runs.absolute()
+    if arguments.no_network and not arguments.sandbox:
+        raise BadInput("--no-network: goes with --sandbox")
+    sandbox = Sandbox(network=not arguments.no_network) if arguments.sandbox else None
     path = tuple(one.absolute() for one in arguments.path)
     for one in path:
         if not one.is_dir():
@@ -168,7 +176,7 @@ def _run(arguments: argparse.Namespace) -> int:
             os.chdir(arguments.work_dir)
         except OSError as error:
             raise BadInput(f"--work-dir {arguments.work_dir}: {error.strerror}") from None
-    code = _execute(manifest, name, folder, loaded.library, path)
+    code = _execute(manifest, name, folder, Beside(loaded.library, path, sandbox))
     _print_run(folder / name, arguments.output)
     return code
 
@@ -190,7 +198,7 @@ def _dump(value: Any, output: str) -> None:
 
 
 def _execute(
-    manifest: Any, name: str, folder: Path, library: "Library", path: tuple[Path, ...], restart: str = "",
+    manifest: Any, name: str, folder: Path, beside: "Beside", restart: str = "",
     parameters: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
     from runtime.platform.process import end_nodes
@@ -207,10 +215,14 @@ def _execute(
             raise BadInput(f"--runs {error.filename}: {error.strerror}; choose another folder") from None
         with watch() as show:
             shown = _named(name, show)
-            result = run_workflow(manifest, RunOptions(name, folder, library, path, shown, restart, parameters or {}))
+            options = RunOptions(
+                name, folder, beside.library, beside.path, shown, restart, beside.sandbox, parameters or {}
+            )
+            result = run_workflow(manifest, options)
     except (ManifestError, AskError) as error:
         raise BadInput(str(error)) from None
-    end_nodes(result.folder)
+    if not beside.sandbox:  # Else they ended with their pod, and what is told of them is a pod's word.
+        end_nodes(result.folder)
     print(f"{result.phase.value}  {result.message}".rstrip(), file=sys.stderr)
     return result.exit_code if result.exit_code in (0, STOPPED) else 1
 
@@ -322,7 +334,7 @@ def _take_up(arguments: argparse.Namespace, restart: str = "", parameters: "Mapp
 
     folder = runs.folder_of(arguments.runs, arguments.name)
     manifest = json.loads((folder / "manifest.json").read_text())
-    return _execute(manifest, arguments.name, arguments.runs, *beside(folder), restart, parameters)
+    return _execute(manifest, arguments.name, arguments.runs, beside(folder), restart, parameters)
 
 
 def _stop(arguments: argparse.Namespace) -> int:

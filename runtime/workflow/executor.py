@@ -32,6 +32,8 @@ from runtime.workflow.manifest import NO_LIBRARY, Manifest, parse
 from runtime.workflow.nodes import Node, Phase
 from runtime.workflow.pods import NOT_STARTED, PodError, namespaces
 from runtime.workflow.runner import Processes, Runner, start_time
+from runtime.workflow.sandbox import Sandbox
+from runtime.workflow.sandbox import check as check_sandbox
 from runtime.workflow.shared import Shared
 
 LOOK_EVERY_S = 0.3
@@ -60,6 +62,8 @@ class RunOptions:
     """Called after each change, and about twice a second while pods run."""
     restart: str = ""
     """Of a run that has ended: nodes (as `asks` selects them) that run again although they succeeded."""
+    sandbox: Sandbox | None = None
+    """Pods are shut in."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Of a run that has ended: other values of the workflow's parameters."""
 
@@ -87,12 +91,14 @@ async def execute(
     """Run the manifest to its end, or take up the unfinished run of that name. `signals` stop it.
 
     `runner`: of the pods; processes of this machine, if none is given. Raises ManifestError: it cannot be run here, the
-    name belongs to a run of another manifest, or somebody runs it.
+    name belongs to a run of another manifest, or somebody runs it; NoSandboxError where there can be none.
     """
     manifest = parse(source, options.library)
-    folder = runfolder.enter(options.runs.absolute(), options.name, source)
+    if options.sandbox:
+        check_sandbox()
+    folder = runfolder.enter(options.runs.absolute(), options.name, source, options.sandbox)
     with runfolder.lock(folder):
-        runfolder.begin(folder, source, options.library, options.path)
+        runfolder.begin(folder, source, options.library, options.path, options.sandbox)
         executor = _Executor(manifest, options, folder, runner or Processes())
         await executor.run(signals)
         return executor.result()
@@ -124,7 +130,7 @@ class _Executor:
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._loaded: set[str] = set()
-        self._launch = Launch(self.engine, folder, self._clock, options.path)
+        self._launch = Launch(self.engine, folder, self._clock, options.path, options.sandbox)
         self._shared = Shared(folder.parent, options.name)
         self._holding = self._shared.held()
         self._status = status.Writer(self.engine, folder)

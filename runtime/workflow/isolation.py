@@ -62,18 +62,18 @@ class Plan(NamedTuple):
 
 def plan(
     root: Path, files: Iterable[str], mounts: Mapping[str, tuple[str, bool]], words: Iterable[str], keep: Iterable[str],
-    isolated: bool = True, made: Iterable[str] = (),
+    isolated: bool = True, made: Iterable[str] = (), private: Iterable[str] = (),
 ) -> Plan:  # fmt: skip
     """For a pod that is told these `words` and declares these `files` and `mounts`.
 
     `keep`: paths of the machine that stay what they are, such as the working directory. Not `isolated`: folders of
     files are made, too, so that they can stand in for those of the machine; else the pod makes them, as on Argo.
-    `made`: folders that are made for it all the same.
+    `made`: folders that are made for it all the same. `private`: folders of the machine that it has for itself, empty.
     """
     declared = [os.path.normpath(path) for path in files if path.startswith("/")]
     words = list(words)
     named = [path for path, pattern in NAMED.items() if any(map(pattern.search, words))]
-    own = {_real(path) for path in [*OWN, *named]}
+    own = {_real(path) for path in [*OWN, *named, *private]}
     folders = [os.path.dirname(path) for path in declared]
     folders = [_there(folder, own) for folder in folders] if isolated else folders
     private = own | {

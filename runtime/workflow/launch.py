@@ -21,14 +21,18 @@ from runtime.workflow.expressions.values import go_json
 from runtime.workflow.fields import listed
 from runtime.workflow.library import Library
 from runtime.workflow.nodes import Node, node_id, pod_name
-from runtime.workflow.pods import NOT_STARTED, SCRIPT, Pod, check_command
+from runtime.workflow.pods import NOT_STARTED, SCRIPT, Pod, PodError, check_command
+from runtime.workflow.sandbox import Sandbox
 from runtime.workflow.tags import substitute
 
 
 class Launch:
     """The pods of one run."""
 
-    def __init__(self, engine: Engine, folder: Path, clock: Clock, path: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, engine: Engine, folder: Path, clock: Clock, path: Sequence[Path] = (), sandbox: Sandbox | None = None,
+    ) -> None:  # fmt: skip
+        self._sandbox = sandbox
         self._clock = clock
         self._path = os.pathsep.join([*map(str, path), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self._brought = path
@@ -75,7 +79,7 @@ class Launch:
         """What the runner is asked for. Raises PodError, NotThereError."""
         pod = self.pod(node)
         if node.spec.get("http"):
-            found = requests.told(node.spec["http"], self._engine.manifest.library, pod.folder, pod.report)
+            found = requests.told(node.spec["http"], self._engine.manifest.library, pod.told, pod.report)
             return pod.request(node.spec, found, self._cwd)
         several = containers.several(node.spec)
         mounted = self._mounts(node, pod)
@@ -83,7 +87,7 @@ class Launch:
         if not several and node.spec.get("script"):
             found = found._replace(command=[*found.command, SCRIPT])
         captures = node.captures and not several
-        return pod.request(node.spec, found, self._cwd, captures, mounted.together, mounted.staged)
+        return pod.request(node.spec, found, self._cwd, captures, mounted.together, mounted.staged, self._sandbox)
 
     def _main(self, node: Node) -> Mapping[str, Any]:
         return node.spec.get("container") or node.spec["script"]
@@ -102,9 +106,10 @@ class Launch:
             for kind, some in groups.items()
         }
         spec["retries"] = int(strategy.get("retries") or 0)
+        spec["shut_in"] = self._sandbox is not None
         spec["wait_s"] = seconds(strategy.get("duration") or 0)
-        spec["capture"] = str(pod.stdout) if node.captures else ""
-        pod.folder.mkdir(parents=True, exist_ok=True)
+        spec["capture"] = str(pod.stdout_of_several) if node.captures else ""
+        pod.told.mkdir(parents=True, exist_ok=True)
         pod.spec.touch(0o600)
         pod.spec.write_text(json.dumps(spec))
         program = str(Path(__file__).with_name("podrun.py"))
@@ -172,6 +177,8 @@ class Launch:
         """The volumes that a pod's containers mount."""
         spec = self._engine.manifest.spec
         own = substitute(spec.get("volumes") or [], self._engine.variables.globals(node.started))
+        if self._sandbox and any(one.get("hostPath") for one in [*own, *(node.spec.get("volumes") or [])]):
+            raise PodError("a volume of kind hostPath leaves the sandbox")
         known = [*volumes.claimed(spec, self._engine.name), *own, *(node.spec.get("volumes") or [])]
         library, facts = self._engine.manifest.library, self._facts(node)
         every = [

@@ -7,14 +7,18 @@ allows no namespaces, the folders that a template declares are rewritten in the 
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import msgspec
 
 from runtime import atomic
 from runtime.workflow import artifacts, isolation
@@ -23,6 +27,7 @@ from runtime.workflow.environment import Told
 from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import listed
 from runtime.workflow.repository import Repository
+from runtime.workflow.sandbox import Sandbox, homes
 
 MARK = "EVERSTEP_POD_MARK"
 SCRIPT = "/argo/staging/script"
@@ -38,6 +43,9 @@ OUTPUTS = "/var/run/argo/outputs"
 
 NO_MOUNTS: Mapping[str, tuple[str, bool]] = MappingProxyType({})
 NO_STAGED: Mapping[str, str] = MappingProxyType({})
+
+
+_reported = msgspec.json.Decoder(list[tuple[str, int, str]]).decode
 
 
 class PodError(OSError):
@@ -76,17 +84,18 @@ class Pod:
         captures: bool = False,
         mounts: Mapping[str, tuple[str, bool]] = NO_MOUNTS,
         staged: Mapping[str, str] = NO_STAGED,
+        sandbox: Sandbox | None = None,
     ) -> dict[str, Any]:
         """What the runner is asked for: the command in a session of its own.
 
         `captures`: keep its standard output for `result`. `mounts`: volumes by path; where containers differ, main's.
-        `staged`: where several containers find the folders from which each mounts its own. Raises PodError when it
-        cannot be started.
+        `staged`: where several containers find the folders from which each mounts its own. `sandbox`: it is shut in.
+        Raises PodError when it cannot be started.
         """
         command = list(told.command)
         environment = {**told.environment, MARK: str(self.folder)}
         check_command(command[0], environment.get("PATH"))
-        root = self._root(template, [*command, *told.environment.values()], cwd, mounts)
+        root = self._root(template, [*command, *told.environment.values()], cwd, mounts, sandbox)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         isolated = namespaces()
         moved = {} if isolated else self._moved(template, root, staged)
@@ -98,6 +107,7 @@ class Pod:
             "claim": str(self.claim), "exit": str(self.exit_file), "log": str(self.log), "command": command,
             "cwd": str(cwd) if several(template) else _working(template, cwd), "environment": environment,
             "captures": captures, "namespace": isolated,
+            "sandbox": sandbox.asked(self._run, self.told, cwd, several(template)) if sandbox else None,
             **(_shown_once(root, mounts, staged) if several(template) else root)._asdict(),
         }  # fmt: skip
 
@@ -118,7 +128,12 @@ class Pod:
     @property
     def spec(self) -> Path:
         """What the pod's own program reads: several containers, a request."""
-        return self.folder / "spec.json"
+        return self.told / "spec.json"
+
+    @property
+    def told(self) -> Path:
+        """Has what the pod's own program reads and writes: all of this folder that a sandbox lets it see."""
+        return self.folder / "told"
 
     def started(self, answer: str) -> tuple[int, int]:
         """(pid, start time) of the process that has the claim, whoever asked for it. Raises PodError."""
@@ -138,8 +153,9 @@ class Pod:
         place.chmod(0o755)
 
     def _root(
-        self, template: Mapping[str, Any], words: list[str], cwd: Path, mounts: Mapping[str, tuple[str, bool]]
-    ) -> isolation.Plan:
+        self, template: Mapping[str, Any], words: list[str], cwd: Path, mounts: Mapping[str, tuple[str, bool]],
+        sandbox: Sandbox | None,
+    ) -> isolation.Plan:  # fmt: skip
         """Make the plan, once; later the same is read again."""
         inputs: dict[str, tuple[str, bool]] = {}
         for entry in listed(template, "inputs", "artifacts"):
@@ -156,16 +172,18 @@ class Pod:
             self.folder / "root",
             _declared(template),
             {**mounts, **inputs},
-            [*words, *_sources(template)],
-            [str(cwd), str(self._run)],
+            [] if sandbox else [*words, *_sources(template)],
+            [] if sandbox else [str(cwd), str(self._run)],
             namespaces(),
             absent,
+            homes() if sandbox else (),
         )
         Path(made.root).mkdir(parents=True, exist_ok=True)
         for place in map(made.place, absent):
             if not place.exists():
                 place.mkdir(parents=True)
-        atomic.replace(self.folder / "plan.json", json.dumps({"plan": made._asdict(), "cwd": _working(template, cwd)}))
+        told = {"cwd": _working(template, cwd), "sandbox": sandbox is not None}
+        atomic.replace(self.folder / "plan.json", json.dumps({**told, "plan": made._asdict()}))
         return made
 
     @property
@@ -192,15 +210,20 @@ class Pod:
         return self.folder / "exit.stdout"
 
     @property
+    def stdout_of_several(self) -> Path:
+        """The same, of a pod of several containers, which writes it itself."""
+        return self.told / "stdout"
+
+    @property
     def report(self) -> Path:
         """Where a pod of several containers says how each ended."""
-        return self.folder / "containers.json"
+        return self.told / "containers.json"
 
     def reported(self) -> list[tuple[str, int, str]]:
         """(name, exit code, whose failure kept it from running) of each of several containers."""
         try:
-            return [(name, code, blamed) for name, code, blamed in json.loads(self.report.read_text())]
-        except FileNotFoundError:
+            return _reported(_last(self.report, PARAMETER_BYTES))
+        except (OSError, msgspec.DecodeError):
             return []
 
     def exit_code(self) -> int | None:
@@ -212,13 +235,10 @@ class Pod:
 
     def result(self) -> str:
         """Its standard output as `outputs.result`: the last 256 KiB, without one newline at the end."""
-        try:
-            with self.stdout.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - RESULT_BYTES))
-                text = file.read(RESULT_BYTES).decode(errors="replace")
-        except FileNotFoundError:
-            return ""
-        return text.removesuffix("\n")
+        for path in (self.stdout, self.stdout_of_several):
+            with suppress(OSError):
+                return _last(path, RESULT_BYTES).decode(errors="replace").removesuffix("\n")
+        return ""
 
     def collect(self, outputs: Mapping[str, Any], keys: Mapping[str, str], repository: Repository) -> Collected:
         """Output parameters up to the first that is not there; the artifacts that are, saved under those keys."""
@@ -232,6 +252,9 @@ class Pod:
             source = entry.get("valueFrom") or {}
             path = os.path.join(made["cwd"], source["path"])
             place = plan.place(path)
+            if made["sandbox"] and not _own(plan, place):
+                gone.append(f"{source['path']} is outside of the sandbox")
+                break
             if place.is_dir():
                 folders.append(_directory(source["path"]))
                 found.parameters[entry["name"]] = ""
@@ -255,6 +278,9 @@ class Pod:
             found.parameters[entry["name"]] = text.removesuffix("\n")
         absent = ""
         for entry in outputs.get("artifacts") or []:
+            if made["sandbox"] and not _own(plan, plan.place(str(entry["path"]))):
+                absent += f"{entry['path']} is outside of the sandbox; "
+                continue
             absent += self._save(entry, plan, found, keys, repository)
         missing = next(iter(gone), absent)
         return found._replace(
@@ -298,6 +324,23 @@ def _rewritten(container: Mapping[str, Any], moved: Mapping[str, str], sources: 
     """The container's words for a pod without a root of its own; its mounts are where they come from."""
     own = {path: sources[place] for path, (place, _) in container["mounts"].items()}
     return json.loads(isolation.rewritten(json.dumps({**container, "mounts": {}}), {**moved, **own}))
+
+
+def _last(path: Path, limit: int) -> bytes:
+    """The end of a file that a pod wrote. Raises OSError, also where the pod has put something else there."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path}: is no file")
+        file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
+        return file.read(limit)
+
+
+def _own(plan: isolation.Plan, place: Path) -> bool:
+    """Is it in the pod's own folders or volumes, whatever links it made in them?"""
+    found = os.path.realpath(place)
+    own = [plan.root, *(source for source, _ in plan.mounts.values())]
+    return any(found == folder or found.startswith(f"{folder}/") for folder in map(os.path.realpath, own))
 
 
 def _in_volume(plan: isolation.Plan, path: str) -> bool:
