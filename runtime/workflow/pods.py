@@ -172,7 +172,7 @@ class Pod:
             self.folder / "root",
             _declared(template),
             {**mounts, **inputs},
-            [] if sandbox else [*words, *_sources(template)],
+            [*words, *_sources(template)],
             [] if sandbox else [str(cwd), str(self._run)],
             namespaces(),
             absent,
