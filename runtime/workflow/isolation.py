@@ -68,8 +68,8 @@ def plan(
 
     `keep`: paths of the machine that stay what they are, such as the working directory. Not `isolated`: folders of
     files are made, too, so that they can stand in for those of the machine; else the pod makes them, as on Argo.
-    `made`: folders that are made for it all the same. `private`: folders of the machine that it has for itself, empty; then
-    what it is told of in /tmp stays hidden, too.
+    `made`: folders that are made for it all the same. `private`: folders of the machine that it has for itself, empty;
+    then what it is told of in /tmp stays hidden, too.
     """
     declared = [os.path.normpath(path) for path in files if path.startswith("/")]
     words = list(words)

@@ -10,6 +10,7 @@ from typing import Any
 
 from runtime.workflow import cycles, environment, pod_rules, requests, schema, validate, volumes
 from runtime.workflow.expressions import ExpressionError
+from runtime.workflow.expressions.bounds import metered
 from runtime.workflow.fields import listed
 from runtime.workflow.library import Library, missing_secrets, with_defaults
 from runtime.workflow.reading import ReadError, read_text
@@ -104,7 +105,8 @@ def parse(source: Mapping[str, Any] | str, library: Library = NO_LIBRARY) -> Man
             source = read_text(source)[0].value
         except ReadError as error:
             raise ManifestError(str(error)) from None
-    found = tuple(problems(source, library))
+    with metered():
+        found = tuple(problems(source, library))
     if found:
         raise ManifestError(found[0].said, found)
     assert isinstance(source, Mapping)

@@ -1,8 +1,8 @@
 """Hostile manifests, parameters and outputs of pods: one line says what is wrong, or the run has an end.
 
-`run_case(seed)` makes a case of a recorded manifest, has it read, linted, run by the engine in virtual time (now and then
-by the executor, with pods of which only the files are made), written as status and log and folded again. What may come
-of it is named in `EXPECTED`; everything else, and what takes longer or more memory than is allowed, is a finding.
+`run_case(seed)` makes a case of a recorded manifest, has it read, linted, run by the engine in virtual time (now and
+then by the executor, with pods of which only the files are made), written as status and log and folded again. What may
+come of it is named in `EXPECTED`; everything else, and what takes longer or more memory than is allowed, is a finding.
 """
 
 import asyncio
@@ -47,32 +47,55 @@ class FindingError(Exception):
 
 
 TEXTS = [
-    "", " ", "\n", "0", "-0", "1", "-1", "1e3", "1e400", "1.50", "nan", "inf", "0x", "0x10", "99999999999999999999", "1" * 5000,
-    "9223372036854775807", "-9223372036854775808", "1h1h", "-5s", "1e9h", "10", "9" * 30 + "h", "true", "null", "~",
-    "{{", "}}", "{{}}", "{{=", "{{=}}", "{{=1", "{{item}}", "{{item.a}}", "{{inputs.parameters.x}}", "{{workflow.name}}",
-    "{{workflow.parameters}}", "{{inputs.parameters}}", "{{retries}}", "{{=item}}", "{{=inputs.parameters.x}}",
-    "{{steps.a.outputs.result}}", "{{tasks.a.outputs.parameters.x}}", "{{{{item}}}}", "{{a{{b}}}}", "{{" * 3000,
-    "{{=" + "(" * 3000 + "1" + ")" * 3000 + "}}", "{{=repeat('a', 900000)}}", "{{=sprig.until(900000)}}",
-    "{{=10 ** 10 ** 9}}", "{{=sprig.regexMatch('^(a+)+$', sprig.repeat(9999, 'a'))}}", "{{=toJson(workflow)}}",
-    "{{=map(1..900000, {string(#)})}}", "{{=reduce(1..2000, [#acc, #acc])}}", "{{=reduce(1..99, #acc + #acc, 'a')}}",
-    "[" * 3000, "[" * 3000 + "]" * 3000, "{\"a\":" * 3000, "[" + "1" * 5000 + "]", "[1e400, NaN]", "[null, 1.5, \"x\"]",
-    "[[], {}, \"\\ud800\", \"\\u0000\"]", "[{\"a\": {\"b\": [1]}}]", "{\"a\": 1}", "\"x\"", "[\"{{item}}\"]",
-    json.dumps(list(range(3000))), "a" * 300_000, "\0", "\x1b[31m", "\u2028", "\u00b2", "\u0663", "\u0130", "\U0001f600" * 90,
-    "it's", "\"", "\\", "'", "`", "../../x", "/etc/passwd", "a/b", "a.b", "a-b", "-", ".", "#", "a && b", "a.Succeeded || !b",
-    "(" * 3000, "!" * 3000, "a" + " && a" * 3000, "1 << 99", "1 % 0 == 1", "x in ('a', b)", "'a' =~ '('", "2 ** 9999 > 1",
-    "%d", "%s", "%999999999d", "%.999999999d", "%c", "%", "%q%d%%", "10Gi", "1" * 3000 + "x", "3m", "Always", "Failed",
+    "", " ", "\n", "0", "-0", "1", "-1", "1e3", "1e400", "1.50", "nan", "inf", "0x", "0x10", "99999999999999999999",
+    "1" * 5000, "9223372036854775807", "-9223372036854775808", "1h1h", "-5s", "1e9h", "10", "9" * 30 + "h", "true",
+    "null", "~", "{{", "}}", "{{}}", "{{=", "{{=}}", "{{=1", "{{item}}", "{{item.a}}", "{{inputs.parameters.x}}",
+    "{{workflow.name}}", "{{workflow.parameters}}", "{{inputs.parameters}}", "{{retries}}", "{{=item}}",
+    "{{=inputs.parameters.x}}", "{{steps.a.outputs.result}}", "{{tasks.a.outputs.parameters.x}}", "{{{{item}}}}",
+    "{{a{{b}}}}", "{{" * 3000, "{{=" + "(" * 3000 + "1" + ")" * 3000 + "}}", "{{=repeat('a', 900000)}}",
+    "{{=sprig.until(900000)}}", "{{=10 ** 10 ** 9}}", "{{=sprig.regexMatch('^(a+)+$', sprig.repeat(9999, 'a'))}}",
+    "{{=toJson(workflow)}}", "{{=map(1..900000, {string(#)})}}", "{{=reduce(1..2000, [#acc, #acc])}}",
+    "{{=reduce(1..99, #acc + #acc, 'a')}}", "[" * 3000, "[" * 3000 + "]" * 3000, "{\"a\":" * 3000,
+    "[" + "1" * 5000 + "]", "[1e400, NaN]", "[null, 1.5, \"x\"]", "[[], {}, \"\\ud800\", \"\\u0000\"]",
+    "[{\"a\": {\"b\": [1]}}]", "{\"a\": 1}", "\"x\"", "[\"{{item}}\"]", json.dumps(list(range(3000))), "a" * 300_000,
+    "\0", "\x1b[31m", "\u2028", "\u00b2", "\u0663", "\u0130", "\U0001f600" * 90, "it's", "\"", "\\", "'", "`",
+    "../../x", "/etc/passwd", "a/b", "a.b", "a-b", "-", ".", "#", "a && b", "a.Succeeded || !b", "(" * 3000,
+    "!" * 3000, "a" + " && a" * 3000, "1 << 99", "1 % 0 == 1", "x in ('a', b)", "'a' =~ '('", "2 ** 9999 > 1", "%d",
+    "%s", "%999999999d", "%.999999999d", "%c", "%", "%q%d%%", "10Gi", "1" * 3000 + "x", "3m", "Always", "Failed",
 ]  # fmt: skip
 """What is put into fields, parameters and outputs."""
 NAMES = [*(f"sprig.{name}" for name in SPRIG), *BUILTINS, *PREDICATES]
-OPERATORS = ["+", "-", "*", "/", "%", "**", "==", "<", "in", "contains", "matches", "&&", "||", "??", "..", "|", "^", "?:"]
+OPERATORS = [
+    "+",
+    "-",
+    "*",
+    "/",
+    "%",
+    "**",
+    "==",
+    "<",
+    "in",
+    "contains",
+    "matches",
+    "&&",
+    "||",
+    "??",
+    "..",
+    "|",
+    "^",
+    "?:",
+]
 KNOWN = {"a": 3, "b": "text", "l": [1, "b", None, [2.5]], "m": {"k": {"x": 1}}, "inputs.parameters.x": "7"}
 
 
 def expression(rng: random.Random, depth: int = 4) -> str:
     """Of expr-lang, mostly."""
     if depth == 0 or rng.random() < 0.2:
-        plain = ["1", "0", "-1", "1.5", "9223372036854775807", "1000000", "'x'", "'(a+)+$'", "''", "true", "nil", "[]", "{}",
-                 "a", "b", "l", "m", "#", "#acc", "m.k.x", "l[0]", "inputs.parameters.x", "'[1,[2]]'", "'$..a'", "unknown"]  # fmt: skip
+        plain = [
+            "1", "0", "-1", "1.5", "9223372036854775807", "1000000", "'x'", "'(a+)+$'", "''", "true", "nil", "[]",
+            "{}", "a", "b", "l", "m", "#", "#acc", "m.k.x", "l[0]", "inputs.parameters.x", "'[1,[2]]'", "'$..a'",
+            "unknown",
+        ]  # fmt: skip
         return rng.choice(plain)
 
     def inner() -> str:
@@ -87,16 +110,21 @@ def expression(rng: random.Random, depth: int = 4) -> str:
     pieces = {
         6: lambda: f"[{inner()}, {inner()}]",
         7: lambda: f"{{'k': {inner()}}}",
-        8: lambda: rng.choice([f"({inner()})", f"{inner()}[{inner()}]", f"{inner()}[{inner()}:]", f"let q = {inner()}; q",
-                               f"{inner()} ? {inner()} : {inner()}", f"!{inner()}", f"-{inner()}", f"{inner()} | {rng.choice(NAMES)}()"]),
+        8: lambda: rng.choice([f"({inner()})", f"{inner()}[{inner()}]", f"{inner()}[{inner()}:]",
+                               f"let q = {inner()}; q",
+                               f"{inner()} ? {inner()} : {inner()}", f"!{inner()}", f"-{inner()}",
+                               f"{inner()} | {rng.choice(NAMES)}()"]),
     }  # fmt: skip
     return pieces[kind]()
 
 
 def condition(rng: random.Random) -> str:
     """Of govaluate, mostly."""
-    words = ["a", "1", "'x'", "(", ")", "==", "!=", "&&", "||", "!", "-", "~", "<<", ">>", "**", "%", "in", "=~", "?", ":", ",", "true",
-             "0x1f", "1e5", "[a b]", "'2020-01-01'", "99999999999999999999", "+", "/", "^", "&", "??", "'('"]  # fmt: skip
+    words = [
+        "a", "1", "'x'", "(", ")", "==", "!=", "&&", "||", "!", "-", "~", "<<", ">>", "**", "%", "in", "=~", "?",
+        ":", ",", "true", "0x1f", "1e5", "[a b]", "'2020-01-01'", "99999999999999999999", "+", "/", "^", "&", "??",
+        "'('",
+    ]  # fmt: skip
     return " ".join(rng.choice(words) for _ in range(rng.randrange(1, 12)))
 
 
@@ -138,7 +166,9 @@ def recorded() -> list[list[Any]]:
 
 def places(node: Any) -> Iterator[tuple[Any, Any]]:
     """(container, key) of everything in it."""
-    for key, inner in list(node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()):
+    for key, inner in list(
+        node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    ):
         yield node, key
         yield from places(inner)
 
@@ -173,10 +203,26 @@ def manifest_text(rng: random.Random) -> str:
     given = "\n---\n".join(json.dumps(one) for one in documents)
     if rng.random() < 0.1:
         at = rng.randrange(len(given))
-        hostile = ["[" * 5000, "{" * 5000, "&a [*a]", "*a", "\t", "\0", "!!python/object:os.system {}", "<<: 1", ": ", "]" * 9, "\ud800"]
+        hostile = [
+            "[" * 5000,
+            "{" * 5000,
+            "&a [*a]",
+            "*a",
+            "\t",
+            "\0",
+            "!!python/object:os.system {}",
+            "<<: 1",
+            ": ",
+            "]" * 9,
+            "\ud800",
+        ]
         given = given[:at] + rng.choice(hostile) + given[at + rng.randrange(3) :]
     if rng.random() < 0.02:
-        given = "l0: &l0 [x, x, x]\n" + "".join(f"l{n}: &l{n} [*l{n - 1}, *l{n - 1}, *l{n - 1}]\n" for n in range(1, 30)) + given
+        given = (
+            "l0: &l0 [x, x, x]\n"
+            + "".join(f"l{n}: &l{n} [*l{n - 1}, *l{n - 1}, *l{n - 1}]\n" for n in range(1, 30))
+            + given
+        )
     return given
 
 
@@ -265,7 +311,9 @@ async def execute_it(rng: random.Random, manifest: dict[str, Any], library: Libr
 def with_executor(source: Any) -> bool:
     """Can it run without a network, a clock and a service?"""
     words = json.dumps(source)
-    return not any(word in words for word in ("http", "s3", "git", "suspend", "daemon", "synchron", "hostPath", "memoize"))
+    return not any(
+        word in words for word in ("http", "s3", "git", "suspend", "daemon", "synchron", "hostPath", "memoize")
+    )
 
 
 def run_case(seed: int) -> str:
@@ -309,7 +357,9 @@ def run_case(seed: int) -> str:
 
 def library_of(objects: list[Any]) -> Library:
     """Of what can be one."""
-    whole = [one for one in objects if isinstance(one, dict) and isinstance(one.get("metadata"), dict) and one.get("kind")]
+    whole = [
+        one for one in objects if isinstance(one, dict) and isinstance(one.get("metadata"), dict) and one.get("kind")
+    ]
     return Library.of(whole)
 
 
@@ -331,15 +381,15 @@ def one_line(error: Exception) -> None:
         raise FindingError(f"more than one line: {error}")
 
 
-def limited(seed: int, case: Callable[[int], str] = run_case) -> str:
+def limited(seed: int, case: Callable[[int], str] = run_case, limit_s: float = LIMIT_S) -> str:
     """The case, within its time. Raises FindingError with the seed for everything that may not be."""
 
     def late(*_: Any) -> None:
-        raise TimeoutError(f"longer than {LIMIT_S} s")
+        raise TimeoutError(f"longer than {limit_s} s")
 
     recorded()
     before = [signal.signal(number, late) for number in (signal.SIGPROF, signal.SIGALRM)]
-    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
     signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
     try:
         return case(seed)

@@ -13,9 +13,9 @@ from typing import Any
 
 from runtime.workflow.expressions.errors import ExpressionError, ExpressionSyntaxError
 
-WORK = 6_000_000
-"""Steps of all that follows from one event: some seconds. A node of an expression is one, as is a value that a function
-goes through."""
+WORK = 2_000_000
+"""Steps of all that follows from one event, and of a manifest's check: some seconds. A node of an expression is one, as
+is a value that a function goes through."""
 EVALUATION, TOKEN = 20, 8
 """Steps of every evaluation, and of a token that is read."""
 SUBSTITUTED = 64 << 20
