@@ -209,7 +209,7 @@ def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypo
         left = dict(values)
         parameters = []
         for entry in arguments.get("parameters") or []:
-            if entry.get("name") in left:
+            if isinstance(entry.get("name"), str) and entry["name"] in left:
                 entry = {key: value for key, value in entry.items() if key != "valueFrom"}
                 entry["value"] = left.pop(entry["name"])
             parameters.append(entry)

@@ -147,8 +147,8 @@ class Problem(NamedTuple):
 
     @property
     def said(self) -> str:
-        """`path: message`, of whom it is first."""
-        return ": ".join(filter(None, (self.of, dotted(self.where), self.message)))
+        """`path: message`, of whom it is first: one line."""
+        return " ".join(": ".join(filter(None, (self.of, dotted(self.where), self.message))).splitlines())
 
 
 class _Field(NamedTuple):
@@ -185,6 +185,8 @@ def _typed(value: Any, declared: str, where: Where) -> Iterator[Problem]:
             yield Problem(where, f"must be a list, not {_told(value)}")
             return
         for index, item in enumerate(value):
+            if item is None and declared[1:-1] in KINDS:
+                yield Problem((*where, index), "must be a mapping, not null")
             yield from _typed(item, declared[1:-1], (*where, index))
     elif declared[0] == "{":
         if not isinstance(value, Mapping):

@@ -98,7 +98,7 @@ def test_a_step_outlives_a_clock_that_is_set_forward_by_an_hour(
     monkeypatch.chdir(tmp_path)
     real, folder = time.time, tmp_path / "runs/w"
 
-    def told(kind: type, node: str) -> bool:
+    def told(kind: type[PodStarted] | type[PodEnded], node: str) -> bool:
         return any(isinstance(one, kind) and one.node == node for one in read_events(folder / "events.jsonl"))
 
     async def set_forward() -> Phase:

@@ -1,5 +1,6 @@
 """What a manifest, a parameter or a pod's output may hold: a node fails in one line, or the manifest is refused."""
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -251,7 +252,7 @@ def test_a_hundred_thousand_brackets_end_neither_command(
 
 
 @pytest.mark.parametrize("output", ["a-folder-of-megabytes", "a-pipe", "a-link-to-itself"])
-async def test_an_output_that_is_no_small_file_fails_its_node(
+def test_an_output_that_is_no_small_file_fails_its_node(
     output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -268,7 +269,7 @@ async def test_an_output_that_is_no_small_file_fails_its_node(
             "outputs": {"parameters": [{"name": "o", "valueFrom": {"path": "/tmp/o"}}]},
         }
     ]
-    result = await execute(source, RunOptions(name="w", runs=tmp_path / "runs"))
+    result = asyncio.run(execute(source, RunOptions(name="w", runs=tmp_path / "runs")))
     assert result.phase is Phase.ERROR
     assert result.message.startswith("wait: Error (exit code 64): /tmp/o is ")
 
@@ -286,14 +287,14 @@ def test_what_a_pod_prints_is_read_from_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["command", "env"])
-async def test_a_zero_byte_fails_the_node(field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zero_byte_fails_the_node(field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     container: dict[str, Any] = {"image": "i", "command": ["echo", "a\0b" if field == "command" else "x"]}
     if field == "env":
         container["env"] = [{"name": "A", "value": "a\0b"}]
     source = {**yaml.safe_load(ARGUMENT)}
     source["spec"] = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
-    result = await execute(source, RunOptions(name="w", runs=tmp_path / "runs"))
+    result = asyncio.run(execute(source, RunOptions(name="w", runs=tmp_path / "runs")))
     assert result.phase.bad
     assert "\n" not in result.message
 

@@ -49,9 +49,13 @@ def _followed(document: Any, path: str, meter: Meter) -> Any:
 
 
 def _descent(value: Any) -> Iterator[Any]:
-    yield value
-    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _descent(below)
+    """It, and all below it, from the top."""
+    left = [value]
+    while left:
+        value = left.pop()
+        yield value
+        below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        left += reversed(list(below))
 
 
 def _children(value: Any, step: re.Match[str]) -> list[Any]:

@@ -1,0 +1,1 @@
+"""What `make accept-hardening` prints, a module for each part."""
