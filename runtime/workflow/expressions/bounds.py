@@ -13,11 +13,11 @@ from typing import Any
 
 from runtime.workflow.expressions.errors import ExpressionError, ExpressionSyntaxError
 
-WORK = 2_000_000
-"""Steps of all that follows from one event, and of a manifest's check: some seconds. A node of an expression is one, as
-is a value that a function goes through."""
-EVALUATION, TOKEN = 20, 8
-"""Steps of every evaluation, and of a token that is read."""
+WORK, EVENT = 500_000, 1_000_000
+"""Steps of one evaluation, and of all that follows from one event or belongs to one manifest's check: some seconds. A
+node of an expression is one, as is a value that a function goes through."""
+EVALUATION, TOKEN, CALL = 10, 2, 4
+"""Steps of every evaluation, of a token that is read, and of calling a function."""
 SUBSTITUTED = 64 << 20
 """Characters of all texts that are made by tags after one event."""
 MADE = 1_000_000
@@ -42,8 +42,8 @@ INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 class Meter:
     """What may still be done."""
 
-    def __init__(self) -> None:
-        self.left = WORK
+    def __init__(self, work: int) -> None:
+        self.left = work
         self._text = SUBSTITUTED
 
     def write(self, characters: int) -> None:
@@ -83,6 +83,17 @@ class Meter:
         return below
 
 
+@contextmanager
+def of_one_evaluation(event: Meter) -> Iterator[Meter]:
+    """A meter of its own, whose work the event's pays."""
+    own = Meter(min(WORK, event.left))
+    before = own.left
+    try:
+        yield own
+    finally:
+        event.left -= before - own.left
+
+
 _meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
 
 
@@ -91,9 +102,12 @@ def metered() -> Iterator[Meter]:
     """A meter; all inside of it goes by the outermost one. Raises ExpressionError for what is nested too deep."""
     outer = _meter.get()
     if outer is not None:
-        yield outer
+        try:
+            yield outer
+        except RecursionError:
+            raise ExpressionError(TOO_DEEP) from None
         return
-    meter, recursion = Meter(), sys.getrecursionlimit()
+    meter, recursion = Meter(EVENT), sys.getrecursionlimit()
     token = _meter.set(meter)
     sys.setrecursionlimit(max(recursion, RECURSION))
     try:

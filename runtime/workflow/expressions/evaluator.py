@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 
 from lark import Token, Tree
 
-from runtime.workflow.expressions.bounds import CHARACTERS_A_STEP, EVALUATION, Meter, int64, metered
+from runtime.workflow.expressions.bounds import (
+    CALL,
+    CHARACTERS_A_STEP,
+    EVALUATION,
+    Meter,
+    int64,
+    metered,
+    of_one_evaluation,
+)
 from runtime.workflow.expressions.builtins import AT_ONCE, BUILTINS, PREDICATES
 from runtime.workflow.expressions.errors import ExpressionError, ExpressionSyntaxError, UnknownNameError, pointed
 from runtime.workflow.expressions.expr_grammar import parse, unquoted
@@ -34,7 +42,7 @@ def evaluate(text: str, environment: Mapping[str, Any], functions: Mapping[str, 
     `functions` are callables by name, or maps of them (sprig.). Raises ExpressionSyntaxError, UnknownNameError where
     a name or function is not bound, ExpressionError where the values do not fit, or the bounds are passed.
     """
-    with metered() as meter:
+    with metered() as event, of_one_evaluation(event) as meter:
         meter.spend(EVALUATION)
         tree = parse(text)
         expanded = environment if isinstance(environment, Expanded) else expand(environment)
@@ -289,6 +297,7 @@ class _Run:
             function = function.get(member) if isinstance(function, Mapping) else None
         if function is None:
             raise UnknownNameError(pointed(f"unknown name {name}", self._source, _place(place)))
+        self._meter.spend(CALL)
         for argument in arguments if name not in AT_ONCE else ():
             self._meter.weigh(argument)
         try:
