@@ -350,7 +350,7 @@ def run_case(seed: int) -> str:
             assert len(os.fsencode(f"{status.log_name(engine, node)}.log")) <= 255
     again = Engine(parse(source, library), created)
     for event in told:
-        again.advance(event) if isinstance(event, float) else again.handle(event)
+        again.advance(event) if isinstance(event, int | float) else again.handle(event)
     if [(n.name, n.phase) for n in again.nodes.values()] != [(n.name, n.phase) for n in engine.nodes.values()]:
         raise FindingError("the log gives another state")
     return engine.phase.value

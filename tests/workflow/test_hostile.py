@@ -300,18 +300,18 @@ def test_a_zero_byte_fails_the_node(field: str, tmp_path: Path, monkeypatch: pyt
 
 
 def test_deadlines_and_retries_that_are_no_numbers_fail_their_node() -> None:
-    source = yaml.safe_load(ARGUMENT)
     for field in ({"activeDeadlineSeconds": "{{inputs.parameters.x}}"},
                   {"retryStrategy": {"limit": "{{inputs.parameters.x}}"}},
                   {"retryStrategy": {"backoff": {"duration": "9" * 40, "factor": 9}}},
                   {"timeout": "{{inputs.parameters.x}}s"}):  # fmt: skip
+        source = yaml.safe_load(ARGUMENT)
         source["spec"]["templates"][1] |= field
         source["spec"]["templates"][0]["steps"][0][0]["arguments"]["parameters"][0]["value"] = "1e999"
         try:
-            engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
+            engine = Engine(parse(source), RunCreated(1.0, "w", "u"))
         except ManifestError:
             continue
-        for now in range(1, 6):
+        for now in range(2, 6):
             for node in engine.pending():
                 engine.handle(PodStarted(float(now), node.name, 7, 7))
                 engine.handle(PodEnded(float(now), node.name, 1))
