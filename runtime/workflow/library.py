@@ -89,6 +89,8 @@ class Library:
             if reference.get("optional"):
                 return {}
             raise NotThereError(f"there is no {kind} {reference.get('name')!r} in these files")
+        if not isinstance(found.get("data") or {}, Mapping) or not isinstance(found.get("stringData") or {}, Mapping):
+            raise NotThereError(f"{kind} {reference.get('name')!r} has data that is no map")
         values = {str(key): str(value) for key, value in (found.get("data") or {}).items()}
         if kind == "Secret":
             values = {key: base64.b64decode(value).decode(errors="replace") for key, value in values.items()}

@@ -255,11 +255,11 @@ class Pod:
             if made["sandbox"] and not _own(plan, place):
                 gone.append(f"{source['path']} is outside of the sandbox")
                 break
-            if place.is_dir():
+            if os.path.isdir(place):
                 folders.append(_directory(source["path"]))
                 found.parameters[entry["name"]] = ""
                 continue
-            if place.exists() and not place.is_file():
+            if os.path.exists(place) and not os.path.isfile(place):
                 gone.append(f"{source['path']} is no regular file")
                 break
             try:

@@ -185,8 +185,8 @@ def _typed(value: Any, declared: str, where: Where) -> Iterator[Problem]:
             yield Problem(where, f"must be a list, not {_told(value)}")
             return
         for index, item in enumerate(value):
-            if item is None and declared[1:-1] in KINDS:
-                yield Problem((*where, index), "must be a mapping, not null")
+            if item is None and not declared.startswith(("[[", "[any")):
+                yield Problem((*where, index), "must not be null")
             yield from _typed(item, declared[1:-1], (*where, index))
     elif declared[0] == "{":
         if not isinstance(value, Mapping):
