@@ -199,13 +199,14 @@ def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypo
     """The workflow with parameters of the command line, and another entrypoint."""
     given = source.get("spec") or {}
     told = given.get("arguments") or {} if isinstance(given, Mapping) else None
-    if not isinstance(told, Mapping) or not all(isinstance(one, Mapping) for one in told.get("parameters") or []):
+    declared = (told.get("parameters") or []) if isinstance(told, Mapping) else None
+    if not isinstance(declared, list) or not all(isinstance(one, Mapping) for one in declared):
         return dict(source)  # Nobody can run it; `parse` says so.
     spec = dict(given)
     if entrypoint:
         spec["entrypoint"] = entrypoint
     if values:
-        arguments = dict(spec.get("arguments") or {})
+        arguments = dict(told or {})
         left = dict(values)
         parameters = []
         for entry in arguments.get("parameters") or []:

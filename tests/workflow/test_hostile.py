@@ -189,7 +189,9 @@ def test_the_attacks_arguments_fail_their_step_and_nothing_else() -> None:
             engine = Engine(parse(ARGUMENT.replace("EXPRESSION", "{{=" + expression + "}}")), RunCreated(0.0, "w", "u"))
         except ManifestError:
             continue
-        assert engine.phase is Phase.FAILED or engine.pending()
+        assert engine.phase.bad or engine.pending(), [
+            (one.name, one.phase, one.message) for one in engine.nodes.values()
+        ]
 
 
 @pytest.mark.parametrize("text", ["(" * 5_000 + "1 == 1" + ")" * 5_000, " && ".join(["1 == 1"] * 3_000)])
