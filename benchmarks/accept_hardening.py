@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
 from benchmarks.acceptance import Line, asked, chosen, judge, proven
-from benchmarks.hardening import brain, damage, files, journal, sockets, supply
+from benchmarks.hardening import brain, damage, engine, files, journal, sockets, supply
 
-PARTS = (brain, damage, journal, sockets, files, supply)
+PARTS = (brain, damage, journal, sockets, files, engine, supply)
 PROVEN: Mapping[str, tuple[str, ...]] = dict(chain.from_iterable(part.PROVEN.items() for part in PARTS))
 """Promise -> the tests that prove it, in the words of `acceptance.proven`."""
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = dict(

@@ -24,6 +24,8 @@ from runtime.terminal import as_text
 if TYPE_CHECKING:
     from hera.workflows import Workflow
 
+    from runtime.workflow.sandbox import Sandbox
+
 C = TypeVar("C")
 
 
@@ -67,6 +69,11 @@ class Submission:
     """Directory of the run folders."""
     env: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Local: a variable of this shell that pods get besides the usual ones (docs/local-runs.md); NAME* for more."""
+    sandbox: Annotated[bool, SWITCH] = False
+    """Local: shut the steps' processes in: they see no home and no other process, write only to folders of their own
+    and the store, and have no privileges."""
+    no_network: Annotated[bool, SWITCH] = False
+    """With --sandbox: without a network, either."""
     watch: Annotated[bool, SWITCH] = False
     """Argo: show the run until it ends; so it is without --detach. Ctrl-C leaves it running."""
     detach: Annotated[bool, SWITCH] = False
@@ -92,6 +99,12 @@ class Submission:
             raise BadInput("--watch and --detach: say one of them")
         if self.detach and self.logs:
             raise BadInput("--logs and --detach: who does not wait sees no logs")
+        if self.no_network and not self.sandbox:
+            raise BadInput("--no-network: goes with --sandbox")
+        if target != "local" and self.sandbox:
+            raise BadInput(
+                f"--sandbox: only for the target local; pods of a cluster are shut in (target {target}, {reason})"
+            )
         if target == "local":
             plain = Submission()
             names = ("watch", "detach", "logs", "namespace", "service_account", "image", "image_pull_secret",
@@ -197,6 +210,16 @@ def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
     return manifest
 
 
+def _sandbox(how: Submission) -> "Sandbox | None":
+    from runtime.workflow.sandbox import Sandbox
+
+    if not how.sandbox:
+        return None
+    store = absolute(how.store)
+    writable = () if "://" in store and not store.startswith("file://") else (store.removeprefix("file://"),)
+    return Sandbox(not how.no_network, writable)
+
+
 def _run_here(manifest: dict[str, Any], name: str, how: Submission, reason: str) -> int:
     from runtime.platform.process import end_nodes
     from runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run
@@ -212,16 +235,20 @@ def _run_here(manifest: dict[str, Any], name: str, how: Submission, reason: str)
     except StoreError as error:
         raise BadInput(str(error)) from None
     print(f"{name} · target local ({reason}) · store {how.store}", file=sys.stderr)
+    sandbox = _sandbox(how)
     try:
         with watch() as show:
-            options = RunOptions(name, Path(how.runs), on_change=show, variables=variables, limits=limits)
+            options = RunOptions(
+                name, Path(how.runs), on_change=show, sandbox=sandbox, variables=variables, limits=limits
+            )
             result = run(manifest, options)
     except ManifestError as error:
         raise BadInput(str(error)) from None
     except CannotWriteError as error:
         print(f"python {sys.argv[0]}: {error}", file=sys.stderr)
         return TRY_AGAIN
-    end_nodes(folder)
+    if sandbox is None:  # Else they ended with their pod, and what is told of them is a pod's word.
+        end_nodes(folder)
     for name, value in result.outputs.items():
         print(f"{name}: {as_text(value)}", file=sys.stderr)
     report = folder / "report.html"

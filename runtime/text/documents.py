@@ -24,6 +24,10 @@ from runtime.text.files import Kind
 
 _BUFFER = 1 << 20
 _ROWS = 256
+LINE = 64 << 20
+"""Bytes of the longest line that is read: some kilobytes of compressed data may hold hundreds of megabytes without a
+line break. A longer one is a bad document."""
+_LONG = b"\0 a line that was left out"
 _WINDOW = 1 << 31
 """Of Zstandard, as --long=31 writes it."""
 Texts = tuple[str | None, ...]
@@ -121,6 +125,8 @@ class Reader:
         if not line.strip():
             return None
         try:
+            if line.startswith(_LONG):
+                raise _BadDocument(f"a line of more than {LINE >> 20} MiB; split or remove it")
             return self._texts(_json(line))
         except _BadDocument as error:
             if self._skip_bad:
@@ -214,19 +220,33 @@ def _lines_of(part: Piece, watch: Callable[["_Window"], None]) -> Iterator[bytes
     """The lines whose preceding line break lies in the piece, empty ones too."""
     with ExitStack() as stack:
         head = _opened(part, part.start, part.end, stack, watch)
-        if part.start and not head.readline().endswith(b"\n"):
+        if part.start and not _line(head).endswith(b"\n"):
             return  # in the middle of a line that began before
         line = b"\n"
-        for line in head:
+        for line in iter(lambda: _line(head), b""):
             if line.endswith(b"\n"):
                 yield line
         if part.end < part.size:
-            rest = _opened(part, part.end, part.size, stack).readline()
-            line = rest if line.endswith(b"\n") else line + rest
+            rest = _line(_opened(part, part.end, part.size, stack))
+            if not line.endswith(b"\n"):
+                long = line.startswith(_LONG) or rest.startswith(_LONG) or len(line) + len(rest) > LINE
+                rest = _LONG if long else line + rest
+            line = rest
             if line:
                 yield line
         elif not line.endswith(b"\n"):
             yield line
+
+
+def _line(stream: Any) -> bytes:
+    """The next line; empty at the end. Of one longer than LINE nothing is kept: _LONG stands for it."""
+    line = stream.readline(LINE)
+    if len(line) < LINE or line.endswith(b"\n"):
+        return line
+    while rest := stream.readline(_BUFFER):
+        if rest.endswith(b"\n"):
+            return _LONG + b"\n"
+    return _LONG
 
 
 def _opened(

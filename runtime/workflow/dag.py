@@ -174,7 +174,7 @@ class DagRun:
 
     def _loop(self, task: Mapping[str, Any], resolved: Mapping[str, Any], scope: Scope, now: float) -> None:
         try:
-            items = expand(resolved, {**self._engine.variables.globals(now)})
+            items = expand(resolved, {**self._engine.variables.globals(now)}, self._engine.room())
         except ExpressionError as error:
             self._skip(task, Phase.ERROR, str(error), now)
             return

@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 from runtime.workflow.containers import Ended, verdict
-from runtime.workflow.durations import DurationError, seconds
+from runtime.workflow.durations import DurationError, seconds, whole
 from runtime.workflow.events import NodeSet, NodesResumed, PodEnded
+from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import listed
 from runtime.workflow.nodes import Node, NodeType, Outputs, Phase
@@ -18,7 +19,7 @@ NOT_SET = "raw output parameter '{}' has not been set and does not have a defaul
 
 
 def begun(engine: "Engine", node: Node, now: float) -> None:
-    """A leaf's node was just made: set its timers."""
+    """A leaf's node was just made: set its timers. What says that it may run no time that can be read is an error."""
     if node.spec.get("containerSet"):
         make_containers(engine, node, now)
     if (engine.late or engine.shutdown) and not engine.in_exit(node):
@@ -29,6 +30,11 @@ def begun(engine: "Engine", node: Node, now: float) -> None:
             engine.wake(now + seconds(node.spec["timeout"]), "timeout", node.name)
     except DurationError as error:
         _raise(engine, node, f"invalid timeout format {error}", now)
+        return
+    try:
+        whole(node.spec.get("activeDeadlineSeconds") or 0)
+    except ExpressionError as error:
+        _raise(engine, node, str(error), now)
         return
     if node.type is NodeType.SUSPEND:
         declared = listed(node.spec, "outputs", "parameters")
@@ -48,7 +54,7 @@ def set_deadline(engine: "Engine", node: Node, now: float) -> None:
     """A pod runs: from now on its activeDeadlineSeconds count."""
     limit = node.spec.get("activeDeadlineSeconds")
     if limit is not None:
-        engine.wake(now + float(limit), "deadline", node.name)
+        engine.wake(now + whole(limit), "deadline", node.name)
 
 
 def timed_out(engine: "Engine", node: Node, kind: str, now: float) -> None:

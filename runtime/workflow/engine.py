@@ -26,12 +26,13 @@ from runtime.workflow.events import (
     ShutdownAsked,
 )
 from runtime.workflow.expressions import ExpressionError
+from runtime.workflow.expressions.bounds import metered
 from runtime.workflow.gates import Found
 from runtime.workflow.hooks import Hooks
 from runtime.workflow.limits import Limits
 from runtime.workflow.making import Gate, Maker
 from runtime.workflow.manifest import Manifest
-from runtime.workflow.nodes import Node, NodeType, Phase
+from runtime.workflow.nodes import MOST, Node, NodeType, Phase
 from runtime.workflow.retries import RetryRun
 from runtime.workflow.root import Root
 from runtime.workflow.steps import StepsRun
@@ -68,6 +69,8 @@ class Engine:
         self.name = created.name
         self.uid = created.uid
         self.created = created.time
+        self.now = created.time
+        """The newest time that it was told."""
         self.lives = 0
         self.kept: dict[str, Node] = {}
         self._begin(created.time)
@@ -146,12 +149,14 @@ class Engine:
 
     def advance(self, now: float) -> None:
         """Do what is due at `now`, until nothing is."""
-        while True:
-            self._work(now)
-            if not self._timers or self._timers[0][0] > now or self.finished:
-                return
-            _, _, kind, name = heapq.heappop(self._timers)
-            self._timer(kind, name, now)
+        self.now = now
+        with metered():
+            while True:
+                self._work(now)
+                if not self._timers or self._timers[0][0] > now or self.finished:
+                    return
+                _, _, kind, name = heapq.heappop(self._timers)
+                self._timer(kind, name, now)
 
     def next_deadline(self) -> float | None:
         """When `advance` has something to do without an event."""
@@ -213,6 +218,10 @@ class Engine:
     def running(self) -> list[Node]:
         """Pods that run."""
         return list(self._running.values())
+
+    def room(self) -> int:
+        """How many nodes more the run may have."""
+        return MOST - len(self.nodes)
 
     def open_pods(self) -> int:
         """How many pods have not ended."""

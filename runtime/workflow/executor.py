@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from runtime import faults
 from runtime.rotate import Rotation
-from runtime.workflow import artifacts, asks, leftovers, readiness, runfolder, status
+from runtime.workflow import artifacts, asks, clock, leftovers, readiness, runfolder, status
 from runtime.workflow.archives import LIMITS, Limits
 from runtime.workflow.containers import probe_of
 from runtime.workflow.engine import Engine
@@ -33,7 +33,9 @@ from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.manifest import NO_LIBRARY, Manifest, parse
 from runtime.workflow.nodes import Node, Phase
 from runtime.workflow.pods import NOT_STARTED, PodError, namespaces
-from runtime.workflow.runner import Processes, Runner
+from runtime.workflow.runner import Processes, Runner, start_time
+from runtime.workflow.sandbox import Sandbox
+from runtime.workflow.sandbox import check as check_sandbox
 from runtime.workflow.shared import Shared
 
 LOOK_EVERY_S = 0.3
@@ -62,6 +64,8 @@ class RunOptions:
     """Called after each change, and about twice a second while pods run."""
     restart: str = ""
     """Of a run that has ended: nodes (as `asks` selects them) that run again although they succeeded."""
+    sandbox: Sandbox | None = None
+    """Pods are shut in."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Of a run that has ended: other values of the workflow's parameters."""
     variables: tuple[str, ...] = ()
@@ -93,9 +97,12 @@ async def execute(
     """Run the manifest to its end, or take up the unfinished run of that name. `signals` stop it.
 
     `runner`: of the pods; processes of this machine, if none is given. Raises ManifestError: it cannot be run here, the
-    name belongs to a run of another manifest, or somebody runs it; CannotWriteError: nothing can be written.
+    name belongs to a run of another manifest, or somebody runs it; NoSandboxError where there can be none;
+    CannotWriteError: nothing can be written.
     """
     manifest = parse(source, options.library)
+    if options.sandbox:
+        check_sandbox()
     with runfolder.writable(options.runs, options.name):
         return await _execute(manifest, source, options, signals, runner or Processes())
 
@@ -103,9 +110,10 @@ async def execute(
 async def _execute(
     manifest: Manifest, source: dict[str, Any], options: RunOptions, signals: Sequence[signal.Signals], runner: Runner
 ) -> RunResult:
-    folder = runfolder.enter(options.runs.absolute(), options.name, source)
+    folder = runfolder.enter(options.runs.absolute(), options.name, source, options.sandbox)
     with runfolder.lock(folder):
-        runfolder.begin(folder, source, options.library, options.path, options.variables)
+        given = runfolder.Beside(options.library, tuple(options.path), options.variables, options.sandbox)
+        runfolder.begin(folder, source, given)
         executor = _Executor(manifest, options, folder, runner)
         await executor.run(signals)
         return executor.result()
@@ -118,9 +126,10 @@ class _Executor:
         self._options = options
         self._folder = folder
         before = list(read_events(folder / "events.jsonl"))
+        self._clock = clock.resumed(before, start_time)
         self._log = EventLog(folder / "events.jsonl")
         if not before:
-            before = [RunCreated(time.time(), options.name, str(uuid.uuid4()))]
+            before = [RunCreated(self._clock.now(), options.name, str(uuid.uuid4()))]
             self._append(before[0])
         first, *rest = before
         assert isinstance(first, RunCreated)
@@ -129,14 +138,16 @@ class _Executor:
             self.engine.handle(event)
         if self.engine.finished and (options.restart or self.engine.phase is not Phase.SUCCEEDED):
             again = asks.succeeded(self.engine, options.restart)
-            self._record(RunResumed(time.time(), again, dict(options.parameters)))
+            self._record(RunResumed(self._clock.now(), again, dict(options.parameters)))
         self._changed = asyncio.Event()
         self._runner = runner
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._loaded: set[str] = set()
-        self._launch = Launch(self.engine, folder, options.path, options.variables, options.limits)
+        self._launch = Launch(
+            self.engine, folder, self._clock, options.path, options.variables, options.limits, options.sandbox
+        )
         self._shared = Shared(folder.parent, options.name)
         self._holding = self._shared.held()
         self._status = status.Writer(self.engine, folder)
@@ -175,7 +186,7 @@ class _Executor:
                 if self._unwritten:
                     raise self._unwritten
                 self._act()
-                self._write(time.time())
+                self._write(time.monotonic())
                 if self.engine.finished:
                     break
                 await self._wait()
@@ -195,23 +206,24 @@ class _Executor:
 
     async def _wait(self) -> None:
         """For a change, the engine's next deadline, or the time to write the status."""
-        due = [self._written + self._status.every_s] if self._stale else []
+        waits = [self._written + self._status.every_s - time.monotonic()] if self._stale else []
         deadline = self.engine.next_deadline()
-        due += [] if deadline is None else [deadline]
-        due += [time.time() + LOOK_EVERY_S] if self.engine.gates else []
+        waits += [] if deadline is None else [deadline - self._clock.now()]
+        waits += [LOOK_EVERY_S] if self.engine.gates else []
         try:
-            async with asyncio.timeout(max(0.0, min(due) - time.time()) if due else None):
+            async with asyncio.timeout(max(0.0, min(waits)) if waits else None):
                 await self._changed.wait()
         except TimeoutError:
-            if deadline is not None and deadline <= time.time():
+            now = self._clock.now()
+            if deadline is not None and deadline <= now:
                 self._stale = True
-                self.engine.advance(time.time())
+                self.engine.advance(now)
 
     def _write(self, now: float) -> None:
         """The status, if it changed and is old enough."""
         if self._stale and now - self._written >= self._status.every_s:
             self._status.write()
-            self._written, self._stale = time.time(), False
+            self._written, self._stale = time.monotonic(), False
 
     def _append(self, event: Event) -> None:
         facts = {"event": type(event).__name__}
@@ -259,7 +271,7 @@ class _Executor:
                 self._shared.release(name)
                 self._holding.discard(name)
         for name, gate in list(self.engine.gates.items()):
-            now = time.time()
+            now = self._clock.now()
             if gate.memo is not None:
                 found = self._shared.remembered(gate.memo, now)
                 self._record(GateOpened(now, name, found.hit, found.parameters, found.artifacts, found.result))
@@ -277,7 +289,7 @@ class _Executor:
                 self._loaded.add(node.name)
         except artifacts.ArtifactError as error:
             said = f"init: Error (exit code 64): {error}"
-            self._record(PodEnded(time.time(), node.name, None, error=said))
+            self._record(PodEnded(self._clock.now(), node.name, None, error=said))
         finally:
             self._changed.set()
         del self._loading[node.name]
@@ -289,12 +301,12 @@ class _Executor:
         for node in nodes:
             pod = self._launch.pod(node)
             if found := pod.claimed():
-                self._record(PodStarted(time.time(), node.name, *found))
+                self._record(PodStarted(self._clock.now(), node.name, *found))
                 continue
             try:
                 requests.append(self._launch.request(node))
                 asked[str(pod.claim)] = node
-            except (PodError, NotThereError) as error:
+            except (PodError, NotThereError, ValueError) as error:  # ValueError: a number that is none.
                 self._cannot(node, error)
         for claim, answer in self._runner.start(requests).items() if requests else ():
             node = asked[claim]
@@ -304,13 +316,13 @@ class _Executor:
                 self._cannot(node, error)
                 continue
             faults.point("executor.after_start", node=node.name)
-            self._record(PodStarted(time.time(), node.name, pid, began))
+            self._record(PodStarted(self._clock.now(), node.name, pid, began))
 
     def _cannot(self, node: Node, error: Exception) -> None:
         log = self._launch.pod(node).log
         log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(f"{error}\n")
-        self._record(PodEnded(time.time(), node.name, NOT_STARTED, said=str(error)))
+        log.write_text(f"{error}\n", errors="replace")
+        self._record(PodEnded(self._clock.now(), node.name, NOT_STARTED, said=str(error)))
 
     async def _watch(self, node: Node) -> None:
         """Until the pod has ended and that is recorded."""
@@ -338,13 +350,13 @@ class _Executor:
 
     async def _ask_ready(self, node: Node, probe: Mapping[str, Any]) -> None:
         await readiness.passed(probe)
-        self._record(PodReady(time.time(), node.name))
+        self._record(PodReady(self._clock.now(), node.name))
         self._changed.set()
 
     def _asked_to_stop(self) -> None:
         strategy = "Terminate" if self.engine.shutdown else "Stop"
         try:
-            self._record(ShutdownAsked(time.time(), strategy))
+            self._record(ShutdownAsked(self._clock.now(), strategy))
             self._status.write()
         except OSError as error:  # Nobody would hear of it: this is called by the event loop.
             self._unwritten = error
@@ -378,7 +390,7 @@ class _Executor:
     def _hear(self) -> None:
         for path, wish in asks.asked(self._folder):
             try:
-                for event in asks.events(self.engine, wish, time.time()):
+                for event in asks.events(self.engine, wish, self._clock.now()):
                     self._record(event)
             except asks.AskError as error:
                 asks.refuse(path, str(error))
@@ -392,4 +404,5 @@ class _Executor:
 
     def _tell(self) -> None:
         if self._options.on_change:
+            self.engine.now = self._clock.now()
             self._options.on_change(self.engine, self._folder)

@@ -247,7 +247,7 @@ def _metrics(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
         kinds = [kind for kind in ("gauge", "counter", "histogram") if metric.get(kind) is not None]
         if len(kinds) != 1:
             yield Problem(here, "needs one of gauge, counter and histogram")
-        elif not str((metric[kinds[0]] or {}).get("value") or ""):
+        elif not isinstance(metric[kinds[0]], Mapping) or not str(metric[kinds[0]].get("value") or ""):
             yield Problem((*here, kinds[0]), "needs a value")
 
 

@@ -8,7 +8,7 @@ what a pod writes is found in its folder afterwards.
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,24 +62,25 @@ class Plan(NamedTuple):
 
 def plan(
     root: Path, files: Iterable[str], mounts: Mapping[str, tuple[str, bool]], words: Iterable[str], keep: Iterable[str],
-    isolated: bool = True, made: Iterable[str] = (),
+    isolated: bool = True, made: Iterable[str] = (), private: Collection[str] = (),
 ) -> Plan:  # fmt: skip
     """For a pod that is told these `words` and declares these `files` and `mounts`.
 
     `keep`: paths of the machine that stay what they are, such as the working directory. Not `isolated`: folders of
     files are made, too, so that they can stand in for those of the machine; else the pod makes them, as on Argo.
-    `made`: folders that are made for it all the same.
+    `made`: folders that are made for it all the same. `private`: folders of the machine that it has for itself, empty;
+    then what it is told of in /tmp stays hidden, too.
     """
     declared = [os.path.normpath(path) for path in files if path.startswith("/")]
     words = list(words)
     named = [path for path, pattern in NAMED.items() if any(map(pattern.search, words))]
-    own = {_real(path) for path in [*OWN, *named]}
+    own = {_real(path) for path in [*OWN, *named, *private]}
     folders = [os.path.dirname(path) for path in declared]
     folders = [_there(folder, own) for folder in folders] if isolated else folders
     private = own | {
         _real(folder) for folder in [*folders, *made, *(os.path.dirname(os.path.normpath(at)) for at in mounts)]
     }
-    kept = {os.path.normpath(path) for path in keep} | _named(words, declared)
+    kept = {os.path.normpath(path) for path in keep} | (set() if private else _named(words, declared))
     maker = _Maker(own, kept, _below(private))
     maker.make("/", empty=False)
     return Plan(str(root), maker.folders, maker.binds, maker.links, {os.path.normpath(p): m for p, m in mounts.items()})

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from runtime.workflow import artifacts, containers, progress, repository, requests, status, volumes
 from runtime.workflow.archives import LIMITS, Limits
 from runtime.workflow.calls import LOCATIONS
+from runtime.workflow.clock import Clock
 from runtime.workflow.durations import seconds
 from runtime.workflow.engine import Engine
 from runtime.workflow.environment import Told, expanded, facts_of, told
@@ -25,6 +25,7 @@ from runtime.workflow.inside import BadPathError
 from runtime.workflow.library import Library
 from runtime.workflow.nodes import Node, node_id, pod_name
 from runtime.workflow.pods import NOT_STARTED, SCRIPT, Pod, PodError, check_command
+from runtime.workflow.sandbox import Sandbox
 from runtime.workflow.tags import substitute
 
 
@@ -38,10 +39,14 @@ class Launch:
         self,
         engine: Engine,
         folder: Path,
+        clock: Clock,
         path: Sequence[Path] = (),
         variables: Sequence[str] = (),
         limits: Limits = LIMITS,
+        sandbox: Sandbox | None = None,
     ) -> None:
+        self._sandbox = sandbox
+        self._clock = clock
         self._path = os.pathsep.join([*map(str, path), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self._brought = path
         self._variables = variables
@@ -65,13 +70,17 @@ class Launch:
             if not found and not told.get("transformation"):
                 found = None  # Go's empty list, as its JSON says it.
         except artifacts.ArtifactError as error:
-            return _not_data(node, f"source: unable to source artifact paths: {error}")
+            return self._not_data(node, f"source: unable to source artifact paths: {error}")
         for number, step in enumerate(listed(told, "transformation")):
             try:
                 found = evaluate(str(step.get("expression") or "data"), {"data": found})
             except ExpressionError as error:
-                return _not_data(node, f"transformation: error processing data step {number}: {error}")
-        return PodEnded(time.time(), node.name, 0, result=go_json(found))
+                return self._not_data(node, f"transformation: error processing data step {number}: {error}")
+        return PodEnded(self._clock.now(), node.name, 0, result=go_json(found))
+
+    def _not_data(self, node: Node, why: str) -> PodEnded:
+        said = f"unable to process data template: unable to process data {why}"
+        return PodEnded(self._clock.now(), node.name, 64, said=said)
 
     async def load(self, node: Node) -> None:
         """Put a pod's input artifacts in place. Raises ArtifactError."""
@@ -90,7 +99,7 @@ class Launch:
     def _request(self, node: Node, pod: Pod) -> dict[str, Any]:
         if node.spec.get("http"):
             told = Told(
-                requests.command(node.spec["http"], self._engine.manifest.library, pod.folder, pod.report),
+                requests.command(node.spec["http"], self._engine.manifest.library, pod.told, pod.report),
                 inherited(os.environ, self._variables),
             )
             return pod.request(node.spec, told, self._cwd)
@@ -100,7 +109,7 @@ class Launch:
         if not several and node.spec.get("script"):
             found = found._replace(command=[*found.command, SCRIPT])
         captures = node.captures and not several
-        return pod.request(node.spec, found, self._cwd, captures, mounted.together, mounted.staged)
+        return pod.request(node.spec, found, self._cwd, captures, mounted.together, mounted.staged, self._sandbox)
 
     def _main(self, node: Node) -> Mapping[str, Any]:
         return node.spec.get("container") or node.spec["script"]
@@ -119,9 +128,10 @@ class Launch:
             for kind, some in groups.items()
         }
         spec["retries"] = int(strategy.get("retries") or 0)
+        spec["shut_in"] = self._sandbox is not None
         spec["wait_s"] = seconds(strategy.get("duration") or 0)
-        spec["capture"] = str(pod.stdout) if node.captures else ""
-        pod.folder.mkdir(parents=True, exist_ok=True)
+        spec["capture"] = str(pod.stdout_of_several) if node.captures else ""
+        pod.told.mkdir(parents=True, exist_ok=True)
         pod.spec.touch(0o600)
         pod.spec.write_text(json.dumps(spec))
         program = str(Path(__file__).with_name("podrun.py"))
@@ -189,6 +199,8 @@ class Launch:
         """The volumes that a pod's containers mount."""
         spec = self._engine.manifest.spec
         own = substitute(spec.get("volumes") or [], self._engine.variables.globals(node.started))
+        if self._sandbox and any(one.get("hostPath") for one in [*own, *(node.spec.get("volumes") or [])]):
+            raise PodError("a volume of kind hostPath leaves the sandbox")
         known = [*volumes.claimed(spec, self._engine.name), *own, *(node.spec.get("volumes") or [])]
         library, facts = self._engine.manifest.library, self._facts(node)
         every = [
@@ -203,7 +215,7 @@ class Launch:
         pod = self.pod(node)
         if node.spec.get("http"):
             came = requests.answer(node.spec["http"], pod.report)
-            return PodEnded(time.time(), node.name, None, error=came.error, said=came.failed, result=came.result)
+            return PodEnded(self._clock.now(), node.name, None, error=came.error, said=came.failed, result=came.result)
         outputs = node.spec.get("outputs") or {}
         code = pod.exit_code()
         name = pod_name(self._engine.name, node.name, node.pod_template)
@@ -217,9 +229,9 @@ class Launch:
         if left.said and code == 0:
             code = NOT_STARTED
         # A launcher that was killed may have missed the end: the exit file's time is when it was.
-        at = pod.exit_file.stat().st_mtime if code is not None else time.time()
+        at = self._clock.now() if code is None else self._clock.of_file(pod.exit_file.stat().st_mtime, node.started)
         return PodEnded(
-            max(at, node.started), node.name, code, left.parameters, left.artifacts,
+            at, node.name, code, left.parameters, left.artifacts,
             left.missing if code is not None else "", left.said, pod.result() if node.captures else None,
             pod.reported(),
         )  # fmt: skip
@@ -227,10 +239,6 @@ class Launch:
     def forget_claims(self) -> None:
         """The workflow has ended: its own volume claims go."""
         volumes.forget_claims(self._engine.manifest.spec, self._engine.name, self._folder / "claims")
-
-
-def _not_data(node: Node, why: str) -> PodEnded:
-    return PodEnded(time.time(), node.name, 64, said=f"unable to process data template: unable to process data {why}")
 
 
 def _expanded(

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
 from runtime.workflow.fields import KINDS as KINDS_OF_TEMPLATES
 from runtime.workflow.fields import kind_of
+from runtime.workflow.reading import ReadError, read_text
 from runtime.workflow.schema import Problem, Where, nearest
 
 WORKFLOW_TEMPLATES = ("WorkflowTemplate", "ClusterWorkflowTemplate")
@@ -90,6 +89,8 @@ class Library:
             if reference.get("optional"):
                 return {}
             raise NotThereError(f"there is no {kind} {reference.get('name')!r} in these files")
+        if not isinstance(found.get("data") or {}, Mapping) or not isinstance(found.get("stringData") or {}, Mapping):
+            raise NotThereError(f"{kind} {reference.get('name')!r} has data that is no map")
         values = {str(key): str(value) for key, value in (found.get("data") or {}).items()}
         if kind == "Secret":
             values = {key: base64.b64decode(value).decode(errors="replace") for key, value in values.items()}
@@ -145,8 +146,8 @@ class Library:
                 f'repository ref "{name}#{key}"'
             )
         try:
-            return dict(yaml.safe_load(text)["s3"])
-        except (yaml.YAMLError, TypeError, KeyError, ValueError):
+            return dict(read_text(text)[0].value["s3"])
+        except (ReadError, IndexError, TypeError, KeyError, ValueError):
             why = f"{name}#{key} has no s3, the one kind that is known here"
             raise NotThereError(f"failed to resolve artifact repository: {why}") from None
 

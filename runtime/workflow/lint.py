@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from runtime.workflow import lint_calls, lint_fields, lint_scripts, lint_texts, manifest
+from runtime.workflow.expressions.bounds import metered
 from runtime.workflow.fields import listed
 from runtime.workflow.library import WORKFLOW_TEMPLATES, Library
 from runtime.workflow.reading import Document
@@ -46,8 +47,13 @@ class Finding(NamedTuple):
 
 def findings(document: Document, library: Library, others: Mapping[str, Document] = NOBODY) -> list[Finding]:
     """All that is found, in the order of the lines. `others`: where the objects stand that it refers to."""
+    with metered():
+        return _findings(document, library, others)
+
+
+def _findings(document: Document, library: Library, others: Mapping[str, Document]) -> list[Finding]:
     if isinstance(document.value, Mapping) and document.value.get("kind") in WORKFLOW_TEMPLATES:
-        found = findings(replace(document, value=_as_workflow(document.value)), library, others)
+        found = _findings(replace(document, value=_as_workflow(document.value)), library, others)
         return [one for one in found if one.code != "unused"]
     source = document.value
     found = []

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runtime.workflow.expressions import ExpressionError
+from runtime.workflow.expressions.json_text import read_json
 from runtime.workflow.fields import listed
 from runtime.workflow.library import Library
 from runtime.workflow.loops import expand
@@ -118,8 +119,8 @@ def _keys(called: Called, items: Any, body: Mapping[str, Any]) -> Iterator[Found
 
 def _list(text: Any) -> Any:
     try:
-        return json.loads(str(text))
-    except ValueError:
+        return read_json(str(text))
+    except ExpressionError:
         return None
 
 

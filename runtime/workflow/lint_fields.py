@@ -9,14 +9,13 @@ from typing import Any
 
 from runtime.workflow import gates
 from runtime.workflow.calls import UNLISTED
-from runtime.workflow.durations import DurationError, seconds
+from runtime.workflow.durations import DurationError, seconds, whole
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.fields import METRIC_NAME, kind_of, listed
 from runtime.workflow.library import Library, NotThereError
 from runtime.workflow.lint_scripts import PYTHON
 from runtime.workflow.patch import patched
 from runtime.workflow.reading import ReadError, read_text
-from runtime.workflow.retries import whole
 from runtime.workflow.schema import Problem, Where, typed
 from runtime.workflow.tags import each_text, reads
 from runtime.workflow.walk import At, hooks, tasks, templates

@@ -15,7 +15,7 @@ from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import LEAVES, kind_of, listed
 from runtime.workflow.library import Library
 from runtime.workflow.schema import Problem, Where
-from runtime.workflow.tags import FUNCTIONS, LATE, each_text, substitute, tags
+from runtime.workflow.tags import FUNCTIONS, LATE, each_text, substitute, tags, without_tags
 from runtime.workflow.walk import At, Called, hooks, tasks, template_of, templates
 
 Found = tuple[str, bool, Problem]
@@ -187,14 +187,14 @@ def _task(called: Called, scope: Mapping[str, str], spec: Mapping[str, Any], lib
 
 
 def _when(text: str, where: Where, scope: Mapping[str, str], error: bool) -> Iterator[Found]:
-    for name in _BARE.findall(re.sub(r"\{\{.*?\}\}", "", text)):
+    for name in _BARE.findall(without_tags(text)):
         yield "when", False, Problem(where, f"{name} is a word; a tag has braces: {{{{{name}}}}}")
     try:
         known = str(substitute(text, scope))
     except ExpressionError:
         return  # the expression in it is told by itself
     try:
-        should_run(re.sub(r"\{\{.*?\}\}", "x", known))
+        should_run(without_tags(known, "x"))
     except ExpressionError as wrong:
         if not tags(known) or "Invalid 'when'" in str(wrong):
             mend = "; put quotes around what may be empty or have spaces" if "Invalid" in str(wrong) else ""

@@ -10,7 +10,7 @@ from runtime.workflow.dag import DagRun
 from runtime.workflow.expressions import ExpressionError
 from runtime.workflow.fields import PODS, PROCESSES, kind_of
 from runtime.workflow.gates import Found, Lock, Memo
-from runtime.workflow.nodes import Node, NodeType, Outputs, Phase
+from runtime.workflow.nodes import TOO_MANY, Node, NodeType, Outputs, Phase
 from runtime.workflow.patch import patched
 from runtime.workflow.retries import RetryRun
 from runtime.workflow.steps import StepsRun
@@ -52,6 +52,9 @@ class Maker:
             self._engine.exits.add(call.name)
         if self._depth(call) + 1 >= MAX_DEPTH:
             self.skip(call, Phase.ERROR, TOO_DEEP, now)
+            return
+        if self._engine.room() <= 0:
+            self.skip(call, Phase.ERROR, f"{TOO_MANY} none is left for {call.display_name}", now, raised=TOO_MANY)
             return
         kind = kind_of(call.template)
         leaf = {} if kind in ("dag", "steps") else {"pod.name": self._engine.variables.pod_name(call)}

@@ -10,6 +10,7 @@ from typing import Any
 
 from runtime.workflow import cycles, environment, pod_rules, requests, schema, validate, volumes
 from runtime.workflow.expressions import ExpressionError
+from runtime.workflow.expressions.bounds import metered
 from runtime.workflow.fields import listed
 from runtime.workflow.library import Library, missing_secrets, with_defaults
 from runtime.workflow.reading import ReadError, read_text
@@ -104,7 +105,8 @@ def parse(source: Mapping[str, Any] | str, library: Library = NO_LIBRARY) -> Man
             source = read_text(source)[0].value
         except ReadError as error:
             raise ManifestError(str(error)) from None
-    found = tuple(problems(source, library))
+    with metered():
+        found = tuple(problems(source, library))
     if found:
         raise ManifestError(found[0].said, found)
     assert isinstance(source, Mapping)
@@ -197,17 +199,18 @@ def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypo
     """The workflow with parameters of the command line, and another entrypoint."""
     given = source.get("spec") or {}
     told = given.get("arguments") or {} if isinstance(given, Mapping) else None
-    if not isinstance(told, Mapping) or not all(isinstance(one, Mapping) for one in told.get("parameters") or []):
+    declared = (told.get("parameters") or []) if isinstance(told, Mapping) else None
+    if not isinstance(declared, list) or not all(isinstance(one, Mapping) for one in declared):
         return dict(source)  # Nobody can run it; `parse` says so.
     spec = dict(given)
     if entrypoint:
         spec["entrypoint"] = entrypoint
     if values:
-        arguments = dict(spec.get("arguments") or {})
+        arguments = dict(told or {})
         left = dict(values)
         parameters = []
         for entry in arguments.get("parameters") or []:
-            if entry.get("name") in left:
+            if isinstance(entry.get("name"), str) and entry["name"] in left:
                 entry = {key: value for key, value in entry.items() if key != "valueFrom"}
                 entry["value"] = left.pop(entry["name"])
             parameters.append(entry)

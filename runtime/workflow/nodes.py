@@ -5,6 +5,11 @@ from typing import Any
 
 import msgspec
 
+MOST = 50_000
+"""Nodes of a run. Argo's controller ends one whose nodes need more than 1 MiB, compressed: some ten thousand."""
+TOO_MANY = f"workflow is longer than maximum allowed size: more than {MOST} nodes;"
+"""What is said then; the first words are Argo's."""
+
 
 class Phase(StrEnum):
     """Argo's node phases."""

@@ -3,8 +3,8 @@
 Sidecars run beside them. `python podrun.py SPEC REPORT`, with the standard library only; its exit code is main's.
 
 SPEC is JSON: `init`, `main`, `sidecars`, each a list of {name, command, environment, cwd, dependencies, mounts};
-`retries` and `wait_s` of a containerSet; `capture`, a file for main's standard output. The mounts of a container are
-its own: `spawner` binds them. REPORT gets [[name, code, blamed], ...].
+`retries` and `wait_s` of a containerSet; `capture`, a file for main's standard output; `shut_in`, in a sandbox. The
+mounts of a container are its own: `spawner` binds them. REPORT gets [[name, code, blamed], ...].
 """
 
 import json
@@ -37,11 +37,11 @@ def main() -> None:
 
 def _run(spec: dict[str, Any], ended: list[tuple[str, int, str]]) -> int:
     for one in spec["init"]:
-        code = _code(_start(one).wait())
+        code = _code(_start(one, spec["shut_in"]).wait())
         ended.append((one["name"], code, ""))
         if code or _stopping.is_set():
             return code
-    sidecars = [(one["name"], _start(one)) for one in spec["sidecars"]]
+    sidecars = [(one["name"], _start(one, spec["shut_in"])) for one in spec["sidecars"]]
     codes: dict[str, tuple[int, str]] = {}
     lock = threading.Condition()
     threads = [threading.Thread(target=_main, args=(spec, one, codes, lock)) for one in spec["main"]]
@@ -76,8 +76,8 @@ def _main(
 
 def _once(spec: dict[str, Any], one: dict[str, Any]) -> int:
     if one["name"] != "main" or not spec["capture"]:
-        return _code(_start(one).wait())
-    process = _start(one, stdout=subprocess.PIPE)
+        return _code(_start(one, spec["shut_in"]).wait())
+    process = _start(one, spec["shut_in"], stdout=subprocess.PIPE)
     assert process.stdout is not None
     with open(spec["capture"], "wb") as kept:
         while piece := os.read(process.stdout.fileno(), 65536):
@@ -86,11 +86,19 @@ def _once(spec: dict[str, Any], one: dict[str, Any]) -> int:
     return _code(process.wait())
 
 
-def _start(one: dict[str, Any], stdout: int | None = None) -> "subprocess.Popen[bytes]":
+def _start(one: dict[str, Any], shut_in: bool, stdout: int | None = None) -> "subprocess.Popen[bytes]":
     command, folder = one["command"], one["cwd"]
-    if one["mounts"]:
+    if one["mounts"] or shut_in:
         program = os.path.join(os.path.dirname(__file__), "spawner.py")
-        command = [sys.executable, "-I", "-S", program, json.dumps(one["mounts"]), folder, *command]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            program,
+            json.dumps({"mounts": one["mounts"], "shut_in": shut_in}),
+            folder,
+            *command,
+        ]
         folder = None  # It may be in a volume.
     return subprocess.Popen(command, env=one["environment"], cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout)
 

@@ -7,14 +7,18 @@ allows no namespaces, the folders that a template declares are rewritten in the 
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+import msgspec
 
 from runtime import atomic
 from runtime.workflow import artifacts, isolation
@@ -24,6 +28,7 @@ from runtime.workflow.expressions.values import parameter_text
 from runtime.workflow.fields import listed
 from runtime.workflow.inside import inside
 from runtime.workflow.repository import Repository
+from runtime.workflow.sandbox import Sandbox, homes
 
 MARK = "EVERSTEP_POD_MARK"
 SCRIPT = "/argo/staging/script"
@@ -31,12 +36,17 @@ SCRIPT = "/argo/staging/script"
 NOT_STARTED = 64
 """Exit code of a container whose command is not there, or whose output is a directory, as Argo's emissary gives it."""
 RESULT_BYTES = 256 * 1024
+PARAMETER_BYTES = 8 << 20
+"""Of an output parameter. Kubernetes takes 1.5 MiB of a whole workflow."""
 OUTPUTS = "/var/run/argo/outputs"
 """Where Argo keeps outputs on their way; its messages name it."""
 
 
 NO_MOUNTS: Mapping[str, tuple[str, bool]] = MappingProxyType({})
 NO_STAGED: Mapping[str, str] = MappingProxyType({})
+
+
+_reported = msgspec.json.Decoder(list[tuple[str, int, str]]).decode
 
 
 class PodError(OSError):
@@ -75,17 +85,18 @@ class Pod:
         captures: bool = False,
         mounts: Mapping[str, tuple[str, bool]] = NO_MOUNTS,
         staged: Mapping[str, str] = NO_STAGED,
+        sandbox: Sandbox | None = None,
     ) -> dict[str, Any]:
         """What the runner is asked for: the command in a session of its own.
 
         `captures`: keep its standard output for `result`. `mounts`: volumes by path; where containers differ, main's.
-        `staged`: where several containers find the folders from which each mounts its own. Raises PodError when it
-        cannot be started, BadPathError for an input artifact whose path leads out of its volume.
+        `staged`: where several containers find the folders from which each mounts its own. `sandbox`: it is shut in.
+        Raises PodError when it cannot be started, BadPathError for an input artifact that leads out of its volume.
         """
         command = list(told.command)
         environment = {**told.environment, MARK: str(self.folder)}
         check_command(command[0], environment.get("PATH"))
-        root = self._root(template, [*command, *told.environment.values()], cwd, mounts)
+        root = self._root(template, [*command, *told.environment.values()], cwd, mounts, sandbox)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         isolated = namespaces()
         moved = {} if isolated else self._moved(template, root, staged)
@@ -97,6 +108,7 @@ class Pod:
             "claim": str(self.claim), "exit": str(self.exit_file), "log": str(self.log), "command": command,
             "cwd": str(cwd) if several(template) else _working(template, cwd), "environment": environment,
             "captures": captures, "namespace": isolated,
+            "sandbox": sandbox.asked(self._run, self.told, cwd, several(template)) if sandbox else None,
             **(_shown_once(root, mounts, staged) if several(template) else root)._asdict(),
         }  # fmt: skip
 
@@ -117,7 +129,12 @@ class Pod:
     @property
     def spec(self) -> Path:
         """What the pod's own program reads: several containers, a request."""
-        return self.folder / "spec.json"
+        return self.told / "spec.json"
+
+    @property
+    def told(self) -> Path:
+        """Has what the pod's own program reads and writes: all of this folder that a sandbox lets it see."""
+        return self.folder / "told"
 
     def started(self, answer: str) -> tuple[int, int]:
         """(pid, start time) of the process that has the claim, whoever asked for it. Raises PodError."""
@@ -137,8 +154,9 @@ class Pod:
         place.chmod(0o755)
 
     def _root(
-        self, template: Mapping[str, Any], words: list[str], cwd: Path, mounts: Mapping[str, tuple[str, bool]]
-    ) -> isolation.Plan:
+        self, template: Mapping[str, Any], words: list[str], cwd: Path, mounts: Mapping[str, tuple[str, bool]],
+        sandbox: Sandbox | None,
+    ) -> isolation.Plan:  # fmt: skip
         """Make the plan, once; later the same is read again."""
         inputs: dict[str, tuple[str, bool]] = {}
         for entry in listed(template, "inputs", "artifacts"):
@@ -156,15 +174,17 @@ class Pod:
             _declared(template),
             {**mounts, **inputs},
             [*words, *_sources(template)],
-            [str(cwd), str(self._run)],
+            [] if sandbox else [str(cwd), str(self._run)],
             namespaces(),
             absent,
+            homes() if sandbox else (),
         )
         Path(made.root).mkdir(parents=True, exist_ok=True)
         for place in map(made.place, absent):
             if not place.exists():
                 place.mkdir(parents=True)
-        atomic.replace(self.folder / "plan.json", json.dumps({"plan": made._asdict(), "cwd": _working(template, cwd)}))
+        told = {"cwd": _working(template, cwd), "sandbox": sandbox is not None}
+        atomic.replace(self.folder / "plan.json", json.dumps({**told, "plan": made._asdict()}))
         return made
 
     @property
@@ -191,15 +211,20 @@ class Pod:
         return self.folder / "exit.stdout"
 
     @property
+    def stdout_of_several(self) -> Path:
+        """The same, of a pod of several containers, which writes it itself."""
+        return self.told / "stdout"
+
+    @property
     def report(self) -> Path:
         """Where a pod of several containers says how each ended."""
-        return self.folder / "containers.json"
+        return self.told / "containers.json"
 
     def reported(self) -> list[tuple[str, int, str]]:
         """(name, exit code, whose failure kept it from running) of each of several containers."""
         try:
-            return [(name, code, blamed) for name, code, blamed in json.loads(self.report.read_text())]
-        except FileNotFoundError:
+            return _reported(_last(self.report, PARAMETER_BYTES))
+        except (OSError, msgspec.DecodeError):
             return []
 
     def exit_code(self) -> int | None:
@@ -211,11 +236,10 @@ class Pod:
 
     def result(self) -> str:
         """Its standard output as `outputs.result`: the last 256 KiB, without one newline at the end."""
-        try:
-            text = self.stdout.read_bytes()[-RESULT_BYTES:].decode(errors="replace")
-        except FileNotFoundError:
-            return ""
-        return text.removesuffix("\n")
+        for path in (self.stdout, self.stdout_of_several):
+            with suppress(OSError):
+                return _last(path, RESULT_BYTES).decode(errors="replace").removesuffix("\n")
+        return ""
 
     def collect(self, outputs: Mapping[str, Any], keys: Mapping[str, str], repository: Repository) -> Collected:
         """Output parameters up to the first that is not there; the artifacts that are, saved under those keys."""
@@ -229,12 +253,20 @@ class Pod:
             source = entry.get("valueFrom") or {}
             path = os.path.join(made["cwd"], source["path"])
             place = _left(plan, path)
+            if made["sandbox"] and not _own(plan, place):
+                gone.append(f"{source['path']} is outside of the sandbox")
+                break
             if place.is_dir():
                 folders.append(_directory(source["path"]))
                 found.parameters[entry["name"]] = ""
                 continue
+            if os.path.exists(place) and not os.path.isfile(place):
+                gone.append(f"{source['path']} is no regular file")
+                break
             try:
-                text = _text(place)
+                if (text := _text(place)) is None:
+                    gone.append(f"{source['path']} is larger than {PARAMETER_BYTES >> 20} MiB; make it an artifact")
+                    break
             except OSError:
                 if "default" not in source:
                     kept = f"/mainctrfs{path}" if _in_volume(plan, path) else f"{OUTPUTS}/parameters{source['path']}"
@@ -244,6 +276,9 @@ class Pod:
             found.parameters[entry["name"]] = text.removesuffix("\n")
         absent = ""
         for entry in outputs.get("artifacts") or []:
+            if made["sandbox"] and not _own(plan, plan.place(str(entry["path"]))):
+                absent += f"{entry['path']} is outside of the sandbox; "
+                continue
             absent += self._save(entry, plan, found, keys, repository)
         missing = next(iter(gone), absent)
         return found._replace(
@@ -285,11 +320,13 @@ def _left(plan: isolation.Plan, path: str) -> Path:
     return Path(os.devnull, "nothing")  # Which nobody can make.
 
 
-def _text(place: Path) -> str:
-    """Raises OSError for what is no file: the other end of a pipe may never come."""
+def _text(place: Path) -> str | None:
+    """None: it is too large. Raises OSError for what is no file: the other end of a pipe may never come."""
     if not place.is_file():
         raise FileNotFoundError(place)
-    return place.read_bytes().decode(errors="replace")
+    with place.open("rb") as file:
+        given = file.read(PARAMETER_BYTES + 1)
+    return None if len(given) > PARAMETER_BYTES else given.decode(errors="replace")
 
 
 def _shown_once(
@@ -305,6 +342,23 @@ def _rewritten(container: Mapping[str, Any], moved: Mapping[str, str], sources: 
     """The container's words for a pod without a root of its own; its mounts are where they come from."""
     own = {path: sources[place] for path, (place, _) in container["mounts"].items()}
     return json.loads(isolation.rewritten(json.dumps({**container, "mounts": {}}), {**moved, **own}))
+
+
+def _last(path: Path, limit: int) -> bytes:
+    """The end of a file that a pod wrote. Raises OSError, also where the pod has put something else there."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path}: is no file")
+        file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
+        return file.read(limit)
+
+
+def _own(plan: isolation.Plan, place: Path) -> bool:
+    """Is it in the pod's own folders or volumes, whatever links it made in them?"""
+    found = os.path.realpath(place)
+    own = [plan.root, *(source for source, _ in plan.mounts.values())]
+    return any(found == folder or found.startswith(f"{folder}/") for folder in map(os.path.realpath, own))
 
 
 def _in_volume(plan: isolation.Plan, path: str) -> bool:
@@ -346,6 +400,8 @@ def _directory(path: str) -> str:
 
 def check_command(command: str, path: str | None) -> None:
     """Raise PodError, in the words of Argo's emissary, for a command that is not there."""
+    if "\0" in command:
+        raise PodError(f"failed to find name in PATH: exec: {json.dumps(command)}: invalid argument")
     if shutil.which(command, path=path) is not None:
         return
     why = "executable file not found in $PATH"

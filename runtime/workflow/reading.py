@@ -1,5 +1,9 @@
-"""YAML as Argo reads it (YAML 1.1, by way of JSON), with the line of every field: `read(path) -> [Document]`."""
+"""YAML as Argo reads it (YAML 1.1, by way of JSON), with the line of every field: `read(path) -> [Document]`.
 
+What is read is bounded before anything is made of it: the file, how deep it nests, and what its aliases come to.
+"""
+
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,6 +13,14 @@ from typing import Any
 import yaml
 
 Path_ = tuple[str | int, ...]
+BYTES = 3 << 20
+"""Of a file. Kubernetes takes an object of 1.5 MiB at most (etcd's limit of a request)."""
+NESTING = 100
+"""How deep lists and mappings may stand in each other; a template inside a template takes five."""
+DIGITS = 300
+"""Of a number: a float holds no longer one."""
+VALUES = 200_000
+"""Of a document, those counted that an alias stands for as often as it does. Go's reader bounds their share."""
 
 
 class ReadError(ValueError):
@@ -56,27 +68,38 @@ def _boolean(loader: _Loader, node: yaml.ScalarNode) -> bool:
     return node.value.lower() in ("y", "yes", "true", "on")
 
 
-def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int | float:
+    """One that 64 bits do not hold is a float, as in Go."""
     text = node.value.replace("_", "")
     sign, digits = (-1, text[1:]) if text[:1] == "-" else (1, text.lstrip("+"))
     base = {"0x": 16, "0b": 2, "0o": 8}.get(digits[:2], 8 if len(digits) > 1 and digits[0] == "0" else 10)
-    return sign * int(digits[2:] if digits[:2] in ("0x", "0b", "0o") else digits, base)
+    if len(digits) > DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    found = sign * int(digits[2:] if digits[:2] in ("0x", "0b", "0o") else digits, base)
+    return found if -(1 << 63) <= found < 1 << 64 else float(found)
 
 
 def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
-    return float(node.value.replace("_", "").replace(".inf", "inf").replace(".Inf", "inf").replace(".nan", "nan"))
+    found = float(re.sub(r"(?i)\.(?=inf|nan)", "", node.value.replace("_", "")))
+    if not math.isfinite(found):
+        raise ValueError(f"{node.value}: JSON has no such number")
+    return found
 
 
 _Loader.add_constructor("tag:yaml.org,2002:bool", _boolean)
 _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_constructor("tag:yaml.org,2002:float", _float)
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)
+for _tag in ("set", "omap", "pairs", "binary"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_undefined)  # JSON has none of them.
 
 
 def read(path: Path) -> list[Document]:
     """The documents of a file (several between `---`). Raises ReadError."""
     try:
-        text = path.read_text()
+        with path.open("rb") as file:
+            given = file.read(BYTES + 1)
+        text = given.decode()
     except OSError as error:
         raise ReadError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -86,11 +109,15 @@ def read(path: Path) -> list[Document]:
 
 def read_text(text: str, file: str = "") -> list[Document]:
     """The documents of a text; empty ones are left out. Raises ReadError."""
-    loader = _Loader(text)
-    found = []
+    if len(text) > BYTES:
+        raise ReadError(f"{file or 'the text'}: larger than {BYTES >> 20} MiB; Kubernetes takes objects of 1.5 MiB")
+    loader, found = None, []
     try:
+        _check_nesting(text)
+        loader = _Loader(text)
         while loader.check_node():
             node = loader.get_node()
+            _check_size(node, {})
             value = loader.construct_document(node)
             if value is not None:
                 found.append(Document(value, file, dict(_lines(node, ())), list(_repeated(node, ()))))
@@ -98,13 +125,45 @@ def read_text(text: str, file: str = "") -> list[Document]:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         said = " ".join(str(error.problem or error.context or error).split())
         raise ReadError(f"{file}:{line}: not YAML: {said}" if file else f"line {line}: not YAML: {said}") from None
-    except RecursionError:
-        raise ReadError(f"{file}: not YAML as JSON has it: an alias stands inside of what it names") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise ReadError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     return found
+
+
+class _BoundError(yaml.MarkedYAMLError):
+    """What is read is larger than it may be."""
+
+    def __init__(self, problem: str, mark: yaml.Mark) -> None:
+        super().__init__(problem=problem, problem_mark=mark)
+
+
+def _check_nesting(text: str) -> None:
+    """Before anything is made of it: what makes it recurses. Raises MarkedYAMLError."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Fast):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > NESTING:
+                raise _BoundError(f"lists and mappings stand more than {NESTING} deep in each other", event.start_mark)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _check_size(node: yaml.Node, sizes: dict[yaml.Node, int], around: tuple[yaml.Node, ...] = ()) -> int:
+    """How many values it comes to, with those that its aliases stand for. Raises MarkedYAMLError."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if node in around:
+        raise _BoundError("an alias stands inside of what it names", node.start_mark)
+    if node not in sizes:
+        each = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
+        sizes[node] = 1 + sum(_check_size(one, sizes, (*around, node)) for one in each)
+        if sizes[node] > VALUES or len(around) > NESTING:
+            raise _BoundError(f"with its aliases it has more than {VALUES} values", node.start_mark)
+    return sizes[node]
 
 
 def _repeated(node: yaml.Node, path: Path_) -> Iterator[tuple[Path_, int]]:

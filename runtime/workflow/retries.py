@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runtime.workflow.calls import Call
-from runtime.workflow.durations import DurationError, seconds
+from runtime.workflow.durations import LONGEST_S, DurationError, seconds, whole
 from runtime.workflow.expressions import ExpressionError, holds
+from runtime.workflow.expressions.operations import power
 from runtime.workflow.nodes import Node, Phase
 from runtime.workflow.scope import Scope
 from runtime.workflow.tags import FUNCTIONS
@@ -129,14 +130,6 @@ def decide(strategy: Mapping[str, Any], attempts: Sequence[Node], now: float) ->
     return Decision(max(at, last.finished))
 
 
-def whole(value: Any) -> int:
-    """An IntOrString as a number. Raises ExpressionError."""
-    try:
-        return int(str(value), 10)
-    except ValueError:
-        raise ExpressionError(f"value '{value}' cannot be resolved to an int") from None
-
-
 def last_of(attempts: Sequence[Node]) -> Scope:
     """`retries` and `lastRetry.*`, as an expression reads them after the last of these attempts."""
     last = attempts[-1]
@@ -158,7 +151,7 @@ def _backoff(backoff: Mapping[str, Any], attempts: Sequence[Node]) -> tuple[floa
         raise ExpressionError("no base duration specified for retryStrategy")
     wait = seconds(backoff["duration"])
     if backoff.get("factor") is not None:
-        wait *= float(whole(backoff["factor"])) ** (len(attempts) - 1)
+        wait = min(wait * power(whole(backoff["factor"]), len(attempts) - 1), LONGEST_S)
     if cap := backoff.get("cap"):
         wait = min(wait, seconds(cap))
     at = last.finished + wait

@@ -128,7 +128,12 @@ class Root:
     def _call(self, name: str, hook: Mapping[str, Any], scope: Scope, now: float, exits: bool = False) -> None:
         title, reference = self._engine.manifest.title(hook), hook.get("templateRef") or {}
         call = Call(name, name, {}, {}, hooked=True, exits=exits, title=title, reference=reference)
-        self._engine.call_task(call, {**hook, "arguments": substitute(hook.get("arguments") or {}, scope)}, now)
+        try:
+            arguments = substitute(hook.get("arguments") or {}, scope)
+        except ExpressionError as error:
+            self._engine.maker.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            return
+        self._engine.call_task(call, {**hook, "arguments": arguments}, now)
 
     def _exit(self, now: float) -> None:
         """The exit handler, once the hooks beside the entrypoint have ended."""

@@ -5,14 +5,16 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime import atomic, faults
 from runtime.workflow.library import Library
 from runtime.workflow.manifest import NAME, NO_LIBRARY, ManifestError
+from runtime.workflow.sandbox import Sandbox
 
 RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""
@@ -34,45 +36,62 @@ def check_name(name: str) -> None:
         raise ManifestError(f"name {name!r}: use at most 63 of a-z, 0-9 and -, a letter or digit at both ends")
 
 
-def enter(runs: Path, name: str, source: Mapping[str, Any]) -> Path:
-    """The folder for that run; made if it is new. Raises ManifestError: no name, or a run of another manifest."""
+def enter(runs: Path, name: str, source: Mapping[str, Any], sandbox: Sandbox | None = None) -> Path:
+    """The folder for that run; made if it is new.
+
+    Raises ManifestError: no name, a run of another manifest, or one whose pods are shut in otherwise.
+    """
     check_name(name)
     folder = runs / name
     known = folder / "manifest.json"
     if known.exists() and json.loads(known.read_text())["spec"] != source["spec"]:
         raise ManifestError(f"name {name}: {folder} has a run of another manifest; choose another name")
+    if known.exists() and beside(folder).sandbox != sandbox:
+        raise ManifestError(f"name {name}: {folder} has a run with other flags of its sandbox; give the same")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def begin(
-    folder: Path, source: Mapping[str, Any], library: Library, path: Sequence[Path], variables: Sequence[str]
-) -> None:
+def begin(folder: Path, source: Mapping[str, Any], given: "Beside") -> None:
     """Write down, once, what is run and what it was given besides."""
     known = folder / "manifest.json"
     if known.exists():
         return
-    given = {
-        "objects": list(library.objects.values()),
-        "images": {name: list(command) for name, command in library.images.items()},
-        "path": [str(one.absolute()) for one in path],
-        "variables": list(variables),
+    told = {
+        "objects": list(given.library.objects.values()),
+        "images": {name: list(command) for name, command in given.library.images.items()},
+        "path": [str(one.absolute()) for one in given.path],
+        "variables": list(given.variables),
+        "sandbox": asdict(given.sandbox) if given.sandbox else None,
     }
-    _private(folder / "beside.json").write_text(json.dumps(given, indent=1))
+    _private(folder / "beside.json").write_text(json.dumps(told, indent=1))
     with atomic.replacing(known) as file:
         file.write(json.dumps(source, indent=1).encode())
         faults.point("executor.before_manifest")
     faults.point("executor.after_manifest")
 
 
-def beside(folder: Path) -> tuple[Library, tuple[Path, ...], tuple[str, ...]]:
-    """(what the run in that folder was given besides its manifest, folders of programs, names of variables)."""
+class Beside(NamedTuple):
+    """What a run was given besides its manifest."""
+
+    library: Library = NO_LIBRARY
+    path: tuple[Path, ...] = ()
+    """Folders of programs."""
+    variables: tuple[str, ...] = ()
+    """Names of the launcher's own variables that pods get besides the usual ones."""
+    sandbox: Sandbox | None = None
+
+
+def beside(folder: Path) -> Beside:
+    """Of the run in that folder."""
     known = folder / "beside.json"
     if not known.exists():
-        return NO_LIBRARY, (), ()
+        return Beside()
     given = json.loads(known.read_text())
     path, variables = tuple(map(Path, given["path"])), tuple(given.get("variables", ()))
-    return Library.of(given["objects"], given["images"]), path, variables
+    shut = given.get("sandbox")
+    sandbox = Sandbox(shut["network"], tuple(shut["writable"])) if shut else None
+    return Beside(Library.of(given["objects"], given["images"]), path, variables, sandbox)
 
 
 def _private(path: Path) -> Path:

@@ -134,7 +134,7 @@ BEYOND = "not supported by the executor on this machine"
 REASONS: dict[str, str] = dict.fromkeys(("resource", "manifestFrom", "event"), "it needs a cluster; ")
 REASONS |= dict.fromkeys(("gcs", "azure", "oss", "hdfs", "artifactory"), "use s3, http, git or raw; ")
 REASONS |= {"plugin": "it needs a plugin of the controller; ", "database": "use a mutex or a ConfigMap's semaphore; "}
-QUANTITY = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
+QUANTITY = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?")
 
 
 class Problem(NamedTuple):
@@ -147,8 +147,8 @@ class Problem(NamedTuple):
 
     @property
     def said(self) -> str:
-        """`path: message`, of whom it is first."""
-        return ": ".join(filter(None, (self.of, dotted(self.where), self.message)))
+        """`path: message`, of whom it is first: one line."""
+        return " ".join(": ".join(filter(None, (self.of, dotted(self.where), self.message))).splitlines())
 
 
 class _Field(NamedTuple):
@@ -185,6 +185,8 @@ def _typed(value: Any, declared: str, where: Where) -> Iterator[Problem]:
             yield Problem(where, f"must be a list, not {_told(value)}")
             return
         for index, item in enumerate(value):
+            if item is None and not declared.startswith(("[[", "[any")):
+                yield Problem((*where, index), "must not be null")
             yield from _typed(item, declared[1:-1], (*where, index))
     elif declared[0] == "{":
         if not isinstance(value, Mapping):
@@ -222,7 +224,7 @@ def _fields(value: Any, kind: str, where: Where) -> Iterator[Problem]:
 
 
 def _scalar(value: Any, declared: str, where: Where) -> Iterator[Problem]:
-    number = isinstance(value, int) and not isinstance(value, bool)
+    number = isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
     wanted = {
         "str": (isinstance(value, str), "a text"),
         "int": (number, "a whole number"),

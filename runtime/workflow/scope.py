@@ -1,11 +1,11 @@
 """What a node may read of others: `tasks.a.outputs.parameters.x`, `.status`, `.exitCode`; lists over a loop's items."""
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from runtime.workflow.expressions import ExpressionError
+from runtime.workflow.expressions.json_text import read_json
 from runtime.workflow.expressions.values import go_json, parameter_text
 from runtime.workflow.fields import listed
 from runtime.workflow.nodes import Node, Phase, node_id
@@ -83,7 +83,7 @@ def aggregated(prefix: str, children: Iterable[Node]) -> Scope:
         for name, value in values.items():
             by_name.setdefault(name, []).append(value)
         if node.outputs.result is not None:
-            results.append(read_json(node.outputs.result))
+            results.append(read_json(node.outputs.result, exact=True))
     if not some:
         return {}
     found: Scope = {f"{prefix}.outputs.result": go_json(results), f"{prefix}.outputs.parameters": go_json(every)}
@@ -97,38 +97,10 @@ def _list(texts: list[str]) -> str:
     values = []
     for text in texts:
         try:
-            value = json.loads(text)
-        except ValueError:
+            value = read_json(text, exact=True)
+        except ExpressionError:
             return go_json(texts)
         if not isinstance(value, dict | list):
             return go_json(texts)
         values.append(value)
     return go_json(values)
-
-
-def read_json(text: str) -> Any:
-    """The value of a JSON text. Raises ExpressionError in the words of Go."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ExpressionError(_go_words(text, error)) from None
-
-
-def _go_words(text: str, error: json.JSONDecodeError) -> str:
-    rest = text[error.pos :]
-    if not rest.strip():
-        return "unexpected end of JSON input"
-    rest = rest.lstrip()
-    for literal in ("true", "false", "null"):
-        if rest[0] == literal[0]:
-            for wanted, found in zip(literal, rest, strict=False):
-                if wanted != found:
-                    return f"invalid character {_quoted(found)} in literal {literal} (expecting {_quoted(wanted)})"
-            return "unexpected end of JSON input"
-    if error.msg == "Extra data":
-        return f"invalid character {_quoted(rest[0])} after top-level value"
-    return f"invalid character {_quoted(rest[0])} looking for beginning of value"
-
-
-def _quoted(character: str) -> str:
-    return "'\\''" if character == "'" else f"'{character}'"

@@ -5,20 +5,39 @@ answer is a line on standard output: the claim, a tab, and `started`, `late` (so
 Between fork and exec the child takes the claim, makes the pod's root in a mount namespace and becomes the shell that
 runs the command and records its exit code. It lives on when the launcher dies.
 
-`python spawner.py MOUNTS FOLDER COMMAND...`, inside a pod, becomes that command, in that folder, as a container whose
-volumes are only its own. MOUNTS is JSON: {path: [what is bound there, read only]}.
+With `sandbox`, the pod is shut in (see there): the process that has the claim stays outside, waits for the pod's own
+first process, keeps its output and records its exit code.
+
+`python spawner.py try SANDBOX` ends with 0 where the kernel lets such a pod be made.
+
+`python spawner.py OWN FOLDER COMMAND...`, inside a pod, becomes that command, in that folder, as a container whose
+volumes are only its own. OWN is JSON: `mounts`, {path: [what is bound there, read only]}, and `shut_in`.
 """
 
 import ctypes
+import fcntl
+import glob
 import json
 import os
 import signal
+import socket
+import struct
 import sys
 from typing import Any
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = 0x08000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+AT_FDCWD, AT_RECURSIVE, MOUNT_SETATTR, MOUNT_ATTR_RDONLY = -100, 0x8000, 442, 1
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 24, 38, 47, 4
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+KERNELS = ("sys", "irq", "bus", "fs", "sysrq-trigger")
+"""Of /proc: what root could change the machine by."""
+SHUT_IN = 'trap : TERM INT; "$@"; exit $?'
+"""The first process of a sandbox."""
 LOCKED = 2 | 4 | 8 | 1024 | 2048
 """Flags of a mount (nosuid, nodev, noexec, noatime, nodiratime) that a user namespace cannot take away."""
 _TELL = """
@@ -40,6 +59,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def main() -> None:
     """Serve until standard input ends; with arguments, become a container."""
+    if sys.argv[1:2] == ["try"]:
+        _try(json.loads(sys.argv[2]))
     if len(sys.argv) > 1:
         _contain(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3:])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -59,7 +80,9 @@ def _child(start: dict[str, Any]) -> None:
             os._exit(0)
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        out = os.open(start["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        out = os.open(start["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+        if start["sandbox"]:
+            _shut_in(start, out)
         if start["namespace"]:
             _enter(start)
         os.chdir(start["cwd"])
@@ -72,6 +95,8 @@ def _child(start: dict[str, Any]) -> None:
         os.execve("/bin/sh", ["/bin/sh", "-c", shell, "pod", start["exit"], *start["command"]], start["environment"])
     except OSError as error:
         _answer(start, f"{error.filename or 'pod'}: {error.strerror}")
+    except ValueError as error:  # A zero byte in an argument or a variable.
+        _answer(start, f"pod: {error}")
     finally:
         os._exit(1)
 
@@ -98,8 +123,14 @@ def _claim(path: str) -> bool:
 
 def _enter(start: dict[str, Any]) -> None:
     """A mount namespace whose root is the pod's."""
-    root = start["root"]
     _unshare()
+    _make_root(start)
+    _pivot(start["root"])
+
+
+def _make_root(start: dict[str, Any]) -> None:
+    """Private folders, and in them the machine's files."""
+    root = start["root"]
     _call("mount", root.encode(), root.encode(), None, MS_BIND | MS_REC, None)
     for folder in start["folders"]:
         os.makedirs(root + folder, exist_ok=True)
@@ -107,19 +138,31 @@ def _enter(start: dict[str, Any]) -> None:
         if not os.path.lexists(root + link):
             os.symlink(target, root + link)
     for path in start["binds"]:
-        _bind(path, root + path)
+        if not start["sandbox"]:
+            _bind(path, root + path)
+        elif path not in ("/dev", "/proc"):
+            _bind(path, root + path)
+            _set_read_only(root + path)
+    if start["sandbox"]:
+        _show(start["sandbox"]["views"], root)
+        _make_devices(root)
     _mount(start["mounts"], root)
+
+
+def _pivot(root: str) -> None:
     os.chdir(root)
     _call("pivot_root", b".", b".")
     _call("umount2", b".", MNT_DETACH)
     os.chdir("/")
 
 
-def _contain(mounts: dict[str, tuple[str, bool]], folder: str, command: list[str]) -> None:
-    """Become the command, with those mounts. Never returns."""
+def _contain(own: dict[str, Any], folder: str, command: list[str]) -> None:
+    """Become the command, with its own mounts. Never returns."""
     try:
         _unshare()
-        _mount(mounts, "")
+        _mount(own["mounts"], "")
+        if own["shut_in"]:
+            _let_go()
         os.chdir(folder)
         os.execvp(command[0], command)
     except OSError as error:
@@ -129,15 +172,167 @@ def _contain(mounts: dict[str, tuple[str, bool]], folder: str, command: list[str
 
 def _unshare() -> None:
     """Mounts of our own from here on."""
-    uid, gid = os.getuid(), os.getgid()
-    if uid == 0:
-        _call("unshare", CLONE_NEWNS)
-    else:
-        _call("unshare", CLONE_NEWNS | CLONE_NEWUSER)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
+    if _libc.unshare(CLONE_NEWNS):  # Root may, and who is the first of a sandbox.
+        _unshare_user(CLONE_NEWNS)
     _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+
+
+def _unshare_user(more: int) -> None:
+    """A user namespace of our own in which we are who we are, and others that it owns."""
+    uid, gid = os.getuid(), os.getgid()
+    _call("unshare", CLONE_NEWUSER | more)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _shut_in(start: dict[str, Any], out: int) -> None:
+    """Outside of the sandbox: have the pod begun, keep its output, record its exit code. Never returns."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # They are the pod's: it is in our process group.
+    began, beginning = os.pipe()
+    kept, output = os.pipe() if start["captures"] else (-1, out)
+    pod = os.fork()
+    if pod == 0:
+        _begin_pod(start, beginning, output)
+    os.close(beginning)
+    with os.fdopen(began) as told:
+        if why := told.read():
+            raise OSError(0, why)
+    _answer(start, "started")
+    if start["captures"]:
+        os.close(output)
+        _keep(kept, out, start["exit"] + ".stdout")
+    code = os.waitstatus_to_exitcode(os.waitpid(pod, 0)[1])
+    code = code if code >= 0 else 128 - code
+    fresh = f"{start['exit']}.part"
+    with open(fresh, "w") as file:
+        file.write(f"{code}\n")
+    os.replace(fresh, start["exit"])
+    os._exit(code)
+
+
+def _keep(source: int, out: int, path: str) -> None:
+    """Write what comes to the log, and to that file."""
+    with open(path, "wb") as kept:
+        while piece := os.read(source, 65536):
+            kept.write(piece)
+            os.write(out, piece)
+
+
+def _begin_pod(start: dict[str, Any], beginning: int, output: int) -> None:
+    """Make the namespaces; the first process in them becomes the pod, and is waited for. Never returns.
+
+    `beginning` is told what is wrong, or closed by the pod's first program.
+    """
+    try:
+        network = 0 if start["sandbox"]["network"] else CLONE_NEWNET
+        _unshare_user(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | network)
+        pod = os.fork()
+        if pod == 0:
+            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            _become_pod(start, output)
+        os.close(beginning)
+        code = os.waitstatus_to_exitcode(os.waitpid(pod, 0)[1])
+        os._exit(code if code >= 0 else 128 - code)
+    except (OSError, ValueError) as error:
+        said = f"{error.filename or 'sandbox'}: {error.strerror}" if isinstance(error, OSError) else f"pod: {error}"
+        os.write(beginning, said.encode(errors="replace"))
+    finally:
+        os._exit(1)
+
+
+def _become_pod(start: dict[str, Any], output: int) -> None:
+    """The first process of the pod's namespaces: make its root, let go of all privileges, become its program."""
+    _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    if not start["sandbox"]["network"]:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+            fcntl.ioctl(own, SIOCSIFFLAGS, struct.pack("16sh", b"lo", IFF_UP))
+    _make_root(start)
+    _pivot(start["root"])
+    if not start["sandbox"]["several"]:
+        _let_go()
+    os.chdir(start["cwd"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    os.execve("/bin/sh", ["/bin/sh", "-c", SHUT_IN, "pod", *start["command"]], start["environment"])
+
+
+def _let_go() -> None:
+    """Of all privileges: the next program has none, and none after it gets some."""
+    _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    for capability in range(64):
+        if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0):
+            break
+
+
+def _try(sandbox: dict[str, Any]) -> None:
+    """Can a pod be shut in here? Never returns."""
+    root = f"/tmp/everstep-try-{os.getpid()}"
+    os.mkdir(root, 0o700)
+    entries = [f"/{name}" for name in os.listdir("/")]
+    links = {path: os.readlink(path) for path in entries if os.path.islink(path)}
+    binds = [path for path in entries if path not in links]
+    start = {"root": root, "folders": [], "links": links, "binds": binds, "mounts": {}, "cwd": "/", "captures": False,
+             "sandbox": sandbox, "command": ["true"], "environment": {"PATH": os.defpath}}  # fmt: skip
+    pod = os.fork()
+    if pod == 0:
+        _begin_pod(start, 2, 1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pod, 0)[1])
+    for name in os.listdir(root):
+        path = f"{root}/{name}"
+        os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+    os.rmdir(root)
+    os._exit(code)
+
+
+def _show(views: list[tuple[str, str]], root: str) -> None:
+    """Hide paths of the machine, and show others again, outer ones first."""
+    for path, kind in views:
+        place = root + path
+        if not os.path.exists(path) or (kind == "hidden" and not os.path.exists(place)):
+            continue
+        if kind != "hidden":
+            _bind(path, place)
+            if kind == "shown":
+                _set_read_only(place)
+        elif os.path.isdir(path):
+            _call("mount", b"none", place.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"size=16m,mode=755")
+        else:
+            _call("mount", b"/dev/null", place.encode(), None, MS_BIND, None)
+
+
+def _make_devices(root: str) -> None:
+    """The pod's own /proc, /dev and shared memory."""
+    os.makedirs(f"{root}/proc", exist_ok=True)
+    _call("mount", b"proc", f"{root}/proc".encode(), b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
+    for name in KERNELS:
+        path = f"{root}/proc/{name}"
+        if os.path.exists(path):
+            _bind(path, path)
+            _set_read_only(path)
+    os.makedirs(f"{root}/dev", exist_ok=True)
+    _call("mount", b"none", f"{root}/dev".encode(), b"tmpfs", MS_NOSUID | MS_NOEXEC, b"size=1m,mode=755")
+    for path in [*(f"/dev/{name}" for name in DEVICES), *glob.glob("/dev/nvidia*"), *glob.glob("/dev/dri")]:
+        if os.path.exists(path):
+            _bind(path, root + path)
+    os.symlink("/proc/self/fd", f"{root}/dev/fd")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.symlink(f"/proc/self/fd/{number}", f"{root}/dev/{name}")
+    os.mkdir(f"{root}/dev/shm")
+    _call("mount", b"none", f"{root}/dev/shm".encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=1777")
+
+
+def _set_read_only(path: str) -> None:
+    """The mount there, and all below it."""
+    wanted = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY, 0, 0, 0)
+    if _libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), AT_RECURSIVE, ctypes.byref(wanted), 32):
+        number = ctypes.get_errno()
+        raise OSError(number, f"mount_setattr: {os.strerror(number)}", path)
 
 
 def _mount(mounts: dict[str, tuple[str, bool]], root: str) -> None:

@@ -10,11 +10,13 @@ import msgspec
 
 from runtime import atomic, faults
 from runtime.workflow.engine import Engine
-from runtime.workflow.nodes import Node, NodeType, Outputs, node_id, pod_name
+from runtime.workflow.nodes import Node, NodeType, Outputs, fnv32a, node_id, pod_name
 from runtime.workflow.progress import Progress
 
 EVERY_S = 1.0
 """How old `workflow.json` may become while something happens, if it is quickly written."""
+LOG_NAME = 200
+"""Bytes of a log's name without its ending; a file system takes 255. A longer one is cut, and ends with its hash."""
 SHARE = 0.02
 """Of the time, for writing it: a run of twice the nodes writes twice as much, not four times."""
 
@@ -93,7 +95,10 @@ class Writer:
 def log_name(engine: Engine, node: Node) -> str:
     """Name of a pod's log in logs/: its node's, without the workflow's: `train(1)`, `inner.a(0:x)`."""
     short = node.name.removeprefix(engine.name).lstrip(".") or node.name
-    return short.replace("/", "_")[:200]
+    whole = short.replace("/", "_").replace("\0", "_").encode(errors="replace")
+    if len(whole) <= LOG_NAME:
+        return whole.decode()
+    return f"{whole[:LOG_NAME].decode(errors='ignore')}-{fnv32a(node.name)}"
 
 
 def stamp(moment: float) -> str | None:

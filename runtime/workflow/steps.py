@@ -161,7 +161,7 @@ class GroupRun:
         name = f"{self._node.name}.{step['name']}"
         if not loops(step):
             return [(name, step, False)]
-        items = expand(step, self._engine.variables.globals(now))
+        items = expand(step, self._engine.variables.globals(now), self._engine.room())
         return [(f"{name}{item.suffix}", item.task, False) for item in items] or [(name, step, True)]
 
     def _start(self, name: str, step: Mapping[str, Any], empty: bool, now: float) -> bool:

@@ -5,14 +5,22 @@ end a tag; a tag inside another is replaced first and the outer one by the next 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from runtime.workflow.expressions import ExpressionError, ExpressionSyntaxError, UnknownNameError, evaluate, paths
+from runtime.workflow.expressions import (
+    Expanded,
+    ExpressionError,
+    ExpressionSyntaxError,
+    UnknownNameError,
+    evaluate,
+    expand,
+    paths,
+)
+from runtime.workflow.expressions.bounds import Meter, metered
 from runtime.workflow.expressions.sprig import SPRIG
 from runtime.workflow.expressions.values import go_json, go_text
 
-_TAG = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _UNQUOTABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 LATE = ("retries", "lastRetry", "item", "workflow.status", "workflow.failures")
 """What an expression may read before it is bound: the tag waits for it."""
@@ -27,23 +35,95 @@ def substitute(value: Any, scope: Mapping[str, Any], strict: bool = False) -> An
     """`value` (a text, or lists and mappings of texts) with every tag that the scope knows replaced.
 
     `strict`: an expression that fails is an error, not text that stays. Raises TagError for that, for an expression
-    that cannot be read, and for a value with control characters.
+    that cannot be read, and for a value with control characters; ExpressionError for more text than there is room for.
     """
-    if isinstance(value, str):
-        if "{{" not in value:
-            return value
-        return _TAG.sub(lambda tag: _replaced(tag, scope, strict), value)
-    if isinstance(value, Mapping):
-        return {substitute(key, scope, strict): substitute(inner, scope, strict) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [substitute(inner, scope, strict) for inner in value]
-    return value
+    with metered() as meter:
+        return _Pass(scope, strict, meter).over(value)
+
+
+class _Pass:
+    """One pass over a value."""
+
+    def __init__(self, scope: Mapping[str, Any], strict: bool, meter: Meter) -> None:
+        self._scope = scope
+        self._strict = strict
+        self._meter = meter
+        self._expanded: Expanded | None = None
+
+    def over(self, value: Any) -> Any:
+        """The value with its tags replaced."""
+        if isinstance(value, str):
+            return self._text(value) if "{{" in value else value
+        if isinstance(value, Mapping):
+            return {self.over(key): self.over(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.over(inner) for inner in value]
+        return value
+
+    def _text(self, text: str) -> str:
+        pieces, place = list[str](), 0
+        for begin, end in _places(text):
+            new = self._replaced(text[begin:end])
+            if end - begin == len(text):
+                return new  # As it is: what many nodes are given is kept once.
+            self._meter.write(begin - place + len(new))
+            pieces += (text[place:begin], new)
+            place = end
+        return "".join([*pieces, text[place:]])
+
+    def _replaced(self, tag: str) -> str:
+        inner = tag[2:-2]
+        if inner.startswith("="):
+            return self._evaluated(tag, inner[1:])
+        name, scope = inner.strip(), self._scope
+        if name in scope:
+            return _quotable(scope[name], name)
+        before, braces, nested = inner.rpartition("{{")
+        if braces and before and nested in scope:
+            return "{{" + before + _quotable(scope[nested], nested)
+        return tag
+
+    def _evaluated(self, tag: str, expression: str) -> str:
+        try:
+            if any(_unbound(path, self._scope) for path in paths(expression)):
+                return tag
+            if self._expanded is None:
+                self._expanded = expand(self._scope)
+            found = evaluate(expression, self._expanded, FUNCTIONS)
+            if found is not None:
+                return found if isinstance(found, str) else go_json(found)
+        except UnknownNameError:
+            return tag
+        except ExpressionError as error:
+            if self._strict or isinstance(error, ExpressionSyntaxError):
+                raise TagError(f"failed to evaluate expression: {error}") from None
+            return tag
+        if self._strict:
+            raise TagError(f'failed to evaluate expression "{expression}"')
+        return tag
+
+
+def _places(text: str) -> Iterator[tuple[int, int]]:
+    """(begin, end) of every tag: the first braces that close one end it."""
+    place = 0
+    while (begin := text.find("{{", place)) >= 0 and (end := text.find("}}", begin + 2)) >= 0:
+        place = end + 2
+        yield begin, place
+
+
+def without_tags(text: str, instead: str = "") -> str:
+    """The text with something else for each of its tags."""
+    pieces, place = list[str](), 0
+    for begin, end in _places(text):
+        pieces.append(text[place:begin])
+        place = end
+    return instead.join([*pieces, text[place:]])
 
 
 def tags(value: Any) -> list[str]:
     """The simple tags and expressions (with their `=`) that are left in a text, or in lists and mappings of texts."""
     found: list[str] = []
-    each_text(value, lambda text: found.extend(_TAG.findall(text)))
+    each_text(value, lambda text: found.extend(text[begin + 2 : end - 2] for begin, end in _places(text)))
     return found
 
 
@@ -74,19 +154,6 @@ def reads(value: Any) -> set[str]:
     return found
 
 
-def _replaced(tag: re.Match[str], scope: Mapping[str, Any], strict: bool) -> str:
-    inner = tag.group(1)
-    if inner.startswith("="):
-        return _evaluated(tag.group(0), inner[1:], scope, strict)
-    name = inner.strip()
-    if name in scope:
-        return _quotable(scope[name], name)
-    before, braces, nested = inner.rpartition("{{")
-    if braces and before and nested in scope:
-        return "{{" + before + _quotable(scope[nested], nested)
-    return tag.group(0)
-
-
 def _quotable(value: Any, name: str) -> str:
     if value is None:
         raise TagError(
@@ -96,24 +163,6 @@ def _quotable(value: Any, name: str) -> str:
     if _UNQUOTABLE.search(text):
         raise TagError("cannot finish template replacement because the result was invalid JSON")
     return text
-
-
-def _evaluated(tag: str, expression: str, scope: Mapping[str, Any], strict: bool) -> str:
-    try:
-        if any(_unbound(path, scope) for path in paths(expression)):
-            return tag
-        found = evaluate(expression, scope, FUNCTIONS)
-    except UnknownNameError:
-        return tag
-    except ExpressionError as error:
-        if strict or isinstance(error, ExpressionSyntaxError):
-            raise TagError(f"failed to evaluate expression: {error}") from None
-        return tag
-    if found is None:
-        if strict:
-            raise TagError(f'failed to evaluate expression "{expression}"')
-        return tag
-    return found if isinstance(found, str) else go_json(found)
 
 
 def _unbound(path: str, scope: Mapping[str, Any]) -> bool:

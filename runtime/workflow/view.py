@@ -87,10 +87,10 @@ def _line(engine: Engine, node: Node, folder: Path) -> str:
     return f"{as_text(node.message)}: {words}{again}" if node.phase.bad else f"{words}{again}"
 
 
-def _seconds(node: Node) -> str:
+def _seconds(node: Node, now: float) -> str:
     if node.phase in (Phase.OMITTED, Phase.SKIPPED, Phase.PENDING):
         return ""
-    return f"{(node.finished or time.time()) - node.started:.1f} s"
+    return f"{(node.finished or now) - node.started:.1f} s"
 
 
 def table(engine: Engine, folder: Path, rows: int, width: int) -> Table:
@@ -108,7 +108,8 @@ def table(engine: Engine, folder: Path, rows: int, width: int) -> Table:
     for node in shown:
         mark, style = MARKS[node.phase]
         line = Text(_line(engine, node, folder), overflow="ellipsis", no_wrap=True)
-        grid.add_row(Text(f" {mark}", style), Text(_title(node, engine), overflow="ellipsis"), line, _seconds(node))
+        title = Text(_title(node, engine), overflow="ellipsis")
+        grid.add_row(Text(f" {mark}", style), title, line, _seconds(node, engine.now))
     if len(shown) < len(steps):
         ended = sum(one.phase.fulfilled for one in steps)
         grid.add_row("", f"{ended} of {len(steps)} steps have ended", "", "")
@@ -142,9 +143,8 @@ class _Plain:
 
     def _print(self, engine: Engine, node: Node, line: str) -> None:
         mark = MARKS[node.phase][0]
-        print(
-            f" {mark} {_title(node, engine):<11} {line:<60} {_seconds(node):>8}".rstrip(), file=sys.stderr, flush=True
-        )
+        told = f" {mark} {_title(node, engine):<11} {line:<60} {_seconds(node, engine.now):>8}"
+        print(told.rstrip(), file=sys.stderr, flush=True)
 
 
 def _explain(engine: Engine, node: Node, folder: Path) -> None:

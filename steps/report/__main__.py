@@ -32,7 +32,7 @@ def run(config: Config) -> Result:
     page = Path(config.outputs) / "report.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(render(told, now), encoding="utf-8")
-    if folder is not None:
+    if folder is not None and os.access(folder, os.W_OK):  # A sandbox keeps it as an artifact only.
         fresh = folder / ".report.html"
         shutil.copyfile(page, fresh)
         fresh.replace(folder / "report.html")

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from runtime.text import Reader, TextError, borders, extents, find, piece
+from runtime.text import Reader, TextError, borders, documents, extents, find, piece
 
 
 @pytest.fixture(autouse=True)
@@ -210,3 +210,32 @@ def test_what_names_no_readable_file_is_refused_by_its_flag_or_name(tmp_path: Pa
     (tmp_path / "readme.md").write_text("x")
     with pytest.raises(TextError, match=r"--input|readme\.md: files of this kind are not read"):
         find(given.format(folder=tmp_path), "--input")
+
+
+@pytest.mark.parametrize("cuts", [(), (70_000,), (10, 70_000, 150_000)])
+def test_a_line_of_hundreds_of_megabytes_in_some_kilobytes_is_bad_and_never_whole_in_memory(
+    cuts: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "LINE", 1 << 16)
+    long = line("a" * 200_000)
+    for name, packed in (("x.jsonl.zst", zstandard.compress(line("b") + long + line("c"))),
+                         ("x.jsonl", line("b") + long + line("c")), ("end.jsonl", line("b") + long[:-1])):  # fmt: skip
+        path = tmp_path / name
+        path.write_bytes(packed)
+        with pytest.raises(TextError, match=rf"{name}:2: a line of more than 0 MiB; split or remove it"):
+            read(path, cuts)
+        reader = Reader(("text",), skip_bad=True)
+        (extent,) = extents(str(path))
+        found = list(reader.read(piece(extent, 0, extent.size)))
+        assert found == ([("b",)] if name == "end.jsonl" else [("b",), ("c",)])
+        assert reader.skipped == 1
+
+
+@pytest.mark.parametrize("size", [(1 << 16) - 100, (1 << 16) - len(line(""))])
+def test_a_line_that_is_as_long_as_one_may_be_is_read(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "LINE", 1 << 16)
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(line("a" * size) + line("c"))
+    assert read(path) == ["a" * size, "c"]

@@ -4,23 +4,24 @@ After the language definition of expr-lang, "Built-in Functions". Dates and time
 """
 
 import base64
-import functools
-import json
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from runtime.workflow.expressions.bounds import int64, made, wrapped, written
 from runtime.workflow.expressions.errors import ExpressionError
+from runtime.workflow.expressions.json_text import read_json
 from runtime.workflow.expressions.jsonpath import jsonpath
-from runtime.workflow.expressions.operations import equal, is_number
+from runtime.workflow.expressions.operations import is_number
 from runtime.workflow.expressions.values import go_json, go_pretty_json, go_text, go_type
 
 
 def as_int(value: Any) -> int:
     """Argo's asInt: of a text or a number. Raises ExpressionError."""
     try:
-        return int(value) if not isinstance(value, str) else int(value, 10)
-    except (ValueError, TypeError):
+        return int64(int(value) if not isinstance(value, str) else int(value, 10))
+    except (ValueError, TypeError, OverflowError):
         raise ExpressionError(f"invalid operation: int({go_text(value)})") from None
 
 
@@ -33,11 +34,8 @@ def as_float(value: Any) -> float:
 
 
 def from_json(text: str) -> Any:
-    """The value of a JSON text; whole numbers are floats, as Go reads them. Raises ExpressionError."""
-    try:
-        return json.loads(text, parse_int=float)
-    except json.JSONDecodeError as error:
-        raise ExpressionError(f"invalid JSON: {error}") from None
+    """The value of a JSON text; numbers are floats, as Go reads them. Raises ExpressionError."""
+    return read_json(text, floats=True)
 
 
 def _length(value: Any) -> int:
@@ -52,9 +50,7 @@ def _type(value: Any) -> str:
 
 
 def _numbers(values: tuple[Any, ...]) -> list[Any]:
-    flat: list[Any] = []
-    for value in values:
-        flat += _numbers(tuple(value)) if isinstance(value, list) else [value]
+    flat = _flatten(values)
     if not all(map(is_number, flat)):
         raise ExpressionError("invalid argument (numbers are needed)")
     return flat
@@ -86,18 +82,18 @@ def _split_after(text: str, separator: str) -> list[str]:
 def _join(parts: list[Any], glue: str = "") -> str:
     if not all(isinstance(part, str) for part in parts):
         raise ExpressionError("invalid argument for join (texts are needed)")
-    return glue.join(parts)
+    return joined(parts, glue)
 
 
-def _unique(values: list[Any]) -> list[Any]:
-    found: list[Any] = []
+def unique(values: list[Any]) -> list[Any]:
+    """Each once, where it is first."""
+    found: dict[Any, Any] = {}
     for value in values:
-        if not any(equal(value, one) for one in found):
-            found.append(value)
-    return found
+        found.setdefault(unique_key(value), value)
+    return list(found.values())
 
 
-def _flatten(values: list[Any]) -> list[Any]:
+def _flatten(values: Iterable[Any]) -> list[Any]:
     flat: list[Any] = []
     for value in values:
         flat += _flatten(value) if isinstance(value, list) else [value]
@@ -110,6 +106,46 @@ def _get(of: Any, key: Any) -> Any:
     if isinstance(of, list) and isinstance(key, int) and -len(of) <= key < len(of):
         return of[key]
     return None
+
+
+def _repeat(text: str, count: int) -> str:
+    if count < 0:
+        raise ExpressionError(f"invalid argument for repeat (expected positive integer, got {count})")
+    written(len(text) * made(count))
+    return text * count
+
+
+def replaced(text: str, old: str, new: str) -> str:
+    """The text with `new` for each `old`."""
+    written(len(text) + text.count(old) * max(0, len(new) - len(old)))
+    return text.replace(old, new)
+
+
+def joined(parts: list[str], glue: str) -> str:
+    """The texts with the glue between them."""
+    written(sum(map(len, parts)) + len(glue) * len(parts))
+    return glue.join(parts)
+
+
+def unique_key(value: Any) -> Any:
+    """What can be looked up, and is the same of values that are equal."""
+    if isinstance(value, list):
+        return ("list", *map(unique_key, value))
+    if isinstance(value, dict):
+        return ("map", frozenset((key, unique_key(inner)) for key, inner in value.items()))
+    return ("bool", value) if isinstance(value, bool) else value
+
+
+def _shifted(a: int, b: int) -> int:
+    if b < 0:
+        raise ExpressionError(f"invalid operation: negative shift count {b}")
+    return wrapped(a << b) if b < 64 else 0
+
+
+def _shifted_back(a: int, b: int) -> int:
+    if b < 0:
+        raise ExpressionError(f"invalid operation: negative shift count {b}")
+    return a >> min(b, 64)
 
 
 def _sort(values: list[Any], order: str = "asc") -> list[Any]:
@@ -134,8 +170,8 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "lower": lambda text: text.lower(),
     "split": _split,
     "splitAfter": _split_after,
-    "replace": lambda text, old, new: text.replace(old, new),
-    "repeat": lambda text, count: text * count,
+    "replace": replaced,
+    "repeat": _repeat,
     "join": _join,
     "indexOf": lambda text, part: text.find(part),
     "lastIndexOf": lambda text, part: text.rfind(part),
@@ -143,16 +179,16 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "hasSuffix": lambda text, part: text.endswith(part),
     "max": lambda *values: max(_numbers(values)),
     "min": lambda *values: min(_numbers(values)),
-    "mean": lambda *values: sum(_numbers(values)) / max(1, len(_numbers(values))),
+    "mean": lambda *values: float(sum(_numbers(values))) / max(1, len(_numbers(values))),
     "median": _median,
     "ceil": lambda value: float(math.ceil(value)),
     "floor": lambda value: float(math.floor(value)),
     "round": _round,
-    "concat": lambda *lists: functools.reduce(lambda a, b: [*a, *b], lists, []),
+    "concat": lambda *lists: list(itertools.chain.from_iterable(lists)),
     "flatten": _flatten,
-    "uniq": _unique,
+    "uniq": unique,
     "reverse": lambda values: values[::-1],
-    "take": lambda values, count: values[:count],
+    "take": lambda values, count: values[: max(0, count)],
     "first": lambda values: values[0] if values else None,
     "last": lambda values: values[-1] if values else None,
     "keys": lambda mapping: list(mapping),
@@ -169,9 +205,13 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "bitor": lambda a, b: a | b,
     "bitxor": lambda a, b: a ^ b,
     "bitnot": lambda a: ~a,
-    "bitshl": lambda a, b: a << b,
-    "bitshr": lambda a, b: a >> b,
+    "bitshl": _shifted,
+    "bitshr": _shifted_back,
 }
+
+
+AT_ONCE = frozenset({"len", "type", "first", "last", "get", "sprig.hasKey", "sprig.get"})
+"""Functions that do not go through what they are given."""
 
 
 Predicate = Callable[..., Any]
@@ -216,6 +256,11 @@ def _nth(indexes: list[int], over: list[Any], which: int, missing: Any) -> Any:
     return missing if not indexes else over[indexes[which]]
 
 
+def _sum(values: list[Any]) -> Any:
+    total = sum(values)
+    return wrapped(total) if isinstance(total, int) else total
+
+
 PREDICATES: dict[str, Callable[..., Any]] = {
     "all": lambda over, p: len(_matching(over, p)) == len(over),
     "any": lambda over, p: bool(_matching(over, p)),
@@ -224,7 +269,7 @@ PREDICATES: dict[str, Callable[..., Any]] = {
     "filter": lambda over, p: [over[index] for index in _matching(over, p)],
     "map": _mapped,
     "count": lambda over, p: len(_matching(over, p)),
-    "sum": lambda over, p: sum(_mapped(over, p)),
+    "sum": lambda over, p: _sum(_mapped(over, p)),
     "find": lambda over, p: _nth(_matching(over, p), over, 0, None),
     "findIndex": lambda over, p: _nth(_matching(over, p), list(range(len(over))), 0, -1),
     "findLast": lambda over, p: _nth(_matching(over, p), over, -1, None),

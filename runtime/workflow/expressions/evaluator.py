@@ -3,13 +3,21 @@
 Names and functions are looked up before anything is computed, as expr-lang's compiler does it.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lark import Token, Tree
 
-from runtime.workflow.expressions.builtins import BUILTINS, PREDICATES
+from runtime.workflow.expressions.bounds import (
+    CALL,
+    CHARACTERS_A_STEP,
+    EVALUATION,
+    Meter,
+    int64,
+    metered,
+    of_one_evaluation,
+)
+from runtime.workflow.expressions.builtins import AT_ONCE, BUILTINS, PREDICATES
 from runtime.workflow.expressions.errors import ExpressionError, ExpressionSyntaxError, UnknownNameError, pointed
 from runtime.workflow.expressions.expr_grammar import parse, unquoted
 from runtime.workflow.expressions.operations import OPERATIONS, NoSuchOperationError, is_number
@@ -24,18 +32,26 @@ class Pointed(NamedTuple):
     accumulated: Any = None
 
 
+class Expanded(dict[str, Any]):
+    """Values whose dotted names are maps already."""
+
+
 def evaluate(text: str, environment: Mapping[str, Any], functions: Mapping[str, Any] = {}) -> Any:
     """The value of an expression; dotted names of the environment are expanded to maps first.
 
     `functions` are callables by name, or maps of them (sprig.). Raises ExpressionSyntaxError, UnknownNameError where
-    a name or function is not bound, ExpressionError where the values do not fit.
+    a name or function is not bound, ExpressionError where the values do not fit, or the bounds are passed.
     """
-    tree = parse(text)
-    expanded = expand(environment)
-    for place, name in free_names(tree):
-        if name not in expanded and name not in functions:
-            raise UnknownNameError(pointed(f"unknown name {name}", text, place))
-    return _Run(text, expanded, {**BUILTINS, **functions}).value(tree, None)
+    with metered() as event, of_one_evaluation(event) as meter:
+        meter.spend(EVALUATION)
+        tree = parse(text)
+        expanded = environment if isinstance(environment, Expanded) else expand(environment)
+        for place, name in free_names(tree):
+            if name not in expanded and name not in functions:
+                raise UnknownNameError(pointed(f"unknown name {name}", text, place))
+        found = _Run(text, expanded, {**BUILTINS, **functions}, meter).value(tree, None)
+        meter.weigh(found)
+    return found
 
 
 def holds(text: str, environment: Mapping[str, Any], functions: Mapping[str, Any] = {}) -> bool:
@@ -52,11 +68,11 @@ def holds(text: str, environment: Mapping[str, Any], functions: Mapping[str, Any
     return found
 
 
-def expand(environment: Mapping[str, Any]) -> dict[str, Any]:
+def expand(environment: Mapping[str, Any]) -> Expanded:
     """`{"a.b": 1}` as `{"a": {"b": 1}}`; where a name is both, the map is kept."""
-    expanded: dict[str, Any] = {}
+    expanded = Expanded()
     for key, value in environment.items():
-        place = expanded
+        place: dict[str, Any] = expanded
         *path, last = key.split(".")
         for part in path:
             inner = place.get(part)
@@ -117,7 +133,8 @@ def paths(text: str) -> set[str]:
             for child in inner[1:] if node.data == "call" else inner:
                 walk(child)
 
-    walk(parse(text))
+    with metered():
+        walk(parse(text))
     return found
 
 
@@ -125,7 +142,7 @@ def _place(node: Any) -> int:
     """Where expr-lang says that a node stands."""
     while isinstance(node, Tree):
         if node.data in ("binary", "negated_binary", "coalesce", "either", "both"):
-            node = next(child for child in node.children if isinstance(child, Token))
+            node = next(child for child in reversed(node.children) if isinstance(child, Token))
         elif node.data in ("member", "optional_member"):
             node = node.children[-1]
         else:
@@ -140,21 +157,24 @@ def _word(node: Any) -> str:
 class _Run:
     """One evaluation."""
 
-    def __init__(self, text: str, environment: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
+    def __init__(self, text: str, environment: Mapping[str, Any], functions: Mapping[str, Any], meter: Meter) -> None:
         self._source = text
+        self._meter = meter
         self._environment = dict(environment)
         self._functions = functions
 
     def value(self, node: Any, pointer: Pointed | None) -> Any:
         """Of a tree, with what `#` stands for."""
+        self._meter.spend(1)
         return getattr(self, f"_{node.data}")(node.children, pointer, node)
 
     def _fail(self, message: str, node: Any) -> ExpressionError:
         return ExpressionError(pointed(message, self._source, _place(node)))
 
     def _let(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
-        inner = _Run(self._source, {**self._environment, str(c[1]): self.value(c[3], pointer)}, self._functions)
-        return inner.value(c[5], pointer)
+        self._meter.spend(len(self._environment) // CHARACTERS_A_STEP)
+        environment = {**self._environment, str(c[1]): self.value(c[3], pointer)}
+        return _Run(self._source, environment, self._functions, self._meter).value(c[5], pointer)
 
     def _ternary(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
         return self.value(c[2] if self._boolean(c[0], pointer) else c[4], pointer)
@@ -176,10 +196,10 @@ class _Run:
         return found
 
     def _either(self, c: list[Any], pointer: Pointed | None, node: Any) -> bool:
-        return self._boolean(c[0], pointer) or self._boolean(c[2], pointer)
+        return any(self._boolean(child, pointer) for child in c[::2])
 
     def _both(self, c: list[Any], pointer: Pointed | None, node: Any) -> bool:
-        return self._boolean(c[0], pointer) and self._boolean(c[2], pointer)
+        return all(self._boolean(child, pointer) for child in c[::2])
 
     def _negate(self, c: list[Any], pointer: Pointed | None, node: Any) -> bool:
         return not self._boolean(c[1], pointer)
@@ -195,15 +215,23 @@ class _Run:
         return -found if c[0] == "-" else found
 
     def _binary(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
-        a, b = self.value(c[0], pointer), self.value(c[2], pointer)
+        """One operator, or several of one rank, from the left."""
+        found = self.value(c[0], pointer)
+        for operator, right in zip(c[1::2], c[2::2], strict=True):
+            found = self._operated(found, operator, self.value(right, pointer))
+        return found
+
+    def _operated(self, a: Any, operator: Token, b: Any) -> Any:
+        self._meter.weigh(a)
+        self._meter.weigh(b)
         try:
-            return OPERATIONS[str(c[1])](a, b)
+            return OPERATIONS[str(operator)](a, b)
         except NoSuchOperationError:
-            raise self._fail(f"invalid operation: {go_type(a)} {c[1]} {go_type(b)}", node) from None
+            raise self._fail(f"invalid operation: {go_type(a)} {operator} {go_type(b)}", operator) from None
         except ZeroDivisionError:
-            raise self._fail("integer divide by zero", node) from None
-        except re.error as error:
-            raise self._fail(f"error parsing regexp: {error}", node) from None
+            raise self._fail("integer divide by zero", operator) from None
+        except ExpressionError as error:
+            raise self._fail(str(error), operator) from None
 
     def _negated_binary(self, c: list[Any], pointer: Pointed | None, node: Any) -> bool:
         return not self._binary([c[0], c[2], c[3]], pointer, node)
@@ -226,7 +254,7 @@ class _Run:
     def _index(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
         of, key = self.value(c[0], pointer), self.value(c[2], pointer)
         if isinstance(of, dict):
-            return of.get(key)
+            return None if isinstance(key, list | dict) else of.get(key)
         if isinstance(of, list | str) and isinstance(key, int) and not isinstance(key, bool):
             if -len(of) <= key < len(of):
                 return of[key]
@@ -240,6 +268,7 @@ class _Run:
         of = self.value(c[0], pointer)
         if not isinstance(of, list | str):
             raise self._fail(f"cannot slice {go_type(of)}", node)
+        self._meter.spend(len(of) // CHARACTERS_A_STEP)
         ends = [None if part is None else self.value(part, pointer) for part in (c[2], c[4])]
         if any(end is not None and (not isinstance(end, int) or isinstance(end, bool)) for end in ends):
             raise self._fail("invalid operation: slice index is no integer", node)
@@ -268,12 +297,18 @@ class _Run:
             function = function.get(member) if isinstance(function, Mapping) else None
         if function is None:
             raise UnknownNameError(pointed(f"unknown name {name}", self._source, _place(place)))
+        self._meter.spend(CALL)
+        for argument in arguments if name not in AT_ONCE else ():
+            self._meter.weigh(argument)
         try:
-            return function(*arguments)
+            found = function(*arguments)
         except ExpressionError as error:
             raise self._fail(str(error), place) from None
-        except (TypeError, ValueError, AttributeError, IndexError, KeyError, ArithmeticError, re.error) as error:
+        except (TypeError, ValueError, AttributeError, IndexError, KeyError, ArithmeticError) as error:
             raise self._fail(f"{name}: {error}", place) from None
+        if isinstance(found, str | list | dict):
+            self._meter.spend(len(found) // CHARACTERS_A_STEP)
+        return found
 
     def _values(self, arguments: Any, pointer: Pointed | None) -> list[Any]:
         if arguments is None:
@@ -285,6 +320,7 @@ class _Run:
         over = self.value(first, pointer)
         if not isinstance(over, list):
             raise self._fail(f"builtin {c[0]} takes only array (got {go_type(over)})", c[0])
+        self._meter.spend(len(over))
         body = next((child for child in rest[0].children if isinstance(child, Tree)), None) if rest else None
 
         def predicate(item: Any, index: int, accumulated: Any = None) -> Any:
@@ -294,9 +330,9 @@ class _Run:
             return PREDICATES[str(c[0])](
                 over, predicate if body else None, *[self.value(more, pointer) for more in rest[1:]]
             )
-        except (TypeError, ValueError) as error:
-            if isinstance(error, ExpressionError):
-                raise
+        except ExpressionError:
+            raise
+        except (TypeError, ValueError, ArithmeticError) as error:
             raise self._fail(f"{c[0]}: {error}", c[0]) from None
 
     def _pointer(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
@@ -305,7 +341,10 @@ class _Run:
         return {"": pointer.value, "index": pointer.index, "acc": pointer.accumulated}[str(c[0])[1:]]
 
     def _integer(self, c: list[Any], pointer: Pointed | None, node: Any) -> int:
-        return int(str(c[0]).replace("_", ""), 0 if str(c[0])[1:2].isalpha() else 10)
+        try:
+            return int64(int(str(c[0]).replace("_", ""), 0 if str(c[0])[1:2].isalpha() else 10))
+        except ValueError:
+            raise self._fail("integer literal is too large", c[0]) from None
 
     def _real(self, c: list[Any], pointer: Pointed | None, node: Any) -> float:
         return float(str(c[0]).replace("_", ""))
@@ -331,5 +370,7 @@ class _Run:
                     name = self.value(pair.children[1], pointer)
                 else:
                     name = unquoted(str(key)) if key.type == "STRING" else str(key)
+                if not isinstance(name, str):
+                    raise self._fail(f"interface conversion: interface {{}} is {go_type(name)}, not string", node)
                 found[name] = self.value(value, pointer)
         return found

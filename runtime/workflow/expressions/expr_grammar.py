@@ -4,6 +4,7 @@
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -12,6 +13,7 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedToken
 from lark.lexer import Lexer
 
+from runtime.workflow.expressions.bounds import TOKEN, TOKENS, TOO_LONG, check_nesting, metered
 from runtime.workflow.expressions.errors import ExpressionSyntaxError, pointed
 
 GRAMMAR = r"""
@@ -23,14 +25,14 @@ GRAMMAR = r"""
     | pipe QUESTION COLON conditional -> elvis
     | IF conditional LBRACE sequence RBRACE ELSE LBRACE sequence RBRACE -> if_else
 ?pipe: either | pipe PIPE NAME [LPAR [arguments] RPAR] -> piped | pipe PIPE PREDICATED LPAR arguments RPAR -> piped
-?either: both | either OR both -> either
-?both: comparison | both AND comparison -> both
+?either: both | both (OR both)+ -> either
+?both: comparison | comparison (AND comparison)+ -> both
 ?comparison: range | comparison COMPARATOR range -> binary
     | comparison WORD_COMPARATOR range -> binary
     | comparison NOT WORD_COMPARATOR range -> negated_binary
 ?range: sum | range RANGE sum -> binary
-?sum: product | sum SIGN product -> binary
-?product: unary | product FACTOR unary -> binary
+?sum: product | product (SIGN product)+ -> binary
+?product: unary | unary (FACTOR unary)+ -> binary
 ?unary: NOT product -> negate | signed
 ?signed: SIGN signed -> sign | power
 ?power: coalesce | coalesce POWER signed -> binary
@@ -90,7 +92,7 @@ SYMBOLS = {
     "[": "LBRACKET", "]": "RBRACKET", "{": "LBRACE", "}": "RBRACE", "#": "HASH", "&": "STRAY",
 }  # fmt: skip
 _TOKEN = re.compile(
-    r"""(?P<space>\s+|//[^\n]*|/\*.*?\*/)
+    r"""(?P<space>\s+|//[^\n]*|/(?=\*))
     |(?P<INTEGER>0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+)
     |(?P<REAL>(?:\d[\d_]*\.\d[\d_]*(?:[eE][+-]?\d+)?|\d[\d_]*[eE][+-]?\d+|\.\d[\d_]*(?:[eE][+-]?\d+)?))
     |(?P<DECIMAL>\d[\d_]*)
@@ -100,8 +102,11 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _POINTER = re.compile(r"#(\w*)")
+_CALLED = re.compile(r"\s*\(")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{3}|.)", re.DOTALL)
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", "'": "'", '"': '"'}
+REMEMBERED = 200
+"""Characters of the longest expression whose tree is kept: a tree is some hundred times as large as its text."""
 BRACKETS = ("LPAR", "RPAR", "LBRACKET", "RBRACKET", "LBRACE", "RBRACE")
 
 
@@ -131,6 +136,10 @@ def _tokens(source: str) -> list[Token]:
             raise ExpressionSyntaxError(_unreadable(source, position))
         kind, text = str(match.lastgroup), match.group()
         position = match.end()
+        if kind == "space" and text == "/":
+            position = source.find("*/", position + 1) + 2
+            if position == 1:
+                raise ExpressionSyntaxError(pointed("unclosed comment", source, len(source) - 1))
         if kind == "space":
             continue
         if kind == "DECIMAL":
@@ -138,9 +147,13 @@ def _tokens(source: str) -> list[Token]:
         elif kind == "SYMBOL":
             kind = SYMBOLS[text]
         elif kind == "WORD":
-            follows = source[position:].lstrip()[:1]
-            kind = "PREDICATED" if text in PREDICATED and follows == "(" else WORDS.get(text, "NAME")
+            called = text in PREDICATED and _CALLED.match(source, position)
+            kind = "PREDICATED" if called else WORDS.get(text, "NAME")
         found.append(Token(kind, text, start_pos=match.start()))
+        if len(found) > TOKENS:
+            raise ExpressionSyntaxError(TOO_LONG)
+    with metered() as meter:
+        meter.spend(TOKEN * len(found))
     return found
 
 
@@ -153,17 +166,26 @@ def _unreadable(source: str, position: int) -> str:
 _parser = Lark(GRAMMAR, parser="lalr", lexer=_Lexer, maybe_placeholders=True)
 
 
-@lru_cache(maxsize=4096)
 def parse(source: str) -> Tree[Token]:
     """The tree. Raises ExpressionSyntaxError with the words of expr-lang."""
+    return _remembered(source) if len(source) <= REMEMBERED else _parsed(source)
+
+
+def _parsed(source: str) -> Tree[Token]:
     try:
-        return _parser.parse(source)
+        with metered():
+            tree = _parser.parse(source)
+        check_nesting(tree)
+        return tree
     except UnexpectedToken as error:
         token = error.token
         if token.type == "$END":
             raise ExpressionSyntaxError(pointed("unexpected token EOF", source, max(0, len(source) - 1))) from None
         said = f'unexpected token {_kind(token)}("{token}")'
         raise ExpressionSyntaxError(pointed(said, source, token.start_pos or 0)) from None
+
+
+_remembered = lru_cache(maxsize=4096)(_parsed)
 
 
 def _kind(token: Token) -> str:
@@ -189,7 +211,10 @@ def _escaped(match: re.Match[str]) -> str:
     if letters in _ESCAPES:
         return _ESCAPES[letters]
     if letters[0] in "xuU":
-        return chr(int(letters[1:], 16))
+        code = int(letters[1:], 16)
+        if code > sys.maxunicode or 0xD800 <= code < 0xE000:
+            raise ExpressionSyntaxError(f"unable to unescape string, invalid code point \\{letters}")
+        return chr(code)
     if letters.isdigit():
         return chr(int(letters, 8))
     raise ExpressionSyntaxError(f"unable to unescape string, unknown escape \\{letters}")

@@ -4,16 +4,21 @@ Tokens, their order and the meaning of operators after the manual of govaluate (
 messages that Argo shows. Values are bool, float, str and list.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
-from lark import Lark, Token, Transformer, v_args
+from lark import Lark, Token, v_args
 from lark.exceptions import LarkError, VisitError
 from lark.lexer import Lexer
+from lark.visitors import Transformer_NonRecursive
 
+from runtime.workflow.expressions import regexp
+from runtime.workflow.expressions.bounds import TOKEN, TOKENS, metered, wrapped, written
 from runtime.workflow.expressions.errors import ExpressionError
+from runtime.workflow.expressions.operations import power, quotient
 from runtime.workflow.expressions.values import go_text
 
 GRAMMAR = r"""
@@ -79,7 +84,8 @@ def should_run(text: str) -> bool:
     except LarkError:
         raise ExpressionError(f"Invalid 'when' expression '{text}': Unbalanced parenthesis") from None
     try:
-        value = _Evaluator().transform(tree)
+        with metered():
+            value = _Evaluator().transform(tree)
     except VisitError as error:
         raise ExpressionError(f"Failed to evaluate 'when' expresion '{text}': {error.orig_exc}") from None
     if not isinstance(value, bool):
@@ -109,7 +115,11 @@ def _tokens(text: str) -> list[Token]:
         token, place = _read(text, place, before)
         before = _kind(token)
         found.append(token)
+        if len(found) > TOKENS:
+            raise ExpressionError(f"the expression has more than {TOKENS} tokens")
     _check(found)
+    with metered() as meter:
+        meter.spend(TOKEN * len(found))
     return found
 
 
@@ -138,7 +148,7 @@ def _told(token: Token) -> str:
 
 
 def _number(text: str) -> float:
-    return float(int(text, 16)) if text[:2] in ("0x", "0X") else float(text)
+    return float(wrapped(int(text, 16))) if text[:2] in ("0x", "0X") else float(text)
 
 
 def _read(text: str, place: int, before: str) -> tuple[Token, int]:
@@ -146,7 +156,8 @@ def _read(text: str, place: int, before: str) -> tuple[Token, int]:
     first = text[place]
     if first.isdigit() or first == ".":
         match = re.compile(r"0[xX][0-9a-fA-F]+|[\d.]+").match(text, place)
-        assert match is not None
+        if match is None:
+            raise ExpressionError(f"Invalid token: '{first}'")
         try:
             _number(match.group())
         except ValueError:
@@ -159,9 +170,8 @@ def _read(text: str, place: int, before: str) -> tuple[Token, int]:
         if end < 0:
             raise ExpressionError("Unclosed parameter bracket")
         return Token("VARIABLE", text[place + 1 : end]), end + 1
-    if first.isalpha():
-        match = re.compile(r"[\w.]+").match(text, place)
-        assert match is not None
+    match = re.compile(r"[\w.]+").match(text, place) if first.isalpha() else None
+    if match is not None:
         word = match.group()
         kind = "BOOLEAN" if word in ("true", "false") else "COMPARATOR" if word in ("in", "IN") else "VARIABLE"
         return Token(kind, "in" if kind == "COMPARATOR" else word), match.end()
@@ -212,17 +222,35 @@ def _needs_numbers(symbol: str, what: str, *values: Any) -> None:
             )
 
 
+def _bits(operation: Callable[[int, int], int]) -> Callable[[float, float], float]:
+    """Of numbers as integers of 64 bits. What is no such number is 0."""
+
+    def of(a: float, b: float) -> float:
+        whole = [wrapped(int(one)) if math.isfinite(one) else 0 for one in (a, b)]
+        return float(wrapped(operation(*whole)))
+
+    return of
+
+
+def _modulo(a: float, b: float) -> float:
+    return math.fmod(a, b) if b and math.isfinite(a) else math.nan
+
+
+def _shift(by: Callable[[int, int], int]) -> Callable[[int, int], int]:
+    """A shift is by as many bits as an unsigned number says."""
+    return lambda a, b: by(a, b) if 0 <= b < 64 else by(a, 64)
+
+
 MODIFIERS: dict[str, Callable[[float, float], float]] = {
     "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b if b else float("inf"), "%": lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
-    "**": lambda a, b: a**b, "&": lambda a, b: float(int(a) & int(b)), "|": lambda a, b: float(int(a) | int(b)),
-    "^": lambda a, b: float(int(a) ^ int(b)), "<<": lambda a, b: float(int(a) << int(b)),
-    ">>": lambda a, b: float(int(a) >> int(b)),
+    "/": quotient, "%": _modulo, "**": power, "&": _bits(lambda a, b: a & b), "|": _bits(lambda a, b: a | b),
+    "^": _bits(lambda a, b: a ^ b), "<<": _bits(_shift(lambda a, b: a << b)),
+    ">>": _bits(_shift(lambda a, b: a >> b)),
 }  # fmt: skip
 
 
 @v_args(inline=True)
-class _Evaluator(Transformer[Token, Any]):
+class _Evaluator(Transformer_NonRecursive[Token, Any]):
     """Bottom up: nothing has side effects."""
 
     def number(self, token: Token) -> float:
@@ -270,11 +298,13 @@ class _Evaluator(Transformer[Token, Any]):
                 raise ExpressionError(f"Value '{go_text(value)}' cannot be used with the prefix '!', it is not a bool")
             return not value
         _needs_numbers(symbol, "prefix", value)
-        return -value if symbol == "-" else float(~int(value))
+        return -value if symbol == "-" else _bits(lambda a, _: ~a)(value, 0.0)
 
     def modify(self, a: Any, symbol: Token, b: Any) -> Any:
         if symbol == "+" and (isinstance(a, str) or isinstance(b, str)):
-            return go_text(a) + go_text(b)
+            texts = go_text(a), go_text(b)
+            written(sum(map(len, texts)))
+            return "".join(texts)
         _needs_numbers(symbol, "modifier", a, b)
         return MODIFIERS[symbol](a, b)
 
@@ -282,7 +312,7 @@ class _Evaluator(Transformer[Token, Any]):
         if symbol in ("==", "!="):
             return (type(a) is type(b) and a == b) == (symbol == "==")
         if symbol in ("=~", "!~"):
-            return (re.search(go_text(b), go_text(a)) is not None) == (symbol == "=~")
+            return regexp.matches(go_text(b), go_text(a)) == (symbol == "=~")
         if symbol == "in":
             if not isinstance(b, list):
                 _needs_numbers(symbol, "comparator", b if isinstance(b, str) else go_text(b))

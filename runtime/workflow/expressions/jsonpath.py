@@ -1,11 +1,12 @@
 """JSONPath as Argo's `jsonpath(text, path)` uses it: children, indexes, slices, wildcards and descent; no filters."""
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from runtime.workflow.expressions.bounds import Meter, metered
 from runtime.workflow.expressions.errors import ExpressionError
+from runtime.workflow.expressions.json_text import read_json
 
 _STEP = re.compile(
     r"""(?P<deep>\.\.)?(?:\.?(?P<name>[A-Za-z_$][\w$-]*)|\.?(?P<star>\*)
@@ -17,11 +18,16 @@ _STEP = re.compile(
 def jsonpath(text: str, path: str) -> Any:
     """What the path finds in the JSON text: one value, or a list where the path may find several."""
     try:
-        document = json.loads(text, parse_int=float)
-    except (json.JSONDecodeError, TypeError) as error:
+        document = read_json(text, floats=True)
+    except (ExpressionError, TypeError) as error:
         raise ExpressionError(f"invalid JSON: {error}") from None
     if not path.startswith("$"):
         raise ExpressionError(f"invalid JSONPath query '{path}': it begins with $")
+    with metered() as meter:
+        return _followed(document, path, meter)
+
+
+def _followed(document: Any, path: str, meter: Meter) -> Any:
     found, several, position = [document], False, 1
     while position < len(path):
         step = _STEP.match(path, position)
@@ -30,8 +36,11 @@ def jsonpath(text: str, path: str) -> Any:
         position = step.end()
         several = several or bool(step["deep"] or step["star"] or step["any"] or step["slice"])
         if step["deep"]:
+            for value in found:
+                meter.weigh(value)
             found = [below for value in found for below in _descent(value)]
         found = [below for value in found for below in _children(value, step)]
+        meter.spend(len(found))
     if several:
         return found
     if not found:
@@ -40,9 +49,13 @@ def jsonpath(text: str, path: str) -> Any:
 
 
 def _descent(value: Any) -> Iterator[Any]:
-    yield value
-    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _descent(below)
+    """It, and all below it, from the top."""
+    left = [value]
+    while left:
+        value = left.pop()
+        yield value
+        below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        left += reversed(list(below))
 
 
 def _children(value: Any, step: re.Match[str]) -> list[Any]:

@@ -1,8 +1,11 @@
 """The operators of expr-lang over two values."""
 
-import re
+import math
 from collections.abc import Callable
 from typing import Any
+
+from runtime.workflow.expressions import regexp
+from runtime.workflow.expressions.bounds import made, wrapped, written
 
 
 class NoSuchOperationError(Exception):
@@ -17,7 +20,8 @@ def is_number(value: Any) -> bool:
 def _numeric(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def checked(a: Any, b: Any) -> Any:
         if is_number(a) and is_number(b):
-            return operation(a, b)
+            found = operation(a, b)
+            return wrapped(found) if isinstance(found, int) else found
         raise NoSuchOperationError
 
     return checked
@@ -53,16 +57,17 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def _add(a: Any, b: Any) -> Any:
-    if (isinstance(a, str) and isinstance(b, str)) or (is_number(a) and is_number(b)):
+    if isinstance(a, str) and isinstance(b, str):
+        written(len(a) + len(b))
         return a + b
-    raise NoSuchOperationError
+    return _numeric(lambda a, b: a + b)(a, b)
 
 
 def _within(a: Any, b: Any) -> bool:
     if isinstance(b, list):
         return any(equal(a, one) for one in b)
     if isinstance(b, dict):
-        return a in b
+        return isinstance(a, str) and a in b
     if b is None:
         return False
     raise NoSuchOperationError
@@ -77,7 +82,25 @@ def _modulo(a: Any, b: Any) -> int:
 def _range(a: Any, b: Any) -> list[int]:
     if not (isinstance(a, int) and isinstance(b, int)):
         raise NoSuchOperationError
+    made(b - a + 1)
     return list(range(a, b + 1))
+
+
+def quotient(a: float, b: float) -> float:
+    """Go's division of floats: by 0 it is infinite, or NaN."""
+    if b:
+        return float(a) / b
+    return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a)
+
+
+def power(a: Any, b: Any) -> float:
+    """Go's math.Pow: too large is infinite, and what is no real number is NaN."""
+    try:
+        return math.pow(a, b)
+    except OverflowError:
+        return -math.inf if a < 0 and b % 2 == 1 else math.inf
+    except ValueError:
+        return math.inf if a == 0 else math.nan
 
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -90,14 +113,14 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": _add,
     "-": _numeric(lambda a, b: a - b),
     "*": _numeric(lambda a, b: a * b),
-    "/": _numeric(lambda a, b: a / b if b else float("inf") if a > 0 else float("-inf") if a < 0 else float("nan")),
+    "/": _numeric(quotient),
     "%": _modulo,
-    "**": _numeric(lambda a, b: float(a) ** b),
-    "^": _numeric(lambda a, b: float(a) ** b),
+    "**": _numeric(power),
+    "^": _numeric(power),
     "..": _range,
     "in": _within,
     "contains": _textual(lambda a, b: b in a),
     "startsWith": _textual(lambda a, b: a.startswith(b)),
     "endsWith": _textual(lambda a, b: a.endswith(b)),
-    "matches": _textual(lambda a, b: re.search(b, a) is not None),
+    "matches": _textual(lambda a, b: regexp.matches(b, a)),
 }

@@ -4,6 +4,7 @@ Without what reads the machine or the clock, makes keys, or is random: such a na
 """
 
 import base64
+import copy
 import hashlib
 import json
 import math
@@ -13,7 +14,11 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from runtime.workflow.expressions import regexp
+from runtime.workflow.expressions.bounds import INT_MAX, INT_MIN, made, wrapped, written
+from runtime.workflow.expressions.builtins import joined, replaced, unique, unique_key
 from runtime.workflow.expressions.errors import ExpressionError
+from runtime.workflow.expressions.json_text import read_json
 from runtime.workflow.expressions.values import go_json, go_pretty_json, go_text
 
 
@@ -22,21 +27,22 @@ def _fail(message: str) -> Any:
 
 
 def to_int(value: Any) -> int:
-    """cast.ToInt64: what is no number is 0."""
+    """cast.ToInt64: what is no number of 64 bits is 0."""
     try:
-        return int(value, 0) if isinstance(value, str) else int(value)
-    except (ValueError, TypeError):
+        found = int(value, 0) if isinstance(value, str) else int(value)
+    except (ValueError, TypeError, OverflowError):
         try:
-            return int(float(value))
-        except (ValueError, TypeError):
+            found = int(float(value))
+        except (ValueError, TypeError, OverflowError):
             return 0
+    return found if INT_MIN <= found <= INT_MAX else 0
 
 
 def to_float(value: Any) -> float:
     """cast.ToFloat64: what is no number is 0."""
     try:
         return float(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0
 
 
@@ -45,7 +51,7 @@ def _empty(value: Any) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1 \2", text))
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", text)
     return [word for word in re.split(r"[\s_.-]+", spaced) if word]
 
 
@@ -70,28 +76,29 @@ def _abbreviated(width: int, text: str) -> str:
 
 
 def _wrapped(width: int, text: str, separator: str = "\n") -> str:
-    lines, line = [], ""
+    lines, words, length = list[str](), list[str](), 0
     for word in text.split(" "):
-        if line and len(line) + 1 + len(word) > width:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    return separator.join([*lines, line])
+        if length and length + 1 + len(word) > width:
+            lines.append(" ".join(words))
+            words, length = [], 0
+        if length or word:
+            length += len(word) + (1 if length else 0)
+            words.append(word)
+    return joined([*lines, " ".join(words)], separator)
 
 
 def _indented(spaces: int, text: str) -> str:
+    if spaces < 0:
+        raise ExpressionError("strings: negative Repeat count")
+    written(len(text) + spaces * (text.count("\n") + 1))
     return "\n".join(" " * spaces + line for line in text.split("\n"))
 
 
-def _replacement(text: str) -> str:
-    """Go's `${1}` and `$1` as Python's."""
-    return re.sub(r"\$\{?(\w+)\}?", r"\\g<\1>", text.replace("\\", "\\\\"))
-
-
-def _regex_split(regex: str, text: str, count: int) -> list[str]:
-    """At most so many parts; all of them below 0."""
-    return re.split(regex, text, maxsplit=max(0, count - 1)) if count not in (0, 1) else [text] * count
+def _repeated(count: int, text: str) -> str:
+    if count < 0:
+        raise ExpressionError("strings: negative Repeat count")
+    written(len(text) * made(count))
+    return text * count
 
 
 def _strings(values: Any) -> list[str]:
@@ -99,7 +106,15 @@ def _strings(values: Any) -> list[str]:
 
 
 def _until(stop: int) -> list[int]:
-    return list(range(0, stop, 1 if stop >= 0 else -1))
+    return _stepped(0, stop, 1 if stop >= 0 else -1)
+
+
+def _stepped(start: int, stop: int, step: int) -> list[int]:
+    if step == 0:
+        return []
+    numbers = range(start, stop, step)
+    made(max(0, (stop - start) // step))
+    return list(numbers)
 
 
 def _seq(*parameters: int) -> str:
@@ -112,13 +127,22 @@ def _seq(*parameters: int) -> str:
         start, step, end = parameters
     if len(parameters) < 3 and end < start:
         step = -1
+    if step == 0:
+        return ""
+    made((end - start) // step)
     return " ".join(map(str, range(start, end + (1 if step > 0 else -1), step)))
 
 
 def _round(value: Any, digits: int, on: float = 0.5) -> float:
     scaled = to_float(value) * 10.0**digits
+    if not math.isfinite(scaled):
+        return scaled / 10.0**digits
     whole = math.ceil(scaled) if scaled - math.floor(scaled) >= on else math.floor(scaled)
     return whole / 10.0**digits
+
+
+def _without(values: list[Any], out: set[Any]) -> list[Any]:
+    return [value for value in values if unique_key(value) not in out]
 
 
 def _dict(*pairs: Any) -> dict[str, Any]:
@@ -152,7 +176,7 @@ def _kind(value: Any) -> str:
 
 
 def _compare_versions(constraint: str, version: str) -> bool:
-    match = re.fullmatch(r"\s*(=|!=|>=|<=|>|<|\^|~)?\s*v?(\d+)(?:\.(\d+))?(?:\.(\d+))?\s*", constraint)
+    match = re.fullmatch(r"(=|!=|>=|<=|>|<|\^|~)?\s*v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", constraint.strip())
     found = re.match(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", version)
     if not match or not found:
         raise ExpressionError(f"constraint {constraint!r} is not supported here")
@@ -169,7 +193,7 @@ def _integers(operation: Callable[[int, int], int]) -> Callable[..., int]:
     def folded(first: Any, *rest: Any) -> int:
         found = to_int(first)
         for value in rest:
-            found = operation(found, to_int(value))
+            found = wrapped(operation(found, to_int(value)))
         return found
 
     return folded
@@ -188,7 +212,7 @@ def _floats(operation: Callable[[float, float], float]) -> Callable[..., float]:
 def _quotient(a: int, b: int) -> int:
     if b == 0:
         raise ExpressionError("integer divide by zero")
-    return int(a / b)
+    return -(-a // b) if (a < 0) != (b < 0) else a // b
 
 
 def _digest(name: str) -> Callable[[str], str]:
@@ -204,31 +228,30 @@ def _url(text: str) -> dict[str, str]:
             "userinfo": parts.netloc.rpartition("@")[0]}  # fmt: skip
 
 
+_META = re.compile(r"[\\.+*?()|\[\]{}^$]")
 TEXT: dict[str, Callable[..., Any]] = {
     "trim": lambda s: s.strip(), "trimAll": lambda c, s: s.strip(c), "trimall": lambda c, s: s.strip(c),
     "trimPrefix": lambda p, s: s.removeprefix(p), "trimSuffix": lambda p, s: s.removesuffix(p),
     "upper": lambda s: s.upper(), "lower": lambda s: s.lower(), "title": _title, "untitle": _untitle,
-    "repeat": lambda n, s: s * n, "substr": lambda a, b, s: s[max(0, a) : b if b >= 0 else None],
+    "repeat": _repeated, "substr": lambda a, b, s: s[max(0, a) : b if b >= 0 else None],
     "trunc": _truncated, "abbrev": _abbreviated, "nospace": lambda s: re.sub(r"\s", "", s),
     "initials": lambda s: "".join(word[0] for word in s.split()), "swapcase": lambda s: s.swapcase(),
     "contains": lambda p, s: p in s, "hasPrefix": lambda p, s: s.startswith(p),
     "hasSuffix": lambda p, s: s.endswith(p), "quote": lambda *v: " ".join(json.dumps(s) for s in _strings(list(v))),
     "squote": lambda *v: " ".join(f"'{s}'" for s in _strings(list(v))), "cat": lambda *v: " ".join(_strings(list(v))),
-    "indent": _indented, "nindent": lambda n, s: "\n" + _indented(n, s), "replace": lambda a, b, s: s.replace(a, b),
+    "indent": _indented, "nindent": lambda n, s: "\n" + _indented(n, s), "replace": lambda a, b, s: replaced(s, a, b),
     "plural": lambda one, many, n: one if n == 1 else many, "snakecase": lambda s: "_".join(_words(s)).lower(),
     "kebabcase": lambda s: "-".join(_words(s)).lower(), "camelcase": _camel, "wrap": _wrapped,
     "wrapWith": lambda width, separator, s: _wrapped(width, s, separator), "toString": go_text,
-    "toStrings": _strings, "join": lambda glue, values: glue.join(_strings(values)),
+    "toStrings": _strings, "join": lambda glue, values: joined(_strings(values), glue),
     "splitList": lambda separator, s: s.split(separator),
     "split": lambda separator, s: {f"_{i}": part for i, part in enumerate(s.split(separator))},
     "splitn": lambda separator, n, s: {f"_{i}": part for i, part in enumerate(s.split(separator, n - 1))},
     "sortAlpha": lambda values: sorted(_strings(values)),
-    "regexMatch": lambda r, s: re.search(r, s) is not None,
-    "regexFind": lambda r, s: m.group() if (m := re.search(r, s)) else "",
-    "regexFindAll": lambda r, s, n: [m.group() for m in re.finditer(r, s)][: n if n >= 0 else None],
-    "regexReplaceAll": lambda r, s, new: re.sub(r, _replacement(new), s),
-    "regexReplaceAllLiteral": lambda r, s, new: re.sub(r, lambda _: new, s),
-    "regexSplit": _regex_split, "regexQuoteMeta": re.escape,
+    "regexMatch": regexp.matches, "regexFind": regexp.found, "regexFindAll": regexp.every,
+    "regexReplaceAll": regexp.replaced,
+    "regexReplaceAllLiteral": lambda r, s, new: regexp.replaced(r, s, new, literal=True),
+    "regexSplit": regexp.split, "regexQuoteMeta": lambda s: _META.sub(r"\\\g<0>", s),
     "semverCompare": _compare_versions, "b64enc": lambda s: base64.b64encode(s.encode()).decode(),
     "b64dec": lambda s: base64.b64decode(s).decode(), "b32enc": lambda s: base64.b32encode(s.encode()).decode(),
     "b32dec": lambda s: base64.b32decode(s).decode(), "sha1sum": _digest("sha1"), "sha256sum": _digest("sha256"),
@@ -240,23 +263,24 @@ TEXT: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 NUMBERS: dict[str, Callable[..., Any]] = {
     "atoi": to_int, "int": to_int, "int64": to_int, "float64": to_float,
-    "toDecimal": lambda v: int(str(v), 8) if re.fullmatch("[0-7]+", str(v)) else 0,
-    "add": _integers(lambda a, b: a + b), "add1": lambda a: to_int(a) + 1, "sub": _integers(lambda a, b: a - b),
+    "toDecimal": lambda v: wrapped(int(str(v), 8)) if re.fullmatch("[0-7]+", str(v)) else 0,
+    "add": _integers(lambda a, b: a + b), "add1": lambda a: wrapped(to_int(a) + 1),
+    "sub": _integers(lambda a, b: a - b),
     "mul": _integers(lambda a, b: a * b), "div": _integers(_quotient),
     "mod": _integers(lambda a, b: a - b * _quotient(a, b)), "max": _integers(max), "biggest": _integers(max),
     "min": _integers(min), "addf": _floats(lambda a, b: a + b), "add1f": lambda a: to_float(a) + 1.0,
     "subf": _floats(lambda a, b: a - b), "mulf": _floats(lambda a, b: a * b),
     "divf": _floats(lambda a, b: a / b if b else math.inf), "maxf": _floats(max), "minf": _floats(min),
     "ceil": lambda v: float(math.ceil(to_float(v))), "floor": lambda v: float(math.floor(to_float(v))),
-    "round": _round, "until": _until, "seq": _seq, "untilStep": lambda a, b, s: list(range(a, b, s)) if s else [],
+    "round": _round, "until": _until, "seq": _seq, "untilStep": _stepped,
 }  # fmt: skip
 LISTS: dict[str, Callable[..., Any]] = {
     "list": lambda *v: list(v), "tuple": lambda *v: list(v), "first": lambda v: v[0] if v else None,
     "last": lambda v: v[-1] if v else None, "rest": lambda v: v[1:], "initial": lambda v: v[:-1],
     "append": lambda v, one: [*v, one], "push": lambda v, one: [*v, one], "prepend": lambda v, one: [one, *v],
     "concat": lambda *v: [item for one in v for item in one], "reverse": lambda v: v[::-1],
-    "uniq": lambda v: [item for i, item in enumerate(v) if item not in v[:i]],
-    "without": lambda v, *out: [item for item in v if item not in out], "has": lambda one, v: one in v,
+    "uniq": unique,
+    "without": lambda v, *out: _without(v, {unique_key(one) for one in out}), "has": lambda one, v: one in v,
     "compact": lambda v: [item for item in v if not _empty(item)],
     "slice": lambda v, a=0, b=None: v[a:b], "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(v), n)],
     "dict": _dict, "get": lambda d, k: d.get(k, ""), "set": lambda d, k, v: {**d, k: v},
@@ -265,15 +289,16 @@ LISTS: dict[str, Callable[..., Any]] = {
     "pick": lambda d, *k: {key: d[key] for key in k if key in d},
     "omit": lambda d, *k: {key: value for key, value in d.items() if key not in k},
     "values": lambda d: list(d.values()), "merge": lambda *d: _merged(False, *d), "dig": _dig,
-    "mergeOverwrite": lambda *d: _merged(True, *d), "deepCopy": lambda v: json.loads(json.dumps(v)),
+    "mergeOverwrite": lambda *d: _merged(True, *d), "deepCopy": copy.deepcopy,
 }  # fmt: skip
 OTHERS: dict[str, Callable[..., Any]] = {
     "default": lambda d, v=None: d if _empty(v) else v, "empty": _empty,
     "coalesce": lambda *v: next((one for one in v if not _empty(one)), None),
     "all": lambda *v: not any(map(_empty, v)), "any": lambda *v: not all(map(_empty, v)),
     "ternary": lambda yes, no, which: yes if which else no, "fail": _fail, "toJson": go_json,
-    "mustToJson": go_json, "toPrettyJson": go_pretty_json, "toRawJson": lambda v: json.dumps(v, separators=(",", ":")),
-    "fromJson": lambda s: json.loads(s), "mustFromJson": lambda s: json.loads(s), "kindOf": _kind,
+    "mustToJson": go_json, "toPrettyJson": go_pretty_json, "toRawJson": lambda v: go_json(v, escape=False),
+    "fromJson": lambda s: read_json(s, floats=True), "mustFromJson": lambda s: read_json(s, floats=True),
+    "kindOf": _kind,
     "kindIs": lambda kind, v: _kind(v) == kind, "typeOf": _kind, "typeIs": lambda kind, v: _kind(v) == kind,
     "deepEqual": lambda a, b: a == b, "hello": lambda: "Hello!",
 }  # fmt: skip

@@ -2,37 +2,54 @@
 
 import json
 import math
+import re
+import secrets
 from typing import Any
+
+from runtime.workflow.expressions.bounds import metered
+from runtime.workflow.expressions.errors import ExpressionError
+from runtime.workflow.expressions.json_text import Number
 
 
 def go_type(value: Any) -> str:
     """The name of the Go type that holds such a value in expr-lang."""
     if value is None:
         return "<nil>"
-    names = {bool: "bool", int: "int", float: "float64", str: "string", list: "[]interface {}"}
+    names = {bool: "bool", int: "int", float: "float64", Number: "float64", str: "string", list: "[]interface {}"}
     return names.get(type(value), "map[string]interface {}")
 
 
-def go_json(value: Any, sort_keys: bool = True) -> str:
-    """`json.Marshal`: no spaces, the keys of maps sorted, `<`, `>` and `&` escaped, 6.0 as 6."""
-    text = json.dumps(_numbers(value), separators=(",", ":"), sort_keys=sort_keys, ensure_ascii=False)
-    for character in "<>&\u2028\u2029":
+def go_json(value: Any, sort_keys: bool = True, escape: bool = True) -> str:
+    """`json.Marshal`: no spaces, the keys of maps sorted, `<`, `>` and `&` escaped, 6.0 as 6.
+
+    Raises ExpressionError for what JSON has not: infinity, and what is nested too deep.
+    """
+    with metered():
+        text = json.dumps(_numbers(value), separators=(",", ":"), sort_keys=sort_keys, ensure_ascii=False)
+    for character in "<>&\u2028\u2029" if escape else "\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return _unmarked(text)
 
 
 def go_pretty_json(value: Any) -> str:
-    """`json.MarshalIndent` with two spaces."""
-    text = json.dumps(_numbers(value), indent=2, sort_keys=True, ensure_ascii=False)
+    """`json.MarshalIndent` with two spaces. Raises ExpressionError as `go_json`."""
+    with metered():
+        text = json.dumps(_numbers(value), indent=2, sort_keys=True, ensure_ascii=False)
     return _unmarked(text)
 
 
-_MARK = "\ue000number:"
+_MARK = secrets.token_hex(8)
+"""Around what is written without quotes. No text of a pod can have it."""
+_MARKED = re.compile(f'"{_MARK}([^"]*){_MARK}"')
 
 
 def _numbers(value: Any) -> Any:
+    if isinstance(value, Number):
+        return f"{_MARK}{value.text}{_MARK}"
     if isinstance(value, float):
-        return int(value) if value == int(value) and abs(value) < 1e21 else _MARK + go_float(value) + "\ue001"
+        if not math.isfinite(value):
+            raise ExpressionError(f"json: unsupported value: {go_float(value)}")
+        return int(value) if value == int(value) and abs(value) < 1e21 else f"{_MARK}{go_float(value)}{_MARK}"
     if isinstance(value, dict):
         return {str(key): _numbers(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -41,7 +58,7 @@ def _numbers(value: Any) -> Any:
 
 
 def _unmarked(text: str) -> str:
-    return text.replace(f'"{_MARK}', "").replace('\ue001"', "")
+    return _MARKED.sub(r"\1", text) if _MARK in text else text
 
 
 def go_float(value: float) -> str:
@@ -66,12 +83,14 @@ def go_text(value: Any) -> str:
         return "<nil>"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, Number):
+        return value.text
     if isinstance(value, float):
         return go_float(value)
     if isinstance(value, list):
         return f"[{' '.join(map(go_text, value))}]"
     if isinstance(value, dict):
-        return f"map[{' '.join(f'{key}:{go_text(value[key])}' for key in sorted(value))}]"
+        return f"map[{' '.join(f'{key}:{go_text(value[key])}' for key in sorted(value, key=str))}]"
     return str(value)
 
 

@@ -1,0 +1,107 @@
+"""The executor's parameters, expressions, clocks and sandbox.
+
+`MEASURED`: the fuzzer in processes of its own; `python -m benchmarks.hardening.engine --cases 1000` runs some of it.
+"""
+
+import argparse
+import os
+import resource
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import NamedTuple
+
+from benchmarks.acceptance import Line, judge
+from tests.workflow import fuzz
+
+CASES, CHUNK = 100_000, 500
+"""So many, in pieces of so many."""
+FIRST = 1_000_000
+"""The first seed: those of the tests are others."""
+PROCESSES = 2
+MEMORY_BYTES = 1 << 30
+NICE = 10
+
+
+class Chunk(NamedTuple):
+    """What some cases came to."""
+
+    ends: Counter[str]
+    findings: list[str]
+    peak_bytes: int
+
+
+def run_chunk(first: int, count: int) -> Chunk:
+    """Those cases, in this process."""
+    ends, findings = Counter[str](), list[str]()
+    for seed in range(first, first + count):
+        try:
+            ends[fuzz.limited(seed)] += 1
+        except fuzz.FindingError as error:
+            findings.append(str(error))
+    return Chunk(ends, findings, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def fuzzed(options: argparse.Namespace) -> Iterator[Line]:
+    """Random manifests, parameters and outputs; a case that hangs or fills its process is a finding."""
+    cases = getattr(options, "cases", CASES)
+    context = get_context("spawn")
+    with ProcessPoolExecutor(PROCESSES, context, initializer=os.nice, initargs=(NICE,)) as pool:
+        firsts = range(FIRST, FIRST + cases, CHUNK)
+        counts = [min(CHUNK, FIRST + cases - first) for first in firsts]
+        chunks = list(pool.map(run_chunk, firsts, counts))
+    ends = sum((chunk.ends for chunk in chunks), Counter[str]())
+    findings = [one for chunk in chunks for one in chunk.findings]
+    peak = max(chunk.peak_bytes for chunk in chunks)
+    told = f"{sum(ends.values()) + len(findings):,} cases, {len(findings)} findings, {peak >> 20} MiB at most"
+    if findings:
+        told += f"; {findings[0][:200]}"
+    yield Line(
+        PROMISE, f"no traceback, none over {fuzz.LIMIT_S:.0f} s, no process over {MEMORY_BYTES >> 20} MiB",
+        told, not findings and peak < MEMORY_BYTES,
+    )  # fmt: skip
+
+
+PROMISE = f"executor: {CASES:,} hostile manifests, parameters and outputs"
+MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {PROMISE: fuzzed}
+
+HOSTILE, CLOCK = "tests/workflow/test_hostile.py", "tests/workflow/test_clock.py"
+SANDBOX, TEXTS = "tests/workflow/test_sandbox.py", "tests/text/test_ranges.py"
+PROVEN: dict[str, tuple[str, ...]] = {
+    "executor: withParam of deep JSON and of numbers that no float holds, in Argo's words": (
+        f"{HOSTILE}::deep_json", f"{HOSTILE}::thousand_levels", f"{HOSTILE}::no_float", f"{HOSTILE}::half_a_character",
+        "tests/workflow/test_golden.py::withparam",
+    ),
+    "executor: withSequence of 10^9 and 10^6 items are refused at once": (
+        f"{HOSTILE}::more_items", f"{HOSTILE}::sequence_without_end", f"{HOSTILE}::loops_in_loops",
+        f"{HOSTILE}::format_writes",
+    ),
+    "executor: huge powers, shifts, repeats and deep parentheses fail their node": (
+        f"{HOSTILE}::fill_the_launcher", f"{HOSTILE}::arithmetic_and_patterns", f"{HOSTILE}::attacks_arguments",
+        f"{HOSTILE}::a_when_", f"{HOSTILE}::tags_",
+    ),
+    "executor: regular expressions are RE2's": (f"{HOSTILE}::go_takes", f"{HOSTILE}::arithmetic_and_patterns"),
+    "executor: YAML aliases and 100,000 brackets are refused in one line": (
+        f"{HOSTILE}::yaml_that", f"{HOSTILE}::hundred_thousand_brackets",
+    ),
+    "executor: an output that is no small file, a zero byte, a deadline that is no number: the node fails": (
+        f"{HOSTILE}::no_small_file", f"{HOSTILE}::from_its_end", f"{HOSTILE}::zero_byte", f"{HOSTILE}::deadlines",
+    ),
+    "executor: the fuzzer's first cases, and that it finds what is planted": (f"{HOSTILE}::fuzzer",),
+    "executor: every duration by the monotonic clock, after a resume by what was told": (CLOCK,),
+    "executor: --sandbox": (SANDBOX,),
+    "texts: a line of hundreds of megabytes is a bad document": (f"{TEXTS}::hundreds_of", f"{TEXTS}::as_long_as"),
+}  # fmt: skip
+"""Promise -> the tests that prove it, in the words of `acceptance.proven`."""
+
+
+def main() -> None:
+    """Measure some cases, and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=CASES)
+    judge(fuzzed(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""How much an expression may do and make, so that no text of a manifest or a pod holds up or fills its launcher.
+
+expr-lang has such bounds, too ("Configuration": the memory budget and the most nodes); their words are used where they
+have some. What is weighed counts every value as often as it is reached: lists that share a list are as large as what
+would be written of them.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from runtime.workflow.expressions.errors import ExpressionError, ExpressionSyntaxError
+
+WORK, EVENT = 500_000, 1_000_000
+"""Steps of one evaluation, and of all that follows from one event or belongs to one manifest's check: some seconds. A
+node of an expression is one, as is a value that a function goes through."""
+EVALUATION, TOKEN, CALL = 10, 2, 4
+"""Steps of every evaluation, of a token that is read, and of calling a function."""
+SUBSTITUTED = 64 << 20
+"""Characters of all texts that are made by tags after one event."""
+MADE = 1_000_000
+"""Values that one call or operator may make, as expr-lang's memory budget has it."""
+TEXT = 8 << 20
+"""Characters of a text that is made or read."""
+NODES = 10_000
+"""Of an expression; expr-lang's own bound."""
+TOKENS = 4 * NODES
+NESTING = 1_000
+"""How deep expressions and the values in them may nest. Go reads JSON 10,000 deep."""
+TOO_MUCH = "memory budget exceeded"
+TOO_DEEP = "recursion depth exceeded"
+TOO_LONG = "compilation failed: expression exceeds maximum allowed nodes"
+CHARACTERS_A_STEP = 64
+"""Texts are gone through by C."""
+RECURSION = 30_000
+"""Frames of Python for that nesting: a level takes some, and most of them no stack of C."""
+INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+
+
+class Meter:
+    """What may still be done."""
+
+    def __init__(self, work: int) -> None:
+        self.left = work
+        self._text = SUBSTITUTED
+
+    def write(self, characters: int) -> None:
+        """Make so much text by tags. Raises ExpressionError when it is too much."""
+        self._text -= characters
+        if self._text < 0:
+            raise ExpressionError(f"the texts of templates are longer than {SUBSTITUTED} characters")
+
+    def spend(self, steps: int) -> None:
+        """Do so much. Raises ExpressionError when it is too much."""
+        self.left -= steps
+        if self.left < 0:
+            raise ExpressionError(TOO_MUCH)
+
+    def weigh(self, value: Any) -> None:
+        """Go through a value. Raises ExpressionError when it is too large or too deep to be gone through."""
+        if isinstance(value, str):
+            self.spend(1 + len(value) // CHARACTERS_A_STEP)
+        elif isinstance(value, list | dict):
+            layer, depth = [value], 0
+            while layer:
+                layer, depth = self._layer(layer), depth + 1
+                if depth > NESTING:
+                    raise ExpressionError(TOO_DEEP)
+
+    def _layer(self, values: list[Any]) -> list[Any]:
+        """Spend what is in those lists and maps; returns the lists and maps in them."""
+        below: list[Any] = []
+        for value in values:
+            self.spend(1 + len(value))
+            inner = value if isinstance(value, list) else value.values()
+            for one in inner:
+                if isinstance(one, str):
+                    self.left -= len(one) // CHARACTERS_A_STEP
+                elif isinstance(one, list | dict):
+                    below.append(one)
+        return below
+
+
+@contextmanager
+def of_one_evaluation(event: Meter) -> Iterator[Meter]:
+    """A meter of its own, whose work the event's pays."""
+    own = Meter(min(WORK, event.left))
+    before = own.left
+    try:
+        yield own
+    finally:
+        event.left -= before - own.left
+
+
+_meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
+
+
+@contextmanager
+def metered() -> Iterator[Meter]:
+    """A meter; all inside of it goes by the outermost one. Raises ExpressionError for what is nested too deep."""
+    outer = _meter.get()
+    if outer is not None:
+        try:
+            yield outer
+        except RecursionError:
+            raise ExpressionError(TOO_DEEP) from None
+        return
+    meter, recursion = Meter(EVENT), sys.getrecursionlimit()
+    token = _meter.set(meter)
+    sys.setrecursionlimit(max(recursion, RECURSION))
+    try:
+        yield meter
+    except RecursionError:
+        raise ExpressionError(TOO_DEEP) from None
+    finally:
+        sys.setrecursionlimit(recursion)
+        _meter.reset(token)
+
+
+def made(count: int) -> int:
+    """That many values are about to be made. Raises ExpressionError when they are too many."""
+    if count > MADE:
+        raise ExpressionError(TOO_MUCH)
+    return count
+
+
+def written(characters: int) -> int:
+    """A text of that length is about to be made. Raises ExpressionError when it is too long."""
+    if characters > TEXT:
+        raise ExpressionError(TOO_MUCH)
+    return characters
+
+
+def wrapped(value: int) -> int:
+    """An integer as 64 bits hold it, as Go's arithmetic does it."""
+    return value if INT_MIN <= value <= INT_MAX else (value - INT_MIN) % (1 << 64) + INT_MIN
+
+
+def int64(value: int) -> int:
+    """An integer that 64 bits hold. Raises ValueError for another."""
+    if INT_MIN <= value <= INT_MAX:
+        return value
+    raise ValueError("value out of range")
+
+
+def check_nesting(tree: Any) -> None:
+    """Raise ExpressionSyntaxError for a tree of lark that has too many nodes, or is too deep to be gone through."""
+    count, layer = 0, [tree]
+    for _ in range(NESTING):
+        count += len(layer)
+        layer = [child for node in layer for child in getattr(node, "children", ())]
+        if count > TOKENS or not layer:
+            break
+    if count > TOKENS:
+        raise ExpressionSyntaxError(TOO_LONG)
+    if layer:
+        raise ExpressionSyntaxError(f"compilation failed: the expression is nested deeper than {NESTING} levels")

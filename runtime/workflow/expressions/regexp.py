@@ -1,0 +1,127 @@
+"""Go's regular expressions, by RE2, whose time is linear in the text: no pattern holds anybody up.
+
+RE2's syntax is Go's, but for `\\C`, which Go lacks (github.com/google/re2, "Syntax"). What is no regular expression
+raises ExpressionError in Go's words.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from runtime.workflow.expressions.bounds import metered, written
+from runtime.workflow.expressions.errors import ExpressionError
+
+MEMORY = 8 << 20
+"""Bytes for a compiled pattern and its automaton; RE2's own bound. Go bounds repetitions: x{1000} at most."""
+STEPS = 4
+"""One look for the next match costs as much as so many steps of an expression."""
+BYTES_A_STEP = 1024
+"""A look may go through all of the text that is left."""
+_GROUP = re.compile(r"\$(?:\{(\w+)\}|(\w+)|(\$))")
+
+
+@lru_cache(maxsize=64)
+def compiled(pattern: str) -> Any:
+    """The pattern. Raises ExpressionError."""
+    import re2  # Here, not above: 20 ms, and most manifests have none.
+
+    options = re2.Options()
+    options.log_errors, options.max_mem = False, MEMORY
+    try:
+        if "\\C" in pattern.replace("\\\\", ""):
+            raise re2.error("invalid escape sequence: \\C")
+        return re2.compile(_bytes(pattern), options)
+    except re2.error as error:
+        said = error.args[0] if error.args else error
+        said = said.decode(errors="replace") if isinstance(said, bytes) else said
+        where, _, what = str(said).rpartition(": ")
+        raise ExpressionError(f"error parsing regexp: {where or what}: `{what if where else pattern}`") from None
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Is it somewhere in the text?"""
+    return compiled(pattern).search(_bytes(text)) is not None
+
+
+def found(pattern: str, text: str) -> str:
+    """Where it is first; empty when nowhere."""
+    match = compiled(pattern).search(_bytes(text))
+    return _text(match.group()) if match else ""
+
+
+def every(pattern: str, text: str, count: int = -1) -> list[str]:
+    """What it finds, at most so many; all of them below 0."""
+    return [_text(match.group()) for match in _each(pattern, _bytes(text), count)]
+
+
+def replaced(pattern: str, text: str, new: str, literal: bool = False) -> str:
+    """The text with `new` for what it finds; `$1` and `${name}` in it are groups, unless it is `literal`."""
+    given, pieces, place, length = _bytes(text), list[bytes](), 0, len(text)
+    for match in _each(pattern, given):
+        piece = _bytes(new if literal else _GROUP.sub(lambda one, match=match: _group(match, one), new))
+        length = written(length + len(piece))
+        pieces += (given[place : match.start()], piece)
+        place = match.end()
+    return _text(b"".join([*pieces, given[place:]]))
+
+
+def split(pattern: str, text: str, count: int = -1) -> list[str]:
+    """The parts between what it finds, at most so many; all of them below 0."""
+    if count == 0:
+        return []
+    given, parts, place, end = _bytes(text), list[str](), 0, 0
+    if pattern and not given:
+        return [""]
+    for match in _each(pattern, given):
+        if count > 0 and len(parts) == count - 1:
+            break
+        end = match.start()
+        if match.end():
+            parts.append(_text(given[place:end]))
+        place = match.end()
+    return parts if end == len(given) else [*parts, _text(given[place:])]
+
+
+def _each(pattern: str, text: bytes, count: int = -1) -> Iterator[Any]:
+    """What it finds, as Go goes on after each (regexp, `allMatches`): no empty one right behind another."""
+    search, place, before = compiled(pattern).search, 0, -1
+    with metered() as meter:
+        while place <= len(text) and count:
+            meter.spend(STEPS + (len(text) - place) // BYTES_A_STEP)
+            match = search(text, place)
+            if match is None:
+                return
+            empty = match.end() == place
+            if not empty or match.start() != before:
+                count -= 1
+                yield match
+            place = _next(text, place) if empty else match.end()
+            before = match.end()
+
+
+def _next(text: bytes, place: int) -> int:
+    """Where the character after the one at this place begins."""
+    place += 1
+    while place < len(text) and text[place] & 0xC0 == 0x80:
+        place += 1
+    return place
+
+
+def _group(match: Any, name: "re.Match[str]") -> str:
+    """What `$name` stands for (Go's regexp, Expand): a group that is not there is empty."""
+    if name[3]:
+        return "$"
+    wanted = name[1] or name[2]
+    try:
+        return _text(match.group(int(wanted) if wanted.isdigit() else wanted) or b"")
+    except (IndexError, KeyError):
+        return ""
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="replace")
+
+
+def _text(given: bytes) -> str:
+    return given.decode(errors="replace")
