@@ -119,8 +119,10 @@ class DirectoryStore:
                         yield Entry(str((here / name).relative_to(self._root)), facts.st_size, facts.st_mtime)
                         if not dry_run:
                             os.unlink(name, dir_fd=folder)
-                if here != self._root and not set(os.listdir(folder)) - set(left if dry_run else ()):
-                    yield Entry(f"{here.relative_to(self._root)}/", 0, os.stat(folder).st_mtime)
+                facts = os.stat(folder)
+                there = here != self._root and facts.st_nlink  # 0: it went with the last one below it.
+                if there and not set(os.listdir(folder)) - set(left if dry_run else ()):
+                    yield Entry(f"{here.relative_to(self._root)}/", 0, facts.st_mtime)
                     if not dry_run:
                         self._prune(here)
 

@@ -189,10 +189,10 @@ def test_a_copy_that_has_no_memory_for_both_slots_is_refused_and_leaves_nothing(
     gate.after, gate.error = PAGE + 1, OSError(28, "No space left on device")
     gate.open.release()
     with pytest.raises(KeeperError, match=r"2 slots of 4\.6 MB need 9\.2 MB"):
-        node.keeper.keep(holding)
+        node.keeper.keep(holding, lambda: None)
     wait_until(lambda: os.listdir(node.shm) == [], "the file with one slot goes", PATIENCE_S)
     gate.after = 1 << 40
-    node.keeper.keep(holding)
+    node.keeper.keep(holding, lambda: None)
     assert {held.iteration for held in node.keeper.holdings("")} == {3}
     assert len(os.listdir(node.shm)) == 1
 

@@ -1,6 +1,5 @@
 """Real ranks with FSDP2 and tensor parallelism on gloo: killed, started again, and cut otherwise, bit for bit."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.checkpoint.commits import read_commit
 from runtime.checkpoint.committed import read_committed
 from runtime.checkpoint.examine import stored
 from runtime.job.brain import WriteManifest
@@ -129,9 +129,9 @@ def test_two_ranks_become_three_and_then_one_and_another_mesh_reading_what_they_
     code, saved = job.run("fsdp", 3)
     assert code == 0
     folder = job.manifests[-1].rpartition("/")[0]
-    told = json.loads(store.get(job.manifests[-1]))
-    assert [(entry["shard"], entry["shards"]) for entry in told["objects"]] == [(0, 2), (1, 2)]
-    whole, iteration = read_committed(store, folder, told)
+    commit = read_commit(store, folder)
+    assert [(held.shard, held.shards) for held in commit.shards(folder)] == [(0, 2), (1, 2)]
+    whole, iteration = read_committed(store, folder, commit)
     assert iteration == 3
     assert same(dict(whole["model"]), dict(saved["model"]))
     for mesh, nodes in (
