@@ -77,11 +77,11 @@ def plan(
     own = {_real(path) for path in [*OWN, *named, *private]}
     folders = [os.path.dirname(path) for path in declared]
     folders = [_there(folder, own) for folder in folders] if isolated else folders
-    private = own | {
+    changed = own | {
         _real(folder) for folder in [*folders, *made, *(os.path.dirname(os.path.normpath(at)) for at in mounts)]
     }
     kept = {os.path.normpath(path) for path in keep} | (set() if private else _named(words, declared))
-    maker = _Maker(own, kept, _below(private))
+    maker = _Maker(own, kept, _below(changed))
     maker.make("/", empty=False)
     return Plan(str(root), maker.folders, maker.binds, maker.links, {os.path.normpath(p): m for p, m in mounts.items()})
 

@@ -260,7 +260,7 @@ class Pod:
                 folders.append(_directory(source["path"]))
                 found.parameters[entry["name"]] = ""
                 continue
-            if os.path.exists(place) and not os.path.isfile(place):
+            if "default" not in source and os.path.exists(place) and not os.path.isfile(place):
                 gone.append(f"{source['path']} is no regular file")
                 break
             try:
