@@ -31,10 +31,10 @@ PATIENCE_S = 240.0
 
 
 @contextmanager
-def busy() -> Iterator[None]:
+def busy(soaking: bool = ROUNDS > 1) -> Iterator[None]:
     """In a soak, other processes want every core too."""
     spin = [sys.executable, "-c", "while True: pass"]
-    spinning = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)] if ROUNDS > 1 else []
+    spinning = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)] if soaking else []
     try:
         yield
     finally:

@@ -11,14 +11,14 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from tests import parts
+from tests.harness import busy
 
 ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".pytest_cache"
@@ -132,24 +132,11 @@ def seen_names(seen: Path) -> set[str]:
     return {line.split("\t")[1] for line in seen.read_text().splitlines() if "\t" in line}
 
 
-@contextmanager
-def busy_cores() -> Iterator[None]:
-    """Other processes want every core, too."""
-    spin = [sys.executable, "-c", "while True: pass"]
-    spinning = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
-
-
 def repeat(name: str, times: int, chosen: Chosen) -> int:
     """One test (a path, PATH::NAME, or words as of pytest's -k) beside load. Returns the exit code."""
     which = [name] if "::" in name or name.endswith(".py") else ["-k", name]
     failed = 0
-    with busy_cores():
+    with busy(soaking=True):
         for time in range(1, times + 1):
             now = replace(chosen, seed=random.randrange(2**32))
             ended = _alone([*now.properties, *which])
