@@ -35,6 +35,8 @@ _TEMPORARY = re.compile(r"~\d+-[0-9a-f]{12}")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FORGOTTEN_S = 24 * 3600.0
 """Where the file system knows no locks: nobody writes a file for so long without a change of it."""
+_FRESH_S = 60.0
+"""What is empty and changed so lately may be for an object that is about to come: a folder, a file not yet locked."""
 _ATTEMPTS = 100
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -105,13 +107,13 @@ class DirectoryStore:
         self._prune(path.parent)
 
     def sweep(self, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
-        """Remove what killed writers left below `prefix`, and folders without objects; tells each (a folder's key ends
-        with '/') before it goes. With `dry_run` nothing goes."""
+        """Remove what killed writers left below `prefix`, and folders without objects that nobody changed for a minute;
+        tells each (a folder's key ends with '/') before it goes. With `dry_run` nothing goes."""
         check_prefix(prefix)
         top = self._root / prefix.rpartition("/")[0]
         with suppress(FileNotFoundError, NotADirectoryError), self._inside(top) as at:
             for place, _, files, folder in os.fwalk(".", topdown=False, dir_fd=at):
-                here = top / place
+                here, before = top / place, os.stat(folder)
                 left = [name for name in files if _TEMPORARY.fullmatch(name) and not _is_owned(folder, name)]
                 for name in left:
                     with _told(here / name, "remove"), suppress(FileNotFoundError):
@@ -119,10 +121,10 @@ class DirectoryStore:
                         yield Entry(str((here / name).relative_to(self._root)), facts.st_size, facts.st_mtime)
                         if not dry_run:
                             os.unlink(name, dir_fd=folder)
-                facts = os.stat(folder)
-                there = here != self._root and facts.st_nlink  # 0: it went with the last one below it.
-                if there and not set(os.listdir(folder)) - set(left if dry_run else ()):
-                    yield Entry(f"{here.relative_to(self._root)}/", 0, facts.st_mtime)
+                there = here != self._root and os.stat(folder).st_nlink  # 0: it went with the last one below it.
+                idle = before.st_mtime < time.time() - _FRESH_S
+                if there and idle and not set(os.listdir(folder)) - set(left if dry_run else ()):
+                    yield Entry(f"{here.relative_to(self._root)}/", 0, before.st_mtime)
                     if not dry_run:
                         self._prune(here)
 
@@ -252,6 +254,9 @@ def _is_owned(folder: int, name: str) -> bool:
     """Does a living process write that temporary file of the open folder?"""
     try:
         with FileIO(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)) as file:
+            facts = os.fstat(file.fileno())
+            if not facts.st_size and facts.st_mtime > time.time() - _FRESH_S:
+                return True
             fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

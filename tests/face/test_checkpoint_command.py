@@ -129,6 +129,7 @@ def test_gc_removes_what_killed_writers_left_and_old_debris_and_first_tells_it(j
     left = job / "checkpoints/000001-000000004/~99999-0123456789ab"
     left.parent.mkdir()
     left.write_bytes(b"half")
+    os.utime(left.parent, (1e9, 1e9))  # Nobody is about to write there.
     debris = job / "checkpoints/000001-000000002/rank-00000.safetensors"
     debris.parent.mkdir()
     debris.write_bytes(b"whole, never committed")

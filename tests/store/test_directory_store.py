@@ -108,7 +108,19 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_living_one_writes_is_not(
             assert other.name.startswith(f"~{stopped.pid}-")
         finally:
             stopped.kill()
-    assert [entry.key[-1] for entry in store.sweep("")] == [other.name[-1], "/"]
+    assert [entry.key[-1] for entry in store.sweep("")] == [other.name[-1]]
+    os.utime(other.parent, (0, 0))
+    assert [entry.key[-1] for entry in store.sweep("")] == ["/"]
+    assert left_in(tmp_path) == []
+
+
+def test_a_folder_may_be_made_for_an_object_that_is_being_written(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert list(store.sweep("")) == []
+    os.utime(tmp_path / "a" / "b", (0, 0))
+    assert [entry.key for entry in store.sweep("", dry_run=True)] == ["a/b/"]
+    assert [entry.key for entry in store.sweep("")] == ["a/b/"]
     assert left_in(tmp_path) == []
 
 
