@@ -9,6 +9,7 @@ import pytest
 
 from tests.golang import NoGoError
 from tests.minio import MinIO, binary, running
+from tests.order import rows
 
 # A shell starts background jobs with SIGINT ignored, and what they start inherits it: tests that press Ctrl-C mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -28,6 +29,12 @@ hypothesis.settings.load_profile("ci")
 for name in [name for name in os.environ if name.startswith(("ARGO_", "KUBE")) and name != "ARGO_EXAMPLES"]:
     del os.environ[name]
 os.environ["KUBECONFIG"] = os.devnull
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Called by pytest before it runs them."""
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        items[:] = rows(items, lambda item: item.location[0].removeprefix("tests/"), workers)
 
 
 @pytest.fixture(scope="session")
