@@ -12,6 +12,9 @@ from pathlib import Path
 
 from runtime.agent.script import Kind, holds_main, import_root, split_command
 
+_BY_OPTIMIZERS = "torch._dynamo"
+"""What a process's first optimizer of torch imports (more than a second): each worker would, in each round."""
+
 
 def source_of(command: Sequence[str]) -> str | None:
     """The file of the script or module; None where there is none to read."""
@@ -45,10 +48,14 @@ def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
     if path is None:
         return failed
     try:
-        statements = list(top_level_imports(Path(path).read_bytes(), path))
+        source = Path(path).read_bytes()
+        statements = list(top_level_imports(source, path))
     except (OSError, SyntaxError, ValueError) as error:
         return [*failed, f"{path}: {error}"]
-    return [*failed, *(line for item in statements if (line := _attempt(ast.unparse(item), path)))]
+    failed += (line for item in statements if (line := _attempt(ast.unparse(item), path)))
+    if "torch" in sys.modules and b"optim" in source:
+        failed += filter(None, [_attempt(f"import {_BY_OPTIMIZERS}", path)])
+    return failed
 
 
 def _attempt(statement: str, place: str) -> str | None:
