@@ -244,16 +244,20 @@ def test_a_dead_workers_process_group_dies_with_it(tmp_path: Path) -> None:
     os.close(sleeper)
 
 
-def test_numpys_random_state_differs_between_workers_and_threads_are_as_told(tmp_path: Path) -> None:
+def test_a_fork_finds_torch_as_told_and_what_its_optimizer_will_import(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = write(
-        tmp_path, "train.py", "import numpy as np\nimport torch\nprint(np.random.rand(), torch.get_num_threads())\n"
+        tmp_path,
+        "train.py",
+        "import gc\nimport sys\nimport numpy as np\nimport torch\n\n"
+        "print(np.random.rand(), torch.get_num_threads(), gc.isenabled(), 'torch._dynamo' in sys.modules)\n"
+        "torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)\n",
     )
-    seen = [run_worker(tmp_path, [script], environment={"OMP_NUM_THREADS": "2"}) for _ in range(1)]
-    value, threads = seen[0].output.removeprefix("[0] ").split()
-    assert threads == "2"
+    ran = run_worker(tmp_path, [script], environment={"OMP_NUM_THREADS": "2"})
+    value, *told = ran.output.removeprefix("[0] ").split()
+    assert told == ["2", "True", "True"]
     assert 0 <= float(value) < 1
-    assert not [line for line in seen[0].said if "exec" in line], "torch and numpy must leave one thread"
+    assert not [line for line in ran.said if "exec" in line], "torch and numpy must leave one thread"
 
 
 def test_threads_that_nobody_set_are_as_many_as_in_a_fresh_process(tmp_path: Path) -> None:
