@@ -49,6 +49,7 @@ class _Pass:
         self._strict = strict
         self._meter = meter
         self._expanded: Expanded | None = None
+        self._quoted: dict[str, str] = {}
 
     def over(self, value: Any) -> Any:
         """The value with its tags replaced."""
@@ -75,13 +76,19 @@ class _Pass:
         inner = tag[2:-2]
         if inner.startswith("="):
             return self._evaluated(tag, inner[1:])
-        name, scope = inner.strip(), self._scope
-        if name in scope:
-            return _quotable(scope[name], name)
+        name = inner.strip()
+        if name in self._scope:
+            return self._value(name)
         before, braces, nested = inner.rpartition("{{")
-        if braces and before and nested in scope:
-            return "{{" + before + _quotable(scope[nested], nested)
+        if braces and before and nested in self._scope:
+            return "{{" + before + self._value(nested)
         return tag
+
+    def _value(self, name: str) -> str:
+        """Looked through once, however often it stands in what is passed over."""
+        if name not in self._quoted:
+            self._quoted[name] = _quotable(self._scope[name], name)
+        return self._quoted[name]
 
     def _evaluated(self, tag: str, expression: str) -> str:
         try:
