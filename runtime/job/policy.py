@@ -214,7 +214,7 @@ def render() -> str:
     lines += [
         "",
         "Signals count as 128 + number. The exit codes for hardware are `hardware_exit_codes` of the job.",
-        "An error in a round that a kill or a loss has ended already is its echo and counts against nothing.",
+        "An error in a round that something else has ended already is its echo and counts against nothing.",
         "",
         "| limit | default | then |",
         "|---|---|---|",

@@ -107,7 +107,7 @@ class State(msgspec.Struct, frozen=True):
     blamed: dict[int, WorkerFaulted] = {}
     """The first error of a worker in each round."""
     excused: frozenset[int] = frozenset()
-    """Rounds in which something else than an error happened: errors in them are its echo."""
+    """Rounds that something else than an error ended, or happened in: errors in them are its echo."""
     judged: int = 0
     """The last round of which a fault was judged."""
     stalled: int = 0
@@ -365,6 +365,8 @@ def _broken(state: State, record: RoundBroken) -> State:
         raise UnlistedTransition(f"round {record.round} broken, but it does not run")
     start = state.round.restore.iteration if state.round.restore else 0
     stalled = state.stalled + (record.reason not in _WANTED)
+    # Members end their workers one after the other: those of the others die of the broken connection before they hear.
+    echoes = () if record.reason is Reason.USER_ERROR else (record.round,)
     nodes = [
         moved(node, record, record.detail, record.round)
         for leaving in (False, True)
@@ -373,7 +375,7 @@ def _broken(state: State, record: RoundBroken) -> State:
     ]
     return _with(
         state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None,
-        stalled=0 if record.iteration > start else stalled,
+        excused=state.excused.union(echoes), stalled=0 if record.iteration > start else stalled,
         iteration=max(state.iteration, record.iteration),
     )  # fmt: skip
 

@@ -81,13 +81,15 @@ def read(store: Store, job: str, after: int = 0) -> Iterator[Body]:
     """All segments after that number, in order, archived or not, also while a master archives. Raises MissingError."""
     wanted, lacking = after + 1, 0
     while True:
-        blocks = _blocks(store, job)
-        for first in blocks:
-            if first <= wanted < first + BLOCK:
-                for body in _unpacked(job, first, store.get(_block_key(job, first))):
-                    if body.number == wanted:
-                        yield body
-                        wanted += 1
+        # Asked for by name: a listing of all blocks would grow with the job, and a takeover needs none of them.
+        while (data := _block_with(store, job, wanted)) is not None:
+            before = wanted
+            for body in _unpacked(job, _first_of_block(wanted), data):
+                if body.number == wanted:
+                    yield body
+                    wanted += 1
+            if wanted == before:
+                break
         listed = [number for number in numbers(store, job) if number >= wanted]
         for at in range(0, len(listed), BLOCK):
             some = _in_row(store, job, wanted, listed[at : at + BLOCK])
@@ -98,7 +100,8 @@ def read(store: Store, job: str, after: int = 0) -> Iterator[Body]:
         if not listed or wanted > listed[-1]:
             return
         if wanted == lacking:
-            found = min((number for number in (*blocks, *listed) if number > wanted), default=wanted + 1)
+            there = (*_blocks(store, job), *listed)
+            found = min((number for number in there if number > wanted), default=wanted + 1)
             raise MissingError(f"{key(job, wanted)} is missing, {key(job, found)} is there", found)
         lacking = wanted
 
@@ -118,11 +121,19 @@ def _in_row(store: Store, job: str, wanted: int, listed: list[int]) -> list[Body
 
 def archived(store: Store, job: str, number: int) -> bool:
     """Is that segment in a block?"""
+    return _block_with(store, job, number, length=0) is not None
+
+
+def _block_with(store: Store, job: str, number: int, length: int | None = None) -> bytes | None:
+    """The first `length` bytes, or all, of the block with that segment; None: it is not there."""
     try:
-        store.get(_block_key(job, number - (number - 1) % BLOCK), 0, 0)
+        return store.get(_block_key(job, _first_of_block(number)), 0, length)
     except NoSuchKey:
-        return False
-    return True
+        return None
+
+
+def _first_of_block(number: int) -> int:
+    return number - (number - 1) % BLOCK
 
 
 def archive(store: Store, job: str, before: int) -> None:

@@ -18,7 +18,7 @@ KEPT = 2
 RECORDS = 1000
 """A snapshot is due after so many records, or after RECORDS_A_NODE for each node where those are more,"""
 RECORDS_A_NODE = 4
-SEGMENTS = 32
+SEGMENTS = 24
 """or after so many segments: each costs the replay one request to the store."""
 
 _log = logging.getLogger(__name__)

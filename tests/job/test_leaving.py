@@ -5,7 +5,7 @@ from runtime.job.messages import Action, Finished, Holding, Leaving
 from runtime.job.nodes import NodePhase
 from runtime.job.records import FaultJudged, NodeRequested, Reason, RoundBroken
 from runtime.job.seats import directive
-from runtime.job.spec import RoleSpec
+from runtime.job.spec import Patience, RoleSpec
 from tests.job.world import World, by_themselves, platform
 
 
@@ -203,4 +203,19 @@ def test_an_error_in_a_round_that_a_leaving_node_ended_may_be_its_echo() -> None
     world.wait(20)
     assert world.state.nodes["n1"].phase is NodePhase.RELEASED
     assert members(world) == ["n0"]
+    assert not [record for record in world.records if isinstance(record, FaultJudged)]
+
+
+def test_an_error_told_after_a_leaving_node_has_joined_again_is_an_echo() -> None:
+    world = World(by_themselves({"worker": RoleSpec(2, 1)}, patience=Patience(max_restarts=0)))
+    for name in ("n0", "n1"):
+        world.join(name)
+    notice(world, "n0", 20.0)
+    world.wait(20.0 - world.spec.patience.handover_s)
+    assert world.names(NodePhase.REJOINING) == ["n0", "n1"]
+    world.join("n0")  # Its workers are ended; it waits, and is let go when a round without it is formed.
+    world.exit("n1", 1, error="ConnectionError: a rank is gone")  # Before n1 heard that the round is over.
+    world.join("n1")
+    assert world.state.ended is None
+    assert members(world) == ["n1"]
     assert not [record for record in world.records if isinstance(record, FaultJudged)]

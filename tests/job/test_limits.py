@@ -1,20 +1,23 @@
 """Policies and limits of faults: memory, restart policies and scopes, limits, how roles end, what is cleaned up."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import pytest
 
-from runtime.job.events import NodeFinishedRound, NodeGone, StopAsked, WorkerExited
+from runtime.job.events import NodeFinishedRound, NodeGone, ScaleAsked, StopAsked, WorkerExited
 from runtime.job.messages import Finished, WorkerExit
 from runtime.job.nodes import NodePhase
 from runtime.job.policy import more_memory, reason_of
-from runtime.job.records import Decision, FaultJudged, JobResult, NodeRequested, Reason
+from runtime.job.records import Decision, FaultJudged, JobResult, NodeRequested, Reason, RoundBroken
 from runtime.job.sizes import wanted
 from runtime.job.spec import (
     GIB,
     CleanPodPolicy,
     EndingPolicy,
     FaultRule,
+    Hang,
+    HangPolicy,
     NodeEvent,
     Oom,
     Patience,
@@ -138,6 +141,55 @@ def test_an_echo_of_a_kill_is_not_judged() -> None:
     world.join_all()
     assert judged(world) == [(Reason.KILLED, Decision.RESTART)]
     assert world.number == 2
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Something else than an error that ends a round of two nodes."""
+
+    happens: Callable[[World], object]
+    left: int = 2
+    """Nodes of the next round."""
+
+
+def _hang(world: World) -> None:
+    world.beat_all(3, still_s=world.spec.hang.timeout_s)
+    for name in ("worker-0-0", "worker-1-0"):
+        world.dump(name)
+
+
+def _grow(world: World) -> None:
+    world.now += 1.0
+    world.send(ScaleAsked("worker", 3))
+    world.join("worker-2-0", after_round=0)
+
+
+ENDINGS = {
+    Reason.GROW: Ending(_grow, 3),
+    Reason.SCALED: Ending(lambda world: world.send(ScaleAsked("worker", 1)), 1),
+    Reason.HANG: Ending(_hang),
+    Reason.REJOINED: Ending(lambda world: world.join("worker-1-0")),
+    Reason.NODE_LOST: Ending(lambda world: world.send(NodeGone("worker-1-0", "killed"))),
+    Reason.KILLED: Ending(lambda world: world.exit("worker-1-0", -9)),
+    Reason.DIVERGED: Ending(lambda world: world.exit("worker-1-0", 76)),
+}
+
+
+@pytest.mark.parametrize("reason", list(ENDINGS))
+def test_an_error_in_a_round_that_something_else_has_ended_is_its_echo(reason: Reason) -> None:
+    role = {"max_nodes": 3}
+    world = job(role=role, patience=Patience(max_restarts=0), hang=Hang(HangPolicy.RESTART, 60.0))
+    ENDINGS[reason].happens(world)
+    (broken,) = [record for record in world.records if isinstance(record, RoundBroken)]
+    assert broken.reason is reason
+    world.exit("worker-0-0", 1, error="ConnectionError: a rank is gone")
+    world.join_all()
+    assert world.state.ended is None
+    assert (world.number, sum(world.state.members.values())) == (2, ENDINGS[reason].left)
+    assert Reason.USER_ERROR not in dict(judged(world))
+    world.exit("worker-0-0", 1, error="ValueError: bad")
+    world.join_all()
+    assert world.state.ended is not None, "the next round's error is charged"
 
 
 def test_an_error_while_a_member_is_missing_is_not_charged() -> None:

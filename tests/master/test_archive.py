@@ -1,5 +1,6 @@
 """The archive: old segments leave the listing, and no number of them is ever won again, whoever sleeps how long."""
 
+import gzip
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -61,6 +62,41 @@ def test_archived_segments_leave_the_listing_claims_stay_and_all_can_be_read() -
     assert taken.sizes == state.sizes
     with pytest.raises(Fenced):
         _write(journal, state)
+
+
+@pytest.mark.parametrize("blocks", [3, 30])
+def test_a_takeover_asks_the_store_as_often_however_much_is_archived(blocks: int) -> None:
+    class Counted(TroubledStore):
+        """Each page of a listing is a request; here a page has one object."""
+
+        requests = 0
+
+        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+            self.requests += 1
+            return super().get(key, start, length)
+
+        def list(self, prefix: str) -> Iterator[Entry]:
+            found = [*super().list(prefix)]
+            self.requests += len(found) + 1
+            return iter(found)
+
+    store = Counted()
+    _, state = _grown(store, blocks)
+    store.requests = 0
+    assert find_master(store, "j") == (1, "a:1")
+    _, taken = claim(store, "j", "b:2", 2.0)
+    assert taken.sizes == state.sizes
+    assert store.requests == 13
+
+
+def test_a_block_that_lacks_its_last_segments_is_named() -> None:
+    store = TroubledStore()
+    _grown(store, 3)
+    key = "jobs/j/archive/000003.jsonl.gz"
+    whole = gzip.decompress(store.objects[key])
+    store.objects[key] = gzip.compress(whole[: whole.rindex(segments.HEADER)])
+    with pytest.raises(JournalError, match=r"000004 is missing, .*000005 is there"):
+        list(read_journal(store, "j"))
 
 
 def test_without_a_readable_snapshot_the_archive_is_replayed() -> None:
