@@ -25,7 +25,9 @@ MANY = "import pytest\n@pytest.mark.parametrize('number', range(4))\ndef test_fa
 PROGRAM = """
 import sys
 from pathlib import Path
+from tests import suite
 from tests.suite import Chosen, run
+suite.TIMES_ALONE = 2
 folder = Path(sys.argv[1])
 sys.exit(run(Chosen([str(folder)], jobs=0), folder / "cache", folder / "seen.txt"))
 """
@@ -77,7 +79,7 @@ def test_more_failures_than_three_are_no_races(folder: Path) -> None:
     code, told = suite(folder)
     assert code == 1
     assert "4 tests failed: too many for races" in told
-    assert "alone, 1 of 5" not in told
+    assert "alone, 1 of " not in told
 
 
 def test_a_race_seen_once_stays_known_by_one_line(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
 
+@pytest.mark.long
 def test_fsdp1_saves_sharded_and_loads_at_another_world_size_without_an_agent(tmp_path: Path, same: Any) -> None:
     store, result = tmp_path / "store", tmp_path / "result"
     command = [sys.executable, str(FOLDER / "fsdp1_script.py"), str(store), str(result), "2", "3", "1"]

@@ -92,6 +92,7 @@ def job(make_node: Callable[..., Node], tmp_path: Path) -> Job:
     return Job(make_node, tmp_path)
 
 
+@pytest.mark.long
 def test_ranks_of_fsdp2_are_killed_and_a_node_is_lost_and_the_training_ends_as_if_undisturbed(
     job: Job, same: Any
 ) -> None:

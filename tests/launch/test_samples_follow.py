@@ -15,9 +15,8 @@ from tests.launch.launchers import EVERSTEP, Launcher, until
 pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL], ids=["told to leave", "killed"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["told to leave", "killed"])
 def test_three_four_three_nodes_apply_every_sample_once(launcher: Launcher, how: signal.Signals) -> None:
     folder = launcher.folder
     dataset = sampled.make_dataset(folder)

@@ -156,6 +156,7 @@ def test_an_executor_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(
     assert names(tmp_path) == FILES
 
 
+@pytest.mark.long
 def test_on_a_cluster_nothing_is_shared_but_the_store(given: Path, tmp_path: Path, s3: MinIO, cluster: Cluster) -> None:
     """Input, shards and output are there: also what is left out, by a shuffle of the executors."""
     store = open_store(s3.new_prefix())

@@ -23,6 +23,7 @@ def corpus(s3: MinIO) -> str:
     return f"{store.uri}/texts"
 
 
+@pytest.mark.long
 def test_the_main_job_runs_on_s3_survives_a_kill_and_writes_no_secret(
     s3: MinIO, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,8 +32,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def tokenized(tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...]) -> Path:
-    """A store in which the corpus and its tokens are finished already."""
+def tokenized(tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...], pipeline: Pipeline) -> None:
+    """The run's store has its corpus and its tokens already."""
 
     def make(folder: Path) -> None:
         run = Pipeline(folder / "runs" / "first", folder / "store", name="first", flags=(*small, "--iterations", "1"))
@@ -45,13 +45,12 @@ def tokenized(tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...]) 
         for name in ("jobs", "models", "runs"):
             shutil.rmtree(folder / "store" / name, ignore_errors=True)
 
-    return made_once(tmp_path_factory, "tokenized", make) / "store"
+    shutil.copytree(made_once(tmp_path_factory, "tokenized", make) / "store", pipeline.store)
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path, tokenized: Path, small: tuple[str, ...]) -> Iterator[Pipeline]:
+def pipeline(tmp_path: Path, small: tuple[str, ...]) -> Iterator[Pipeline]:
     """A run on a small corpus; whatever a failed test leaves is ended."""
-    shutil.copytree(tokenized, tmp_path / "store")
     flags = (*small, "--iterations", str(60 + EVERY * ROUNDS))
     run = Pipeline(tmp_path / "runs" / "x", tmp_path / "store", name="x", flags=flags)
     yield run
@@ -67,6 +66,8 @@ def assert_done(run: Pipeline) -> None:
     assert run.left() == []
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("tokenized")
 def test_a_killed_launcher_is_followed_by_one_that_goes_on(pipeline: Pipeline) -> None:
     launcher = pipeline.start()
     for number in range(1, ROUNDS + 1):
@@ -117,6 +118,7 @@ def masters(run: Pipeline) -> int:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("tokenized")
 def test_a_killed_step_is_tried_again_within_the_run(pipeline: Pipeline) -> None:
     pipeline.start()
     for number in range(1, ROUNDS + 1):
@@ -137,6 +139,8 @@ def test_a_killed_step_is_tried_again_within_the_run(pipeline: Pipeline) -> None
     assert_done(pipeline)
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("tokenized")
 def test_ctrl_c_stops_everything_and_the_run_can_be_taken_up(pipeline: Pipeline) -> None:
     launcher = pipeline.start()
     for number in range(1, ROUNDS + 1):
