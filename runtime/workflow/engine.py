@@ -227,8 +227,8 @@ class Engine:
         return list(self._running.values())
 
     def room(self) -> int:
-        """How many nodes more the run may have."""
-        return MOST - len(self.nodes)
+        """How many nodes more the run may have; calls that wait for a limit, a lock or a memory will be nodes."""
+        return MOST - len(self.nodes) - self.limits.waiting - len(self.gates)
 
     def open_pods(self) -> int:
         """How many pods have not ended."""
@@ -259,6 +259,8 @@ class Engine:
     def add(self, node: Node) -> None:
         """A node was made."""
         self.nodes[node.name] = node
+        with metered() as meter:
+            meter.grant(1)
         if node.phase is Phase.PENDING:
             self._pending[node.name] = node
         elif node.type is NodeType.SUSPEND and node.phase is Phase.RUNNING:

@@ -119,6 +119,67 @@ def test_loops_in_loops_are_together_no_longer_than_a_run_may_be() -> None:
     assert any("workflow is longer than maximum allowed size" in node.message for node in engine.nodes.values())
 
 
+ITEM = {"n": 7, "words": "some words of an ordinary length", "path": "s3://bucket/a/b.json"}
+LOOPS: dict[str, dict[str, Any]] = {
+    "numbers": {"withSequence": {"count": "1000"}, "when": "{{item}} >= 0 && {{item}} < 5000 || '{{item}}' == 'x'"},
+    "maps": {"withItems": [ITEM] * 1000, "when": "{{item.n}} % 2 == 1"},
+    "JSON": {"withParam": json.dumps([json.dumps(ITEM)] * 1000)},
+}
+EXPRESSIONS = {
+    "numbers": "asInt(item) * 2 + asInt(inputs.parameters.x) % 7",
+    "maps": "sprig.upper(item.words) + '-' + string(asInt(item.n) > 3 ? 'large' : 'small')",
+    "JSON": "jsonpath(item, '$.n') + len(filter(split(fromJSON(item).words, ' '), {len(#) > 3}))",
+}
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize("around", ["steps", "dag"])
+def test_an_item_of_an_ordinary_loop_needs_less_than_it_brings_along(kind: str, around: str) -> None:
+    """So that such a loop may be as long as a run may be."""
+    source = yaml.safe_load(ARGUMENT.replace("EXPRESSION", "{{=" + EXPRESSIONS[kind] + "}}"))
+    task = source["spec"]["templates"][0]["steps"][0][0] | LOOPS[kind]
+    inputs = {"inputs": {"parameters": [{"name": "x", "value": "5"}]}}
+    body = {"steps": [[task]]} if around == "steps" else {"dag": {"tasks": [task]}}
+    source["spec"]["templates"][0] = {"name": "main", **inputs, **body}
+    manifest = parse(source)
+    with bounds.metered() as meter:
+        engine = Engine(manifest, RunCreated(0.0, "w", "u"))
+    assert len(engine.pending()) == 1000, engine.message
+    assert meter.left >= bounds.EVENT
+
+
+def test_what_an_expression_may_cost_does_not_depend_on_what_was_read_before() -> None:
+    """Else a log would be folded to another state by the launcher that takes the run up."""
+    left = []
+    for _ in range(2):
+        with bounds.metered() as meter:
+            evaluate("len(filter([1, 2, 3], # > 1)) + 77", {})
+            left.append(meter.left)
+    assert left[0] == left[1] < bounds.EVENT
+
+
+def test_loops_side_by_side_are_together_no_longer_than_a_run_may_be() -> None:
+    source = yaml.safe_load(ARGUMENT)
+    step = {"template": "use", "withSequence": {"count": str(MOST // 2 - 100)}}
+    group = [{"name": f"b{number}", **step} for number in range(100)]
+    source["spec"]["templates"] = [{"name": "main", "steps": [group]}, {"name": "use", "suspend": {}}]
+    engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
+    assert engine.phase.bad
+    assert "workflow is longer than maximum allowed size" in engine.nodes["w[0]"].message
+
+
+def test_loops_that_wait_for_a_limit_count_as_nodes_to_be() -> None:
+    source = yaml.safe_load(ARGUMENT)
+    step = {"template": "use", "withSequence": {"count": str(MOST // 3)}}
+    tasks = [{"name": f"b{number}", **step} for number in range(20)]
+    source["spec"]["templates"] = [{"name": "main", "dag": {"tasks": tasks}}, {"name": "use", "suspend": {}}]
+    source["spec"]["parallelism"] = 1
+    source["spec"]["templates"][1] = {"name": "use", "container": {"image": "i", "command": ["true"]}}
+    engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
+    assert engine.limits.waiting < MOST
+    assert sum("longer than maximum allowed size" in node.message for node in engine.nodes.values()) == 18
+
+
 @pytest.mark.parametrize("form", ["%999999999d", "%.999999999d", "%1000000d" * 20])
 def test_a_format_writes_no_more_than_there_is_room_for(form: str) -> None:
     with pytest.raises(ExpressionError):
