@@ -1,6 +1,5 @@
 """What a manifest, a parameter or a pod's output may hold: a node fails in one line, or the manifest is refused."""
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import yaml
 
 from everstep.cli import main
-from runtime.workflow import ManifestError, RunOptions, execute, parse
+from runtime.workflow import ManifestError, parse
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import PodEnded, PodStarted, RunCreated
 from runtime.workflow.expressions import ExpressionError, ExpressionSyntaxError, bounds, evaluate, regexp
@@ -18,10 +17,13 @@ from runtime.workflow.expressions.govaluate import should_run
 from runtime.workflow.lint import findings
 from runtime.workflow.loops import expand
 from runtime.workflow.nodes import MOST, Phase
+from runtime.workflow.pods import RESULT_BYTES, Pod
 from runtime.workflow.reading import Document, ReadError, read_text
+from runtime.workflow.sandbox import NoSandboxError, Sandbox, check
 from runtime.workflow.status import LOG_NAME, log_name
 from runtime.workflow.tags import FUNCTIONS, substitute, tags
 from tests.workflow import fuzz
+from tests.workflow.running import log, run, sh, workflow
 
 LOOP = """
 apiVersion: argoproj.io/v1alpha1
@@ -324,22 +326,13 @@ def test_an_output_that_is_no_small_file_fails_its_node(
         "a-pipe": "mkfifo /tmp/o",
         "a-link-to-itself": "ln -s /dev/zero /tmp/o",
     }
-    source = yaml.safe_load(ARGUMENT)
-    source["spec"]["templates"] = [
-        {
-            "name": "main",
-            "container": {"image": "i", "command": ["sh", "-c", makes[output]]},
-            "outputs": {"parameters": [{"name": "o", "valueFrom": {"path": "/tmp/o"}}]},
-        }
-    ]
-    result = asyncio.run(execute(source, RunOptions(name="w", runs=tmp_path / "runs")))
-    assert result.phase is Phase.ERROR
-    assert result.message.startswith("wait: Error (exit code 64): /tmp/o is ")
+    outputs = {"parameters": [{"name": "o", "valueFrom": {"path": "/tmp/o"}}]}
+    status = run(tmp_path, workflow([{"name": "main", "container": sh(makes[output]), "outputs": outputs}]))
+    assert status["phase"] == "Error"
+    assert status["message"].startswith("wait: Error (exit code 64): /tmp/o is ")
 
 
 def test_what_a_pod_prints_is_read_from_its_end(tmp_path: Path) -> None:
-    from runtime.workflow.pods import RESULT_BYTES, Pod
-
     pod = Pod(tmp_path, tmp_path / "log")
     with pod.stdout.open("wb") as file:
         file.truncate(1 << 40)  # A terabyte, most of it a hole.
@@ -349,17 +342,45 @@ def test_what_a_pod_prints_is_read_from_its_end(tmp_path: Path) -> None:
     assert len(pod.result()) == RESULT_BYTES - 1
 
 
+@pytest.mark.parametrize("kind", ["one container", "several", "in a sandbox"])
+def test_of_all_that_a_pod_prints_the_end_is_kept(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MiB here; a gigabyte takes the same memory and the same place."""
+    monkeypatch.chdir(tmp_path)
+    if kind == "in a sandbox":
+        _skip_without_sandbox()
+    prints = {"name": "prints", "container": sh("head -c 67108864 /dev/zero | tr '\\0' a; echo the end")}
+    if kind == "several":
+        prints["sidecars"] = [{"name": "beside", **sh("exec sleep 600")}]
+    reads = {
+        "name": "reads", "inputs": {"parameters": [{"name": "x"}]},
+        "script": {"image": "i", "command": ["sh"], "source": "printf %s '{{=sprig.trunc(-8, inputs.parameters.x)}}'"},
+    }  # fmt: skip
+    given = {"parameters": [{"name": "x", "value": "{{steps.prints.outputs.result}}"}]}
+    steps = [[{"name": "prints", "template": "prints"}], [{"name": "reads", "template": "reads", "arguments": given}]]
+    shut_in = Sandbox() if kind == "in a sandbox" else None
+    status = run(tmp_path, workflow([{"name": "main", "steps": steps}, prints, reads]), sandbox=shut_in)
+    assert status["phase"] == "Succeeded"
+    assert log(tmp_path, "[1].reads") == "athe end"
+    kept = [path for name in ("exit.stdout", "told/stdout") for path in (tmp_path / "runs").glob(f"w/pods/*/{name}")]
+    assert [path.stat().st_size for path in kept] == [RESULT_BYTES]
+
+
+def _skip_without_sandbox() -> None:
+    try:
+        check()
+    except NoSandboxError:
+        pytest.skip("this kernel makes no sandbox")
+
+
 @pytest.mark.parametrize("field", ["command", "env"])
 def test_a_zero_byte_fails_the_node(field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     container: dict[str, Any] = {"image": "i", "command": ["echo", "a\0b" if field == "command" else "x"]}
     if field == "env":
         container["env"] = [{"name": "A", "value": "a\0b"}]
-    source = {**yaml.safe_load(ARGUMENT)}
-    source["spec"] = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
-    result = asyncio.run(execute(source, RunOptions(name="w", runs=tmp_path / "runs")))
-    assert result.phase.bad
-    assert "\n" not in result.message
+    status = run(tmp_path, workflow([{"name": "main", "container": container}]))
+    assert Phase(status["phase"]).bad
+    assert "\n" not in status["message"]
 
 
 def test_deadlines_and_retries_that_are_no_numbers_fail_their_node() -> None:
