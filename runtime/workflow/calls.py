@@ -65,7 +65,7 @@ def prepare(call: Call, globals_: Scope, library: Library) -> dict[str, Any]:
     known = {**globals_, **call.scope}
     template = substitute(template, known)
     template = substitute(template, {**known, **own_scope(template)})
-    if kind_of(template) in LEAVES:
+    if kind_of(template) in LEAVES and tags(template):
         # Argo does it again when it makes the pod: what an input brought in is looked at once more.
         again = substitute(template, known)
         template = {**substitute(again, {**known, **own_scope(again)}), "inputs": template["inputs"]}

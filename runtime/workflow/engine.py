@@ -110,12 +110,7 @@ class Engine:
         self.advance(event.time)
         match event:
             case PodStarted():
-                node = self.nodes[event.node]
-                node.pid, node.start_time = event.pid, event.start_time
-                if node.spec.get("daemon") and probe_of(node.spec) is None:
-                    self._ready(node)
-                self.become(node, Phase.RUNNING, event.time)
-                ends.set_deadline(self, node, event.time)
+                self._started(event)
             case PodReady():
                 node = self.nodes[event.node]
                 if not node.phase.fulfilled and not node.daemoned:
@@ -141,6 +136,18 @@ class Engine:
                 self.lives += 1
                 self._begin(event.time)
         self.advance(event.time)
+
+    def _started(self, event: PodStarted) -> None:
+        """A pod runs; one whose time was over before it had begun shall end."""
+        node = self.nodes[event.node]
+        node.pid, node.start_time = event.pid, event.start_time
+        if node.phase.fulfilled:
+            self.kill(node, node.message)
+            return
+        if node.spec.get("daemon") and probe_of(node.spec) is None:
+            self._ready(node)
+        self.become(node, Phase.RUNNING, event.time)
+        ends.set_deadline(self, node, event.time)
 
     def _ready(self, node: Node) -> None:
         """A daemon counts as done, and goes on until what is around it has ended."""
@@ -220,8 +227,8 @@ class Engine:
         return list(self._running.values())
 
     def room(self) -> int:
-        """How many nodes more the run may have."""
-        return MOST - len(self.nodes)
+        """How many nodes more the run may have; calls that wait for a limit, a lock or a memory will be nodes."""
+        return MOST - len(self.nodes) - self.limits.waiting - len(self.gates)
 
     def open_pods(self) -> int:
         """How many pods have not ended."""
@@ -252,6 +259,8 @@ class Engine:
     def add(self, node: Node) -> None:
         """A node was made."""
         self.nodes[node.name] = node
+        with metered() as meter:
+            meter.grant(1)
         if node.phase is Phase.PENDING:
             self._pending[node.name] = node
         elif node.type is NodeType.SUSPEND and node.phase is Phase.RUNNING:

@@ -6,13 +6,14 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime import faults
 from runtime.rotate import Rotation
-from runtime.workflow import artifacts, asks, clock, leftovers, readiness, runfolder, status
+from runtime.workflow import asks, clock, leftovers, readiness, runfolder, status
 from runtime.workflow.archives import LIMITS, Limits
 from runtime.workflow.containers import probe_of
 from runtime.workflow.engine import Engine
@@ -20,28 +21,25 @@ from runtime.workflow.events import (
     Event,
     EventLog,
     GateOpened,
-    PodEnded,
     PodReady,
-    PodStarted,
     RunCreated,
     RunResumed,
     ShutdownAsked,
     read_events,
 )
 from runtime.workflow.launch import Launch
-from runtime.workflow.library import Library, NotThereError
+from runtime.workflow.library import Library
 from runtime.workflow.manifest import NO_LIBRARY, Manifest, parse
 from runtime.workflow.nodes import Node, Phase
-from runtime.workflow.pods import NOT_STARTED, PodError, namespaces
+from runtime.workflow.pods import namespaces
 from runtime.workflow.runner import Processes, Runner, start_time
 from runtime.workflow.sandbox import Sandbox
 from runtime.workflow.sandbox import check as check_sandbox
 from runtime.workflow.shared import Shared
+from runtime.workflow.starting import Starter
 
 LOOK_EVERY_S = 0.3
 """How often it is looked whether others gave back a lock."""
-STARTS = 16
-"""How many pods are started side by side."""
 LISTEN_EVERY_S = 0.2
 SHARED_FOLDERS = (
     "this kernel gives no namespaces: pods share this machine's folders, and paths in their commands are rewritten"
@@ -143,11 +141,10 @@ class _Executor:
         self._runner = runner
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
-        self._loading: dict[str, asyncio.Task[None]] = {}
-        self._loaded: set[str] = set()
         self._launch = Launch(
             self.engine, folder, self._clock, options.path, options.variables, options.limits, options.sandbox
         )
+        self._starter = Starter(self.engine, self._launch, runner, self._clock, self._record, self._changed.set)
         self._shared = Shared(folder.parent, options.name)
         self._holding = self._shared.held()
         self._status = status.Writer(self.engine, folder)
@@ -210,14 +207,14 @@ class _Executor:
         deadline = self.engine.next_deadline()
         waits += [] if deadline is None else [deadline - self._clock.now()]
         waits += [LOOK_EVERY_S] if self.engine.gates else []
-        try:
+        await asyncio.sleep(0)  # What has happened meanwhile is seen, also when there is more to be done at once.
+        with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(waits)) if waits else None):
                 await self._changed.wait()
-        except TimeoutError:
-            now = self._clock.now()
-            if deadline is not None and deadline <= now:
-                self._stale = True
-                self.engine.advance(now)
+        now = self._clock.now()
+        if deadline is not None and deadline <= now:
+            self._stale = True
+            self.engine.advance(now)
 
     def _write(self, now: float) -> None:
         """The status, if it changed and is old enough."""
@@ -237,21 +234,13 @@ class _Executor:
         self._stale = True
 
     def _act(self) -> None:
-        """Start what is pending, watch what runs, end what shall end; found again after a crash it is adopted."""
+        """Start some of what is pending, watch what runs, end what shall end; found after a crash it is adopted."""
         self._open_gates()
-        while pending := [node for node in self.engine.pending() if node.name not in self._loading]:
-            for node in pending[:STARTS]:
-                if node.spec.get("data") or (
-                    node.inputs.get("artifacts")
-                    and node.name not in self._loaded
-                    and not self._launch.pod(node).claimed()
-                ):
-                    self._loading[node.name] = asyncio.create_task(self._load(node))
-            self._start([node for node in pending[:STARTS] if node.name not in self._loading])
+        self._starter.start_some()
         for node in self.engine.running():
             if node.name not in self._watched:
                 self._watched[node.name] = asyncio.create_task(self._watch(node))
-        for task in (*self._watched.values(), *self._loading.values()):
+        for task in self._watched.values():
             if task.done():
                 task.result()  # What went wrong in it ends the executor; the pods go on.
         for name, kill in self.engine.kills.items():
@@ -278,51 +267,6 @@ class _Executor:
             elif self._shared.take(name, gate.locks):
                 self._holding.add(name)
                 self._record(GateOpened(now, name))
-
-    async def _load(self, node: Node) -> None:
-        """Put a pod's input artifacts in place; a data template needs no more."""
-        try:
-            if node.spec.get("data"):
-                self._record(await self._launch.data(node))
-            else:
-                await self._launch.load(node)
-                self._loaded.add(node.name)
-        except artifacts.ArtifactError as error:
-            said = f"init: Error (exit code 64): {error}"
-            self._record(PodEnded(self._clock.now(), node.name, None, error=said))
-        finally:
-            self._changed.set()
-        del self._loading[node.name]
-
-    def _start(self, nodes: list[Node]) -> None:
-        """Start pods side by side; what was started by a launcher that died is only noted."""
-        asked: dict[str, Node] = {}
-        requests = []
-        for node in nodes:
-            pod = self._launch.pod(node)
-            if found := pod.claimed():
-                self._record(PodStarted(self._clock.now(), node.name, *found))
-                continue
-            try:
-                requests.append(self._launch.request(node))
-                asked[str(pod.claim)] = node
-            except (PodError, NotThereError, ValueError) as error:  # ValueError: a number that is none.
-                self._cannot(node, error)
-        for claim, answer in self._runner.start(requests).items() if requests else ():
-            node = asked[claim]
-            try:
-                pid, began = self._launch.pod(node).started(answer)
-            except PodError as error:
-                self._cannot(node, error)
-                continue
-            faults.point("executor.after_start", node=node.name)
-            self._record(PodStarted(self._clock.now(), node.name, pid, began))
-
-    def _cannot(self, node: Node, error: Exception) -> None:
-        log = self._launch.pod(node).log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(f"{error}\n", errors="replace")
-        self._record(PodEnded(self._clock.now(), node.name, NOT_STARTED, said=str(error)))
 
     async def _watch(self, node: Node) -> None:
         """Until the pod has ended and that is recorded."""

@@ -7,7 +7,8 @@ docs/local-runs.md of it.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cache
 from typing import NamedTuple
 
 from runtime.store.s3_settings import ACCESS_KEY, CA_FILES, ENDPOINTS, REGIONS, SECRET_KEY, TOKEN
@@ -66,8 +67,14 @@ def is_own_step(command: Sequence[str]) -> bool:
 
 def matching(environment: Mapping[str, str], patterns: Iterable[str]) -> list[str]:
     """Names of variables that are set and meant."""
-    patterns = list(patterns)
-    return [name for name in environment if any(fnmatchcase(name, one) for one in patterns)]
+    meant = _any_of(tuple(patterns))
+    return [name for name in environment if meant.match(name)]
+
+
+@cache
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Once, not for every pod: there are some eighty."""
+    return re.compile("|".join(map(translate, patterns)) or "(?!)")
 
 
 def unknown(environment: Mapping[str, str], more: Iterable[str]) -> list[str]:

@@ -21,6 +21,8 @@ class Limits:
         """Children that have not ended, of each boundary that limits them."""
         self._failed: set[str] = set()
         """Boundaries with failFast of which a child has failed."""
+        self.waiting = 0
+        """Calls in all lines."""
 
     def admits(self, call: Call) -> bool:
         """May it begin? Else it waits here, or never begins."""
@@ -31,6 +33,7 @@ class Limits:
             self._taken(line)
             return True
         self._lines.setdefault(line, deque()).append(call)
+        self.waiting += 1
         return False
 
     def stopped(self, boundary: str) -> bool:
@@ -58,7 +61,7 @@ class Limits:
             boundary = self._engine.nodes[node.boundary]
             if node.phase.bad and boundary.spec.get("failFast") and not node.hooked:
                 self._failed.add(node.boundary)
-                self._lines.pop(node.boundary, None)
+                self.waiting -= len(self._lines.pop(node.boundary, ()))
             if node.boundary in self._failed and not self._active[node.boundary] and not boundary.phase.fulfilled:
                 self._engine.fail_fast(node.boundary)
         if self._lines:
@@ -69,6 +72,7 @@ class Limits:
         for line, waiting in list(self._lines.items()):
             while waiting and self._free(line):
                 self._taken(line)
+                self.waiting -= 1
                 self._engine.maker.start(waiting.popleft(), now)
             if not waiting:
                 self._lines.pop(line, None)

@@ -234,11 +234,11 @@ def _order(called: Called, spec: Mapping[str, Any], library: Library) -> Iterato
                     yield "order", True, Problem(called.where, f"{parts[1]} has no output parameter {parts[4]}")
 
 
-def _paths(expression: str) -> set[str]:
+def _paths(expression: str) -> frozenset[str]:
     try:
         return paths(expression)
     except ExpressionError:
-        return set()
+        return frozenset()
 
 
 def _hook(name: str, hook: Mapping[str, Any], where: Where) -> Iterator[Found]:

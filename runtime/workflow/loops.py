@@ -46,7 +46,8 @@ def expand(task: Mapping[str, Any], scope: Scope, room: int = MOST) -> list[Item
             return []
         raise
     _check_room(len(items), room)
-    with metered():
+    with metered() as meter:
+        meter.grant(len(items))
         return [_item(body, index, item, scope, left_out) for index, item in enumerate(items)]
 
 

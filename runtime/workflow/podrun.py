@@ -18,6 +18,8 @@ from typing import Any
 
 GRACE_S = 30.0
 NEVER_RAN = 64
+RESULT_BYTES = 256 * 1024
+"""So much of what main prints is kept as its result, from the end; all of it goes to the log."""
 _stopping = threading.Event()
 
 
@@ -79,10 +81,13 @@ def _once(spec: dict[str, Any], one: dict[str, Any]) -> int:
         return _code(_start(one, spec["shut_in"]).wait())
     process = _start(one, spec["shut_in"], stdout=subprocess.PIPE)
     assert process.stdout is not None
+    last = bytearray()
+    while piece := os.read(process.stdout.fileno(), 65536):
+        last += piece
+        del last[:-RESULT_BYTES]
+        os.write(1, piece)
     with open(spec["capture"], "wb") as kept:
-        while piece := os.read(process.stdout.fileno(), 65536):
-            kept.write(piece)
-            os.write(1, piece)
+        kept.write(last)
     return _code(process.wait())
 
 

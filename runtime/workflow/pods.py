@@ -29,13 +29,13 @@ from runtime.workflow.fields import listed
 from runtime.workflow.inside import inside
 from runtime.workflow.repository import Repository
 from runtime.workflow.sandbox import Sandbox, homes
+from runtime.workflow.spawner import RESULT_BYTES
 
 MARK = "EVERSTEP_POD_MARK"
 SCRIPT = "/argo/staging/script"
 """Where a script template finds its source, as on Argo."""
 NOT_STARTED = 64
 """Exit code of a container whose command is not there, or whose output is a directory, as Argo's emissary gives it."""
-RESULT_BYTES = 256 * 1024
 PARAMETER_BYTES = 8 << 20
 """Of an output parameter. Kubernetes takes 1.5 MiB of a whole workflow."""
 OUTPUTS = "/var/run/argo/outputs"

@@ -50,8 +50,13 @@ RUN = f"""{_TELL}
 "$@"
 code=$?; tell $code "$exit"; exit $code
 """
+RESULT_BYTES = 256 * 1024
+"""So much of what a pod prints is kept as its result, from the end; all of it goes to the log."""
 CAPTURE = f"""{_TELL}
-{{ trap : TERM INT; "$@"; tell $? "$exit.code"; }} | command -p tee "$exit.stdout"
+{{ trap : TERM INT; "$@"; tell $? "$exit.code"; }} | (
+  trap '' TERM INT
+  command -p tee -a /dev/fd/3 | command -p tail -c {RESULT_BYTES} > "$exit.stdout"
+) 3>&1
 read -r code < "$exit.code"; tell $code "$exit"; exit $code
 """
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -213,11 +218,14 @@ def _shut_in(start: dict[str, Any], out: int) -> None:
 
 
 def _keep(source: int, out: int, path: str) -> None:
-    """Write what comes to the log, and to that file."""
+    """Write what comes to the log, and its end to that file."""
+    last = bytearray()
+    while piece := os.read(source, 65536):
+        last += piece
+        del last[:-RESULT_BYTES]
+        os.write(out, piece)
     with open(path, "wb") as kept:
-        while piece := os.read(source, 65536):
-            kept.write(piece)
-            os.write(out, piece)
+        kept.write(last)
 
 
 def _begin_pod(start: dict[str, Any], beginning: int, output: int) -> None:

@@ -126,7 +126,9 @@ class GroupRun:
     def begin(self, now: float) -> None:
         """Start every step of the group, up to one that cannot be."""
         try:
-            calls = [one for step in self._group for one in self._expanded(self._resolved(step, now), now)]
+            calls = list[tuple[str, Mapping[str, Any], bool]]()
+            for step in self._group:
+                calls += self._expanded(self._resolved(step, now), self._engine.room() - len(calls), now)
         except ExpressionError as error:
             self._engine.become(self._node, Phase.ERROR, now, str(error))
             return
@@ -156,12 +158,12 @@ class GroupRun:
             raise ExpressionError(NEVER.format(tag))
         return body
 
-    def _expanded(self, step: dict[str, Any], now: float) -> list[tuple[str, Mapping[str, Any], bool]]:
+    def _expanded(self, step: dict[str, Any], room: int, now: float) -> list[tuple[str, Mapping[str, Any], bool]]:
         """(node's name, step, nothing to loop over) for each turn."""
         name = f"{self._node.name}.{step['name']}"
         if not loops(step):
             return [(name, step, False)]
-        items = expand(step, self._engine.variables.globals(now), self._engine.room())
+        items = expand(step, self._engine.variables.globals(now), room)
         return [(f"{name}{item.suffix}", item.task, False) for item in items] or [(name, step, True)]
 
     def _start(self, name: str, step: Mapping[str, Any], empty: bool, now: float) -> bool:

@@ -93,6 +93,15 @@ def test_exit_code_2_is_not_tried_again() -> None:
     assert engine.nodes["w.b"].phase is Phase.OMITTED
 
 
+def test_a_pod_that_began_after_its_time_was_over_is_killed() -> None:
+    manifest = yaml.safe_load(DIAMOND)
+    manifest["spec"]["activeDeadlineSeconds"] = 10
+    engine = Engine(parse(manifest), RunCreated(0.0, "w", "u"))
+    engine.handle(PodStarted(11.0, "w.a(0)", 7, 7))
+    assert engine.nodes["w.a(0)"].phase is Phase.FAILED
+    assert set(engine.kills) == {"w.a(0)"}
+
+
 def ended(engine: Engine, now: float) -> list[str]:
     """Let all that is pending succeed, until nothing is; the order in which it ran."""
     ran = []

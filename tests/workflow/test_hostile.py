@@ -1,6 +1,5 @@
 """What a manifest, a parameter or a pod's output may hold: a node fails in one line, or the manifest is refused."""
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 import yaml
 
 from everstep.cli import main
-from runtime.workflow import ManifestError, RunOptions, execute, parse
+from runtime.workflow import ManifestError, parse
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import PodEnded, PodStarted, RunCreated
 from runtime.workflow.expressions import ExpressionError, ExpressionSyntaxError, bounds, evaluate, regexp
@@ -18,10 +17,13 @@ from runtime.workflow.expressions.govaluate import should_run
 from runtime.workflow.lint import findings
 from runtime.workflow.loops import expand
 from runtime.workflow.nodes import MOST, Phase
+from runtime.workflow.pods import RESULT_BYTES, Pod
 from runtime.workflow.reading import Document, ReadError, read_text
+from runtime.workflow.sandbox import NoSandboxError, Sandbox, check
 from runtime.workflow.status import LOG_NAME, log_name
 from runtime.workflow.tags import FUNCTIONS, substitute, tags
 from tests.workflow import fuzz
+from tests.workflow.running import log, run, sh, workflow
 
 LOOP = """
 apiVersion: argoproj.io/v1alpha1
@@ -117,6 +119,67 @@ def test_loops_in_loops_are_together_no_longer_than_a_run_may_be() -> None:
     engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
     assert len(engine.nodes) <= MOST + 3000
     assert any("workflow is longer than maximum allowed size" in node.message for node in engine.nodes.values())
+
+
+ITEM = {"n": 7, "words": "some words of an ordinary length", "path": "s3://bucket/a/b.json"}
+LOOPS: dict[str, dict[str, Any]] = {
+    "numbers": {"withSequence": {"count": "1000"}, "when": "{{item}} >= 0 && {{item}} < 5000 || '{{item}}' == 'x'"},
+    "maps": {"withItems": [ITEM] * 1000, "when": "{{item.n}} % 2 == 1"},
+    "JSON": {"withParam": json.dumps([json.dumps(ITEM)] * 1000)},
+}
+EXPRESSIONS = {
+    "numbers": "asInt(item) * 2 + asInt(inputs.parameters.x) % 7",
+    "maps": "sprig.upper(item.words) + '-' + string(asInt(item.n) > 3 ? 'large' : 'small')",
+    "JSON": "jsonpath(item, '$.n') + len(filter(split(fromJSON(item).words, ' '), {len(#) > 3}))",
+}
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize("around", ["steps", "dag"])
+def test_an_item_of_an_ordinary_loop_needs_less_than_it_brings_along(kind: str, around: str) -> None:
+    """So that such a loop may be as long as a run may be."""
+    source = yaml.safe_load(ARGUMENT.replace("EXPRESSION", "{{=" + EXPRESSIONS[kind] + "}}"))
+    task = source["spec"]["templates"][0]["steps"][0][0] | LOOPS[kind]
+    inputs = {"inputs": {"parameters": [{"name": "x", "value": "5"}]}}
+    body = {"steps": [[task]]} if around == "steps" else {"dag": {"tasks": [task]}}
+    source["spec"]["templates"][0] = {"name": "main", **inputs, **body}
+    manifest = parse(source)
+    with bounds.metered() as meter:
+        engine = Engine(manifest, RunCreated(0.0, "w", "u"))
+    assert len(engine.pending()) == 1000, engine.message
+    assert meter.left >= bounds.EVENT
+
+
+def test_what_an_expression_may_cost_does_not_depend_on_what_was_read_before() -> None:
+    """Else a log would be folded to another state by the launcher that takes the run up."""
+    left = []
+    for _ in range(2):
+        with bounds.metered() as meter:
+            evaluate("len(filter([1, 2, 3], # > 1)) + 77", {})
+            left.append(meter.left)
+    assert left[0] == left[1] < bounds.EVENT
+
+
+def test_loops_side_by_side_are_together_no_longer_than_a_run_may_be() -> None:
+    source = yaml.safe_load(ARGUMENT)
+    step = {"template": "use", "withSequence": {"count": str(MOST // 2 - 100)}}
+    group = [{"name": f"b{number}", **step} for number in range(100)]
+    source["spec"]["templates"] = [{"name": "main", "steps": [group]}, {"name": "use", "suspend": {}}]
+    engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
+    assert engine.phase.bad
+    assert "workflow is longer than maximum allowed size" in engine.nodes["w[0]"].message
+
+
+def test_loops_that_wait_for_a_limit_count_as_nodes_to_be() -> None:
+    source = yaml.safe_load(ARGUMENT)
+    step = {"template": "use", "withSequence": {"count": str(MOST // 3)}}
+    tasks = [{"name": f"b{number}", **step} for number in range(20)]
+    source["spec"]["templates"] = [{"name": "main", "dag": {"tasks": tasks}}, {"name": "use", "suspend": {}}]
+    source["spec"]["parallelism"] = 1
+    source["spec"]["templates"][1] = {"name": "use", "container": {"image": "i", "command": ["true"]}}
+    engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
+    assert engine.limits.waiting < MOST
+    assert sum("longer than maximum allowed size" in node.message for node in engine.nodes.values()) == 18
 
 
 @pytest.mark.parametrize("form", ["%999999999d", "%.999999999d", "%1000000d" * 20])
@@ -263,22 +326,13 @@ def test_an_output_that_is_no_small_file_fails_its_node(
         "a-pipe": "mkfifo /tmp/o",
         "a-link-to-itself": "ln -s /dev/zero /tmp/o",
     }
-    source = yaml.safe_load(ARGUMENT)
-    source["spec"]["templates"] = [
-        {
-            "name": "main",
-            "container": {"image": "i", "command": ["sh", "-c", makes[output]]},
-            "outputs": {"parameters": [{"name": "o", "valueFrom": {"path": "/tmp/o"}}]},
-        }
-    ]
-    result = asyncio.run(execute(source, RunOptions(name="w", runs=tmp_path / "runs")))
-    assert result.phase is Phase.ERROR
-    assert result.message.startswith("wait: Error (exit code 64): /tmp/o is ")
+    outputs = {"parameters": [{"name": "o", "valueFrom": {"path": "/tmp/o"}}]}
+    status = run(tmp_path, workflow([{"name": "main", "container": sh(makes[output]), "outputs": outputs}]))
+    assert status["phase"] == "Error"
+    assert status["message"].startswith("wait: Error (exit code 64): /tmp/o is ")
 
 
 def test_what_a_pod_prints_is_read_from_its_end(tmp_path: Path) -> None:
-    from runtime.workflow.pods import RESULT_BYTES, Pod
-
     pod = Pod(tmp_path, tmp_path / "log")
     with pod.stdout.open("wb") as file:
         file.truncate(1 << 40)  # A terabyte, most of it a hole.
@@ -288,17 +342,45 @@ def test_what_a_pod_prints_is_read_from_its_end(tmp_path: Path) -> None:
     assert len(pod.result()) == RESULT_BYTES - 1
 
 
+@pytest.mark.parametrize("kind", ["one container", "several", "in a sandbox"])
+def test_of_all_that_a_pod_prints_the_end_is_kept(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MiB here; a gigabyte takes the same memory and the same place."""
+    monkeypatch.chdir(tmp_path)
+    if kind == "in a sandbox":
+        _skip_without_sandbox()
+    prints = {"name": "prints", "container": sh("head -c 67108864 /dev/zero | tr '\\0' a; echo the end")}
+    if kind == "several":
+        prints["sidecars"] = [{"name": "beside", **sh("exec sleep 600")}]
+    reads = {
+        "name": "reads", "inputs": {"parameters": [{"name": "x"}]},
+        "script": {"image": "i", "command": ["sh"], "source": "printf %s '{{=sprig.trunc(-8, inputs.parameters.x)}}'"},
+    }  # fmt: skip
+    given = {"parameters": [{"name": "x", "value": "{{steps.prints.outputs.result}}"}]}
+    steps = [[{"name": "prints", "template": "prints"}], [{"name": "reads", "template": "reads", "arguments": given}]]
+    shut_in = Sandbox() if kind == "in a sandbox" else None
+    status = run(tmp_path, workflow([{"name": "main", "steps": steps}, prints, reads]), sandbox=shut_in)
+    assert status["phase"] == "Succeeded"
+    assert log(tmp_path, "[1].reads") == "athe end"
+    kept = [path for name in ("exit.stdout", "told/stdout") for path in (tmp_path / "runs").glob(f"w/pods/*/{name}")]
+    assert [path.stat().st_size for path in kept] == [RESULT_BYTES]
+
+
+def _skip_without_sandbox() -> None:
+    try:
+        check()
+    except NoSandboxError:
+        pytest.skip("this kernel makes no sandbox")
+
+
 @pytest.mark.parametrize("field", ["command", "env"])
 def test_a_zero_byte_fails_the_node(field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     container: dict[str, Any] = {"image": "i", "command": ["echo", "a\0b" if field == "command" else "x"]}
     if field == "env":
         container["env"] = [{"name": "A", "value": "a\0b"}]
-    source = {**yaml.safe_load(ARGUMENT)}
-    source["spec"] = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
-    result = asyncio.run(execute(source, RunOptions(name="w", runs=tmp_path / "runs")))
-    assert result.phase.bad
-    assert "\n" not in result.message
+    status = run(tmp_path, workflow([{"name": "main", "container": container}]))
+    assert Phase(status["phase"]).bad
+    assert "\n" not in status["message"]
 
 
 def test_deadlines_and_retries_that_are_no_numbers_fail_their_node() -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as some
 from runtime.workflow.artifacts import ArtifactError, load, save
 from runtime.workflow.inside import LONGEST, BadPathError, inside
 from runtime.workflow.library import Library
-from tests.workflow.test_laptop import log, sh
-from tests.workflow.test_services import ran
+from tests.workflow.running import log, ran, sh
 
 PARTS = some.sampled_from(["a", "b", "d", "link", "up", "self", "..", ".", "", "~", "é", "日本", " ", "\0", "\ud800",
                            "-", "x" * 255, "x" * 256, "..a", "…", "a\nb"])  # fmt: skip

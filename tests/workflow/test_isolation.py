@@ -11,31 +11,26 @@ from runtime.workflow import RunOptions, execute
 from runtime.workflow.asks import Ask, ask
 from runtime.workflow.pods import namespaces
 from tests.harness import PATIENCE_S, wait_until
+from tests.workflow.running import log, run, sh, workflow
 
 WRITES = "echo {{inputs.parameters.x}} > /tmp/mine; touch {{inputs.parameters.x}}; " \
          "until test -e a -a -e b; do sleep 0.05; done; cat /tmp/mine"  # fmt: skip
 LEAVES = "setsid sh -c 'echo $$$$ > {{inputs.parameters.x}}.pid; exec sleep 600' & wait"
 
 
-def workflow(command: str, items: list[str]) -> dict[str, Any]:
+def loop(command: str, items: list[str], **container: Any) -> dict[str, Any]:
     """A task that runs this in a shell, once for each item."""
     arguments = {"parameters": [{"name": "x", "value": "{{item}}"}]}
-    main = {"name": "t", "template": "pod", "withItems": items, "arguments": arguments}
-    pod = {"name": "pod", "inputs": {"parameters": [{"name": "x"}]},
-           "container": {"image": "i", "command": ["sh", "-c", command]}}  # fmt: skip
-    return {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Workflow",
-        "metadata": {"name": "w"},
-        "spec": {"entrypoint": "main", "templates": [{"name": "main", "dag": {"tasks": [main]}}, pod]},
-    }
+    task = {"name": "t", "template": "pod", "withItems": items, "arguments": arguments}
+    pod = {"name": "pod", "inputs": {"parameters": [{"name": "x"}]}, "container": sh(command, **container)}
+    return workflow([{"name": "main", "dag": {"tasks": [task]}}, pod])
 
 
 def test_two_pods_that_write_the_same_absolute_path_do_not_meet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asyncio.run(execute(workflow(WRITES, ["a", "b"]), RunOptions(name="w", runs=tmp_path / "runs")))
+    run(tmp_path, loop(WRITES, ["a", "b"]))
     logs = {path.name: path.read_text() for path in (tmp_path / "runs/w/logs").iterdir()}
     assert logs == {"t(0:a).log": "a\n", "t(1:b).log": "b\n"}
 
@@ -47,13 +42,13 @@ def test_a_stop_ends_also_what_a_pod_has_made_a_daemon(
     monkeypatch.chdir(tmp_path)
 
     async def stopped() -> int:
-        run = asyncio.create_task(execute(workflow(LEAVES, ["a"]), RunOptions(name="w", runs=tmp_path / "runs")))
+        going = asyncio.create_task(execute(loop(LEAVES, ["a"]), RunOptions(name="w", runs=tmp_path / "runs")))
         await asyncio.to_thread(wait_until, (tmp_path / "a.pid").exists, "the daemon")
         pid = int(await asyncio.to_thread(wait_until, (tmp_path / "a.pid").read_text, "its pid"))
         assert psutil.pid_exists(pid)
         ask(tmp_path / "runs/w", Ask(how))
         async with asyncio.timeout(PATIENCE_S):
-            await run
+            await going
         return pid
 
     pid = asyncio.run(stopped())
@@ -87,13 +82,10 @@ def test_each_container_of_a_pod_has_the_mounts_that_are_its_own(
         "volumes": [{"name": name, "emptyDir": {}} for name in ("one", "two", "work")],
         "outputs": {"parameters": [{"name": "x", "valueFrom": {"path": "/data/x"}}]},
     }  # fmt: skip
-    source = workflow("true", ["a"])
-    source["spec"] = {"entrypoint": "pod", "templates": [pod]}
-    ended = asyncio.run(execute(source, RunOptions(name="w", runs=tmp_path / "runs")))
-    log = (tmp_path / "runs/w/logs/w.log").read_text()
-    assert ended.phase == "Succeeded", log
-    assert log == "read only\nbefore\n/work\nf\n"
-    assert ended.outputs == {"x": "main"}
+    status = run(tmp_path, workflow([pod]))
+    assert status["phase"] == "Succeeded", log(tmp_path, "w")
+    assert log(tmp_path, "w") == "read only\nbefore\n/work\nf\n"
+    assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "main"
 
 
 @pytest.mark.skipif(not namespaces(), reason="this kernel gives no namespaces: pods share this machine's folders")
@@ -101,8 +93,6 @@ def test_a_folder_to_begin_in_that_the_machine_has_not_is_the_pod_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source = workflow("pwd; touch f", ["a"])
-    source["spec"]["templates"][1]["container"]["workingDir"] = "/nowhere-else/deep"
-    asyncio.run(execute(source, RunOptions(name="w", runs=tmp_path / "runs")))
-    assert (tmp_path / "runs/w/logs/t(0:a).log").read_text() == "/nowhere-else/deep\n"
+    run(tmp_path, loop("pwd; touch f", ["a"], workingDir="/nowhere-else/deep"))
+    assert log(tmp_path, "t(0:a)") == "/nowhere-else/deep\n"
     assert not Path("/nowhere-else").exists()

@@ -13,7 +13,7 @@ import pytest
 
 from runtime.workflow import ManifestError, parse
 from runtime.workflow.library import Library
-from tests.workflow.test_services import ran
+from tests.workflow.running import log, ran, sh
 
 SECRET = {"kind": "Secret", "metadata": {"name": "me"}, "stringData": {"user": "ann", "password": "sesame"}}
 BASIC = {"usernameSecret": {"name": "me", "key": "user"}, "passwordSecret": {"name": "me", "key": "password"}}
@@ -55,16 +55,6 @@ def guarded() -> Iterator[str]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
-
-
-def sh(text: str, **more: Any) -> dict[str, Any]:
-    """A container of that shell command."""
-    return {"image": "i", "command": ["sh", "-c", text], **more}
-
-
-def log(folder: Path, name: str) -> str:
-    """What a pod has printed."""
-    return (folder / "runs/w/logs" / f"{name}.log").read_text()
 
 
 @pytest.fixture

@@ -4,13 +4,16 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from runtime.workflow import RunOptions, execute
+import pytest
+
+from runtime.workflow import RunOptions, clock, execute
 from runtime.workflow.runner import Processes, start_time
+from runtime.workflow.starting import AT_ONCE, STARTS
 
 TASKS = [{"name": "a", "template": "t"}, {"name": "b", "template": "t", "depends": "a"}]
 POD = {"name": "t", "container": {"image": "i", "command": ["sh", "-c", "exit 3"]}}
@@ -51,6 +54,77 @@ def test_the_executor_runs_with_any_runner(tmp_path: Path) -> None:
     runner = AtOnce()
     ended = asyncio.run(execute(SOURCE, RunOptions("w", tmp_path), runner=runner))
     assert (ended.phase, len(runner.ran), runner.closed) == ("Succeeded", 2, True)
+
+
+MANY = 400
+
+
+def many(**spec: Any) -> dict[str, Any]:
+    """A loop of pods, all of them ready at once."""
+    step = {"name": "a", "template": "t", "withSequence": {"count": str(MANY)}}
+    templates = [{"name": "main", "steps": [[step]]}, POD]
+    return {**SOURCE, "spec": {"entrypoint": "main", "templates": templates, **spec}}
+
+
+class Counting(AtOnce):
+    """Counts the pods that run, and calls `after` for every batch that is started. Pods run until `release`."""
+
+    def __init__(self, after: Callable[["Counting"], None] = lambda _: None) -> None:
+        super().__init__()
+        self.after = after
+        self.running, self.most = 0, 0
+        self.release = asyncio.Event()
+
+    def start(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Counted."""
+        started = super().start(requests)
+        self.running += len(started)
+        self.most = max(self.most, self.running)
+        self.after(self)
+        return started
+
+    async def gone(self, pid: int, began: int) -> None:
+        """When it is let go."""
+        await self.release.wait()
+        self.running -= 1
+
+    def send(self, pid: int, began: int, signum: signal.Signals) -> None:
+        """Whatever is sent ends all."""
+        self.release.set()
+
+
+def test_a_stop_is_seen_before_all_that_is_ready_has_been_started(tmp_path: Path) -> None:
+    runner = Counting(lambda own: os.kill(os.getpid(), signal.SIGTERM) if len(own.ran) == 2 * STARTS else None)
+    stopped = (signal.SIGTERM,)
+    ended = asyncio.run(execute(many(), RunOptions("w", tmp_path), stopped, runner))
+    assert (ended.phase, ended.message) == ("Failed", "Stopped with strategy 'Stop'")
+    assert 2 * STARTS <= len(runner.ran) <= 4 * STARTS
+
+
+def test_a_deadline_is_seen_before_all_that_is_ready_has_been_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch takes a minute, of a time that only passes so."""
+    passed = [0.0]
+    monkeypatch.setattr(clock, "resumed", lambda *_: clock.Clock(1_000_000.0, lambda: passed[0], lambda: 1_000_000.0))
+
+    def a_minute(_: Counting) -> None:
+        passed[0] += 60.0
+
+    runner = Counting(a_minute)
+    ended = asyncio.run(execute(many(activeDeadlineSeconds=150), RunOptions("w", tmp_path), runner=runner))
+    assert ended.phase == "Failed"
+    assert len(runner.ran) == 3 * STARTS
+
+
+def test_no_more_pods_run_at_once_than_a_node_of_kubernetes_has(tmp_path: Path) -> None:
+    def when_full(own: Counting) -> None:
+        if own.running == AT_ONCE:
+            asyncio.get_running_loop().call_soon(own.release.set)
+
+    runner = Counting(when_full)
+    ended = asyncio.run(execute(many(), RunOptions("w", tmp_path), runner=runner))
+    assert (ended.phase, len(runner.ran), runner.most) == ("Succeeded", MANY, AT_ONCE)
 
 
 def test_an_end_is_seen_after_the_watching_of_another_was_given_up() -> None:

@@ -1,6 +1,5 @@
 """Templates that ask a service of the machine or of the network: http, daemons with a probe, artifacts in a bucket."""
 
-import asyncio
 import base64
 import http.server
 import json
@@ -14,10 +13,10 @@ from typing import Any
 import pytest
 
 from runtime.agent.ports import free_port
-from runtime.workflow import RunOptions, execute
 from runtime.workflow.library import Library
 from runtime.workflow.repository import Repository
 from tests.minio import BUCKET, MinIO
+from tests.workflow.running import ran
 
 
 class Echo(http.server.BaseHTTPRequestHandler):
@@ -44,16 +43,6 @@ def address() -> Iterator[str]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
-
-
-def ran(folder: Path, monkeypatch: pytest.MonkeyPatch, library: Library, templates: list[Any], **spec: Any) -> Any:
-    """The status of a run whose first template begins."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    source = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "w"},
-              "spec": {"entrypoint": templates[0]["name"], "templates": templates, **spec}}  # fmt: skip
-    asyncio.run(execute(source, RunOptions("w", folder / "runs", library)))
-    return json.loads((folder / "runs/w/workflow.json").read_text())["status"]
 
 
 @pytest.mark.parametrize(

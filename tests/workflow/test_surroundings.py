@@ -29,8 +29,7 @@ from runtime.workflow.runfolder import beside
 from runtime.workflow.view import _Plain, table
 from steps.reuse import STEPS
 from tests.harness import ROOT
-from tests.workflow.test_laptop import log, sh
-from tests.workflow.test_services import ran
+from tests.workflow.running import log, ran, sh
 
 TOKENS = {
     "ARGO_TOKEN": "Bearer t", "AWS_SECRET_ACCESS_KEY": "t", "AWS_SESSION_TOKEN": "t", "GITHUB_TOKEN": "t",

@@ -14,8 +14,8 @@ from hypothesis import strategies as some
 from runtime import web
 from runtime.workflow import remote
 from runtime.workflow.library import Library
-from tests.workflow.test_laptop import BASIC, SECRET, log, sh
-from tests.workflow.test_services import ran
+from tests.workflow.running import log, ran, sh
+from tests.workflow.test_laptop import BASIC, SECRET
 
 
 class Wire:

@@ -13,13 +13,15 @@ from typing import Any
 
 from runtime.workflow.expressions.errors import ExpressionError, ExpressionSyntaxError
 
-WORK, EVENT = 500_000, 1_000_000
-"""Steps of one evaluation, and of all that follows from one event or belongs to one manifest's check: some seconds. A
-node of an expression is one, as is a value that a function goes through."""
-EVALUATION, TOKEN, CALL = 10, 2, 4
+WORK, EVENT, NODE = 500_000, 1_000_000, 200
+"""Steps of one evaluation; of all that follows from one event or belongs to one manifest's check; and what each item of
+a loop, and each node that is made, adds to that. A step is about a microsecond of a fast processor: a node of an
+expression is one, as is a value that a function goes through. So an ordinary loop may be as long as a run may be, and
+one text that is made to take long is told after some seconds."""
+EVALUATION, TOKEN, CALL = 10, 4, 4
 """Steps of every evaluation, of a token that is read, and of calling a function."""
-SUBSTITUTED = 64 << 20
-"""Characters of all texts that are made by tags after one event."""
+SUBSTITUTED, NODE_TEXT = 64 << 20, 4 << 10
+"""Characters of all texts that are made by tags after one event, and what an item or node adds to that."""
 MADE = 1_000_000
 """Values that one call or operator may make, as expr-lang's memory budget has it."""
 TEXT = 8 << 20
@@ -45,6 +47,18 @@ class Meter:
     def __init__(self, work: int) -> None:
         self.left = work
         self._text = SUBSTITUTED
+        self._read: set[str] = set()
+
+    def grant(self, nodes: int) -> None:
+        """Allow what so many more items or nodes may need."""
+        self.left += NODE * nodes
+        self._text += NODE_TEXT * nodes
+
+    def read(self, source: str, steps: int) -> None:
+        """Spend the steps of reading a text, the first time. Raises ExpressionError when it is too much."""
+        if source not in self._read:
+            self._read.add(source)
+            self.spend(steps)
 
     def write(self, characters: int) -> None:
         """Make so much text by tags. Raises ExpressionError when it is too much."""

@@ -3,7 +3,8 @@
 Names and functions are looked up before anything is computed, as expr-lang's compiler does it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from lark import Token, Tree
@@ -19,7 +20,7 @@ from runtime.workflow.expressions.bounds import (
 )
 from runtime.workflow.expressions.builtins import AT_ONCE, BUILTINS, PREDICATES
 from runtime.workflow.expressions.errors import ExpressionError, ExpressionSyntaxError, UnknownNameError, pointed
-from runtime.workflow.expressions.expr_grammar import parse, unquoted
+from runtime.workflow.expressions.expr_grammar import REMEMBERED, parse, unquoted
 from runtime.workflow.expressions.operations import OPERATIONS, NoSuchOperationError, is_number
 from runtime.workflow.expressions.values import go_text, go_type
 
@@ -44,9 +45,9 @@ def evaluate(text: str, environment: Mapping[str, Any], functions: Mapping[str, 
     """
     with metered() as event, of_one_evaluation(event) as meter:
         meter.spend(EVALUATION)
-        tree = parse(text)
+        tree, names = _read(text)
         expanded = environment if isinstance(environment, Expanded) else expand(environment)
-        for place, name in free_names(tree):
+        for place, name in names:
             if name not in expanded and name not in functions:
                 raise UnknownNameError(pointed(f"unknown name {name}", text, place))
         found = _Run(text, expanded, {**BUILTINS, **functions}, meter).value(tree, None)
@@ -73,8 +74,8 @@ def expand(environment: Mapping[str, Any]) -> Expanded:
     expanded = Expanded()
     for key, value in environment.items():
         place: dict[str, Any] = expanded
-        *path, last = key.split(".")
-        for part in path:
+        path, _, last = key.rpartition(".")
+        for part in path.split(".") if path else ():
             inner = place.get(part)
             if not isinstance(inner, dict):
                 inner = place[part] = {}
@@ -106,8 +107,30 @@ def free_names(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[tuple
         yield from free_names(child, bound)
 
 
-def paths(text: str) -> set[str]:
+def _read(text: str) -> tuple[Tree[Token], Sequence[tuple[int, str]]]:
+    """The tree, and its free names."""
+    tree = parse(text)
+    return tree, _remembered_names(text) if len(text) <= REMEMBERED else list(free_names(tree))
+
+
+@lru_cache(maxsize=4096)
+def _remembered_names(text: str) -> Sequence[tuple[int, str]]:
+    return list(free_names(parse(text)))
+
+
+def paths(text: str) -> frozenset[str]:
     """The dotted paths that an expression reads: `tasks.a.outputs.result`, also where written with brackets."""
+    with metered():
+        tree = parse(text)
+        return _remembered_paths(text) if len(text) <= REMEMBERED else _paths(tree)
+
+
+@lru_cache(maxsize=4096)
+def _remembered_paths(text: str) -> frozenset[str]:
+    return _paths(parse(text))
+
+
+def _paths(tree: Any) -> frozenset[str]:
     found: set[str] = set()
 
     def path(node: Any) -> str | None:
@@ -133,9 +156,8 @@ def paths(text: str) -> set[str]:
             for child in inner[1:] if node.data == "call" else inner:
                 walk(child)
 
-    with metered():
-        walk(parse(text))
-    return found
+    walk(tree)
+    return frozenset(found)
 
 
 def _place(node: Any) -> int:

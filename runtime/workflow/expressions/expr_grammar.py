@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedToken
@@ -105,6 +105,8 @@ _POINTER = re.compile(r"#(\w*)")
 _CALLED = re.compile(r"\s*\(")
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{3}|.)", re.DOTALL)
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", "'": "'", '"': '"'}
+CHARACTERS_A_TOKEN = 4
+"""Of a text that is no expression: its tokens were not all counted."""
 REMEMBERED = 200
 """Characters of the longest expression whose tree is kept: a tree is some hundred times as large as its text."""
 BRACKETS = ("LPAR", "RPAR", "LBRACKET", "RBRACKET", "LBRACE", "RBRACE")
@@ -152,8 +154,6 @@ def _tokens(source: str) -> list[Token]:
         found.append(Token(kind, text, start_pos=match.start()))
         if len(found) > TOKENS:
             raise ExpressionSyntaxError(TOO_LONG)
-    with metered() as meter:
-        meter.spend(TOKEN * len(found))
     return found
 
 
@@ -166,23 +166,44 @@ def _unreadable(source: str, position: int) -> str:
 _parser = Lark(GRAMMAR, parser="lalr", lexer=_Lexer, maybe_placeholders=True)
 
 
+class Parsed(NamedTuple):
+    """What a text is."""
+
+    tree: Tree[Token] | None
+    steps: int
+    """Of reading it."""
+    wrong: str = ""
+    """Why there is no tree."""
+
+
 def parse(source: str) -> Tree[Token]:
-    """The tree. Raises ExpressionSyntaxError with the words of expr-lang."""
-    return _remembered(source) if len(source) <= REMEMBERED else _parsed(source)
+    """The tree. Raises ExpressionSyntaxError with the words of expr-lang; ExpressionError where it is too much.
+
+    Each text is paid for once an event, whether it was remembered or not: what a log is folded to must not depend on
+    what this process has read before.
+    """
+    with metered() as meter:
+        found = _remembered(source) if len(source) <= REMEMBERED else _parsed(source)
+        meter.read(source, found.steps)
+    if found.tree is None:
+        raise ExpressionSyntaxError(found.wrong)
+    return found.tree
 
 
-def _parsed(source: str) -> Tree[Token]:
+def _parsed(source: str) -> Parsed:
     try:
-        with metered():
-            tree = _parser.parse(source)
+        tree = _parser.parse(source)
         check_nesting(tree)
-        return tree
+        return Parsed(tree, TOKEN * sum(1 for _ in tree.scan_values(lambda _: True)))
     except UnexpectedToken as error:
-        token = error.token
-        if token.type == "$END":
-            raise ExpressionSyntaxError(pointed("unexpected token EOF", source, max(0, len(source) - 1))) from None
-        said = f'unexpected token {_kind(token)}("{token}")'
-        raise ExpressionSyntaxError(pointed(said, source, token.start_pos or 0)) from None
+        token, wrong = error.token, "unexpected token EOF"
+        place = max(0, len(source) - 1) if token.type == "$END" else token.start_pos or 0
+        if token.type != "$END":
+            wrong = f'unexpected token {_kind(token)}("{token}")'
+        wrong = pointed(wrong, source, place)
+    except ExpressionSyntaxError as error:
+        wrong = str(error)
+    return Parsed(None, TOKEN * min(TOKENS, 1 + len(source) // CHARACTERS_A_TOKEN), wrong)
 
 
 _remembered = lru_cache(maxsize=4096)(_parsed)

@@ -1,0 +1,45 @@
+"""A manifest made of templates, a run of it, and what it left: for tests that say no more than the templates."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.workflow import RunOptions, execute
+from runtime.workflow.library import Library
+
+
+def workflow(templates: list[Any], **spec: Any) -> dict[str, Any]:
+    """The manifest whose first template begins; `spec`: more of its fields."""
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Workflow",
+        "metadata": {"name": "w"},
+        "spec": {"entrypoint": templates[0]["name"], "templates": templates, **spec},
+    }
+
+
+def sh(text: str, **more: Any) -> dict[str, Any]:
+    """A container of that shell command."""
+    return {"image": "i", "command": ["sh", "-c", text], **more}
+
+
+def run(folder: Path, source: dict[str, Any], library: Library | None = None, **options: Any) -> Any:
+    """The status of a run of that manifest in `folder`/runs; `options` are RunOptions'."""
+    made = RunOptions("w", folder / "runs", library or Library(), **options)
+    asyncio.run(execute(source, made))
+    return json.loads((folder / "runs/w/workflow.json").read_text())["status"]
+
+
+def ran(folder: Path, monkeypatch: pytest.MonkeyPatch, library: Library, templates: list[Any], **spec: Any) -> Any:
+    """The status of a run in that folder, of these templates."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    return run(folder, workflow(templates, **spec), library)
+
+
+def log(folder: Path, name: str) -> str:
+    """What a pod has printed."""
+    return (folder / "runs/w/logs" / f"{name}.log").read_text()
