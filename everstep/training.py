@@ -43,6 +43,7 @@ from runtime.checkpoint.keys import checkpoints_of
 from runtime.checkpoint.reshard import Shard, open_shards, verified
 from runtime.checkpoint.segment import SegmentFile
 from runtime.data import DatasetError, Sampler, open_dataset, sample_count
+from runtime.job.spec import KEEP_LAST
 from runtime.store import Store, StoreError, open_store
 
 __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report"]
@@ -332,7 +333,10 @@ def _alone(uri: str) -> Alone | None:
         return None
     job = os.environ.get("EVERSTEP_JOB") or f"{Path(sys.argv[0]).stem or 'script'}-alone"
     print(f"everstep: no agent started this script, it keeps its own checkpoints in {uri}/jobs/{job}", file=sys.stderr)
-    return Alone(open_store(uri), job)
+    given = os.environ.get("EVERSTEP_KEEP_LAST") or str(KEEP_LAST)
+    if not given.isdecimal():
+        raise StoreError(f"EVERSTEP_KEEP_LAST={given}: give the number of checkpoints that stay, 0 for all")
+    return Alone(open_store(uri), job, keep_last=int(given))
 
 
 def _wait_for_rank_0(address: str, port: int, seconds: float) -> None:

@@ -193,6 +193,8 @@ class TrainStep(Watched):
     armed: int = 0
     group: Path | None = None
     """The control group that it is started in."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """What it is told besides."""
 
     @property
     def fault_folder(self) -> Path:
@@ -220,6 +222,7 @@ class TrainStep(Watched):
         flags = {"store": str(self.store), "outputs": str(self.outputs), "run": "test", "job": f"{uid}-train"}
         flags |= self.flags | more
         environment = {**os.environ, "EVERSTEP_RUN_DIR": str(self.folder), "OMP_NUM_THREADS": "1"}
+        environment |= self.environment
         if self.faults:
             environment |= {"EVERSTEP_FAULT": self.faults, "EVERSTEP_FAULT_DIR": str(self.fault_folder)}
         command = [sys.executable, "-m", "steps.train", *(f"--{name}={value}" for name, value in flags.items())]

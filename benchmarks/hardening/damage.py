@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,12 @@ import numpy as np
 from benchmarks.acceptance import Line
 from runtime.checkpoint.keys import MANIFEST
 from runtime.data.indexed import IndexedWriter
+from runtime.job.records import RoundFormed, WorkerFaulted
+from runtime.master.journal import read_journal
+from runtime.store import Store, open_store
 from tests.harness import ROOT, TrainStep, wait_until
+from tests.minio import running
+from tests.store.wire import Trouble, Wire, calm, through
 
 CHECKPOINT, STORE, FACE = "tests/checkpoint/", "tests/store/test_directory_store.py", "tests/face/"
 RULES, DAMAGES = "tests/job/test_passed_over.py", f"{CHECKPOINT}test_random_damages.py"
@@ -40,6 +45,7 @@ PROVEN: dict[str, tuple[str, ...]] = {
 SERIES = (
     "trainings killed whole, the newest checkpoint damaged, started again: the newest whole one, no restart counted"
 )
+ANSWERED = "the same in MinIO, which answers 404 or 500 for a shard of the newest checkpoint for good"
 _FLAGS = {
     "nodes": "1", "min-nodes": "1", "iterations": "40", "sequence-length": "64", "global-batch": "4",
     "persist-interval": "10",
@@ -48,85 +54,165 @@ _COMMITS = 3
 """After so many a training is killed."""
 
 
-def flip(folder: Path) -> None:
-    path = next(folder.glob("rank-*"))
-    data = bytearray(path.read_bytes())
+Damage = Callable[[Store, list[str]], None]
+"""Of a store with committed checkpoints in these folders, the oldest first."""
+
+
+def flip(store: Store, folders: list[str]) -> None:
+    data = bytearray(store.get(shard(store, folders)))
     data[-100] ^= 4
-    path.write_bytes(data)
+    store.put(shard(store, folders), bytes(data))
 
 
-def truncate(folder: Path) -> None:
-    os.truncate(next(folder.glob("rank-*")), 5000)
+def truncate(store: Store, folders: list[str]) -> None:
+    store.put(shard(store, folders), store.get(shard(store, folders))[:5000])
 
 
-def delete(folder: Path) -> None:
-    next(folder.glob("rank-*")).unlink()
+def delete(store: Store, folders: list[str]) -> None:
+    store.delete(shard(store, folders))
 
 
-def move(folder: Path) -> None:
-    folder.rename(folder.parents[3] / "away")
+def rename(store: Store, folders: list[str]) -> None:
+    _move(store, shard(store, folders), f"{folders[-1]}/rank-00007.safetensors")
 
 
-def of_the_future(folder: Path) -> None:
-    manifest = folder / MANIFEST
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 7}))
+def move(store: Store, folders: list[str]) -> None:
+    for entry in [*store.list(f"{folders[-1]}/")]:
+        _move(store, entry.key, f"away/{entry.key}")
 
 
-def forget(folder: Path) -> None:
-    for name in ("journal", "snapshots"):
-        shutil.rmtree(folder.parents[1] / name, ignore_errors=True)
+def swap(store: Store, folders: list[str]) -> None:
+    one, other = (f"{folder}/{MANIFEST}" for folder in folders[-2:])
+    manifests = store.get(one), store.get(other)
+    store.put(other, manifests[0])
+    store.put(one, manifests[1])
 
 
-def forget_and_flip(folder: Path) -> None:
-    forget(folder)
-    flip(folder)
+def of_the_future(store: Store, folders: list[str]) -> None:
+    key = f"{folders[-1]}/{MANIFEST}"
+    store.put(key, json.dumps(json.loads(store.get(key)) | {"version": 7}).encode())
 
 
-KINDS: dict[str, tuple[Callable[[Path], None], int]] = {
-    "a bit flipped": (flip, 2), "truncated": (truncate, 2), "deleted": (delete, 2), "moved away": (move, 2),
-    "of a later version": (of_the_future, 2), "journal gone": (forget, 1), "journal gone, a bit flipped":
-    (forget_and_flip, 2),
+def forget(store: Store, folders: list[str]) -> None:
+    job = folders[-1].rpartition("/checkpoints/")[0]
+    for name in ("journal", "archive", "snapshots"):
+        for entry in [*store.list(f"{job}/{name}/")]:
+            store.delete(entry.key)
+
+
+def forget_and_flip(store: Store, folders: list[str]) -> None:
+    forget(store, folders)
+    flip(store, folders)
+
+
+def shard(store: Store, folders: list[str]) -> str:
+    """A shard of the newest."""
+    return next(entry.key for entry in store.list(f"{folders[-1]}/rank-"))
+
+
+def _move(store: Store, key: str, to: str) -> None:
+    store.put(to, store.get(key))
+    store.delete(key)
+
+
+KINDS: dict[str, tuple[Damage, int]] = {
+    "a bit flipped": (flip, 2), "truncated": (truncate, 2), "deleted": (delete, 2), "a shard renamed": (rename, 2),
+    "moved away": (move, 2), "two commits swapped": (swap, 3), "of a later version": (of_the_future, 2),
+    "journal gone": (forget, 1), "journal gone, a bit flipped": (forget_and_flip, 2),
 }  # fmt: skip
 """What is done to the newest checkpoint, and which one from the end is to be begun from then."""
+ANSWERS = {"404 for one object for good": Trouble.GONE, "500 for one object for good": Trouble.BROKEN}
+"""What a store says of a shard of the newest, which it lists."""
 
 
 def series(_: argparse.Namespace) -> Iterator[Line]:
-    """One training, killed whole; then, for each kind of damage, the same store damaged and the same step started."""
-    right, wrong = [], []
+    """One training in a directory, killed whole; for each kind of damage the same store damaged, the step started."""
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
-        folder = Path(name)
-        training = _training(folder)
+        killed = Killed(Path(name), str(Path(name) / "store"))
+        wrong = {kind: why for kind, (damage, wanted) in KINDS.items() if (why := killed.goes_on(damage, wanted))}
+    yield _line(SERIES, len(KINDS), wrong)
+
+
+def answers(_: argparse.Namespace) -> Iterator[Line]:
+    """The same in MinIO, whose answers for one object are others."""
+    wrong: dict[str, str] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="everstep-accept-") as name,
+        running(Path(name)) as server,
+        through(server.endpoint) as wire,
+    ):
+        environment = {**server.environment, "MINIO_ENDPOINT": wire.endpoint}
+        killed = Killed(Path(name), server.new_prefix(), environment)
+        for kind, trouble in ANSWERS.items():
+            if why := killed.goes_on(lambda store, folders, t=trouble: _answer(wire, t, shard(store, folders)), 2):
+                wrong[kind] = why
+            elif not wire.suffered[trouble]:
+                wrong[kind] = "the fault did not fire"
+            wire.plan = calm
+    yield _line(ANSWERED, len(ANSWERS), wrong)
+
+
+def _answer(wire: Wire, trouble: Trouble, key: str) -> None:
+    wire.plan = lambda _method, path, _query: trouble if path.endswith(f"/{key}") else Trouble.NONE
+
+
+def _line(promise: str, kinds: int, wrong: Mapping[str, str]) -> Line:
+    told = f"{kinds - len(wrong)} of {kinds} kinds" + "".join(f"; {kind}: {why}" for kind, why in wrong.items())
+    return Line(promise, f"{kinds} of {kinds} kinds", told, not wrong)
+
+
+class Killed:
+    """A training that was killed whole after some commits, and what it had left then."""
+
+    def __init__(self, folder: Path, uri: str, environment: Mapping[str, str] = {}) -> None:
+        self._folder = folder
+        self._store = open_store(uri, environment={**os.environ, **environment})
+        self._training = _training(folder, uri, dict(environment))
+        self._training.start()
+        wait_until(lambda: len(self._committed()) >= _COMMITS or self._training.over(), f"{_COMMITS} commits")
+        self._training.kill_all()
+        shutil.copytree(folder / "run", folder / "run.kept")
+        self._kept = {entry.key: self._store.get(entry.key) for entry in self._store.list("")}
+
+    def goes_on(self, damage: Damage, wanted: int) -> str:
+        """Damage what was left and start the step again: what is wrong with what it does, if anything is."""
+        self._restore()
+        before, training, store = self._committed(), self._training, self._store
+        job = before[-1].split("/")[1]
+        damage(store, before)
+        told = len(training.log.read_text())
         training.start()
-        wait_until(lambda: len(_committed(folder)) >= _COMMITS or training.over(), f"{_COMMITS} commits")
+        code = training.finish()
         training.kill_all()
-        for part in ("store", "run"):
-            shutil.copytree(folder / part, folder / f"{part}.kept")
-        for kind, (damage, wanted) in KINDS.items():
-            for part in ("store", "run"):
-                shutil.rmtree(folder / part)
-                shutil.copytree(folder / f"{part}.kept", folder / part)
-            before = _committed(folder)
-            damage(before[-1])
-            training.start()
-            code = training.finish()
-            said = "is passed over: " in training.log.read_text().rpartition("the job begins")[2] or wanted == 1
-            began = [record["round"]["restore"] for record in training.records() if record["kind"] == "RoundFormed"][-1]
-            faults = [record for record in training.records() if record["kind"] == "WorkerFaulted"]
-            iteration = int(before[-wanted].name.rpartition("-")[2])
-            well = code == 0 and said and not faults and (began or {}).get("iteration") == iteration
-            (right if well else wrong).append(kind)
-            training.kill_all()
-    told = f"{len(right)} of {len(KINDS)} kinds" + (f"; not: {', '.join(wrong)}" if wrong else "")
-    yield Line(SERIES, f"{len(KINDS)} of {len(KINDS)} kinds", told, not wrong)
+        records = [*read_journal(store, job)]
+        began = [record.round.restore for record in records if isinstance(record, RoundFormed)][-1]
+        iteration = int(before[-wanted].rpartition("-")[2])
+        if code:
+            return f"exit {code}"
+        if began is None or began.iteration != iteration:
+            return f"began from {began and began.iteration}, not {iteration}"
+        if [record for record in records if isinstance(record, WorkerFaulted)]:
+            return "a worker was charged"
+        if wanted > 1 and "is passed over: " not in training.log.read_text()[told:]:
+            return "nothing is said of it"
+        return ""
+
+    def _restore(self) -> None:
+        for entry in [*self._store.list("")]:
+            self._store.delete(entry.key)
+        for key, data in self._kept.items():
+            self._store.put(key, data)
+        shutil.rmtree(self._folder / "run")
+        shutil.copytree(self._folder / "run.kept", self._folder / "run")
+
+    def _committed(self) -> list[str]:
+        manifests = (entry.key for entry in self._store.list("jobs/") if entry.key.endswith(f"/{MANIFEST}"))
+        return sorted(key.rpartition("/")[0] for key in manifests if "/checkpoints/" in key)
 
 
-def _committed(folder: Path) -> list[Path]:
-    return sorted(path.parent for path in (folder / "store").glob(f"jobs/*/checkpoints/*/{MANIFEST}"))
-
-
-def _training(folder: Path) -> TrainStep:
+def _training(folder: Path, uri: str, environment: dict[str, str]) -> TrainStep:
     """A step that trains the tiny model on this repository's own words for seconds."""
-    data, told = folder / "data", {}
+    data, told = folder / "dataset", {}
     data.mkdir()
     text = (ROOT / "runtime/job/messages.py").read_bytes() * 5
     for split, part in (("train", text[:40_000]), ("validation", text[40_000:42_000])):
@@ -136,8 +222,8 @@ def _training(folder: Path) -> TrainStep:
     meta = {"version": 1, **told, "tokenizer": "tokenizer.json", "vocab_size": 257, "eod": 256, "dtype": "uint16"}
     (data / "dataset.json").write_text(json.dumps(meta))
     (folder / "run").mkdir()
-    return TrainStep(folder / "run", folder / "store", flags={**_FLAGS, "dataset": str(data)})
+    return TrainStep(folder / "run", uri, flags={**_FLAGS, "dataset": str(data)}, environment=environment)
 
 
-MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {SERIES: series}
+MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {SERIES: series, ANSWERED: answers}
 """Promise -> what measures it."""

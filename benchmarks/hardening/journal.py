@@ -49,12 +49,13 @@ WANTED_S, WANTED_REQUESTS = 1.0, 60
 REPORT_S, REPORT_MB = 10.0, 200.0
 _REPORT = """
 import resource, sys, time
-from runtime.report.read import read_run
+from runtime.report import read_run, render
 from runtime.store import open_store
 began = time.monotonic(), time.process_time()
-told = read_run(open_store(sys.argv[1], read_only=True), "run", uid="u").jobs["j"]
+run = read_run(open_store(sys.argv[1], read_only=True), "run", uid="u")
+render(run, time.time())
 took = time.monotonic() - began[0], time.process_time() - began[1]
-print(*took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, len(told.commits))
+print(*took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, len(run.jobs["j"].commits))
 """
 
 
@@ -92,7 +93,7 @@ def started(_: argparse.Namespace) -> Iterator[Line]:
 
 
 def reported(folder: str, wanted: int) -> Iterator[Line]:
-    """The report's reading, in a process of its own; it must tell of so many commits."""
+    """The report, in a process of its own; it must tell of so many commits."""
     run = subprocess.run([sys.executable, "-c", _REPORT, folder], cwd=ROOT, capture_output=True, text=True, check=True)
     elapsed, seconds, mb, commits = map(float, run.stdout.split())
     holds = seconds <= REPORT_S and mb <= REPORT_MB and commits == wanted

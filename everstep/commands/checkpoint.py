@@ -147,7 +147,7 @@ def _drop(uris: list[str]) -> int:
 
 def _gc(uri: str, dry_run: bool) -> int:
     from runtime.checkpoint.keys import checkpoints_of, grouped
-    from runtime.checkpoint.retention import Kept, delete, sweep, unneeded
+    from runtime.checkpoint.retention import Kept, delete, unneeded
     from runtime.store import open_store
 
     above, jobs, job = uri.rstrip("/").rpartition("/jobs/")
@@ -166,7 +166,7 @@ def _gc(uri: str, dry_run: bool) -> int:
             print(f"{key}: {verb}, {sizes[key]} bytes of a checkpoint that was never whole")
         if not dry_run:
             delete(store, debris)
-    for entry in (entry for place in places for entry in sweep(store, place, dry_run)):
+    for entry in (entry for place in places for entry in store.sweep(place, dry_run)):
         removed, size = removed + 1, size + entry.size
         print(f"{entry.key}: {verb}, {f'{entry.size} bytes of a killed writer' if entry.key[-1] != '/' else 'empty'}")
     print(f"{removed} {verb}, {size} bytes", file=sys.stderr)

@@ -24,9 +24,11 @@ from runtime.checkpoint.fetch import read
 from runtime.checkpoint.keys import Place, checkpoints_of, folder_of, grouped, manifest_key, place_of, shard_key
 from runtime.checkpoint.layout import Layout, json_bytes, plan, state_capacity
 from runtime.checkpoint.reshard import Sources, head_of
+from runtime.checkpoint.retention import Kept, delete, unneeded
 from runtime.checkpoint.stage import Stager
 from runtime.checkpoint.tree import Tree
 from runtime.job.messages import Flaw, Holding
+from runtime.job.spec import KEEP_LAST
 from runtime.store import NoSuchKey, Store, StoreError
 
 T = TypeVar("T")
@@ -42,8 +44,9 @@ _LOOK_EVERY_S = 0.05
 class Alone:
     """Keeps the checkpoints of `job` in `store`. Not thread-safe."""
 
-    def __init__(self, store: Store, job: str, every_s: float = 60.0) -> None:
-        """A state that is the same on every rank is written when `every_s` seconds have passed, and when asked."""
+    def __init__(self, store: Store, job: str, every_s: float = 60.0, keep_last: int = KEEP_LAST) -> None:
+        """A state that is the same on every rank is written when `every_s` seconds have passed, and when asked. The
+        newest `keep_last` checkpoints stay (0: all), and the one that this process began from."""
         self.store, self.prefix = store, checkpoints_of(job)
         self._job, self._every_s = job, every_s
         self._rank, self._world_size = 0, 1
@@ -54,6 +57,7 @@ class Alone:
         """Claimed with the first checkpoint; of a sharded state at once, by rank 0."""
         self._due = time.monotonic() + every_s
         self._saved: set[int] = set()
+        self._kept = Kept(keep_last)
         self._stager: Stager | None = None
         self._buffer = memoryview(b"")
         self._thread = ThreadPoolExecutor(1, "everstep-persist")
@@ -84,8 +88,10 @@ class Alone:
                     raise
                 found, error = None, raised
             if not self._largest(float(error is not None)):
+                self._kept = self._kept._replace(begun=place)
                 return found
             passed[place] = error
+            self._kept = self._kept._replace(passed_over=frozenset(passed))
             if error is not None:
                 print(f"everstep: {folder} is passed over: {error}", file=sys.stderr)
         unread = [error for error in passed.values() if error and error.flaw is not Flaw.DAMAGED]
@@ -161,9 +167,18 @@ class Alone:
                 raise StoreError(f"{key}: {sizes[key]} bytes are there, its header tells of {layout.size}")
             shards.append(replace(source, digest=digests.of_head()))
         faults.point("alone.before_manifest", iteration=iteration)
-        self.store.create(manifest, encoded(commit_of(self._job, self._world_size, shards)))
+        created = self.store.create(manifest, encoded(commit_of(self._job, self._world_size, shards)))
         faults.point("alone.after_manifest", iteration=iteration)
+        if created and self._kept.last:
+            self._tidy()
         return []
+
+    def _tidy(self) -> None:
+        """Whichever rank has committed deletes what need not stay; what cannot be deleted now the next commit finds."""
+        try:
+            delete(self.store, unneeded(self.store, self._job, self._kept))
+        except StoreError as error:
+            print(f"everstep: old checkpoints stay until the next one: {error}", file=sys.stderr)
 
     def _key(self, iteration: int, rank: int) -> str:
         return shard_key(self._job, self._round, iteration, rank)

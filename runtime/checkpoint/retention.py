@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from runtime import faults
 from runtime.checkpoint.keys import MANIFEST, Place, checkpoints_of, grouped, place_of
-from runtime.store import DirectoryStore, Entry, Store
+from runtime.store import Entry, Store
 
 DEBRIS_S = 3600.0
 """What is not committed, nor newer than what is, and has not changed for so long, belongs to nobody."""
@@ -43,12 +43,6 @@ def unneeded(store: Store, job: str, kept: Kept, now: float | None = None) -> di
     found = found_in(store.list(checkpoints_of(job)))
     gone = surplus(found, kept, time.time() if now is None else now)
     return {place: sorted(found[place].keys, key=lambda key: not key.endswith(f"/{MANIFEST}")) for place in gone}
-
-
-def sweep(store: Store, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
-    """What killed writers left below that prefix, told before it is removed: in a directory. An S3 store shows nothing
-    of it, and removes it itself. Blocking. Raises StoreError."""
-    return store.sweep(prefix, dry_run) if isinstance(store, DirectoryStore) else iter(())
 
 
 def delete(store: Store, gone: Mapping[Place, Iterable[str]]) -> None:

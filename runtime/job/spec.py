@@ -14,6 +14,8 @@ import msgspec
 from runtime.job.topology import TopologyError, switches
 
 GIB = 1 << 30
+KEEP_LAST = 3
+"""Checkpoints of a job that stay in the store: the newest, one to step back to, and one more that may be damaged."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _ROLE = re.compile(r"[a-z][a-z0-9]{0,30}")
 
@@ -243,7 +245,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     fail_policy: EndingPolicy = EndingPolicy.ANY
     """Which of its roles must have failed for the job to fail."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
-    keep_last: int = 0
+    keep_last: int = KEEP_LAST
     """Committed checkpoints that stay in the store, the newest; 0: all."""
     keep_every: int = 0
     """Beside those, the newest of each iteration that is a multiple of this; 0: none."""
@@ -270,7 +272,7 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
     if spec.keep_last < 0 or spec.keep_every < 0:
         yield f"keep_last, keep_every: {min(spec.keep_last, spec.keep_every)} is negative"
     if spec.keep_every and not spec.keep_last:
-        yield "keep_every: without keep_last every checkpoint stays"
+        yield "keep_every: with keep_last 0 every checkpoint stays; leave one of them out"
     for field in msgspec.structs.fields(Patience):
         value = getattr(spec.patience, field.name)
         if not value >= 0:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.flaghelp import Flags
+from runtime.job.spec import KEEP_LAST
 from runtime.launch import torchrun
 
 EXAMPLES = """examples:
@@ -86,7 +87,13 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
         "--cooldown", type=float, default=30.0, metavar="SECONDS", help="a changed round is not broken up to grow (30)"
     )
     group.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store (50)")
-    group.add_argument("--keep-last", type=int, default=0, metavar="N", help="checkpoints that stay in the store (all)")
+    group.add_argument(
+        "--keep-last",
+        type=int,
+        default=KEEP_LAST,
+        metavar="N",
+        help=f"checkpoints that stay in the store, the newest ({KEEP_LAST}; 0: all)",
+    )
     group.add_argument(
         "--keep-every", type=int, default=0, metavar="M", help="beside those, each whose iteration is a multiple of M"
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from runtime.job.spec import EndingPolicy, JobSpec, Patience, Placement, RoleSpec
+from runtime.job.spec import KEEP_LAST, EndingPolicy, JobSpec, Patience, Placement, RoleSpec
 from runtime.launch.rendezvous import Rendezvous, parse_conf
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def _said(told: argparse.Namespace, role: str, nodes: tuple[int, int], slots: in
         yield Said("--nproc-per-node", ("replicaSpecs", role, "slots"), slots)
     if told.max_restarts:
         yield Said("--max-restarts", ("patience", "maxRestarts"), told.max_restarts)
-    for flag, spelled in (("keep_last", "keepLast"), ("keep_every", "keepEvery")):
-        if getattr(told, flag):
+    for flag, spelled, default in (("keep_last", "keepLast", KEEP_LAST), ("keep_every", "keepEvery", 0)):
+        if getattr(told, flag) != default:
             yield Said(f"--{flag.replace('_', '-')}", (spelled,), getattr(told, flag))
     if told.cooldown != 30:
         yield Said("--cooldown", ("patience", "coolDown"), told.cooldown)

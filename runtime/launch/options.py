@@ -212,7 +212,7 @@ def _check_numbers(told: argparse.Namespace) -> None:
         raise ValueError(f"--persist-interval {told.persist_interval}: at least 1 iteration is needed")
     if told.keep_last < 0 or told.keep_every < 0 or (told.keep_every and not told.keep_last):
         given = f"--keep-last {told.keep_last} --keep-every {told.keep_every}"
-        raise ValueError(f"{given}: give numbers from 1 on, and no --keep-every without --keep-last")
+        raise ValueError(f"{given}: give numbers from 0 on; with --keep-last 0 every checkpoint stays")
     if not told.persist_bytes_per_s >= 0:
         raise ValueError(f"--persist-bytes-per-s {told.persist_bytes_per_s:g}: it cannot be negative")
     if not 0 <= told.cooldown < math.inf:

@@ -13,7 +13,7 @@ from functools import partial
 
 from runtime import faults
 from runtime.checkpoint.keys import checkpoints_of, folder_of
-from runtime.checkpoint.retention import Kept, delete, sweep, unneeded
+from runtime.checkpoint.retention import Kept, delete, unneeded
 from runtime.job.brain import Brain, Journal, Refused, WriteManifest
 from runtime.job.events import DeletionDue, Event, ManifestWritten, RestoreFailed, Tick
 from runtime.job.messages import Unrestored
@@ -81,6 +81,7 @@ class Desk:
         self._commits: asyncio.Queue[WriteManifest] = asyncio.Queue()
         self._deleting = asyncio.Lock()
         self._surveying = asyncio.Lock()
+        self._unswept = False
         self._segments, self._records = journal.replayed
         self._last_segment = 0
         self._long = asyncio.Event()
@@ -273,9 +274,18 @@ class Desk:
                 await self.durable()
                 free = {place: keys for place, keys in gone.items() if place not in self.state.checkpoints}
                 await asyncio.to_thread(delete, self.store, free)
-                await asyncio.to_thread(lambda: list(sweep(self.store, checkpoints_of(self.spec.job))))
             except StoreError as error:
                 _log.warning("old checkpoints and debris stay until the next commit: %s", error)
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        """What killed writers left: a store that lets nobody look for it is told of once."""
+        try:
+            await asyncio.to_thread(lambda: list(self.store.sweep(checkpoints_of(self.spec.job))))
+        except StoreError as error:
+            if not self._unswept:
+                _log.warning("what killed writers left in the store stays: %s", error)
+            self._unswept = True
 
     async def confirm(self) -> None:
         """Until it is known that this master still is the job's. Raises Fenced when another has taken it over."""

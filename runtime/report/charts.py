@@ -1,11 +1,20 @@
 """Geometry of the page's charts: everything as percent of the plot, so that a chart stretches and its text does not."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from runtime.report.history import History
+from runtime.report.history import History, RoundSpan
 from runtime.report.ledger import Ledger
+
+COLUMNS = 1000
+"""Places of the x axis that a line tells apart: of more values it has the lowest and the highest at each."""
+PLACES = 500
+"""Places of the x axis that marks and bars tell apart: those that would hide each other become one."""
+LANES = 256
+"""Nodes that a timeline shows: those of the newest rounds."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ class Timeline:
     ticks: tuple[Tick, ...]
     marks: tuple[Mark, ...]
     description: str
+    hidden: int = 0
+    """Nodes that it does not show."""
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -101,9 +112,11 @@ def line(title: str, unit: str, values: Sequence[tuple[int, float]], told: Histo
     def y(value: float) -> float:
         return round((top - value) / (top - bottom) * 100, 3)
 
-    path = "M" + "L".join(f"{x(iteration)} {y(value)}" for iteration, value in values)
+    path = "M" + "L".join(f"{x(iteration)} {y(value)}" for iteration, value in _few(values))
+    times = [point.time for point in told.points]
+    newest = list(accumulate((point.iteration for point in told.points), max, initial=0))
     marks = [
-        Mark(min(max(x(_iteration_at(told, restart.time)), 0.0), 100.0), f"restart {number}: {restart.reason}")
+        Mark(min(max(x(newest[bisect_right(times, restart.time)]), 0.0), 100.0), f"restart {number}: {restart.reason}")
         for number, restart in enumerate(told.restarts, 1)
     ]
     first, last = values[0], values[-1]
@@ -118,13 +131,31 @@ def line(title: str, unit: str, values: Sequence[tuple[int, float]], told: Histo
         path=path,
         x_ticks=tuple(Tick(x(t), f"{t:.0f}") for t in nice_ticks(left, right) if t == int(t)),
         y_ticks=tuple(Tick(y(t), short(t)) for t in nice_ticks(bottom, top, 4)),
-        marks=tuple(marks),
+        marks=_apart(marks),
     )
 
 
-def _iteration_at(told: History, time: float) -> int:
-    """The newest iteration that was finished at that time."""
-    return max((point.iteration for point in told.points if point.time <= time), default=0)
+def _few(values: Sequence[tuple[int, float]]) -> Iterable[tuple[int, float]]:
+    """The same line to the eye: of many values the lowest and the highest at each of COLUMNS places."""
+    if len(values) <= 2 * COLUMNS:
+        return values
+    left, width = values[0][0], max(values[-1][0] - values[0][0], 1)
+    columns: dict[int, list[tuple[int, float]]] = {}
+    for value in values:
+        columns.setdefault((value[0] - left) * COLUMNS // width, []).append(value)
+    few = ({min(some, key=lambda v: v[1]), max(some, key=lambda v: v[1])} for some in columns.values())
+    return [value for some in few for value in sorted(some)]
+
+
+def _apart(marks: Iterable[Mark]) -> tuple[Mark, ...]:
+    """One mark at each of PLACES: of those that would hide each other the first, which says how many more there are."""
+    places: dict[int, list[Mark]] = {}
+    for mark in marks:
+        places.setdefault(int(mark.at * PLACES / 100), []).append(mark)
+    return tuple(
+        some[0] if len(some) == 1 else replace(some[0], label=f"{some[0].label}; {len(some) - 1} more")
+        for some in places.values()
+    )
 
 
 def loss(told: History) -> Chart | None:
@@ -145,27 +176,39 @@ def throughput(told: History) -> Chart | None:
 
 def timeline(told: History, span: Ledger) -> Timeline | None:
     """A lane for each node that was ever in a round, on the ledger's seconds; None without rounds."""
-    nodes = sorted({node for round_ in told.rounds for node in round_.nodes})
+    nodes: dict[str, None] = {}
+    for round_ in reversed(told.rounds):
+        nodes |= dict.fromkeys(round_.nodes)
     if not nodes:
         return None
 
     def at(time: float) -> float:
         return round(min(max((time - span.begin) / span.seconds * 100, 0.0), 100.0), 3)
 
-    lanes = []
-    for node in nodes:
-        bars = []
-        for round_ in told.rounds:
-            if node in round_.nodes:
-                end = round_.end if round_.end is not None else span.end
-                left = at(round_.begin)
-                title = f"{node}, round {round_.number}: {end - round_.begin:.1f} s. {round_.reason}"
-                bars.append(Bar(left, max(at(end) - left, 0.2), str(round_.number), title))
-        lanes.append(Lane(node, tuple(bars)))
+    places: dict[str, dict[int, list[RoundSpan]]] = {node: {} for node in sorted(list(nodes)[:LANES])}
+    for round_ in told.rounds:
+        place = int(at(round_.begin) * PLACES / 100)
+        for node in round_.nodes:
+            if node in places:
+                places[node].setdefault(place, []).append(round_)
+
+    def bar(node: str, some: list[RoundSpan]) -> Bar:
+        first, last = some[0], some[-1]
+        end = last.end if last.end is not None else span.end
+        left = at(first.begin)
+        width = max(at(end) - left, 100 / PLACES)
+        if len(some) == 1:
+            title = f"{node}, round {first.number}: {end - first.begin:.1f} s. {first.reason}"
+            return Bar(left, width, str(first.number), title)
+        label = f"{first.number}–{last.number}"
+        return Bar(left, width, label, f"{node}, {len(some)} of the rounds {label}: {end - first.begin:.1f} s.")
+
+    lanes = (Lane(node, tuple(bar(node, some) for some in found.values())) for node, found in places.items())
     return Timeline(
         lanes=tuple(lanes),
         ticks=tuple(Tick(t / span.seconds * 100, f"{short(t)} s") for t in nice_ticks(0.0, span.seconds)),
-        marks=tuple(Mark(at(r.time), f"restart {number}: {r.reason}") for number, r in enumerate(told.restarts, 1)),
+        marks=_apart(Mark(at(r.time), f"restart {number}: {r.reason}") for number, r in enumerate(told.restarts, 1)),
         description=f"{len(nodes)} nodes, {len(told.rounds)} rounds, {len(told.restarts)} restarts "
         f"in {span.seconds:.1f} seconds.",
+        hidden=max(len(nodes) - LANES, 0),
     )

@@ -5,9 +5,13 @@ the last one finished before it.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, zip_longest
+from typing import Any, NamedTuple
 
 from runtime.job import records as job
 
@@ -23,7 +27,7 @@ Told = (
 """The records that a history is made from."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """One finished iteration as its telemetry tells it."""
 
@@ -100,7 +104,7 @@ class History:
     reason: str = ""
     error: str = ""
 
-    @property
+    @cached_property
     def curve(self) -> tuple[Point, ...]:
         """One point an iteration, in order: that of its latest round."""
         latest: dict[int, Point] = {}
@@ -116,24 +120,27 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
     points, intervals = _of_telemetry(telemetry)
     commits: list[tuple[float, int]] = []
     told: list[job.Record] = []
+    formed: list[_Formed] = []
     for record in records:
         if isinstance(record, job.Committed):
             commits.append((record.time, record.iteration))
+        elif isinstance(record, job.RoundFormed):
+            formed.append(_formed(record, formed[-1].nodes if formed else ()))
         elif isinstance(record, Told):
             told.append(record)
-    formed = [record for record in told if isinstance(record, job.RoundFormed)]
     ended = next((record for record in reversed(told) if isinstance(record, job.JobEnded)), None)
     if ended is not None and any(isinstance(r, job.JobReopened) for r in told[told.index(ended) :]):
         ended = None
     claims = [record for record in told if isinstance(record, job.MasterClaimed)]
+    begins = [one.time for one in (*told[:1], *formed[:1])]
     return History(
-        rounds=tuple(_rounds(told, ended)),
+        rounds=tuple(_rounds(formed, told, ended)),
         restarts=tuple(_restarts(told, formed, points, ended)),
         points=tuple(points),
         takeovers=tuple(record.time for record in claims[1:]),
         commits=tuple(commits),
         intervals=tuple(_intervals(intervals)),
-        begin=told[0].time if told else (points[0].time - points[0].seconds if points else None),
+        begin=min(begins) if begins else (points[0].time - points[0].seconds if points else None),
         end=ended.time if ended else None,
         result=ended.result.value if ended else "",
         reason=ended.reason if ended else "",
@@ -147,7 +154,7 @@ def _of_telemetry(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Point], list
     Of iterations rank 0's lines count; every other rank tells of the same ones. Several lines of one iteration of a
     round are one point.
     """
-    found: dict[tuple[int, int], Point] = {}
+    found: dict[int, dict[int, Point]] = {}
     intervals = []
     for line in lines:
         if line.get("kind") == "interval":
@@ -164,8 +171,10 @@ def _of_telemetry(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Point], list
             seconds=max(_number(line.get("seconds")) or 0.0, 0.0),
             stall_s=max(_number(line.get("stall_s")) or 0.0, 0.0),
         )
-        found[point.round, point.iteration] = point
-    return sorted(found.values(), key=lambda point: (point.time, point.round, point.iteration)), intervals
+        found.setdefault(point.round, {})[point.iteration] = point
+    points = [point for some in found.values() for point in some.values()]
+    points.sort(key=lambda point: (point.time, point.round, point.iteration))
+    return points, intervals
 
 
 def _intervals(told: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:
@@ -184,26 +193,44 @@ def _number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _rounds(records: Sequence[job.Record], ended: job.JobEnded | None) -> list[RoundSpan]:
-    spans: list[RoundSpan] = []
-    for record in records:
-        if spans and spans[-1].end is None:
-            over = isinstance(record, job.RoundFormed) or (
-                isinstance(record, job.RoundBroken) and record.round == spans[-1].number
-            )
-            if over or record is ended:
-                spans[-1] = replace(spans[-1], end=record.time)
-        if isinstance(record, job.RoundFormed):
-            nodes = tuple(member.node for members in record.round.members.values() for member in members)
-            restore = record.round.restore
-            restored = restore.iteration if restore else None
-            spans.append(RoundSpan(record.round.number, record.time, None, nodes, record.round.reason, restored))
-    return spans
+class _Formed(NamedTuple):
+    """What is kept of a RoundFormed: a month of them, with all that each says of its nodes, fills the memory."""
+
+    time: float
+    number: int
+    nodes: tuple[str, ...]
+    reason: str
+    restored: int | None
+    in_memory: bool
+    """A node's memory is among the places to restore it from."""
+
+
+def _formed(record: job.RoundFormed, before: tuple[str, ...]) -> _Formed:
+    """`before`: the nodes of the round before it; most have the same ones."""
+    round_, restore = record.round, record.round.restore
+    nodes = tuple(member.node for members in round_.members.values() for member in members)
+    restored = restore.iteration if restore else None
+    in_memory = restore is not None and any(source.node for source in restore.sources)
+    same = before if nodes == before else tuple(map(sys.intern, nodes))
+    return _Formed(record.time, round_.number, same, round_.reason, restored, in_memory)
+
+
+def _rounds(
+    formed: Sequence[_Formed], records: Iterable[job.Record], ended: job.JobEnded | None
+) -> Iterator[RoundSpan]:
+    """A round ends when it is broken, when the job ends, or when the next one is formed, whichever is told first."""
+    broken = {record.round: record.time for record in records if isinstance(record, job.RoundBroken)}
+    for one, following in zip_longest(formed, formed[1:]):
+        ends = [broken.get(one.number), following.time if following else None]
+        if ended is not None and ended.time >= one.time:
+            ends.append(ended.time)
+        end = min((time for time in ends if time is not None), default=None)
+        yield RoundSpan(one.number, one.time, end, one.nodes, one.reason, one.restored)
 
 
 def _restarts(
     records: Sequence[job.Record],
-    formed: Sequence[job.RoundFormed],
+    formed: Sequence[_Formed],
     points: Iterable[Point],
     ended: job.JobEnded | None,
 ) -> list[Restart]:
@@ -212,14 +239,15 @@ def _restarts(
     for record in records:
         if isinstance(record, job.WorkerFaulted):
             faults[record.round] = min(faults.get(record.round, record), record, key=_died)
-    trained = _Trained(points)
+    trained, numbers = _Trained(points), [record.number for record in formed]
     found = []
     for index, record in enumerate(broken):
         fault = faults.get(record.round)
         time = min(record.time, _died(fault)) if fault else record.time
         last = max(trained.newest(record.round, time), record.iteration, 0)
-        following = next((r for r in formed if r.round.number > record.round), None)
-        restored = following.round.restore if following else None
+        at = bisect_right(numbers, record.round)
+        following = formed[at] if at < len(formed) else None
+        restored = following.restored or 0 if following else 0
         until = trained.passed(record.round, last)
         if until is None and ended is not None and ended.result == job.JobResult.SUCCEEDED:
             until = ended.time
@@ -232,9 +260,9 @@ def _restarts(
                 node=record.node or (fault.node if fault else ""),
                 what=_what(record, fault),
                 reason=record.reason.value,
-                decision=_decision(following, formed),
+                decision=_decision(following, formed[at - 1] if at else None),
                 seconds=None if until is None else max(until - time, 0.0),
-                lost=None if following is None else max(last - (restored.iteration if restored else 0), 0),
+                lost=None if following is None else max(last - restored, 0),
                 error=fault.error if fault else "",
             )
         )
@@ -242,25 +270,29 @@ def _restarts(
 
 
 class _Trained:
-    """The points by their rounds, so that each restart need not look at all of them."""
+    """The points by their rounds, ordered so that no restart looks at all of them. `points` are in order of time."""
 
     def __init__(self, points: Iterable[Point]) -> None:
         self._rounds: dict[int, list[Point]] = {}
         for point in points:
             self._rounds.setdefault(point.round, []).append(point)
-        self._most = {number: max(point.iteration for point in some) for number, some in self._rounds.items()}
+        self._numbers = sorted(self._rounds)
+        self._most = [max(point.iteration for point in self._rounds[number]) for number in self._numbers]
+        self._until = list(accumulate(self._most, max, initial=0))
+        self._from = list(accumulate(reversed(self._most), max, initial=0))[::-1]
 
     def newest(self, number: int, until: float) -> int:
         """The newest iteration that was finished until then in rounds up to that one; 0 for none."""
-        before = [most for other, most in self._most.items() if other < number]
-        return max([*before, *(p.iteration for p in self._rounds.get(number, ()) if p.time <= until)], default=0)
+        before = self._until[bisect_left(self._numbers, number)]
+        return max([before, *(p.iteration for p in self._rounds.get(number, ()) if p.time <= until)])
 
     def passed(self, number: int, iteration: int) -> float | None:
         """When a later round had finished a later iteration; None: none has."""
-        for other in sorted(self._rounds):
-            if other > number and self._most[other] > iteration:
-                return min(point.time for point in self._rounds[other] if point.iteration > iteration)
-        return None
+        at = bisect_right(self._numbers, number)
+        if self._from[at] <= iteration:
+            return None
+        later = next(place for place in range(at, len(self._numbers)) if self._most[place] > iteration)
+        return next(point.time for point in self._rounds[self._numbers[later]] if point.iteration > iteration)
 
 
 def _died(fault: job.WorkerFaulted) -> float:
@@ -276,16 +308,13 @@ def _what(broken: job.RoundBroken, fault: job.WorkerFaulted | None) -> str:
     return broken.detail or "nothing; membership changed"
 
 
-def _decision(following: job.RoundFormed | None, formed: Sequence[job.RoundFormed]) -> str:
+def _decision(following: _Formed | None, before: _Formed | None) -> str:
     if following is None:
         return "no round followed yet"
-    number = following.round.number
-    before = next((r for r in reversed(formed) if r.round.number < number), None)
-    now = sum(len(members) for members in following.round.members.values())
-    was = sum(len(members) for members in before.round.members.values()) if before else now
+    now = len(following.nodes)
+    was = len(before.nodes) if before else now
     size = f"{now} node{'' if now == 1 else 's'}" + (f" (before: {was})" if was != now else "")
-    restore = following.round.restore
-    if restore is None:
-        return f"round {number}, {size}, from the beginning"
-    place = "memory" if any(source.node for source in restore.sources) else "the store"
-    return f"round {number}, {size}, iteration {restore.iteration} from {place}"
+    if following.restored is None:
+        return f"round {following.number}, {size}, from the beginning"
+    place = "memory" if following.in_memory else "the store"
+    return f"round {following.number}, {size}, iteration {following.restored} from {place}"

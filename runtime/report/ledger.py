@@ -6,6 +6,9 @@ from enum import StrEnum
 
 from runtime.report.history import History
 
+SHOWN = 200
+"""Restarts that are told one by one, the newest of them."""
+
 
 class Part(StrEnum):
     """What a second can have gone to. The order is the bar's."""
@@ -57,17 +60,23 @@ def ledger(told: History, begin: float, end: float) -> Ledger | None:
     """The ledger of the seconds from `begin` to `end` (the train step); None when there are none.
 
     Waiting lasts until the first round was formed, start-up until its first iteration began. A restart lasts as
-    `Restart` says, or to the end; iterations computed again are therefore part of it. Rest: between iterations, after
-    the last.
+    `Restart` says, or to the end, and the newest SHOWN have lines of their own; iterations that are computed again are
+    part of it. Rest: between iterations, after the last.
     """
     whole = end - begin
     if whole <= 0:
         return None
     spent = _Spent(begin, end)
     lines: list[tuple[Part, str, float]] = []
+    earlier, older = 0.0, len(told.restarts) - SHOWN
     for number, restart in enumerate(told.restarts, 1):
         seconds = spent.take(restart.time, end if restart.until is None else restart.until)
-        lines.append((Part.RESTART, f"restart {number}: {restart.reason}", seconds))
+        if number <= older:
+            earlier += seconds
+        else:
+            lines.append((Part.RESTART, f"restart {number}: {restart.reason}", seconds))
+    if older > 0:
+        lines.insert(0, (Part.RESTART, f"restarts 1 to {older}", earlier))
     if told.begin is not None or told.points:
         first_round = told.rounds[0].begin if told.rounds else end
         first = min((point.time - point.seconds for point in told.points), default=end)

@@ -11,8 +11,8 @@ from typing import Any
 from runtime.pages import environment
 from runtime.report import charts, flow
 from runtime.report.charts import Chart, Timeline
-from runtime.report.history import History
-from runtime.report.ledger import Ledger, ledger
+from runtime.report.history import History, Restart
+from runtime.report.ledger import SHOWN, Ledger, ledger
 from runtime.report.read import Run
 
 
@@ -25,6 +25,8 @@ class JobView:
     ledger: Ledger | None
     charts: tuple[Chart, ...]
     timeline: Timeline | None
+    restarts: tuple[Restart, ...]
+    """The newest of them."""
     missing: tuple[str, ...]
 
 
@@ -89,7 +91,8 @@ def view(name: str, told: History, found: list[flow.Step], now: float) -> JobVie
         missing.append("Iterations were reported without loss or without tokens: a curve is left out.")
     if span is None:
         missing.append("The job's beginning and end are unknown: no ledger.")
-    return JobView(name, told, span, tuple(drawn), charts.timeline(told, span) if span else None, tuple(missing))
+    timeline = charts.timeline(told, span) if span else None
+    return JobView(name, told, span, tuple(drawn), timeline, told.restarts[-SHOWN:], tuple(missing))
 
 
 def window(name: str, told: History, found: list[flow.Step], now: float) -> tuple[float, float]:

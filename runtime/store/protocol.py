@@ -63,6 +63,11 @@ class Store(Protocol):
         """Remove the object; no error when there is none."""
         ...
 
+    def sweep(self, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
+        """Remove what killed writers left below `prefix`, which no other call shows; tells each before it goes. With
+        `dry_run` nothing goes. What a living writer may own stays."""
+        ...
+
 
 def check_key(key: str) -> None:
     """Raises ValueError for a key that no store takes (names become paths)."""

@@ -1,12 +1,13 @@
 """A store under a prefix of an S3 bucket: MinIO, or another that honours `If-None-Match` on a PUT.
 
 Large objects go in parts, several at once, from where they are: nothing is copied, so memory stays bounded by what the
-connections buffer. What a killed writer left of a multi-part upload is invisible and removed by the server (MinIO:
-after a day; elsewhere by a lifecycle rule).
+connections buffer. What a killed writer left of a multi-part upload no listing of objects shows; `sweep` gives it up
+when it is old. (MinIO does so by itself, too.)
 """
 
 import mmap
 import secrets
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,8 @@ READS_AGAIN = 3
 """An object that is replaced while its ranges are read is read anew so often."""
 PROBE = "~probe"
 """No key can begin like this. It is there to prove, at each opening, that a second create fails."""
+ABANDONED_S = 86_400.0
+"""An upload that began so long ago has no living writer. MinIO itself gives up such ones, too."""
 _WRITER = "x-amz-meta-everstep-writer"
 _PIECE = 1 << 20
 
@@ -112,6 +115,21 @@ class S3Store:
         with suppress(NoSuchKey):
             self._requests.send("DELETE", self._name(key))
 
+    def sweep(self, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
+        check_prefix(prefix)
+        below = self._base + prefix
+        found = [*self._requests.uploads(below)]
+        for upload in found or [one for one in self._requests.uploads("") if one.name.startswith(below)]:
+            if upload.begun < time.time() - ABANDONED_S:
+                with suppress(NoSuchKey):  # It ended since.
+                    size = self._requests.uploaded(upload)
+                    yield Entry(upload.name.removeprefix(self._base), size, upload.begun)
+                    if not dry_run:
+                        self._give_up(upload.name, upload.upload_id)
+
+    def _give_up(self, name: str, upload: str) -> None:
+        self._requests.send("DELETE", name, query={"uploadId": upload}, wanted=(404,))
+
     def _name(self, key: str) -> str:
         check_key(key)
         return self._base + key
@@ -176,7 +194,7 @@ class S3Store:
             self._complete(name, upload, tags, nonce)
         except BaseException:
             with suppress(StoreError, NoSuchKey):
-                self._requests.send("DELETE", name, query={"uploadId": upload}, wanted=(404,))
+                self._give_up(name, upload)
             raise
 
     def _complete(self, name: str, upload: str, tags: Sequence[str], nonce: str) -> None:

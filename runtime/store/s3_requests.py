@@ -5,6 +5,7 @@ into the object's metadata, which makes the PUT unconditional.
 """
 
 import http.client
+import math
 import random
 import socket
 import ssl
@@ -15,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 from minio import Minio
@@ -59,6 +60,15 @@ class Answer:
     """More than 1: an earlier attempt may have succeeded unheard."""
     filled: int = 0
     """Bytes in the caller's buffer."""
+
+
+class Upload(NamedTuple):
+    """An object that is being put in parts, or was when its writer was killed."""
+
+    name: str
+    upload_id: str
+    begun: float
+    """Unix time."""
 
 
 class Requests:
@@ -125,10 +135,36 @@ class Requests:
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """The objects below `prefix`, in key order. Raises StoreError."""
-        try:
+        with self._telling(prefix):
             for found in self._minio.list_objects(self._settings.bucket, prefix=prefix, recursive=True):
                 modified = found.last_modified.timestamp() if found.last_modified else 0.0
                 yield Entry(str(found.object_name), found.size or 0, modified)
+
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """The multi-part uploads to keys below `prefix` that are neither done nor given up. Raises StoreError.
+
+        MinIO tells of them only for a whole key, and for the empty prefix; minio calls this its own, and uses it so.
+        """
+        marker, more = None, True
+        while more:
+            with self._telling(prefix):
+                found = self._minio._list_multipart_uploads(self._settings.bucket, prefix=prefix, key_marker=marker)
+            for one in found.uploads:
+                begun = one.initiated_time.timestamp() if one.initiated_time else math.inf
+                yield Upload(str(one.object_name), str(one.upload_id), begun)
+            marker, more = found.next_key_marker, found.is_truncated
+
+    def uploaded(self, upload: Upload) -> int:
+        """Bytes of its first 1,000 parts. Raises StoreError."""
+        with self._telling(upload.name):
+            found = self._minio._list_parts(self._settings.bucket, upload.name, upload.upload_id)
+        return sum(part.size or 0 for part in found.parts)
+
+    @contextmanager
+    def _telling(self, prefix: str) -> Iterator[None]:
+        """Raises StoreError for what minio raises of a listing."""
+        try:
+            yield
         except S3Error as error:
             status = error.response.status if error.response is not None else 0
             self._refused("LIST", prefix, status, str(error.code), str(error.message))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.checkpoint.cadence import share_of
+from runtime.job.spec import KEEP_LAST
 from runtime.platform.gang import Gang
 from runtime.store import NoSuchKey, open_store
 from steps.entry import StepError
@@ -63,7 +64,7 @@ class Config:
     """Bytes a second that each node may write to the store; 0: no limit."""
     state_bytes: float = 0.0
     """Of a script of yours: bytes that a node stages; on a cluster /dev/shm gets the room. 0: not said."""
-    keep_last: int = 0
+    keep_last: int = KEEP_LAST
     """Checkpoints that stay in the store, the newest; 0: all."""
     keep_every: int = 0
     """Beside those, each whose iteration is a multiple of this; 0: none."""
@@ -159,7 +160,7 @@ class Config:
         if self.keep_last < 0 or self.keep_every < 0:
             raise StepError("--keep-last, --keep-every: cannot be negative")
         if self.keep_every and not self.keep_last:
-            raise StepError("--keep-every: without --keep-last every checkpoint stays; give that, too")
+            raise StepError("--keep-every: with --keep-last 0 every checkpoint stays; leave one of them out")
 
         try:
             share_of(self.checkpoint_overhead)

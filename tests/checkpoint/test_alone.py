@@ -1,7 +1,7 @@
 """Checkpoints without an agent: ranks that put their shards, die anywhere, and are started again."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from runtime.checkpoint.errors import UnreachableError
 from runtime.checkpoint.examine import problems, stored
 from runtime.checkpoint.reshard import read_whole
 from runtime.checkpoint.tree import Tree, flatten
-from runtime.store import DirectoryStore, StoreError
+from runtime.store import DirectoryStore, Store, StoreError
 from tests.examples import examples
 
 JOB = "jobs/j/checkpoints/"
@@ -205,3 +205,43 @@ def test_a_rank_that_fails_takes_the_others_to_an_older_one(tmp_path: Path) -> N
     answers = iter([1.0, 0.0])
     alone.join(0, 2, lambda one, other: (one, other), lambda mine: next(answers))
     assert alone.restore(lambda sources: sources.holdings[0].iteration) == 1
+
+
+def _saved(store: Store, iterations: Iterable[int], keep_last: int = 3) -> Alone:
+    """A run that begins from what is there, and saves these."""
+    alone = Alone(store, "j", keep_last=keep_last)
+    alone.restore(lambda sources: read_whole(*sources)[1])
+    for iteration in iterations:
+        alone.save(iteration, part(iteration, 0, 0), persist=True)
+        alone.flush(iteration)
+    return alone
+
+
+def _there(store: Store) -> list[tuple[int, int]]:
+    return [(one.round, one.iteration) for one in stored(store, JOB)]
+
+
+def test_the_newest_checkpoints_of_all_runs_stay_and_what_this_one_began_from(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    _saved(store, range(1, 6))
+    assert _there(store) == [(1, 3), (1, 4), (1, 5)]
+    _saved(store, [6])
+    assert _there(store) == [(1, 4), (1, 5), (2, 6)]
+    _saved(store, range(7, 12))
+    assert _there(store) == [(2, 6), (3, 9), (3, 10), (3, 11)]
+    _saved(store, [12])
+    assert _there(store) == [(3, 10), (3, 11), (4, 12)]
+    _saved(store, range(13, 19), keep_last=0)
+    assert len(_there(store)) == 9, "0: all of them"
+
+
+def test_a_store_that_deletes_nothing_is_told_and_the_training_goes_on(tmp_path: Path, capsys: Any) -> None:
+    class Stubborn(DirectoryStore):
+        def delete(self, key: str) -> None:
+            raise StoreError("refuses to DELETE")
+
+    _saved(Stubborn(tmp_path), range(1, 6))
+    assert len(_there(DirectoryStore(tmp_path))) == 5
+    assert "old checkpoints stay until the next one: refuses to DELETE" in capsys.readouterr().err
+    _saved(DirectoryStore(tmp_path), [6])
+    assert _there(DirectoryStore(tmp_path)) == [(1, 4), (1, 5), (2, 6)]

@@ -281,6 +281,29 @@ def test_a_job_spec_says_what_the_job_is_and_role_which_node_this_is(tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("spec", "flags", "kept"),
+    [
+        ("", (), (3, 0)), ("", ("--keep-last=0",), (0, 0)), ("", ("--keep-every=7",), (3, 7)),
+        ("keepLast: 5", (), (5, 0)), ("keepLast: 0", (), (0, 0)), ("keepEvery: 9", ("--keep-last=0",), None),
+    ],
+)  # fmt: skip
+def test_three_checkpoints_stay_unless_a_flag_or_the_spec_says_otherwise(
+    tmp_path: Path, spec: str, flags: tuple[str, ...], kept: tuple[int, int] | None
+) -> None:
+    (tmp_path / "roles.yaml").write_text(f"{SPEC}{spec}\n")
+    given = ("--job-spec=roles.yaml", "--role=worker", "--rdzv-endpoint=h:1", *flags)
+    if kept is None:
+        with pytest.raises(ValueError, match="with keep_last 0 every checkpoint stays"):
+            read(*given)
+        return
+    job = job_of(read(*given), "llama-1")
+    assert (job.keep_last, job.keep_every) == kept
+    if not spec:
+        alone = job_of(read("--standalone", *flags), "llama-1")
+        assert (alone.keep_last, alone.keep_every) == kept
+
+
+@pytest.mark.parametrize(
     ("flags", "words"),
     [
         ([], "--role: roles.yaml has the roles ps, worker; say which of them this node has"),

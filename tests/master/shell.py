@@ -85,6 +85,9 @@ class TroubledStore:
     def delete(self, key: str) -> None:
         self.objects.pop(key, None)
 
+    def sweep(self, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
+        return iter(())
+
     def _trouble(self, key: str) -> Trouble:
         trouble = self.troubles(key)
         self.delay_s = SLOW_S if trouble is Trouble.SLOW else QUICK_S

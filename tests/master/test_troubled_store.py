@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import msgspec
@@ -20,7 +21,7 @@ from runtime.master import read_journal, snapshots
 from runtime.master.endpoints import HEARTBEAT_POLL_S
 from runtime.master.journal import Fenced
 from runtime.master.retry import PATIENCE_S
-from runtime.store import StoreError
+from runtime.store import Entry, StoreError
 from tests.examples import examples
 from tests.master.shell import Shell, Trouble, TroubledStore, in_virtual_time, passes
 
@@ -91,6 +92,38 @@ def test_after_a_commit_the_checkpoints_that_need_not_stay_are_deleted() -> None
     in_virtual_time(store, story)
     kept = {key.split("/")[3] for key in store.objects if key.startswith("jobs/j/checkpoints/")}
     assert kept == {"000001-000000005", "000001-000000007", "000001-000000008"}
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_commit_sweeps_what_killed_writers_left_and_tells_once_that_it_may_not(
+    refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Swept(TroubledStore):
+        def sweep(self, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
+            assert not dry_run
+            swept.append(prefix)
+            if refused:
+                raise StoreError("refuses to LIST with these credentials")
+            return iter(())
+
+    swept: list[str] = []
+    store = Swept()
+    shell = Shell(replace(SPEC, keep_last=1), store)
+
+    async def story() -> None:
+        await shell.open()
+        await _two_seats(shell)
+        for iteration in (4, 5):
+            store.objects[f"jobs/j/checkpoints/000001-{iteration:09d}/rank-00000.safetensors"] = b"x"
+            while not msgspec.json.decode((await shell.persist(NODES[0], 1, iteration)).body, type=Ack).committed:
+                pass
+        await passes(10)
+        await shell.close()
+
+    in_virtual_time(store, story)
+    assert swept == ["jobs/j/checkpoints/"] * 2
+    assert caplog.text.count("what killed writers left in the store stays: refuses to LIST") == refused
+    assert not [key for key in store.objects if "000001-000000004" in key], "checkpoints are deleted all the same"
 
 
 def test_nothing_is_deleted_before_the_commit_that_replaces_it_is_journaled() -> None:

@@ -1,10 +1,12 @@
 """What happened in a job, from its records and telemetry."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.job import records as job
 from runtime.job.messages import Member, Restore, Round
-from runtime.report.history import history
+from runtime.report.history import Point, _Trained, history
 
 
 def formed(time: float, number: int, iteration: int | None = None) -> job.RoundFormed:
@@ -90,3 +92,19 @@ def test_how_often_the_state_goes_to_the_store_is_told_when_it_changes() -> None
     told = history([formed(1, 1)], lines)
     assert told.intervals == ((1, "every 16"), (70, "every 8"))
     assert [point.iteration for point in told.points] == [50]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), max_size=12, unique=True),
+    st.integers(0, 6), st.integers(0, 10), st.integers(0, 12),
+)  # fmt: skip
+def test_what_was_trained_is_found_as_by_looking_at_all(
+    told: list[tuple[int, int]], number: int, iteration: int, until: int
+) -> None:
+    points = [Point(float(time), *one) for time, one in enumerate(told)]
+    trained = _Trained(points)
+    before = [p.iteration for p in points if p.round < number or (p.round == number and p.time <= until)]
+    assert trained.newest(number, until) == max(before, default=0)
+    later = [p for p in points if p.round > number and p.iteration > iteration]
+    first = min((p.round for p in later), default=0)
+    assert trained.passed(number, iteration) == min((p.time for p in later if p.round == first), default=None)

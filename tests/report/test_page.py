@@ -6,6 +6,9 @@ from pathlib import Path
 from types import ModuleType
 
 from runtime.report import Run, read_run, render
+from runtime.report.charts import LANES
+from runtime.report.history import History, Point, Restart, RoundSpan
+from runtime.report.page import overview
 from runtime.store import open_store
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -123,3 +126,23 @@ def test_a_record_of_a_later_version_is_told_and_the_rest_is_shown(maker: Module
     page = page_of(made)
     assert "not a record this version knows" in page
     assert "round 2, 2 nodes" in page
+
+
+def test_a_job_of_many_rounds_has_a_page_that_a_browser_opens() -> None:
+    rounds = tuple(
+        RoundSpan(number, 10.0 * number, 10.0 * number + 9, (f"worker-0-{number}", f"worker-1-{number // 9}"), "", None)
+        for number in range(1, 3001)
+    )
+    restarts = tuple(
+        Restart(10.0 * number + 9, number, "worker-0", "rank 0", "killed", "", 1.0, 0) for number in range(1, 3000)
+    )
+    points = tuple(Point(10.0 * number + 5, number, number, 4.0, 64.0, 2.0) for number in range(1, 3001))
+    told = History(rounds, restarts, points, takeovers=(1.0,) * 500, begin=10.0, end=30_010.0)
+    run = Run("many", jobs={"train": told})
+    page = render(run, 30_010.0)
+    parsed(page)
+    assert len(page) < 1_000_000
+    assert "restarts 1 to 2799" in page
+    assert "2799 earlier ones" in page
+    assert f"{3000 + 334 - LANES} nodes of older rounds are left out" in page
+    assert overview(run, 30_010.0).startswith("2999 restarts, 49 min 59 s lost")

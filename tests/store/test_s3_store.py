@@ -1,12 +1,17 @@
 """What only S3 can do wrong: settings, refusals, and what a network does to requests."""
 
+import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from everstep.cli import main
 from runtime.store import Store, StoreError, absolute, open_store
+from runtime.store import s3 as s3_module
+from runtime.store.s3 import PART, S3Store, _text
 from tests.harness import wait_until
 from tests.minio import BUCKET, MinIO, running
 
@@ -119,3 +124,57 @@ def test_a_certificate_is_trusted_by_the_file_of_its_authority_and_refused_witho
         store.read_into("a", 0, memoryview(buffer))
         assert not any(buffer)
         assert [entry.key for entry in store.list("")] == ["a"]
+
+
+def begun(store: Store, key: str) -> None:
+    """What a writer leaves that is killed after its first part."""
+    assert isinstance(store, S3Store)
+    name, requests = store._name(key), store._requests
+    upload = _text(requests.send("POST", name, query={"uploads": ""}).data, "UploadId")
+    requests.send("PUT", name, query={"partNumber": "1", "uploadId": upload}, body=bytes(1000))
+
+
+def test_what_a_killed_put_left_is_given_up_when_it_is_old(s3: MinIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = s3.new_prefix()
+    store, beside = open_store(uri), open_store(f"{uri}-beside")
+    for key in ("jobs/j/checkpoints/a", "jobs/j/checkpoints/b", "runs/r"):
+        begun(store, key)
+    begun(beside, "jobs/j/checkpoints/c")
+    assert list(store.list("")) == []
+    assert list(store.sweep("")) == [], "their writers may live"
+    monkeypatch.setattr(s3_module, "ABANDONED_S", -3600.0)
+    told = [(entry.key, entry.size) for entry in store.sweep("jobs/j/", dry_run=True)]
+    assert sorted(told) == [("jobs/j/checkpoints/a", 1000), ("jobs/j/checkpoints/b", 1000)]
+    assert sorted((entry.key, entry.size) for entry in store.sweep("jobs/j/")) == sorted(told)
+    assert [entry.key for entry in store.sweep("")] == ["runs/r"]
+    assert list(store.sweep("")) == []
+    assert [entry.key for entry in beside.sweep("", dry_run=True)] == ["jobs/j/checkpoints/c"]
+
+
+def test_a_put_that_goes_on_while_others_are_swept_is_whole(s3: MinIO) -> None:
+    store = open_store(s3.new_prefix())
+    data, swept = os.urandom(3 * PART), []
+    with ThreadPoolExecutor(1) as threads:
+        putting = threads.submit(store.put, "a/b", data)
+        while not putting.done():
+            swept += store.sweep("")
+        putting.result()
+    assert swept == []
+    assert store.get("a/b") == data
+
+
+def test_gc_gives_up_what_killed_puts_left_in_a_bucket(
+    s3: MinIO, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = s3.new_prefix()
+    store = open_store(uri)
+    store.put("jobs/j/journal/000001", b"")
+    begun(store, "jobs/j/checkpoints/000001-000000002/rank-00000.safetensors")
+    monkeypatch.setattr(s3_module, "ABANDONED_S", -3600.0)
+    for verb in ("would be removed", "removed"):
+        dry = ["--dry-run"] if verb != "removed" else []
+        assert main(["checkpoint", "gc", uri, *dry]) == 0
+        told = capsys.readouterr()
+        assert f"rank-00000.safetensors: {verb}, 1000 bytes of a killed writer" in told.out
+        assert f"1 {verb}, 1000 bytes" in told.err
+    assert list(store.sweep("")) == []

@@ -3,6 +3,7 @@
 import http.client
 import random
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -25,6 +26,8 @@ class Trouble(Enum):
     TRUNCATED = "passed on and done; the answer breaks off half-way"
     SLOW = "passed on; the answer comes in drops"
     FULL = "answered 507 XMinioStorageFull, not passed on"
+    GONE = "answered 404 NoSuchKey, not passed on"
+    BROKEN = "answered 500 InternalError, not passed on"
 
 
 Plan = Callable[[str, str, str], Trouble]
@@ -37,6 +40,15 @@ def calm(method: str, path: str, query: str) -> Trouble:
     return Trouble.NONE
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that is killed, or has enough, is nothing to tell of."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class Wire:
     """`endpoint` stands for the real one. `plan` may be set anew at any time."""
 
@@ -47,8 +59,7 @@ class Wire:
         """Headers, in lower case, that are not passed on: a store that ignores them."""
         self.real = real.removeprefix("http://")
         self._lock = threading.Lock()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.server.daemon_threads = True
+        self.server = _Server(("127.0.0.1", 0), self._handler())
         self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def trouble(self, method: str, target: str) -> Trouble:
@@ -76,6 +87,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(503, [], b"<Error><Code>SlowDown</Code><Message>planned</Message></Error>")
         elif trouble is Trouble.FULL:
             self._answer(507, [], b"<Error><Code>XMinioStorageFull</Code><Message>planned</Message></Error>")
+        elif trouble is Trouble.GONE:
+            self._answer(404, [], b"<Error><Code>NoSuchKey</Code><Message>planned</Message></Error>")
+        elif trouble is Trouble.BROKEN:
+            self._answer(500, [], b"<Error><Code>InternalError</Code><Message>planned</Message></Error>")
         elif trouble is Trouble.TOO_MANY:
             self._answer(429, [("Retry-After", "0")], b"")
         else:
@@ -147,7 +162,10 @@ def through(real: str, plan: Plan = calm) -> Iterator[Wire]:
 
 def often(seed: int, share: float = 0.15, in_a_row: int = 3) -> Plan:
     """Any passing trouble, at that share of the requests; the same object at most `in_a_row` times in a row."""
-    chance, kinds = random.Random(seed), [kind for kind in Trouble if kind not in (Trouble.NONE, Trouble.FULL)]
+    chance, kinds = (
+        random.Random(seed),
+        [kind for kind in Trouble if kind not in (Trouble.NONE, Trouble.FULL, Trouble.GONE)],
+    )
     rows: Counter[tuple[str, str, str]] = Counter()
 
     def plan(method: str, path: str, query: str) -> Trouble:
