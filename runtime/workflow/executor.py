@@ -194,6 +194,7 @@ class _Executor:
         finally:
             view.cancel()
             listener.cancel()
+            self._starter.end_loading()
             try:
                 self._status.write()
             finally:

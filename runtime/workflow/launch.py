@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime import web
 from runtime.workflow import artifacts, containers, progress, repository, requests, status, volumes
 from runtime.workflow.archives import LIMITS, Limits
 from runtime.workflow.calls import LOCATIONS
@@ -82,12 +83,12 @@ class Launch:
         said = f"unable to process data template: unable to process data {why}"
         return PodEnded(self._clock.now(), node.name, 64, said=said)
 
-    async def load(self, node: Node) -> None:
-        """Put a pod's input artifacts in place. Raises ArtifactError."""
+    async def load(self, node: Node, ending: web.Ending) -> None:
+        """Put a pod's input artifacts in place; `ending` may end it. Raises ArtifactError."""
         pod = self.pod(node)
         for entry in node.inputs["artifacts"]:
             if entry.get("path") and any(entry.get(place) for place in LOCATIONS):
-                await asyncio.to_thread(self._repository.load, entry, pod.artifact(entry))
+                await asyncio.to_thread(self._repository.load, entry, pod.artifact(entry), ending)
 
     def request(self, node: Node) -> dict[str, Any]:
         """What the runner is asked for. Raises PodError, NotThereError."""
