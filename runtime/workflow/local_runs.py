@@ -43,7 +43,9 @@ and pipes are left out. An archive that would unpack to more than this is refuse
 Only `http` and `https`. A header of a request goes along to another place only if that is on the same host and port (or
 on https after http). An answer that is shorter than its length, and whatever else the wire does, ends that step in one
 line; so does an artifact of which less than 1 KiB comes in a minute, or that is larger than half of what is left on the
-disk. `activeDeadlineSeconds` and a stop end a request that is under way. The answer to an http template is at most 16 MiB, and it has `timeoutSeconds` (30) for all of it.
+disk. `activeDeadlineSeconds` and a stop end a request that is under way. The answer to an http template is at most
+16 MiB, and it has `timeoutSeconds` (30) for all of it. A bucket at an endpoint that is not the one of your environment
+is asked only with keys of the manifest's own (`accessKeySecret`, `secretKeySecret`): yours go to nobody else.
 """
 
 

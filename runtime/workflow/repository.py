@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from runtime import atomic, web
-from runtime.store import NoSuchKey, Store, open_store
+from runtime.store import NoSuchKey, Store, StoreError, open_store
+from runtime.store.s3_settings import ENDPOINTS
 from runtime.workflow import artifacts, remote
 from runtime.workflow.archives import LIMITS, Limits
 from runtime.workflow.artifacts import UNUSABLE, ArtifactError
@@ -106,10 +108,24 @@ class Repository:
         return open_store(f"s3://{at['bucket']}", read_only=True, environment=self.environment(at))
 
     def environment(self, at: Mapping[str, Any]) -> dict[str, str]:
-        """The store's variables for that s3; what it does not say is as for whoever runs this. Raises NotThereError."""
+        """The store's variables for that s3; what it does not say is as for whoever runs this.
+
+        Raises NotThereError, and StoreError for an endpoint of its own without keys of its own: those of whoever runs
+        this belong to the endpoint that they were given for.
+        """
         told = dict(os.environ)
+        own_keys = all(at.get(name) for name in ("accessKeySecret", "secretKeySecret"))
+        if own_keys:
+            told.pop("AWS_SESSION_TOKEN", None)
         if at.get("endpoint"):
-            told["MINIO_ENDPOINT"] = f"{'http' if at.get('insecure') else 'https'}://{at['endpoint']}"
+            endpoint = f"{'http' if at.get('insecure') else 'https'}://{at['endpoint']}"
+            known = next((told[name] for name in ENDPOINTS if told.get(name)), "")
+            if not own_keys and not (known and _same_place(endpoint, known)):
+                raise StoreError(
+                    f"s3 endpoint {endpoint}: it has no keys of its own, and yours are for {known or 'no endpoint'}; "
+                    "give it accessKeySecret and secretKeySecret"
+                )
+            told["MINIO_ENDPOINT"] = endpoint
         if at.get("region"):
             told["AWS_REGION"] = str(at["region"])
         for variable, name in SECRETS.items():
@@ -132,6 +148,12 @@ def _upload(store: Store, key: str, packed: Path) -> None:
         for name in names:
             file = Path(folder, name)
             store.put(f"{key.rstrip('/')}/{file.relative_to(packed)}", file)
+
+
+def _same_place(one: str, other: str) -> bool:
+    """Are both addresses of one server, reached in the same way?"""
+    first, second = urlsplit(one), urlsplit(other)
+    return first.scheme == second.scheme and web.same_host(one, other)
 
 
 @dataclass(frozen=True)
