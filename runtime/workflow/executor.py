@@ -190,7 +190,7 @@ class _Executor:
             await self._end_all()
             await asyncio.to_thread(leftovers.end, self._folder)
             self._open_gates()
-            self._launch.forget_claims()
+            self._launch.forget()
         finally:
             view.cancel()
             listener.cancel()

@@ -212,8 +212,14 @@ class Launch:
         return volumes.mounts(every, known, pod.folder, self._folder / "claims", library, facts)
 
     async def ended(self, node: Node) -> PodEnded:
-        """What a pod left behind whose process is gone."""
+        """What a pod left behind whose process is gone; its Secrets are not kept."""
         pod = self.pod(node)
+        try:
+            return await self._ended(node, pod)
+        finally:
+            pod.forget_secrets()
+
+    async def _ended(self, node: Node, pod: Pod) -> PodEnded:
         if node.spec.get("http"):
             came = requests.answer(node.spec["http"], pod.report)
             return PodEnded(self._clock.now(), node.name, None, error=came.error, said=came.failed, result=came.result)
@@ -237,8 +243,10 @@ class Launch:
             pod.reported(),
         )  # fmt: skip
 
-    def forget_claims(self) -> None:
-        """The workflow has ended: its own volume claims go."""
+    def forget(self) -> None:
+        """The workflow has ended: its own volume claims go, and Secrets of pods that nobody saw the end of."""
+        for folder in (self._folder / "pods").glob("*"):
+            Pod(folder, folder).forget_secrets()
         volumes.forget_claims(self._engine.manifest.spec, self._engine.name, self._folder / "claims")
 
 

@@ -27,6 +27,8 @@ What a manifest calls a file lies inside of one folder: keys of artifacts in `ru
 looked at after all tags are replaced, with every link followed. `..`, an absolute path and a link that leads out are
 errors of that step; a key's first `/` does not count, as in a bucket. Of a pod's outputs only what the pod itself could
 see is taken. Secrets as volumes are files of mode 0400 in folders of mode 0700, unless the manifest gives them a mode.
+They go when their pod has ended; if its launcher was killed, when the run was taken up and has ended. What `--with`
+brought stays in `runs/NAME/beside.json`, of mode 0600: the run may be taken up.
 
 ## Archives
 Argo's rules: a tar is gzipped; `..` in a member's name, and a link that leads out of the archive, end the step. Devices
