@@ -5,13 +5,16 @@ curl's documentation ("Authorization" and own headers are not sent along to anot
 """
 
 import http.client
+import socket
 import ssl
 import string
+import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 SCHEMES = ("http", "https")
@@ -22,6 +25,10 @@ AS_IT_IS = (307, 308)
 OF_BODY = ("content-length", "content-type")
 PORTS = {"http": 80, "https": 443}
 PIECE = 1 << 20
+CONNECT_S = 10.0
+"""Of each address of a host, to answer at all."""
+SLOW_S, SLOW_BYTES = 60.0, 1024
+"""An answer of which fewer bytes came in so much time is none: a server that sends a byte now and then ends no wait."""
 WIRE = (http.client.HTTPException, OSError, ValueError)
 """What urllib and http.client raise for addresses, answers and connections that are none."""
 
@@ -40,26 +47,74 @@ class Request(NamedTuple):
     body: Any = None
     """bytes, or an open file."""
     timeout_s: float = 60.0
-    """For the connection, and for each piece of the answer."""
+    """For the head of the answer, and for each piece of it."""
     context: ssl.SSLContext | None = None
+    ending: "Ending | None" = None
+    """By which somebody else may end it."""
+
+
+class Ending:
+    """The way to end a request from another thread: what it waits for fails at once."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+        self.why = ""
+        """What the request then says; empty while it goes on."""
+
+    def end(self, why: str) -> None:
+        """End it. The first reason stays."""
+        self.why = self.why or why
+        for one in list(self._sockets):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def check(self) -> None:
+        """Raise WebError when it has been ended."""
+        if self.why:
+            raise WebError(self.why)
+
+    def connect(self, address: tuple[str, int], timeout: float, source: Any = None) -> socket.socket:
+        """`socket.create_connection`, remembered: TLS takes the socket's place, but not its duplicate's."""
+        made = socket.create_connection(address, min(timeout, CONNECT_S), source)
+        made.settimeout(timeout)
+        self._sockets.append(made.dup())
+        if self.why:
+            made.close()
+            raise OSError(self.why)
+        return made
+
+    def close(self) -> None:
+        """The connection is over."""
+        while self._sockets:
+            self._sockets.pop().close()
 
 
 class Answer:
     """What came: head, and the body in pieces."""
 
-    def __init__(self, response: Any) -> None:
+    def __init__(self, response: Any, ending: Ending) -> None:
         self._response = response
+        self._ending = ending
+        self.clock = time.monotonic
+        """By which it is told whether it comes too slowly."""
         self.status: int = response.status
         self.reason = " ".join(str(response.reason).split())
         self.headers: list[tuple[str, str]] = list(response.headers.items())
 
     def pieces(self) -> Iterator[bytes]:
-        """The body. Raises WebError when it ends before its length."""
+        """The body. Raises WebError when it ends before its length, is ended, or comes too slowly."""
+        began, came = self.clock(), 0
         try:
-            while piece := self._response.read(PIECE):
+            while piece := self._response.read1(PIECE):
                 yield piece
+                came += len(piece)
+                if (now := self.clock()) - began >= SLOW_S:
+                    if came < SLOW_BYTES:
+                        raise WebError(f"less than {SLOW_BYTES} bytes came in {SLOW_S:.0f} s")
+                    began, came = now, 0
         except WIRE as error:
-            raise WebError(reason(error)) from None
+            raise WebError(self._ending.why or reason(error)) from None
+        self._ending.check()
         # Asked for so many bytes, http.client takes an end for the whole.
         if getattr(self._response, "length", None):
             raise WebError("unexpected EOF")
@@ -77,21 +132,69 @@ class Answer:
 @contextmanager
 def opened(request: Request) -> Iterator[Answer]:
     """Send it, follow what it is redirected to, and give the answer, whatever its status. Raises WebError."""
+    ending = request.ending or Ending()
     try:
-        response = _sent(request)
+        ending.check()
+        with _head_in_time(request, ending):
+            response = _sent(request, ending)
+        if ending.why:  # http.client takes a head that was cut off for a whole one.
+            response.close()
+            ending.check()
     except WIRE as error:
-        raise WebError(f"{request.method.title()} {_quoted(request.url)}: {reason(error)}") from None
+        ending.close()
+        raise WebError(f"{request.method.title()} {_quoted(request.url)}: {ending.why or reason(error)}") from None
     try:
-        yield Answer(response)
+        yield Answer(response, ending)
     finally:
         response.close()
+        ending.close()
 
 
-def _sent(request: Request) -> Any:
+@contextmanager
+def _head_in_time(request: Request, ending: Ending) -> Iterator[None]:
+    """A head that comes drop by drop ends no wait for the next drop. A file may take as long as it takes to be sent."""
+    timer = threading.Timer(request.timeout_s, ending.end, ("context deadline exceeded",))
+    timer.daemon = True
+    if not hasattr(request.body, "read"):
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+class _Handler(urllib.request.AbstractHTTPHandler):
+    """Makes connections that can be ended."""
+
+    def __init__(self, context: ssl.SSLContext | None, ending: Ending) -> None:
+        super().__init__()
+        self._tls = context
+        self._ending = ending
+
+    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
+
+    def http_open(self, asked: urllib.request.Request) -> Any:
+        """In clear."""
+        return self.do_open(self._made(http.client.HTTPConnection), asked)
+
+    def https_open(self, asked: urllib.request.Request) -> Any:
+        """By TLS."""
+        return self.do_open(self._made(http.client.HTTPSConnection), asked, context=self._tls)
+
+    def _made(self, kind: Any) -> Any:
+        def make(*arguments: Any, **more: Any) -> Any:
+            connection = kind(*arguments, **more)
+            connection._create_connection = self._ending.connect
+            return connection
+
+        return make
+
+
+def _sent(request: Request, ending: Ending) -> Any:
     opener = urllib.request.OpenerDirector()
     for handler in (
-        urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPSHandler(context=request.context), urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.ProxyHandler(), _Handler(request.context, ending), urllib.request.HTTPErrorProcessor(),
+        urllib.request.HTTPDefaultErrorHandler(),
     ):  # fmt: skip
         opener.add_handler(handler)
     opener.addheaders = [("User-Agent", "everstep")]
@@ -105,6 +208,7 @@ def _sent(request: Request) -> Any:
             if not place:
                 return answer
             answer.close()
+            ending.close()  # Else the connection would stay, by its duplicate.
             request = _next(request, answer.code, urllib.parse.urljoin(request.url, place))
     raise ValueError(f"stopped after {REDIRECTS} redirects")
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runtime import web
 from runtime.workflow import archives, remote
 from runtime.workflow.archives import LIMITS, ArchiveError, Limits
 from runtime.workflow.inside import BadPathError, inside
@@ -102,21 +103,26 @@ def _publish(packed: Path, to: Path) -> None:
             file.replace(there)
 
 
-def load(entry: Mapping[str, Any], repository: Path, into: Path, library: Library, limits: Limits = LIMITS) -> None:
-    """Put an input artifact at `into`. Raises ArtifactError."""
+def load(
+    entry: Mapping[str, Any], repository: Path, into: Path, library: Library, limits: Limits = LIMITS,
+    ending: web.Ending | None = None,
+) -> None:  # fmt: skip
+    """Put an input artifact at `into`; `ending` may end what is fetched by http. Raises ArtifactError."""
     try:
-        _load(entry, repository, into, library, limits)
+        _load(entry, repository, into, library, limits, ending)
     except UNUSABLE as error:
         raise ArtifactError(f"artifact {entry['name']} failed to load: {said(error)}") from None
 
 
-def _load(entry: Mapping[str, Any], repository: Path, into: Path, library: Library, limits: Limits) -> None:
+def _load(
+    entry: Mapping[str, Any], repository: Path, into: Path, library: Library, limits: Limits, ending: web.Ending | None
+) -> None:
     if into.exists():
         shutil.rmtree(into) if into.is_dir() else into.unlink()
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into.parent, prefix=".load-") as folder:
         got = Path(folder, "got")
-        if not _fetch(entry, repository, got, library):
+        if not _fetch(entry, repository, got, library, ending):
             if not entry.get("optional"):
                 raise ArtifactError(NO_KEY.format(entry["name"]))
             into.mkdir()
@@ -128,7 +134,7 @@ def _load(entry: Mapping[str, Any], repository: Path, into: Path, library: Libra
         _set_mode(entry, into)
 
 
-def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Library) -> bool:
+def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Library, ending: web.Ending | None) -> bool:
     """Get it as it is kept; False when there is nothing."""
     if entry.get("raw") is not None:
         to.write_text(str(entry["raw"].get("data") or ""))
@@ -137,7 +143,7 @@ def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Librar
     if entry.get("http") or entry.get("git"):
         try:
             if entry.get("http"):
-                remote.download(entry["http"], library, to)
+                remote.download(entry["http"], library, to, ending)
             else:
                 remote.clone(entry["git"], library, to)
         except (remote.RemoteError, NotThereError) as error:

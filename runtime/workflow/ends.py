@@ -51,7 +51,7 @@ def _raise(engine: "Engine", node: Node, message: str, now: float) -> None:
 
 
 def set_deadline(engine: "Engine", node: Node, now: float) -> None:
-    """A pod runs: from now on its activeDeadlineSeconds count."""
+    """A pod loads or runs: from now on its activeDeadlineSeconds count."""
     limit = node.spec.get("activeDeadlineSeconds")
     if limit is not None:
         engine.wake(now + whole(limit), "deadline", node.name)

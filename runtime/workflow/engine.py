@@ -19,6 +19,7 @@ from runtime.workflow.events import (
     NodeSet,
     NodesResumed,
     PodEnded,
+    PodLoading,
     PodReady,
     PodStarted,
     RunCreated,
@@ -109,6 +110,9 @@ class Engine:
         """Take an event in, and what follows from it. Time is the event's."""
         self.advance(event.time)
         match event:
+            case PodLoading():
+                if not self.nodes[event.node].phase.fulfilled:
+                    ends.set_deadline(self, self.nodes[event.node], event.time)
             case PodStarted():
                 self._started(event)
             case PodReady():

@@ -26,6 +26,13 @@ class PodStarted(msgspec.Struct, frozen=True, tag=True):
     """Of the process, as /proc has it: tells it from a later one with its pid."""
 
 
+class PodLoading(msgspec.Struct, frozen=True, tag=True):
+    """A node's input artifacts are fetched: its time runs, as that of a pod whose init container runs."""
+
+    time: float
+    node: str
+
+
 class PodReady(msgspec.Struct, frozen=True, tag=True):
     """A daemon has passed its readiness probe: others go on."""
 
@@ -99,7 +106,10 @@ class NodeSet(msgspec.Struct, frozen=True, tag=True):
     parameters: dict[str, str] = {}
 
 
-Event = RunCreated | PodStarted | PodReady | PodEnded | ShutdownAsked | RunResumed | NodesResumed | NodeSet | GateOpened
+Event = (
+    RunCreated | PodLoading | PodStarted | PodReady | PodEnded | ShutdownAsked | RunResumed | NodesResumed | NodeSet
+    | GateOpened
+)  # fmt: skip
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Event).decode
 

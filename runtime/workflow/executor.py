@@ -190,10 +190,11 @@ class _Executor:
             await self._end_all()
             await asyncio.to_thread(leftovers.end, self._folder)
             self._open_gates()
-            self._launch.forget_claims()
+            self._launch.forget()
         finally:
             view.cancel()
             listener.cancel()
+            self._starter.end_loading()
             try:
                 self._status.write()
             finally:

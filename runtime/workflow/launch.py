@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime import web
 from runtime.workflow import artifacts, containers, progress, repository, requests, status, volumes
 from runtime.workflow.archives import LIMITS, Limits
 from runtime.workflow.calls import LOCATIONS
@@ -82,12 +83,12 @@ class Launch:
         said = f"unable to process data template: unable to process data {why}"
         return PodEnded(self._clock.now(), node.name, 64, said=said)
 
-    async def load(self, node: Node) -> None:
-        """Put a pod's input artifacts in place. Raises ArtifactError."""
+    async def load(self, node: Node, ending: web.Ending) -> None:
+        """Put a pod's input artifacts in place; `ending` may end it. Raises ArtifactError."""
         pod = self.pod(node)
         for entry in node.inputs["artifacts"]:
             if entry.get("path") and any(entry.get(place) for place in LOCATIONS):
-                await asyncio.to_thread(self._repository.load, entry, pod.artifact(entry))
+                await asyncio.to_thread(self._repository.load, entry, pod.artifact(entry), ending)
 
     def request(self, node: Node) -> dict[str, Any]:
         """What the runner is asked for. Raises PodError, NotThereError."""
@@ -211,8 +212,14 @@ class Launch:
         return volumes.mounts(every, known, pod.folder, self._folder / "claims", library, facts)
 
     async def ended(self, node: Node) -> PodEnded:
-        """What a pod left behind whose process is gone."""
+        """What a pod left behind whose process is gone; its Secrets are not kept."""
         pod = self.pod(node)
+        try:
+            return await self._ended(node, pod)
+        finally:
+            pod.forget_secrets()
+
+    async def _ended(self, node: Node, pod: Pod) -> PodEnded:
         if node.spec.get("http"):
             came = requests.answer(node.spec["http"], pod.report)
             return PodEnded(self._clock.now(), node.name, None, error=came.error, said=came.failed, result=came.result)
@@ -236,8 +243,10 @@ class Launch:
             pod.reported(),
         )  # fmt: skip
 
-    def forget_claims(self) -> None:
-        """The workflow has ended: its own volume claims go."""
+    def forget(self) -> None:
+        """The workflow has ended: its own volume claims go, and Secrets of pods that nobody saw the end of."""
+        for folder in (self._folder / "pods").glob("*"):
+            Pod(folder, folder).forget_secrets()
         volumes.forget_claims(self._engine.manifest.spec, self._engine.name, self._folder / "claims")
 
 

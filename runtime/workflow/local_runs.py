@@ -27,6 +27,8 @@ What a manifest calls a file lies inside of one folder: keys of artifacts in `ru
 looked at after all tags are replaced, with every link followed. `..`, an absolute path and a link that leads out are
 errors of that step; a key's first `/` does not count, as in a bucket. Of a pod's outputs only what the pod itself could
 see is taken. Secrets as volumes are files of mode 0400 in folders of mode 0700, unless the manifest gives them a mode.
+They go when their pod has ended; if its launcher was killed, when the run was taken up and has ended. What `--with`
+brought stays in `runs/NAME/beside.json`, of mode 0600: the run may be taken up.
 
 ## Archives
 Argo's rules: a tar is gzipped; `..` in a member's name, and a link that leads out of the archive, end the step. Devices
@@ -42,7 +44,10 @@ and pipes are left out. An archive that would unpack to more than this is refuse
 ## Addresses
 Only `http` and `https`. A header of a request goes along to another place only if that is on the same host and port (or
 on https after http). An answer that is shorter than its length, and whatever else the wire does, ends that step in one
-line. The answer to an http template is at most 16 MiB, and it has `timeoutSeconds` (30) for all of it.
+line; so does an artifact of which less than 1 KiB comes in a minute, or that is larger than half of what is left on the
+disk. `activeDeadlineSeconds` and a stop end a request that is under way. The answer to an http template is at most
+16 MiB, and it has `timeoutSeconds` (30) for all of it. A bucket at an endpoint that is not the one of your environment
+is asked only with keys of the manifest's own (`accessKeySecret`, `secretKeySecret`): yours go to nobody else.
 """
 
 

@@ -30,6 +30,7 @@ from runtime.workflow.inside import inside
 from runtime.workflow.repository import Repository
 from runtime.workflow.sandbox import Sandbox, homes
 from runtime.workflow.spawner import RESULT_BYTES
+from runtime.workflow.volumes import SECRETS
 
 MARK = "EVERSTEP_POD_MARK"
 SCRIPT = "/argo/staging/script"
@@ -186,6 +187,11 @@ class Pod:
         told = {"cwd": _working(template, cwd), "sandbox": sandbox is not None}
         atomic.replace(self.folder / "plan.json", json.dumps({**told, "plan": made._asdict()}))
         return made
+
+    def forget_secrets(self) -> None:
+        """Remove what only the running pod may read: Secrets, as volumes and in the variables of its containers."""
+        shutil.rmtree(self.folder / SECRETS, ignore_errors=True)
+        self.spec.unlink(missing_ok=True)
 
     @property
     def _run(self) -> Path:

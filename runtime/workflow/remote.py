@@ -6,6 +6,7 @@ After Argo's documentation ("HTTP Artifacts", "Git"). Credentials come from Secr
 import base64
 import json
 import os
+import shutil
 import ssl
 import subprocess
 import tempfile
@@ -38,9 +39,22 @@ def _basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def download(http: Mapping[str, Any], library: Library, to: Path) -> None:
-    """Get what an http location has, whole. Raises RemoteError, NotThereError."""
-    request = _request(http, library)
+class Room:
+    """What a file from elsewhere may take of a disk: half of what is left, so that others can go on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._most = self._left = shutil.disk_usage(folder).free // 2
+
+    def take(self, count: int) -> None:
+        """Raise RemoteError when it is too much."""
+        self._left -= count
+        if self._left < 0:
+            raise RemoteError(f"it is larger than {self._most} bytes, half of what is left on this disk")
+
+
+def download(http: Mapping[str, Any], library: Library, to: Path, ending: web.Ending | None = None) -> None:
+    """Get what an http location has, whole; `ending` may end it. Raises RemoteError, NotThereError."""
+    request, room = _request(http, library)._replace(ending=ending), Room(to.parent)
     try:
         with web.opened(request) as answer, to.open("wb") as file:
             if answer.status == HTTPStatus.NOT_FOUND:
@@ -49,6 +63,7 @@ def download(http: Mapping[str, Any], library: Library, to: Path) -> None:
                 status = f"{answer.status} {answer.reason}"
                 raise RemoteError(f"loading content from {request.url} failed with reason: {status}")
             for piece in answer.pieces():
+                room.take(len(piece))
                 file.write(piece)
     except web.WebError as error:
         raise RemoteError(str(error)) from None

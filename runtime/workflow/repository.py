@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from runtime import atomic
-from runtime.store import NoSuchKey, Store, open_store
+from runtime import atomic, web
+from runtime.store import NoSuchKey, Store, StoreError, open_store
+from runtime.store.s3_settings import ENDPOINTS
 from runtime.workflow import artifacts, remote
 from runtime.workflow.archives import LIMITS, Limits
 from runtime.workflow.artifacts import UNUSABLE, ArtifactError
@@ -66,15 +68,16 @@ class Repository:
             except (*UNUSABLE, NotThereError) as error:
                 raise ArtifactError(f"artifact {entry['name']} failed to save: {error}") from None
 
-    def load(self, entry: Mapping[str, Any], into: Path) -> None:
-        """Put an input artifact at `into`. Raises ArtifactError."""
+    def load(self, entry: Mapping[str, Any], into: Path, ending: web.Ending | None = None) -> None:
+        """Put an input artifact at `into`; `ending` may end it on the way. Raises ArtifactError."""
         at = self.location(entry)
         if not entry.get("s3") or not at.get("bucket"):
-            artifacts.load(entry, self.folder, into, self.library, self.limits)
+            artifacts.load(entry, self.folder, into, self.library, self.limits, ending)
             return
         with tempfile.TemporaryDirectory() as folder:
             try:
-                _download(self._store(at), str(at["key"]).lstrip("/"), Path(folder, "got"))
+                fetched = _Fetched(self._store(at), remote.Room(Path(folder)), ending or web.Ending())
+                fetched.download(str(at["key"]).lstrip("/"), Path(folder, "got"))
             except (*UNUSABLE, NotThereError, KeyError) as error:
                 raise ArtifactError(f"artifact {entry['name']} failed to load: {error}") from None
             artifacts.load({**entry, "s3": {"key": "got"}}, Path(folder), into, self.library, self.limits)
@@ -105,10 +108,24 @@ class Repository:
         return open_store(f"s3://{at['bucket']}", read_only=True, environment=self.environment(at))
 
     def environment(self, at: Mapping[str, Any]) -> dict[str, str]:
-        """The store's variables for that s3; what it does not say is as for whoever runs this. Raises NotThereError."""
+        """The store's variables for that s3; what it does not say is as for whoever runs this.
+
+        Raises NotThereError, and StoreError for an endpoint of its own without keys of its own: those of whoever runs
+        this belong to the endpoint that they were given for.
+        """
         told = dict(os.environ)
+        own_keys = all(at.get(name) for name in ("accessKeySecret", "secretKeySecret"))
+        if own_keys:
+            told.pop("AWS_SESSION_TOKEN", None)
         if at.get("endpoint"):
-            told["MINIO_ENDPOINT"] = f"{'http' if at.get('insecure') else 'https'}://{at['endpoint']}"
+            endpoint = f"{'http' if at.get('insecure') else 'https'}://{at['endpoint']}"
+            known = next((told[name] for name in ENDPOINTS if told.get(name)), "")
+            if not own_keys and not (known and _same_place(endpoint, known)):
+                raise StoreError(
+                    f"s3 endpoint {endpoint}: it has no keys of its own, and yours are for {known or 'no endpoint'}; "
+                    "give it accessKeySecret and secretKeySecret"
+                )
+            told["MINIO_ENDPOINT"] = endpoint
         if at.get("region"):
             told["AWS_REGION"] = str(at["region"])
         for variable, name in SECRETS.items():
@@ -133,26 +150,41 @@ def _upload(store: Store, key: str, packed: Path) -> None:
             store.put(f"{key.rstrip('/')}/{file.relative_to(packed)}", file)
 
 
-def _download(store: Store, key: str, to: Path) -> None:
-    """One object, or all below the key as a folder; nothing where there is neither."""
-    try:
-        if not key.endswith("/"):
-            _copy(store, key, to)
-            return
-    except NoSuchKey:
-        to.unlink()
-    prefix = key.rstrip("/") + "/"
-    for entry in store.list(prefix):
-        if entry.key.endswith("/"):
-            continue  # Some programs make an object for a folder.
-        place = inside(to, entry.key.removeprefix(prefix))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _copy(store, entry.key, place)
+def _same_place(one: str, other: str) -> bool:
+    """Are both addresses of one server, reached in the same way?"""
+    first, second = urlsplit(one), urlsplit(other)
+    return first.scheme == second.scheme and web.same_host(one, other)
 
 
-def _copy(store: Store, key: str, to: Path) -> None:
-    with to.open("wb") as file:
-        while piece := store.get(key, file.tell(), CHUNK):
-            file.write(piece)
-            if len(piece) < CHUNK:
-                break
+@dataclass(frozen=True)
+class _Fetched:
+    """What comes out of a bucket for one artifact."""
+
+    store: Store
+    room: remote.Room
+    ending: web.Ending
+
+    def download(self, key: str, to: Path) -> None:
+        """One object, or all below the key as a folder; nothing where there is neither."""
+        try:
+            if not key.endswith("/"):
+                self._copy(key, to)
+                return
+        except NoSuchKey:
+            to.unlink()
+        prefix = key.rstrip("/") + "/"
+        for entry in self.store.list(prefix):
+            if entry.key.endswith("/"):
+                continue  # Some programs make an object for a folder.
+            place = inside(to, entry.key.removeprefix(prefix))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            self._copy(entry.key, place)
+
+    def _copy(self, key: str, to: Path) -> None:
+        with to.open("wb") as file:
+            while piece := self.store.get(key, file.tell(), CHUNK):
+                self.ending.check()
+                self.room.take(len(piece))
+                file.write(piece)
+                if len(piece) < CHUNK:
+                    break

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from itertools import islice
 
-from runtime import faults
+from runtime import faults, web
 from runtime.workflow import artifacts
 from runtime.workflow.clock import Clock
 from runtime.workflow.engine import Engine
-from runtime.workflow.events import Event, PodEnded, PodStarted
+from runtime.workflow.events import Event, PodEnded, PodLoading, PodStarted
 from runtime.workflow.launch import Launch
 from runtime.workflow.library import NotThereError
 from runtime.workflow.nodes import Node
@@ -17,6 +17,7 @@ from runtime.workflow.runner import Runner
 
 STARTS = 16
 """How many pods are started side by side, before the launcher looks at anything else."""
+CANCELLED = "context canceled"
 AT_ONCE = 110
 """How many pods run at once: as many as a node of Kubernetes has ("maxPods" of the kubelet's configuration). Others
 stay Pending, as they do there. A daemon that is ready does not count: what uses it may be what waits."""
@@ -35,7 +36,7 @@ class Starter:
         self._clock = clock
         self._record = record
         self._changed = changed
-        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._loading: dict[str, tuple[asyncio.Task[None], web.Ending]] = {}
         self._loaded: set[str] = set()
 
     def start_some(self) -> None:
@@ -43,7 +44,9 @@ class Starter:
 
         Invariant: at most `AT_ONCE` pods load or run.
         """
-        for task in self._loading.values():
+        for name, (task, ending) in self._loading.items():
+            if self._engine.nodes[name].phase.fulfilled:  # Its time is over, or somebody stops the run.
+                ending.end(CANCELLED)
             if task.done():
                 task.result()
         running = sum(not node.daemoned for node in self._engine.running())
@@ -52,7 +55,8 @@ class Starter:
         some = list(islice(ready, max(0, min(STARTS, room))))
         for node in some:
             if self._loads(node):
-                self._loading[node.name] = asyncio.create_task(self._load(node))
+                ending = web.Ending()
+                self._loading[node.name] = (asyncio.create_task(self._load(node, ending)), ending)
         self._start([node for node in some if node.name not in self._loading])
         if some:
             self._changed()
@@ -65,13 +69,20 @@ class Starter:
             node.inputs.get("artifacts") and node.name not in self._loaded and not self._launch.pod(node).claimed()
         )
 
-    async def _load(self, node: Node) -> None:
+    def end_loading(self) -> None:
+        """The launcher ends: nothing more is put in place, and no thread holds it up."""
+        for task, ending in self._loading.values():
+            ending.end(CANCELLED)
+            task.cancel()
+
+    async def _load(self, node: Node, ending: web.Ending) -> None:
         """Put a pod's input artifacts in place; a data template needs no more."""
+        self._record(PodLoading(self._clock.now(), node.name))
         try:
             if node.spec.get("data"):
                 self._record(await self._launch.data(node))
             else:
-                await self._launch.load(node)
+                await self._launch.load(node, ending)
                 self._loaded.add(node.name)
         except artifacts.ArtifactError as error:
             said = f"init: Error (exit code 64): {error}"

@@ -16,6 +16,8 @@ from runtime.workflow.schema import BEYOND, Problem, Where
 KINDS = (
     "emptyDir", "ephemeral", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim", "hostPath",
 )  # fmt: skip
+SECRETS = "secrets"
+"""The folder of a pod's that has its volumes with something of a Secret. It goes when the pod has ended."""
 DATA = "..data"
 """Where the kubelet has the files of a ConfigMap or Secret, so that all of them change at once."""
 KEPT = ("/dev", "/proc", "/sys")
@@ -103,9 +105,11 @@ def _folder(volume: Mapping[str, Any], pod: Path, claims: Path, shown: Shown) ->
         folder = inside(claims, str(volume["persistentVolumeClaim"].get("claimName")))
         folder.mkdir(parents=True, exist_ok=True)
         return folder, bool(volume["persistentVolumeClaim"].get("readOnly"))
-    folder = inside(pod / "volumes", str(volume["name"]))
+    above = pod / (SECRETS if _is_secret(volume) else "volumes")
+    above.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = inside(above, str(volume["name"]))
     made = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     if made:
         try:
             _fill(folder, volume, shown)
@@ -123,7 +127,7 @@ def _fill(folder: Path, volume: Mapping[str, Any], shown: Shown) -> None:
     data = folder / DATA
     given = next((volume[kind] for kind in ("configMap", "secret", "projected", "downwardAPI") if volume.get(kind)), {})
     own = {str(item["path"]): item["mode"] for item in listed(given, "items") if item.get("mode") is not None}
-    secret = any(one.get("secret") for one in [volume, *listed(volume, "projected", "sources")])
+    secret = _is_secret(volume)
     if secret:
         folder.chmod(0o700)
     mode = given.get("defaultMode", 0o400 if secret else 0o644)
@@ -139,6 +143,10 @@ def _fill(folder: Path, volume: Mapping[str, Any], shown: Shown) -> None:
             os.fchmod(file.fileno(), int(own.get(name, mode)) & 0o7777)
         if not (folder / top).is_symlink():
             (folder / top).symlink_to(f"{DATA}/{top}")
+
+
+def _is_secret(volume: Mapping[str, Any]) -> bool:
+    return any(one.get("secret") for one in [volume, *listed(volume, "projected", "sources")])
 
 
 def _files(volume: Mapping[str, Any], shown: Shown) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from runtime.agent.ports import free_port
+from runtime.store import StoreError
 from runtime.workflow.library import Library
 from runtime.workflow.repository import Repository
 from tests.minio import BUCKET, MinIO
@@ -198,8 +199,42 @@ def test_what_is_being_saved_is_not_listed(tmp_path: Path) -> None:
 
 def test_a_bucket_is_reached_with_what_its_secrets_say(tmp_path: Path) -> None:
     secret = {"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"token": "t", "ca": "-----BEGIN"}}
-    at = {"endpoint": "minio:9000", "bucket": "b", "sessionTokenSecret": {"name": "s", "key": "token"},
+    keys = {"accessKeySecret": {"name": "s", "key": "token"}, "secretKeySecret": {"name": "s", "key": "token"}}
+    at = {**keys, "endpoint": "minio:9000", "bucket": "b", "sessionTokenSecret": {"name": "s", "key": "token"},
           "caSecret": {"name": "s", "key": "ca"}}  # fmt: skip
     told = Repository(tmp_path / "artifacts", Library.of([secret])).environment(at)
     assert (told["MINIO_ENDPOINT"], told["AWS_SESSION_TOKEN"]) == ("https://minio:9000", "t")
     assert Path(told["AWS_CA_BUNDLE"]).read_text() == "-----BEGIN"
+
+
+@pytest.mark.parametrize(
+    ("mine", "asked", "keys", "goes"),
+    [
+        ("http://mine:9000", {"endpoint": "mine:9000", "insecure": True}, 0, True),
+        ("http://mine:9000/", {"endpoint": "MINE:9000", "insecure": True}, 0, True),
+        ("http://mine:9000", {"endpoint": "mine:9000"}, 0, False),
+        ("https://mine:9000", {"endpoint": "mine:9000", "insecure": True}, 0, False),
+        ("http://mine:9000", {"endpoint": "thief:9000", "insecure": True}, 0, False),
+        ("http://mine:9000", {"endpoint": "thief:9000", "insecure": True}, 1, False),
+        ("http://mine:9000", {"endpoint": "thief:9000", "insecure": True}, 2, True),
+        ("", {"endpoint": "thief:9000"}, 0, False),
+        ("http://mine:9000", {}, 0, True),
+    ],
+)
+def test_keys_go_only_to_the_endpoint_that_they_were_given_for(
+    mine: str, asked: dict[str, Any], keys: int, goes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"MINIO_ENDPOINT": mine, "AWS_ACCESS_KEY_ID": "my id", "AWS_SECRET_ACCESS_KEY": "my key",
+                        "AWS_SESSION_TOKEN": "my token", "AWS_ENDPOINT_URL": ""}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    secret = {"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"a": "theirs", "b": "theirs"}}
+    own = {"accessKeySecret": {"name": "s", "key": "a"}, "secretKeySecret": {"name": "s", "key": "b"}}
+    at = {"bucket": "b", **asked, **dict(list(own.items())[:keys])}
+    repository = Repository(tmp_path, Library.of([secret]))
+    if not goes:
+        with pytest.raises(StoreError, match="give it accessKeySecret and secretKeySecret"):
+            repository.environment(at)
+        return
+    told = repository.environment(at)
+    given = [told.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")]
+    assert given == (["theirs", "theirs", None] if keys else ["my id", "my key", "my token"])

@@ -159,7 +159,10 @@ def test_env_is_a_flag_of_every_pipeline_and_refused_where_it_would_do_nothing(m
         given.check("argo", "ARGO_SERVER")
 
 
-def test_a_secret_as_a_volume_is_for_nobody_else_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_a_secret_as_a_volume_is_for_nobody_else_to_read_and_goes_with_its_pod(
+    several: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     secret = {"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"password": "hush", "sub": "hush"}}
     items = [{"key": "sub", "path": "below/it"}]
     volumes = [
@@ -168,21 +171,34 @@ def test_a_secret_as_a_volume_is_for_nobody_else_to_read(tmp_path: Path, monkeyp
         {"name": "c", "secret": {"secretName": "s", "defaultMode": 0o444}},
     ]
     mounts = [{"name": name, "mountPath": f"/{name}"} for name in "abc"]
-    main = {"name": "main", "container": sh("cat /a/password /b/below/it /c/sub", volumeMounts=mounts)}
+    looks = "stat -c %a /a /b /c; cd /; stat -L -c %a a/password b/below/it c/sub; cat a/password b/below/it c/sub"
+    container = sh(
+        looks, volumeMounts=mounts, env=[{"name": "E", "valueFrom": {"secretKeyRef": {"name": "s", "key": "sub"}}}]
+    )
+    main: dict[str, Any] = {"name": "main", "container": container}
+    if several:
+        main["sidecars"] = [{"name": "beside", **sh("exec sleep 600", volumeMounts=mounts)}]
     umask = os.umask(0)
     try:
         status = ran(tmp_path, monkeypatch, Library.of([secret]), [main], volumes=volumes)
     finally:
         os.umask(umask)
     assert status["phase"] == "Succeeded", status
-    assert log(tmp_path, "w") == "hush" * 3
-    folder = tmp_path / "runs/w/pods/w/volumes"
-    modes = {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")
-             if not path.is_dir() or path.parent == folder}  # fmt: skip
-    files = {name: mode for name, mode in modes.items() if "/" in name}
-    assert {mode for name, mode in modes.items() if "/" not in name} == {0o700}
-    assert {mode for name, mode in files.items() if not name.startswith("c/")} == {0o400}
-    assert {mode for name, mode in files.items() if name.startswith("c/")} == {0o444}
+    assert log(tmp_path, "w").split() == ["700"] * 3 + ["400", "400", "444", "hush" * 3]
+    left = [path for path in (tmp_path / "runs").rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
+    assert sorted(path.name for path in left) == ["beside.json", "w.log"]
+    assert stat.S_IMODE((tmp_path / "runs/w/beside.json").stat().st_mode) == 0o600
+
+
+def test_a_secret_of_a_launcher_that_was_killed_goes_when_the_run_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "runs/w/pods/nobody-saw-its-end/secrets/a"
+    left.mkdir(parents=True)
+    (left / "password").write_text("hush")
+    status = ran(tmp_path, monkeypatch, Library(), [{"name": "main", "container": sh("true")}])
+    assert status["phase"] == "Succeeded"
+    assert not left.parent.exists()
 
 
 ACTS = "\x1b]0;PWNED\x07\x1b[2Jhello\x1b]52;c;ZXZpbA==\x07 [bold]x[/] \\[/y] \u202eabc \x9b2J"

@@ -1,10 +1,15 @@
 """http addresses that lie, break off, redirect or answer garbage: the step ends in one line, nothing secret follows."""
 
+import asyncio
 import contextlib
+import itertools
+import select
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from runtime import web
-from runtime.workflow import remote
+from runtime.workflow import RunOptions, execute, remote
+from runtime.workflow.asks import Ask, ask
 from runtime.workflow.library import Library
-from tests.workflow.running import log, ran, sh
+from tests.harness import PATIENCE_S, wait_until
+from tests.workflow.running import log, ran, sh, workflow
 from tests.workflow.test_laptop import BASIC, SECRET
 
 
@@ -121,6 +128,99 @@ def test_only_addresses_of_the_web_are_asked(url: str, tmp_path: Path) -> None:
     with pytest.raises(remote.RemoteError, match=r"\AGet .+\Z"):
         remote.download({"url": url}, Library(), tmp_path / "got")
     assert not (tmp_path / "got").exists()
+
+
+class Drops:
+    """A server that sends a byte now and then, and hears when it is left."""
+
+    def __init__(self, first: bytes) -> None:
+        self.first = first
+        self.left = threading.Event()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        connection, _ = self._socket.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(self.first)
+            while True:
+                connection.sendall(b"x")
+                ready, _, _ = select.select([connection], [], [], 0.01)
+                if ready and not connection.recv(65536):
+                    break
+        self.left.set()
+
+    def close(self) -> None:
+        """No more connections."""
+        self._socket.close()
+
+
+@pytest.fixture(params=[b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nA: "], ids=["the body", "the head"])
+def drops(request: pytest.FixtureRequest) -> Iterator[Drops]:
+    """Without a Content-Length: the answer has no end."""
+    server = Drops(request.param)
+    yield server
+    server.close()
+
+
+def test_a_stop_ends_an_artifact_that_comes_drop_by_drop(
+    drops: Drops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    artifact = {"name": "a", "path": "/tmp/in", "http": {"url": drops.url}}
+    main = {"name": "main", "inputs": {"artifacts": [artifact]}, "container": sh("cat /tmp/in")}
+
+    async def stopped() -> Any:
+        going = asyncio.create_task(execute(workflow([main]), RunOptions("w", tmp_path / "runs")))
+        log = tmp_path / "runs/w/events.jsonl"
+        await asyncio.to_thread(wait_until, lambda: log.exists() and "PodLoading" in log.read_text(), "the request")
+        ask(tmp_path / "runs/w", Ask("stop"))
+        async with asyncio.timeout(PATIENCE_S):
+            return await going
+
+    assert asyncio.run(stopped()).message == "Stopped with strategy 'Stop'"
+    assert drops.left.wait(PATIENCE_S)
+    assert not list((tmp_path / "runs").rglob(".load-*"))
+
+
+def test_a_deadline_ends_an_artifact_that_comes_drop_by_drop(
+    drops: Drops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = {"name": "a", "path": "/tmp/in", "http": {"url": drops.url}}
+    main = {"name": "main", "inputs": {"artifacts": [artifact]}, "container": sh("true"), "activeDeadlineSeconds": 1}
+    status = ran(tmp_path, monkeypatch, Library(), [main])
+    said = "Pod was active on the node longer than the specified deadline"
+    assert (status["phase"], status["message"]) == ("Failed", said)
+
+
+def test_an_answer_that_comes_too_slowly_is_none(drops: Drops, tmp_path: Path) -> None:
+    """In a time that passes by a minute a piece."""
+    minutes = itertools.count(0.0, 60.0)
+    if b"A: " in drops.first:
+        with (
+            pytest.raises(web.WebError, match="context deadline exceeded"),
+            web.opened(web.Request(drops.url, timeout_s=0.2)),
+        ):
+            pass
+        return
+    with web.opened(web.Request(drops.url)) as answer:
+        answer.clock = lambda: next(minutes)
+        with pytest.raises(web.WebError, match="less than 1024 bytes came in 60 s"):
+            answer.body(1 << 30)
+
+
+def test_an_artifact_takes_at_most_half_of_what_is_left_on_the_disk(
+    wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its length was told or not."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * 50_000))
+    body = b"x" * 50_001
+    wire.answers["/told"] = b"HTTP/1.1 200 OK\r\nContent-Length: 50001\r\n\r\n" + body
+    wire.answers["/untold"] = b"HTTP/1.1 200 OK\r\n\r\n" + body
+    for path in ("/told", "/untold"):
+        with pytest.raises(remote.RemoteError, match="larger than 50000 bytes, half of what is left"):
+            remote.download({"url": f"{wire.url}{path}"}, Library(), tmp_path / "got")
 
 
 TOKENS = {
