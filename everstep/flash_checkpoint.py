@@ -7,7 +7,7 @@
 MEMORY: staged in the node's shared memory, from where the newest state goes to the store when training processes die.
 DISK: the same, and into the store in the background, whatever is saved meanwhile. The store is the job's (under
 `everstep launch`), else the directory `checkpoint_dir`. `path` is the checkpoint's name there: `load_checkpoint(path)`
-reads the one that was saved under it.
+reads the one that was saved under it, while it is there: the newest 3 stay (`--keep-last`, EVERSTEP_KEEP_LAST; 0: all).
 
 Source: DLRover, "Flash Checkpoint to Save and Load Training State of Large Models in Seconds", API reference.
 """

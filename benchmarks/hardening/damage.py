@@ -39,6 +39,13 @@ PROVEN: dict[str, tuple[str, ...]] = {
     "a script without an agent passes over what is damaged, on all ranks alike": (
         f"{CHECKPOINT}test_alone.py::passed_over", f"{CHECKPOINT}test_alone.py::rank_that_fails",
     ),
+    "ranks without an agent begin from one checkpoint or all fail, whichever of them the store fails": (
+        f"{CHECKPOINT}test_agreement.py", f"{CHECKPOINT}test_alone.py::lists_checkpoints_and_gives_none",
+    ),
+    "what a killed put left in a bucket is given up when it is old, what a living one writes is not": (
+        "tests/store/test_s3_store.py::killed_put", "tests/store/test_s3_store.py::while_others_are_swept",
+        "tests/master/test_troubled_store.py::sweeps_what_killed",
+    ),
     "crafted headers and manifests are refused before a byte is allocated; fuzz": (f"{CHECKPOINT}test_crafted.py",),
 }  # fmt: skip
 """Promise -> words of the tests that prove it."""

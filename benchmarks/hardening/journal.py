@@ -38,6 +38,14 @@ PROVEN: dict[str, tuple[str, ...]] = {
     "journal: a report reads what is archived, and goes on behind what is missing": (
         "tests/report/test_long_journal.py",
     ),
+    "journal: a takeover asks the store as often, however much is archived": (
+        f"{MASTER}test_archive.py::asks_the_store",
+    ),
+    "a report of thousands of rounds is a page that a browser opens": ("tests/report/test_page.py::many_rounds",),
+    "checkpoints: the newest three stay by default, of all attempts, and what was begun from": (
+        "tests/launch/test_options.py::three_checkpoints", "tests/checkpoint/test_alone.py::newest_checkpoints",
+        "tests/checkpoint/test_retention.py",
+    ),
     "logs and telemetry of a month are bounded": (
         "tests/agent/test_rotation.py", f"{MASTER}test_telemetry_packing.py",
     ),

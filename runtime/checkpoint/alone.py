@@ -3,7 +3,7 @@
 The same objects and manifest as an elastic job's, so that every reader reads both. `save` copies the state into a
 buffer of this process; a thread puts it into the store. A state that is the same on every rank is written by one of
 them. Of a sharded one each rank puts its own shard, and whoever sees all of them there commits: nothing communicates
-but a few numbers, when the checkpointer is made and when it loads.
+but a few numbers, when the checkpointer is made and when it loads: all ranks begin from one checkpoint, or all fail.
 """
 
 import sys
@@ -16,6 +16,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from runtime import faults
+from runtime.checkpoint.agreement import from_rank_0, largest
 from runtime.checkpoint.commits import commit_of, encoded, read_commit
 from runtime.checkpoint.committed import sources_in
 from runtime.checkpoint.digests import seal
@@ -33,8 +34,10 @@ from runtime.store import NoSuchKey, Store, StoreError
 
 T = TypeVar("T")
 
-Agree = Callable[[int, int], tuple[int, int]]
-"""Rank 0's two numbers, on every rank: a collective."""
+Agree = Callable[[Callable[[], tuple[int, int]]], tuple[int, int]]
+"""As `agreement.from_rank_0`."""
+_LOADED, _PASSED, _UNFIT = 0.0, 1.0, 2.0
+"""What a rank says of a checkpoint; the worst counts for all."""
 EVERY = 50
 """Iterations between two checkpoints of a sharded state: a number that all ranks count alike, as no clock is."""
 COMMIT_TIMEOUT_S = 600.0
@@ -44,15 +47,22 @@ _LOOK_EVERY_S = 0.05
 class Alone:
     """Keeps the checkpoints of `job` in `store`. Not thread-safe."""
 
-    def __init__(self, store: Store, job: str, every_s: float = 60.0, keep_last: int = KEEP_LAST) -> None:
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        every_s: float = 60.0,
+        keep_last: int = KEEP_LAST,
+        agree: Agree = from_rank_0,
+        most: Callable[[float], float] = largest,
+    ) -> None:
         """A state that is the same on every rank is written when `every_s` seconds have passed, and when asked. The
-        newest `keep_last` checkpoints stay (0: all), and the one that this process began from."""
+        newest `keep_last` checkpoints stay (0: all), and the one that this process began from. `agree` and `most` are
+        collectives."""
         self.store, self.prefix = store, checkpoints_of(job)
         self._job, self._every_s = job, every_s
         self._rank, self._world_size = 0, 1
-        self._agree: Agree = _own
-        self._largest: Callable[[float], float] = float
-        """Of all ranks' numbers: a collective, too."""
+        self._agree, self._largest = agree, most
         self._round = 0
         """Claimed with the first checkpoint; of a sharded state at once, by rank 0."""
         self._due = time.monotonic() + every_s
@@ -63,33 +73,30 @@ class Alone:
         self._thread = ThreadPoolExecutor(1, "everstep-persist")
         self._writing: Future[None] | None = None
 
-    def join(self, rank: int, world_size: int, agree: Agree, largest: Callable[[float], float]) -> None:
+    def join(self, rank: int, world_size: int) -> None:
         """The state is sharded over that many ranks, each of which calls this: their checkpoints are one round's, which
-        no other run of the job has, not even one that was given up and still writes."""
-        self._rank, self._world_size, self._agree, self._largest = rank, world_size, agree, largest
-        self._round = agree(0 if rank else self._claimed(), 0)[0]
+        no other run of the job has, not even one that was given up and still writes. Raises StoreError,
+        UnreachableError."""
+        self._rank, self._world_size = rank, world_size
+        self._round, _ = self._agree(lambda: (self._claimed(), 0))
 
     def restore(self, load: Callable[[Sources], T]) -> T | None:
         """What `load` makes of the newest committed checkpoint that it can read, whoever cut it, the same one on every
-        rank; None: there is none. One that is damaged is passed over, and named.
+        rank; None: there is none. One that is damaged is passed over, and named. Every rank calls it.
 
-        Raises StoreError; what `load` raises of another kind than damage; UnreachableError: some may be whole, but none
-        could be read.
+        Raises, on all ranks alike: StoreError; RestoreError: the state is of another kind; UnreachableError: some may
+        be whole, but none could be read.
         """
         passed: dict[Place, RestoreError | None] = {}
-        while (place := self._agree(*self._newest(passed))) != (0, 0):
-            folder, error = folder_of(self._job, place), None
-            try:
-                found = load(sources_in(self.store, folder, read_commit(self.store, folder)))
-            except NoSuchKey:
-                found, error = None, DamagedError("its manifest is gone")
-            except RestoreError as raised:
-                if raised.flaw is None:
-                    raise
-                found, error = None, raised
-            if not self._largest(float(error is not None)):
+        while (place := self._agree(lambda: self._newest(passed))) != (0, 0):
+            folder = folder_of(self._job, place)
+            found, error = self._tried(folder, load)
+            verdict = self._largest(_verdict(error))
+            if verdict == _LOADED:
                 self._kept = self._kept._replace(begun=place)
                 return found
+            if verdict == _UNFIT:
+                raise error or RestoreError(f"{folder}: another rank cannot load it; it says why")
             passed[place] = error
             self._kept = self._kept._replace(passed_over=frozenset(passed))
             if error is not None:
@@ -99,6 +106,17 @@ class Alone:
             why = str(unread[0]) if unread else "another rank could not read one"
             raise UnreachableError(f"no checkpoint below {self.prefix} can be read, though some may be whole: {why}")
         return None
+
+    def _tried(self, folder: str, load: Callable[[Sources], T]) -> tuple[T | None, RestoreError | None]:
+        """What `load` makes of it, or why it makes nothing."""
+        try:
+            return load(sources_in(self.store, folder, read_commit(self.store, folder))), None
+        except NoSuchKey:
+            return None, DamagedError("its manifest is gone")
+        except StoreError as error:
+            return None, UnreachableError(str(error))
+        except RestoreError as error:
+            return None, error
 
     def save(self, iteration: int, tree: Tree, persist: bool = False) -> None:
         """Stage, if it is time, and put it into the store in the background. Waits for what is still being put, which
@@ -203,5 +221,5 @@ class Alone:
                 yield place, folder.committed
 
 
-def _own(one: int, other: int) -> tuple[int, int]:
-    return one, other
+def _verdict(error: RestoreError | None) -> float:
+    return _LOADED if error is None else _UNFIT if error.flaw is None else _PASSED

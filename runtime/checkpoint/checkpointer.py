@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from runtime import faults
 from runtime.agent.link import Acquire, Announce, Done, Fetch, Fetched, Flush, Link, Segment, Slot, Staged
+from runtime.checkpoint.agreement import largest
 from runtime.checkpoint.alone import Alone
 from runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError, SegmentError
 from runtime.checkpoint.fetch import read
@@ -77,15 +77,15 @@ class Checkpointer:
         if link is not None:
             self._announce(tree, _text(0, tree))
         elif alone is not None and self._sharded:
-            alone.join(rank, dist.get_world_size(), _from_rank_0, _largest)
+            alone.join(rank, dist.get_world_size())
 
     @uncollected()
     def load(self, state: dict[str, Any]) -> int:
         """Restore the newest checkpoint into `state`, in place; returns its iteration, 0 when there is none.
 
-        One that is damaged is passed over, and an older one restored; under an agent in another round, before which
-        this process ends. Raises RestoreError when it is of another model, or none can be read although some may be
-        whole; LinkError when there is no room for it.
+        Call it on every rank: all restore the same one, or fail. One that is damaged is passed over, and an older one
+        restored; under an agent in another round, before which this process ends. Raises RestoreError when it is of
+        another model, or none can be read although some may be whole; LinkError when there is no room for it.
         """
         if self._link is None:
             found = self._alone.restore(lambda sources: reshard(*sources, state, self._rank)) if self._alone else None
@@ -192,7 +192,7 @@ class Checkpointer:
             capacity = self._stager.layout.size
         segment = self._link.ask(Announce(capacity, self._sharded), Segment)
         if self._stages and segment.overhead != self._thinning.overhead:
-            self._thinning = Thinning(segment.overhead, _largest if self._sharded else float)
+            self._thinning = Thinning(segment.overhead, largest if self._sharded else float)
         self._segment, self._populated = self._mapped(Path(segment.path)), not capacity
         if capacity and self._rank == 0:
             size, slot = segment.slots * segment.capacity, segment.capacity
@@ -271,18 +271,3 @@ def sources_of(link: Link, place: Fetched) -> Sources:
 
 def _read_here(data: memoryview, _: Holding, start: int, buffer: memoryview) -> None:
     buffer[:] = data[start : start + len(buffer)]
-
-
-def _largest(mine: float) -> float:
-    """Of all ranks' numbers."""
-    both = torch.tensor([mine], dtype=torch.float64, device="cuda" if dist.get_backend() == "nccl" else "cpu")
-    dist.all_reduce(both, dist.ReduceOp.MAX)
-    return float(both[0])
-
-
-def _from_rank_0(one: int, other: int) -> tuple[int, int]:
-    """Rank 0's two numbers, on every rank."""
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    both = torch.tensor([one, other], device=device)
-    dist.broadcast(both, 0)
-    return int(both[0]), int(both[1])

@@ -39,11 +39,11 @@ class UnreachableError(RestoreError):
 class PassedOverError(RestoreError):
     """No source gives what a round was to begin from: an older checkpoint takes its place. Nobody's fault."""
 
-    flaw = Flaw.DAMAGED
-
     def __init__(self, text: str, refusals: Iterable[Refusal]) -> None:
         super().__init__(text)
         self.refusals = tuple(refusals)
+        # One source that may be whole is enough: nobody may begin from nothing because it does not answer now.
+        self.flaw = next((one.flaw for one in self.refusals if one.flaw is not Flaw.DAMAGED), Flaw.DAMAGED)
 
 
 class SegmentError(OSError):

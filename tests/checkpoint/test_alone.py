@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.checkpoint.alone import EVERY, Alone
+from runtime.checkpoint.alone import EVERY, Agree, Alone
 from runtime.checkpoint.committed import read_committed
 from runtime.checkpoint.errors import UnreachableError
 from runtime.checkpoint.examine import problems, stored
@@ -58,19 +58,19 @@ class Mortal(DirectoryStore):
 
 def started(folder: Path, calls: list[int]) -> list[Alone]:
     """The ranks of one run; rank 0's numbers hold for all, as a collective makes it."""
-    ranks = [Alone(Mortal(folder, 10**6), "j") for _ in calls]
     told: list[tuple[int, int]] = []
 
-    def agree(rank: int) -> Callable[[int, int], tuple[int, int]]:
-        def numbers(one: int, other: int) -> tuple[int, int]:
+    def agree(rank: int) -> Agree:
+        def numbers(look: Callable[[], tuple[int, int]]) -> tuple[int, int]:
             if rank == 0:
-                told[:] = [(one, other)]
+                told[:] = [look()]
             return told[0]
 
         return numbers
 
+    ranks = [Alone(Mortal(folder, 10**6), "j", agree=agree(rank), most=float) for rank in range(len(calls))]
     for rank, alone in enumerate(ranks):
-        alone.join(rank, len(ranks), agree(rank), float)
+        alone.join(rank, len(ranks))
     for alone, count in zip(ranks, calls, strict=True):
         alone.store.calls = count  # pyright: ignore[reportAttributeAccessIssue]
     return ranks
@@ -201,9 +201,8 @@ def test_a_rank_that_fails_takes_the_others_to_an_older_one(tmp_path: Path) -> N
         alone = Alone(store, "j")
         alone.save(iteration, part(iteration, 0, 0), persist=True)
         alone.flush(iteration)
-    alone = Alone(store, "j")
     answers = iter([1.0, 0.0])
-    alone.join(0, 2, lambda one, other: (one, other), lambda mine: next(answers))
+    alone = Alone(store, "j", most=lambda mine: next(answers))
     assert alone.restore(lambda sources: sources.holdings[0].iteration) == 1
 
 
@@ -245,3 +244,13 @@ def test_a_store_that_deletes_nothing_is_told_and_the_training_goes_on(tmp_path:
     assert "old checkpoints stay until the next one: refuses to DELETE" in capsys.readouterr().err
     _saved(DirectoryStore(tmp_path), [6])
     assert _there(DirectoryStore(tmp_path)) == [(1, 4), (1, 5), (2, 6)]
+
+
+def test_a_store_that_lists_checkpoints_and_gives_none_is_no_reason_to_begin_from_nothing(tmp_path: Path) -> None:
+    class Mute(DirectoryStore):
+        def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+            raise StoreError("answers 500")
+
+    _saved(DirectoryStore(tmp_path), [1, 2])
+    with pytest.raises(UnreachableError, match=r"though some may be whole: store .*answers 500"):
+        Alone(Mute(tmp_path), "j").restore(lambda sources: read_whole(*sources)[1])
