@@ -1,6 +1,7 @@
 """Both expression languages by their manuals: what they give, and where they say that something is wrong."""
 
 import ast
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,22 @@ KNOWN = {"inputs.parameters.n": "3", "nothing": None, "list": ["b", "a"], "json"
 )
 def test_an_expression_has_the_value_of_the_manual(text: str, value: Any) -> None:
     assert evaluate(text, KNOWN, FUNCTIONS) == value
+
+
+ROWS = [json.loads(line) for line in Path(__file__).with_name("expected_values.jsonl").read_text().splitlines()]
+"""[expression, value], or [expression] where it is an error: as expr-lang 1.17.7 and sprig 3.3.0, which Argo 4.0 has,
+answered in a program of Go with the variables that follow."""
+PEOPLE = [{"n": "x", "a": 3}, {"n": "y", "a": 1}, {"n": "z", "a": 3}]
+VARIABLES = {"list": ["b", "a"], "nothing": None, "d": {"a": {"b": 1}}, "people": PEOPLE}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_an_expression_has_the_value_that_go_gives_it(row: list[Any]) -> None:
+    if len(row) == 1:
+        with pytest.raises(ExpressionError):
+            evaluate(row[0], VARIABLES, FUNCTIONS)
+    else:
+        assert json.loads(json.dumps(evaluate(row[0], VARIABLES, FUNCTIONS))) == row[1]
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,10 @@ def _repeat(text: str, count: int) -> str:
     return text * count
 
 
-def replaced(text: str, old: str, new: str) -> str:
-    """The text with `new` for each `old`."""
+def replaced(text: str, old: str, new: str, most: int = -1) -> str:
+    """The text with `new` for each `old`, the first `most` of them (-1: all)."""
     written(len(text) + text.count(old) * max(0, len(new) - len(old)))
-    return text.replace(old, new)
+    return text.replace(old, new, max(-1, most))
 
 
 def joined(parts: list[str], glue: str) -> str:
@@ -204,9 +204,11 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "bitand": lambda a, b: a & b,
     "bitor": lambda a, b: a | b,
     "bitxor": lambda a, b: a ^ b,
+    "bitnand": lambda a, b: a & ~b,
     "bitnot": lambda a: ~a,
     "bitshl": _shifted,
     "bitshr": _shifted_back,
+    "bitushr": lambda a, b: wrapped(_shifted_back(a % (1 << 64), b)),
 }
 
 
@@ -271,9 +273,9 @@ PREDICATES: dict[str, Callable[..., Any]] = {
     "count": lambda over, p: len(_matching(over, p)),
     "sum": lambda over, p: _sum(_mapped(over, p)),
     "find": lambda over, p: _nth(_matching(over, p), over, 0, None),
-    "findIndex": lambda over, p: _nth(_matching(over, p), list(range(len(over))), 0, -1),
+    "findIndex": lambda over, p: _nth(_matching(over, p), list(range(len(over))), 0, None),
     "findLast": lambda over, p: _nth(_matching(over, p), over, -1, None),
-    "findLastIndex": lambda over, p: _nth(_matching(over, p), list(range(len(over))), -1, -1),
+    "findLastIndex": lambda over, p: _nth(_matching(over, p), list(range(len(over))), -1, None),
     "groupBy": _grouped,
     "sortBy": _sorted,
     "reduce": _reduce,

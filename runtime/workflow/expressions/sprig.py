@@ -20,6 +20,9 @@ from runtime.workflow.expressions.builtins import joined, replaced, unique, uniq
 from runtime.workflow.expressions.errors import ExpressionError
 from runtime.workflow.expressions.json_text import read_json
 from runtime.workflow.expressions.values import go_json, go_pretty_json, go_text
+from runtime.workflow.expressions.versions import allows
+
+_OCTAL = re.compile(r"^([+-]?)0(?=[0-7])")
 
 
 def _fail(message: str) -> Any:
@@ -27,14 +30,11 @@ def _fail(message: str) -> Any:
 
 
 def to_int(value: Any) -> int:
-    """cast.ToInt64: what is no number of 64 bits is 0."""
+    """cast.ToInt64: what is no number of 64 bits is 0; texts are Go's literals (`010` is 8)."""
     try:
-        found = int(value, 0) if isinstance(value, str) else int(value)
+        found = int(_OCTAL.sub(r"\g<1>0o", value), 0) if isinstance(value, str) else int(value)
     except (ValueError, TypeError, OverflowError):
-        try:
-            found = int(float(value))
-        except (ValueError, TypeError, OverflowError):
-            return 0
+        return 0
     return found if INT_MIN <= found <= INT_MAX else 0
 
 
@@ -119,6 +119,8 @@ def _stepped(start: int, stop: int, step: int) -> list[int]:
 
 def _seq(*parameters: int) -> str:
     start, step, end = 1, 1, 0
+    if not 1 <= len(parameters) <= 3:
+        return ""
     if len(parameters) == 1:
         end = parameters[0]
     elif len(parameters) == 2:
@@ -137,8 +139,8 @@ def _round(value: Any, digits: int, on: float = 0.5) -> float:
     scaled = to_float(value) * 10.0**digits
     if not math.isfinite(scaled):
         return scaled / 10.0**digits
-    whole = math.ceil(scaled) if scaled - math.floor(scaled) >= on else math.floor(scaled)
-    return whole / 10.0**digits
+    part, _ = math.modf(scaled)  # Negative for a negative number, so that sprig rounds each of them down.
+    return float(math.ceil(scaled) if part >= on else math.floor(scaled)) / 10.0**digits
 
 
 def _without(values: list[Any], out: set[Any]) -> list[Any]:
@@ -170,23 +172,16 @@ def _dig(*arguments: Any) -> Any:
     return place
 
 
+_KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float64", str: "string", list: "slice", dict: "map"}
+_TYPES = {"slice": "[]interface {}", "map": "map[string]interface {}", "invalid": "<nil>"}
+
+
 def _kind(value: Any) -> str:
-    names: dict[type, str] = {bool: "bool", int: "int", float: "float64", str: "string", list: "slice", dict: "map"}
-    return names.get(type(value), "invalid")
+    return _KINDS.get(type(value), "invalid")
 
 
-def _compare_versions(constraint: str, version: str) -> bool:
-    match = re.fullmatch(r"(=|!=|>=|<=|>|<|\^|~)?\s*v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", constraint.strip())
-    found = re.match(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", version)
-    if not match or not found:
-        raise ExpressionError(f"constraint {constraint!r} is not supported here")
-    wanted = tuple(int(part or 0) for part in match.groups()[1:])
-    have = tuple(int(part or 0) for part in found.groups())
-    upper = (wanted[0] + 1, 0, 0) if match[1] == "^" else (wanted[0], wanted[1] + 1, 0)
-    return {
-        "=": have == wanted, "!=": have != wanted, ">=": have >= wanted, "<=": have <= wanted, ">": have > wanted,
-        "<": have < wanted, "^": wanted <= have < upper, "~": wanted <= have < upper,
-    }[match[1] or "="]  # fmt: skip
+def _type(value: Any) -> str:
+    return _TYPES.get(_kind(value), _kind(value))
 
 
 def _integers(operation: Callable[[int, int], int]) -> Callable[..., int]:
@@ -217,6 +212,22 @@ def _quotient(a: int, b: int) -> int:
 
 def _digest(name: str) -> Callable[[str], str]:
     return lambda text: hashlib.new(name, text.encode()).hexdigest()
+
+
+def _base(path: str) -> str:
+    return posixpath.basename(path.rstrip("/")) or ("/" if path else ".")
+
+
+def _extension(path: str) -> str:
+    return "".join(posixpath.basename(path).rpartition(".")[1:]) if "." in posixpath.basename(path) else ""
+
+
+def _url_joined(parts: dict[str, str]) -> str:
+    from urllib.parse import urlunsplit
+
+    at = "@".join(filter(None, [parts.get("userinfo", ""), parts.get("host", "")]))
+    path, query, fragment = (parts.get(name, "") for name in ("path", "query", "fragment"))
+    return urlunsplit((parts.get("scheme", ""), at, path, query, fragment))
 
 
 def _url(text: str) -> dict[str, str]:
@@ -252,14 +263,15 @@ TEXT: dict[str, Callable[..., Any]] = {
     "regexReplaceAll": regexp.replaced,
     "regexReplaceAllLiteral": lambda r, s, new: regexp.replaced(r, s, new, literal=True),
     "regexSplit": regexp.split, "regexQuoteMeta": lambda s: _META.sub(r"\\\g<0>", s),
-    "semverCompare": _compare_versions, "b64enc": lambda s: base64.b64encode(s.encode()).decode(),
+    "semverCompare": allows, "b64enc": lambda s: base64.b64encode(s.encode()).decode(),
     "b64dec": lambda s: base64.b64decode(s).decode(), "b32enc": lambda s: base64.b32encode(s.encode()).decode(),
     "b32dec": lambda s: base64.b32decode(s).decode(), "sha1sum": _digest("sha1"), "sha256sum": _digest("sha256"),
     "sha512sum": _digest("sha512"), "adler32sum": lambda s: str(zlib.adler32(s.encode())),
-    "base": posixpath.basename, "dir": lambda p: posixpath.dirname(p) or ".", "clean": posixpath.normpath,
-    "ext": lambda p: posixpath.splitext(p)[1], "isAbs": posixpath.isabs, "osBase": posixpath.basename,
+    "base": _base, "dir": lambda p: posixpath.dirname(p) or ".", "clean": posixpath.normpath,
+    "ext": _extension, "isAbs": posixpath.isabs, "osBase": _base,
     "osDir": lambda p: posixpath.dirname(p) or ".", "osClean": posixpath.normpath,
-    "osExt": lambda p: posixpath.splitext(p)[1], "osIsAbs": posixpath.isabs, "urlParse": _url,
+    "osExt": _extension, "osIsAbs": posixpath.isabs, "urlParse": _url,
+    "urlJoin": _url_joined,
 }  # fmt: skip
 NUMBERS: dict[str, Callable[..., Any]] = {
     "atoi": to_int, "int": to_int, "int64": to_int, "float64": to_float,
@@ -299,7 +311,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "mustToJson": go_json, "toPrettyJson": go_pretty_json, "toRawJson": lambda v: go_json(v, escape=False),
     "fromJson": lambda s: read_json(s, floats=True), "mustFromJson": lambda s: read_json(s, floats=True),
     "kindOf": _kind,
-    "kindIs": lambda kind, v: _kind(v) == kind, "typeOf": _kind, "typeIs": lambda kind, v: _kind(v) == kind,
+    "kindIs": lambda kind, v: _kind(v) == kind, "typeOf": _type, "typeIs": lambda name, v: _type(v) == name,
     "deepEqual": lambda a, b: a == b, "hello": lambda: "Hello!",
 }  # fmt: skip
 SPRIG = {**TEXT, **NUMBERS, **LISTS, **OTHERS}

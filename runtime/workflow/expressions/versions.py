@@ -1,0 +1,93 @@
+"""Semantic versions (semver.org) and the constraints on them of Masterminds/semver, which sprig's functions take.
+
+`>=1.2, <2`, `^1.2 || ~3.4.1`, `1.2.x`, `1 - 2`: alternatives between `||`, all of what stands between commas or spaces.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+from runtime.workflow.expressions.errors import ExpressionError
+
+_PART = r"\d{1,18}|x|X|\*"
+_WRITTEN = rf"v?({_PART})(?:\.({_PART}))?(?:\.({_PART}))?(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?"
+_VERSION = re.compile(r"v?(\d{1,18})(?:\.(\d{1,18}))?(?:\.(\d{1,18}))?(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?")
+_RANGE = re.compile(rf"({_WRITTEN})\s+-\s+({_WRITTEN})")
+_ONE = re.compile(rf"(=|!=|>=|=>|<=|=<|>|<|~>|~|\^)?\s*{_WRITTEN}\s*[,\s]?\s*")
+_LONGEST = 1000
+"""Characters of a constraint."""
+
+
+class Version(NamedTuple):
+    """Ordered as semver.org says, by `order`."""
+
+    major: int
+    minor: int
+    patch: int
+    before: str
+    """Of a version before that one: `beta.2`."""
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """What is compared."""
+        each = [(0, int(one), "") if one.isdigit() else (1, 0, one) for one in self.before.split(".")]
+        return (*self[:3], not self.before, each)
+
+
+class _Constraint(NamedTuple):
+    operator: str
+    version: Version
+    told: int
+    """How many of its three numbers are given."""
+
+
+def allows(constraints: str, version: str) -> bool:
+    """Does the version keep to them? Raises ExpressionError for what is neither."""
+    found = _VERSION.fullmatch(version.strip())
+    if not found:
+        raise ExpressionError("invalid semantic version")
+    have = Version(int(found[1]), int(found[2] or 0), int(found[3] or 0), found[4] or "")
+    alternatives = [_all_of(part) for part in constraints[: _LONGEST + 1].split("||")]
+    return any(all(_holds(one, have) for one in some) for some in alternatives)
+
+
+def _all_of(text: str) -> list[_Constraint]:
+    rest = _RANGE.sub(r">=\1,<=\6", text).strip()
+    found: list[_Constraint] = []
+    while rest:
+        match = _ONE.match(rest)
+        if not match or len(text) > _LONGEST or rest.endswith(","):
+            raise ExpressionError(f"improper constraint: {text[:_LONGEST]}")
+        rest = rest[match.end() :]
+        numbers = [part for part in match.groups()[1:4] if part and part not in "xX*"]
+        told = next((at for at, part in enumerate(match.groups()[1:4]) if not part or part in "xX*"), 3)
+        major, minor, patch = (*map(int, numbers[:told]), 0, 0, 0)[:3]
+        found.append(_Constraint(match[1] or "=", Version(major, minor, patch, match[5] or ""), told))
+    if not found:
+        raise ExpressionError(f"improper constraint: {text}")
+    return found
+
+
+def _holds(constraint: _Constraint, have: Version) -> bool:
+    """A version before another is wanted by nobody who names none such."""
+    operator, wanted, told = constraint
+    if have.before and not wanted.before:
+        return False
+    same = have[:told] == wanted[:told] if told < 3 else have.order == wanted.order
+    return {
+        "=": same,
+        "!=": not same,
+        ">": have[:told] > wanted[:told] if told < 3 else have.order > wanted.order,
+        "<": have.order < wanted.order,
+        ">=": have.order >= wanted.order,
+        "=>": have.order >= wanted.order,
+        "<=": have[:told] <= wanted[:told] if told < 3 else have.order <= wanted.order,
+        "=<": have[:told] <= wanted[:told] if told < 3 else have.order <= wanted.order,
+        "~": have.order >= wanted.order and have[: min(told, 2)] == wanted[: min(told, 2)],
+        "~>": have.order >= wanted.order and have[: min(told, 2)] == wanted[: min(told, 2)],
+        "^": have.order >= wanted.order and have[: _fixed(wanted, told)] == wanted[: _fixed(wanted, told)],
+    }[operator]
+
+
+def _fixed(wanted: Version, told: int) -> int:
+    """How many numbers `^` keeps: up to the first that is not 0."""
+    return min(next((at + 1 for at, number in enumerate(wanted[:3]) if number), 3), told)
