@@ -67,6 +67,7 @@ PROMISE = f"executor: {CASES:,} hostile manifests, parameters and outputs"
 MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {PROMISE: fuzzed}
 
 HOSTILE, CLOCK = "tests/workflow/test_hostile.py", "tests/workflow/test_clock.py"
+RUNNER, ENGINE = "tests/workflow/test_runner.py", "tests/workflow/test_engine.py"
 SANDBOX, TEXTS = "tests/workflow/test_sandbox.py", "tests/text/test_ranges.py"
 PROVEN: dict[str, tuple[str, ...]] = {
     "executor: withParam of deep JSON and of numbers that no float holds, in Argo's words": (
@@ -90,6 +91,13 @@ PROVEN: dict[str, tuple[str, ...]] = {
     ),
     "executor: the fuzzer's first cases, and that it finds what is planted": (f"{HOSTILE}::fuzzer",),
     "executor: every duration by the monotonic clock, after a resume by what was told": (CLOCK,),
+    "executor: a stop, a deadline and an end are seen while very many pods are started, at most 110 run at once": (
+        f"{RUNNER}::before_all", f"{RUNNER}::at_once", f"{ENGINE}::began_after", f"{ENGINE}::never_begins",
+    ),
+    "executor: ordinary loops of any length that a run may have are not refused; the same log costs the same": (
+        f"{HOSTILE}::ordinary", f"{HOSTILE}::read_before", f"{HOSTILE}::side_by_side", f"{HOSTILE}::wait_for_a_limit",
+    ),
+    "executor: of what a pod prints 256 KiB are kept": (f"{HOSTILE}::the_end_is_kept", f"{HOSTILE}::from_its_end"),
     "executor: --sandbox": (SANDBOX,),
     "texts: a line of hundreds of megabytes is a bad document": (f"{TEXTS}::hundreds_of", f"{TEXTS}::as_long_as"),
 }  # fmt: skip

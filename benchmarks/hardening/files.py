@@ -15,8 +15,8 @@ from benchmarks.acceptance import Line
 from runtime.workflow.archives import LIMITS, ArchiveError, untar
 from tests.workflow.test_archives import GOOD_TAR, Place, good_zip
 
-INSIDE, ARCHIVES, WIRE, SURROUNDINGS = (
-    f"tests/workflow/test_{name}.py" for name in ("inside", "archives", "wire", "surroundings")
+INSIDE, ARCHIVES, WIRE, SURROUNDINGS, SERVICES = (
+    f"tests/workflow/test_{name}.py" for name in ("inside", "archives", "wire", "surroundings", "services")
 )
 PROVEN: dict[str, tuple[str, ...]] = {
     "artifact keys with ../, also from a parameter: an error in Argo's words, nothing outside is touched": (
@@ -35,6 +35,10 @@ PROVEN: dict[str, tuple[str, ...]] = {
     "http: no header follows a redirect to another host; only http and https": (
         f"{WIRE}::redirect", f"{WIRE}::same_host", f"{WIRE}::addresses", f"{WIRE}::schemes",
     ),
+    "http: a stop and a deadline end what comes drop by drop; no artifact takes more than half of the disk's room": (
+        f"{WIRE}::drop_by_drop", f"{WIRE}::too_slowly", f"{WIRE}::left_on_the_disk",
+    ),
+    "s3: the launcher's keys go only to the endpoint that they were given for": (f"{SERVICES}::given_for",),
     "tar and zip: no member, link or mode leaves the folder": (
         f"{ARCHIVES}::leaves", f"{ARCHIVES}::leads_out", f"{ARCHIVES}::modes", f"{ARCHIVES}::links",
         f"{ARCHIVES}::bytes",
@@ -45,7 +49,7 @@ PROVEN: dict[str, tuple[str, ...]] = {
     "pods get a named list of variables, --env adds; the store's only Everstep's own steps": (
         f"{SURROUNDINGS}::token", f"{SURROUNDINGS}::get", f"{SURROUNDINGS}::env", f"{SURROUNDINGS}::documentation",
     ),
-    "Secrets as volumes: 0400 under 0700": (f"{SURROUNDINGS}::secret",),
+    "Secrets as volumes: 0400 under 0700, and gone with their pod": (f"{SURROUNDINGS}::secret",),
     "terminal escapes of pods are text: live view, plain lines, logs, get": (
         f"{SURROUNDINGS}::say", f"{SURROUNDINGS}::acts",
     ),

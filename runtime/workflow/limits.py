@@ -55,7 +55,8 @@ class Limits:
             self._active[line] = self._active.get(line, 0) + 1
 
     def freed(self, node: Node) -> None:
-        """A node has ended."""
+        """A node has ended; what waits in it never begins."""
+        self.waiting -= len(self._lines.pop(node.name, ()))
         if node.boundary in self._active and node.type not in (NodeType.STEP_GROUP, NodeType.TASK_GROUP):
             self._active[node.boundary] -= 1
             boundary = self._engine.nodes[node.boundary]

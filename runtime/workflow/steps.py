@@ -96,7 +96,8 @@ class StepsRun:
         return ChainMap(self._artifacts, self.engine.variables.artifacts, inputs_of(self.node.spec))
 
     def _outbound(self) -> None:
-        last = self._groups[-1].children if self._groups else []
+        every = self._groups[-1].children if self._groups else []
+        last = [name for name in every if name in self.engine.nodes]  # Others waited for a limit when the group failed.
         self.node.outbound = [end for name in last for end in graph.outbound(self.engine.nodes, name)]
 
     def _end(self, now: float) -> None:

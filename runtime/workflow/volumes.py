@@ -189,6 +189,17 @@ def forget_claims(spec: Mapping[str, Any], workflow: str, claims: Path) -> None:
             shutil.rmtree(inside(claims, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True)
 
 
+def _items(volume: Mapping[str, Any]) -> Iterator[Any]:
+    """Those of its ConfigMaps and Secrets."""
+    for source in (volume, *listed(volume, "projected", "sources")):
+        for field in ("configMap", "secret"):
+            yield from listed(source, field, "items")
+
+
+def _is_file(item: Any) -> bool:
+    return isinstance(item, Mapping) and all(isinstance(item.get(name), str) for name in ("key", "path"))
+
+
 def problems(volumes: Sequence[Mapping[str, Any]], library: Library, where: Where) -> Iterator[Problem]:
     """Volumes of a kind that this machine has not, ConfigMaps and Secrets that are not there."""
     for index, volume in enumerate(volumes):
@@ -200,6 +211,9 @@ def problems(volumes: Sequence[Mapping[str, Any]], library: Library, where: Wher
             path = str((item.get("fieldRef") or {}).get("fieldPath") or "metadata.name")
             if path not in WHOLE and not known_field(path):
                 yield Problem((*where, index, "downwardAPI"), f"{path} is not known on this machine")
+        if any(not _is_file(item) for item in _items(volume)):
+            yield Problem((*where, index), "each of its items needs a key and a path, both texts")
+            continue
         try:
             if "{{" not in str(volume):
                 list(_files(volume, Shown(library, {}, ())))

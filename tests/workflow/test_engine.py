@@ -11,6 +11,7 @@ from runtime.workflow import ManifestError, parse
 from runtime.workflow.engine import Engine
 from runtime.workflow.events import Event, PodEnded, PodStarted, RunCreated, RunResumed
 from runtime.workflow.nodes import Phase, fnv32a
+from tests.workflow.running import workflow
 
 DIAMOND = """
 apiVersion: argoproj.io/v1alpha1
@@ -121,6 +122,18 @@ def test_a_step_that_succeeded_runs_again_when_it_is_asked_for_with_what_came_af
     assert engine.phase is Phase.SUCCEEDED
 
 
+def test_what_waits_for_a_limit_when_its_group_fails_never_begins() -> None:
+    bad = {"name": "bad", "container": {"image": "i", "command": ["{{=}}"]}}
+    good = {"name": "good", "container": {"image": "i", "command": ["true"]}}
+    steps = [[{"name": name, "template": template} for name, template in (("a", "good"), ("b", "bad"), ("c", "good"))]]
+    source = workflow([{"name": "main", "parallelism": 1, "steps": steps}, good, bad])
+    engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
+    assert ended(engine, 1.0) == ["w[0].a"]
+    assert engine.phase is Phase.FAILED
+    assert "w[0].c" not in engine.nodes
+    assert engine.limits.waiting == 0
+
+
 def test_ids_are_the_fnv_hash_of_the_name() -> None:
     assert fnv32a("") == 0x811C9DC5
     assert fnv32a("a") == 0xE40C292C
@@ -130,6 +143,7 @@ def test_ids_are_the_fnv_hash_of_the_name() -> None:
     ("change", "part"),
     [
         ({"volumes": [{"name": "v", "nfs": {}}]}, "spec.volumes"),
+        ({"volumes": [{"name": "v", "secret": {"secretName": "s", "items": ["key"]}}]}, "spec.volumes"),
         ({"shutdown": "Stop"}, "spec.shutdown"),
         ({"onExit": "nobody"}, "spec.onExit"),
         ({"entrypoint": "nobody"}, "spec.entrypoint"),
