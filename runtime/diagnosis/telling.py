@@ -30,7 +30,7 @@ def link_lines(rounds: Sequence[Round], min_bandwidth: float) -> list[str]:
     """Links between a machine's own devices that are below the lowest bandwidth, though its node may pass."""
     lines = []
     for node, one in _first(rounds).items():
-        slow = [f"{pair} {speed:.0f} MB/s" for pair, speed in one.links.items() if speed < min_bandwidth]
+        slow = [f"{pair} {speed:.4g} MB/s" for pair, speed in one.links.items() if speed < min_bandwidth]
         if slow:
             lines.append(f"{node}: links below {min_bandwidth:g} MB/s: {', '.join(slow)}")
     return lines

@@ -4,7 +4,7 @@ import io
 import json
 
 from runtime.diagnosis import telling
-from runtime.diagnosis.evidence import Round
+from runtime.diagnosis.evidence import Measurement, Round
 from runtime.diagnosis.verdicts import Verdict, judge
 from tests.diagnosis.simulated import check, names
 
@@ -25,6 +25,13 @@ def test_a_round_is_one_line_of_seconds_with_its_groups_and_its_reason() -> None
         "Round 1: {0: 0.60, 1: 2.60 | 2: failed, 3: failed, 4: failed} s, adjacent pairs",
         "Round 2: {0: failed, 4: failed | 1: 2.60, 3: 0.60, 2: 0.60} s, the fastest with the slowest",
     ]
+
+
+def test_slow_links_within_a_machine_are_named_though_its_node_passes() -> None:
+    links = {"0-1": 90.4, "0-2": 200.0, "1-2": 99.9}
+    measured = [Measurement("a", "host-a", 1.0, 1.0, 1.0, links=links), Measurement("b", "host-b", 1.0, 1.0, 1.0)]
+    told = Round(1, (("a", "b"),), "all together", {one.node: one for one in measured})
+    assert telling.link_lines([told], 100.0) == ["a: links below 100 MB/s: 0-1 90.4 MB/s, 1-2 99.9 MB/s"]
 
 
 def test_off_a_terminal_the_verdicts_are_plain_lines() -> None:

@@ -3,7 +3,9 @@
 import argparse
 import contextlib
 import io
+import sys
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,3 +129,18 @@ def test_what_follows_the_script_is_the_scripts() -> None:
     told = Parser({}).parse_args(["--nnodes", "2", "train.py", "--nnodes", "9", "--store", "x", "--", "-m"])
     assert (told.nnodes, told.store) == ("2", "")
     assert told.training_script_args == ["--nnodes", "9", "--store", "x", "--", "-m"]
+
+
+def test_a_completion_is_printed_where_shtab_is_and_asked_for_where_it_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as ended:
+        Parser({}).parse_args(["--print-completion", "bash"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "--print-completion needs the package shtab: pip install shtab\n"
+    shtab = SimpleNamespace(complete=lambda parser, shell: f"{shell} of {len(parser._actions) > 50}")
+    monkeypatch.setitem(sys.modules, "shtab", shtab)
+    with pytest.raises(SystemExit) as ended:
+        Parser({}).parse_args(["--print-completion", "zsh"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, "zsh of True\n")
