@@ -139,7 +139,9 @@ def test_a_completion_is_printed_where_shtab_is_and_asked_for_where_it_is_not(
         Parser({}).parse_args(["--print-completion", "bash"])
     assert ended.value.code == 1
     assert capsys.readouterr().err == "--print-completion needs the package shtab: pip install shtab\n"
-    shtab = SimpleNamespace(complete=lambda parser, shell: f"{shell} of {len(parser._actions) > 50}")
+    shtab = SimpleNamespace(
+        SUPPORTED_SHELLS=["zsh"], complete=lambda parser, shell: f"{shell} of {len(parser._actions) > 50}"
+    )
     monkeypatch.setitem(sys.modules, "shtab", shtab)
     with pytest.raises(SystemExit) as ended:
         Parser({}).parse_args(["--print-completion", "zsh"])
