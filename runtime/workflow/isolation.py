@@ -54,7 +54,7 @@ class Plan(NamedTuple):
         for length in range(1, len(parts) + 1):
             here = "/" + "/".join(parts[:length])
             inside = Path(self.root + here)
-            if inside.is_symlink():
+            if os.path.islink(inside):
                 target = os.path.join(os.path.dirname(here), os.readlink(inside))
                 return os.path.normpath(os.path.join(target, *parts[length:]))
         return None

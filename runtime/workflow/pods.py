@@ -262,7 +262,7 @@ class Pod:
             if made["sandbox"] and not _own(plan, place):
                 gone.append(f"{source['path']} is outside of the sandbox")
                 break
-            if place.is_dir():
+            if os.path.isdir(place):  # Path's own raises for a name that is too long.
                 folders.append(_directory(source["path"]))
                 found.parameters[entry["name"]] = ""
                 continue
@@ -302,7 +302,7 @@ class Pod:
         """Keep one output artifact; says why it cannot be."""
         path, name = str(entry["path"]), str(entry["name"])
         place, below = _left(plan, path), _in_volume(plan, path)
-        if not place.exists():
+        if not os.path.exists(place):
             if entry.get("optional"):
                 return ""
             missing = f"stat /mainctrfs{path}" if below else f"open {OUTPUTS}/artifacts{path}.tgz"

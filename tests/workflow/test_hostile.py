@@ -332,6 +332,17 @@ def test_an_output_that_is_no_small_file_fails_its_node(
     assert status["message"].startswith("wait: Error (exit code 64): /tmp/o is ")
 
 
+@pytest.mark.parametrize("path", ["/tmp/" + "a" * 300, "a" * 300, "b/" * 3000])
+def test_an_output_whose_path_is_too_long_is_missing(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outputs = {"parameters": [{"name": "o", "valueFrom": {"path": path}}]}
+    status = run(tmp_path, workflow([{"name": "main", "container": sh("true"), "outputs": outputs}]))
+    assert status["phase"] == "Error"
+    assert status["message"].endswith("no such file or directory")
+
+
 def test_what_a_pod_prints_is_read_from_its_end(tmp_path: Path) -> None:
     pod = Pod(tmp_path, tmp_path / "log")
     with pod.stdout.open("wb") as file:
