@@ -33,6 +33,7 @@ from runtime.job.spec import JobSpec, Patience, RoleSpec
 from runtime.master import find_master, run
 from runtime.platform import Gone, Node, NodeRequest
 from runtime.store import DirectoryStore
+from runtime.tls import Credentials
 
 JOB = "benchmark"
 TOKEN = "benchmark"
@@ -84,7 +85,10 @@ def _master(pipe: Connection, folder: Path, agents: int, core: int) -> None:
         patience = Patience(join_window_s=PATIENCE_S, replacement_wait_s=PATIENCE_S, silence_s=PATIENCE_S)
         spec = JobSpec(JOB, {"worker": RoleSpec(agents, agents // 2)}, patience, hosts="")
         store = DirectoryStore(folder)
-        await run(spec, store, platform, token=TOKEN, agent_arguments=[], agent_environment={}, stop=asyncio.Event())
+        credentials = Credentials(TOKEN)
+        await run(
+            spec, store, platform, credentials=credentials, agent_arguments=[], agent_environment={}, stop=asyncio.Event(),
+        )  # fmt: skip
 
     asyncio.run(live())
 

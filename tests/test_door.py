@@ -17,7 +17,7 @@ from aiohttp import web
 
 from runtime import door as doors
 from runtime.door import AT_ONCE, Door, Seldom, listen, server_of
-from runtime.token import Bearer
+from runtime.tls import Credentials
 from tests.hostile import KINDS, Crowd
 
 SECONDS = 120.0
@@ -65,7 +65,7 @@ def served(story: Story, strangers: int = 256, head_s: float = 10.0) -> None:
             return response
 
         lines: list[str] = []
-        door = Door(Bearer("t"), strangers=strangers, head_s=head_s, say=lines.append)
+        door = Door(Credentials("t"), strangers=strangers, head_s=head_s, say=lines.append)
         listener = listen("127.0.0.1", 0)
         port = listener.getsockname()[1]
         async with asyncio.timeout(SECONDS), door.serving(server_of(handle), listener):

@@ -12,7 +12,8 @@ from runtime.agent.script import Kind, split_command
 from runtime.checkpoint.cadence import share_of
 
 _EXAMPLE = """\
-environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL), EVERSTEP_STORE (URI) are needed;
+environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL; https: all speak TLS),
+  EVERSTEP_STORE (URI) are needed;
   EVERSTEP_DEAD_MAN_S (300), EVERSTEP_IP (127.0.0.1: where this node's server listens and others reach it),
   EVERSTEP_HOST_IP (its machine's address as a topology names it; default: EVERSTEP_IP),
   EVERSTEP_RUN_DIR and OMP_NUM_THREADS are heard.
@@ -90,6 +91,11 @@ class Settings:
     """Logical CPUs that each local rank's worker runs on; empty: all."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """More for the workers' environment."""
+
+    @property
+    def tls(self) -> bool:
+        """The job's processes speak TLS with each other, as its master does."""
+        return self.master.startswith("https://")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ from runtime.checkpoint.digests import Arriving, check
 from runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
 from runtime.job.messages import Flaw, Holding, Refusal
 from runtime.store import NoSuchKey, Store, TooShort
+from runtime.tls import Credentials
 
 PEER_TIMEOUT_S = 30.0
 """Without a byte from the peer for so long, the next source is asked."""
@@ -17,7 +18,7 @@ _CHUNK = 1 << 20
 
 
 def fetch(
-    source: Holding, buffer: memoryview, store: Store, token: str, came: Callable[[], None] = lambda: None
+    source: Holding, buffer: memoryview, store: Store, credentials: Credentials, came: Callable[[], None] = lambda: None
 ) -> None:
     """Fill `buffer` (source.size bytes) from `source`. `came` is called as bytes come from a peer.
 
@@ -26,7 +27,7 @@ def fetch(
     arriving = Arriving(buffer, source.digest)
     try:
         if source.key:  # Its parts come side by side.
-            _read(source, 0, buffer, store, token, _unchecked)
+            _read(source, 0, buffer, store, credentials, _unchecked)
             check(buffer, source.digest)
         else:
 
@@ -34,31 +35,36 @@ def fetch(
                 arriving.came(done)
                 came()
 
-            _read(source, 0, buffer, store, token, count)
+            _read(source, 0, buffer, store, credentials, count)
     except RestoreError as error:
         raise type(error)(f"{described(source)}: {error}") from None
 
 
-def read(source: Holding, start: int, buffer: memoryview, store: Store, token: str) -> None:
+def read(source: Holding, start: int, buffer: memoryview, store: Store, credentials: Credentials) -> None:
     """Fill `buffer` with what stands at `source` from byte `start` on, unchecked.
 
     Raises DamagedError, UnreachableError, one line: gone or shorter than promised; or not to be had now.
     """
     try:
-        _read(source, start, buffer, store, token, _unchecked)
+        _read(source, start, buffer, store, credentials, _unchecked)
     except RestoreError as error:
         raise type(error)(f"{described(source)}: {error}") from None
 
 
 def _read(
-    source: Holding, start: int, buffer: memoryview, store: Store, token: str, came: Callable[[int], None]
+    source: Holding,
+    start: int,
+    buffer: memoryview,
+    store: Store,
+    credentials: Credentials,
+    came: Callable[[int], None],
 ) -> None:
     """`came` is told how many bytes are there, as they come from a peer."""
     try:
         if source.key:
             store.read_into(source.key, start, buffer)
         else:
-            _from_peer(source, start, buffer, token, came)
+            _from_peer(source, start, buffer, credentials, came)
     except NoSuchKey:
         raise DamagedError("no such object") from None
     except TooShort as error:
@@ -82,11 +88,13 @@ def refusal(source: Holding, error: RestoreError) -> Refusal:
     return refused if source.key else replace(refused, node=source.node, shard=source.shard)
 
 
-def _from_peer(source: Holding, start: int, buffer: memoryview, token: str, came: Callable[[int], None]) -> None:
-    connection = http.client.HTTPConnection(source.address, timeout=PEER_TIMEOUT_S)
+def _from_peer(
+    source: Holding, start: int, buffer: memoryview, credentials: Credentials, came: Callable[[int], None]
+) -> None:
+    connection = credentials.connection(source.address, PEER_TIMEOUT_S)
     try:
         path = f"/v1/shards/{source.round}/{source.iteration}/{source.shard}"
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = dict(credentials.headers)
         if len(buffer) < source.size:
             headers["Range"] = f"bytes={start}-{start + len(buffer) - 1}"
         connection.request("GET", path, headers=headers)

@@ -17,7 +17,7 @@ from runtime.agent import server
 from runtime.agent.server import application
 from runtime.door import Door, application_of, listen
 from runtime.job.messages import Holding
-from runtime.token import Bearer
+from runtime.tls import Credentials
 
 SIZE = 64 << 20
 """More than the kernel buffers between two ends of a connection."""
@@ -48,7 +48,7 @@ class OneShard:
 @asynccontextmanager
 async def asked(keeper: OneShard, stall_s: float) -> AsyncIterator[tuple[web.AppRunner, socket.socket]]:
     """The server, and a peer that was promised the shard and has read nothing."""
-    door, listener = Door(Bearer("t")), listen("127.0.0.1", 0)
+    door, listener = Door(Credentials("t")), listen("127.0.0.1", 0)
     with ThreadPoolExecutor(1) as threads:
         runner = application_of(application(cast(Any, keeper), door, threads, stall_s))
         async with door.serving(runner, listener):
@@ -113,7 +113,7 @@ def test_only_what_goes_to_a_reader_on_this_machine_is_little_buffered(round_tri
         with Connection(fileno=accepted.detach()) as to:
             to.round_trip_us = round_trip_us
             before = to.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-            server._copied(to, memoryview(b"all"), 60)
+            server._copied(to, iter([b"all"]), 60)
             assert peer.recv(10) == b"all"
             assert (to.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < min(before, 1 << 19)) == little
 
@@ -135,7 +135,7 @@ class Copies:
 def test_who_asks_for_a_copy_hears_that_it_gets_on_and_how_it_ended(error: str) -> None:
     async def story() -> None:
         keeper = Copies(error)
-        door, listener = Door(Bearer("t")), listen("127.0.0.1", 0)
+        door, listener = Door(Credentials("t")), listen("127.0.0.1", 0)
         with ThreadPoolExecutor(1) as threads:
             runner = application_of(application(cast(Any, keeper), door, threads))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/copies"

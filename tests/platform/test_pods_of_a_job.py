@@ -15,6 +15,7 @@ from runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform, Own
 from runtime.platform.kubernetes.platform import shared_token
 from runtime.platform.kubernetes.pods import NODE, pod_name
 from runtime.store import DirectoryStore
+from runtime.tls import Credentials
 from tests.master.test_master_run import TOKEN, Agent
 from tests.platform.pod_api import PodApi
 
@@ -40,7 +41,7 @@ class Job:
         await wishes_made(self._api, JOB, OWNER, {"worker": 2})
         async with KubernetesPlatform(self._api, JOB, OWNER, TEMPLATE) as platform:
             return await run(
-                SPEC, self._store, platform, token=TOKEN, agent_arguments=["--", "x.py"], agent_environment={},
+                SPEC, self._store, platform, credentials=Credentials(TOKEN), agent_arguments=["--", "x.py"], agent_environment={},
                 stop=stop, remove_nodes=lambda: remove,
                 sizes=wishes(self._api, JOB, say, lambda _: asyncio.sleep(0.01)),
             )  # fmt: skip
