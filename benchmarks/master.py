@@ -87,7 +87,8 @@ def _master(pipe: Connection, folder: Path, agents: int, core: int) -> None:
         store = DirectoryStore(folder)
         credentials = Credentials(TOKEN)
         await run(
-            spec, store, platform, credentials=credentials, agent_arguments=[], agent_environment={}, stop=asyncio.Event(),
+            spec, store, platform, credentials=credentials, agent_arguments=[], agent_environment={},
+            stop=asyncio.Event(),
         )  # fmt: skip
 
     asyncio.run(live())

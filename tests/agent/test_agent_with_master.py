@@ -12,6 +12,7 @@ from runtime.master import run
 from runtime.platform import debris
 from runtime.platform.process import ProcessPlatform, end_nodes
 from runtime.store import open_store
+from runtime.tls import Credentials
 
 SCRIPT = """
 import os, signal, sys

@@ -524,8 +524,8 @@ def test_debris_of_an_earlier_incarnation_is_reclaimed_and_a_neighbours_is_not(m
     shm, name = old.shm, os.listdir(old.shm)[0]
     (shm / (name + "0-7")).write_bytes(b"worker-0-0-00-7 is another node")
     again = Keeper(
-        job="job", node=old.name, store=old.store, credentials=Credentials(""), persist_interval=1, directory=shm, on_persisted=print,
-        on_unrestored=print,
+        job="job", node=old.name, store=old.store, credentials=Credentials(""), persist_interval=1, directory=shm,
+        on_persisted=print, on_unrestored=print,
     )  # fmt: skip
     assert os.listdir(shm) == [name + "0-7"]
     again.close()

@@ -97,8 +97,8 @@ async def main(folder: Path) -> int:
     torn = os.environ.get("TORN")
     store = TornStore(folder, torn) if torn else DirectoryStore(folder / "store")
     outcome = await run(
-        SPEC, store, FilePlatform(folder), credentials=Credentials(os.environ["TOKEN"]), agent_arguments=[], agent_environment={},
-        stop=asyncio.Event(),
+        SPEC, store, FilePlatform(folder), credentials=Credentials(os.environ["TOKEN"]), agent_arguments=[],
+        agent_environment={}, stop=asyncio.Event(),
     )  # fmt: skip
     print(msgspec.json.encode(outcome).decode(), flush=True)
     return outcome.exit_code

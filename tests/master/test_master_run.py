@@ -414,8 +414,8 @@ def test_an_address_that_is_taken_is_refused_in_one_line(tmp_path: Path) -> None
     async def begin(port: int) -> None:
         store, platform = DirectoryStore(tmp_path), DictPlatform()
         await run(
-            SPEC, store, platform, credentials=Credentials(TOKEN), agent_arguments=[], agent_environment={}, stop=asyncio.Event(),
-            port=port,
+            SPEC, store, platform, credentials=Credentials(TOKEN), agent_arguments=[], agent_environment={},
+            stop=asyncio.Event(), port=port,
         )  # fmt: skip
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

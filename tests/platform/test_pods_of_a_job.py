@@ -41,8 +41,8 @@ class Job:
         await wishes_made(self._api, JOB, OWNER, {"worker": 2})
         async with KubernetesPlatform(self._api, JOB, OWNER, TEMPLATE) as platform:
             return await run(
-                SPEC, self._store, platform, credentials=Credentials(TOKEN), agent_arguments=["--", "x.py"], agent_environment={},
-                stop=stop, remove_nodes=lambda: remove,
+                SPEC, self._store, platform, credentials=Credentials(TOKEN), agent_arguments=["--", "x.py"],
+                agent_environment={}, stop=stop, remove_nodes=lambda: remove,
                 sizes=wishes(self._api, JOB, say, lambda _: asyncio.sleep(0.01)),
             )  # fmt: skip
 
