@@ -2,8 +2,8 @@
 
 Until then it is a stranger's, also while it shakes hands for TLS. There are at most `STRANGERS` of them; one more sends
 the oldest away, so that a crowd that says nothing keeps nobody out: whoever belongs to the job shows the token with the
-first bytes, and the oldest of a crowd has had its turn by then (`AT_ONCE`). After `HEAD_S` a stranger is sent away in any
-case, whatever it has said.
+first bytes, and the oldest of a crowd has had its turn by then (`AT_ONCE`). After `HEAD_S` a stranger is sent away in
+any case, whatever it has said.
 
 Descriptors are kept for the job's own work. Where they run short all the same, strangers make room, nothing ends, and
 it is told once a minute. asyncio's own way (a traceback for each of `backlog` attempts, each second) writes gigabytes.

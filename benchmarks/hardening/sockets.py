@@ -124,7 +124,7 @@ def _attack(stage: Scene, folder: Path) -> Iterator[Line]:
     came = sum(crowd.came.values())
     lost = AGENTS - sum(node["phase"] == "running" for node in watch.asked("nodes"))  # type: ignore[index]
     told = f"{lost} lost, round {watch.asked('status')['round']}, {beats} heartbeats answered in {took:.0f} s"
-    everyone = min(crowd.came.values()) * len(KINDS) > 0.9 * CONNECTIONS
+    everyone = min(crowd.came[kind] for kind in KINDS) * len(KINDS) > 0.9 * CONNECTIONS
     yield Line(
         f"sockets: {came} hostile connections of {len(KINDS)} kinds while {AGENTS} agents train", "no agent lost",
         told, not lost and watch.asked("status")["round"] == 1 and beats >= AGENTS and everyone,
