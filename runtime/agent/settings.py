@@ -141,7 +141,9 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
     if missing:
         raise ValueError(f"not set in the environment: {', '.join(missing)}; see --help")
     if not environment["EVERSTEP_MASTER"].startswith(("http://", "https://")):
-        raise ValueError(f"EVERSTEP_MASTER={environment['EVERSTEP_MASTER']}: give http://HOST:PORT or https://HOST:PORT")
+        raise ValueError(
+            f"EVERSTEP_MASTER={environment['EVERSTEP_MASTER']}: give http://HOST:PORT or https://HOST:PORT"
+        )
     if told.slots < 1 or told.persist_interval < 1:
         raise ValueError("--slots and --persist-interval must be at least 1")
     if not told.persist_bytes_per_s >= 0:

@@ -85,13 +85,13 @@ class WatchedStore(DirectoryStore):
 class Agent:
     """What an agent says, without workers."""
 
-    def __init__(self, session: aiohttp.ClientSession, address: str, name: str) -> None:
-        self.session, self.address, self.name = session, address, name
+    def __init__(self, session: aiohttp.ClientSession, address: str, name: str, scheme: str = "http") -> None:
+        self.session, self.address, self.name, self.scheme = session, address, name, scheme
 
     async def post(self, verb: str, message: Any, token: str = TOKEN) -> tuple[int, bytes]:
         body = message if isinstance(message, bytes) else msgspec.json.encode(message)
         headers = {"Authorization": f"Bearer {token}"}
-        async with self.session.post(f"http://{self.address}/v1/{verb}", data=body, headers=headers) as answer:
+        async with self.session.post(f"{self.scheme}://{self.address}/v1/{verb}", data=body, headers=headers) as answer:
             return answer.status, await answer.read()
 
     async def ask(self, verb: str, message: Any, kind: type[M]) -> M:
