@@ -2,6 +2,7 @@
 
 import http.client
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from msgspec.structs import replace
 
@@ -15,6 +16,11 @@ PEER_TIMEOUT_S = 30.0
 """Without a byte from the peer for so long, the next source is asked."""
 _CHUNK = 1 << 20
 """Bytes that are checked after they came from a peer: they are in the cache of the core then."""
+_CONNECTIONS = 4
+"""To one peer, by TLS: each end decrypts and encrypts them side by side, about 1.5 GiB/s on a core. On two cores a GiB
+takes 0.7 times as long as by one."""
+_WORTH_ONE = 16 << 20
+"""Bytes for which a connection is opened; to shake hands takes a millisecond or two."""
 
 
 def fetch(
@@ -26,8 +32,8 @@ def fetch(
     """
     arriving = Arriving(buffer, source.digest)
     try:
-        if source.key:  # Its parts come side by side.
-            _read(source, 0, buffer, store, credentials, _unchecked)
+        if source.key or credentials.tls:  # Its parts come side by side.
+            _read(source, 0, buffer, store, credentials, lambda _: came())
             check(buffer, source.digest)
         else:
 
@@ -59,7 +65,7 @@ def _read(
     credentials: Credentials,
     came: Callable[[int], None],
 ) -> None:
-    """`came` is told how many bytes are there, as they come from a peer."""
+    """`came` is told, as they come from a peer, how many bytes of it are there; by TLS, of some part."""
     try:
         if source.key:
             store.read_into(source.key, start, buffer)
@@ -89,6 +95,25 @@ def refusal(source: Holding, error: RestoreError) -> Refusal:
 
 
 def _from_peer(
+    source: Holding, start: int, buffer: memoryview, credentials: Credentials, came: Callable[[int], None]
+) -> None:
+    """By TLS over several connections, in threads."""
+    connections = max(1, min(_CONNECTIONS, len(buffer) // _WORTH_ONE)) if credentials.tls else 1
+    each = -(-len(buffer) // connections)
+
+    def part(at: int) -> None:
+        with buffer[at : at + each] as mine:
+            _by_one_connection(source, start + at, mine, credentials, came)
+
+    if connections == 1:
+        _by_one_connection(source, start, buffer, credentials, came)
+        return
+    with ThreadPoolExecutor(connections, "everstep-fetch") as threads:
+        for _ in threads.map(part, range(0, len(buffer), each)):
+            pass
+
+
+def _by_one_connection(
     source: Holding, start: int, buffer: memoryview, credentials: Credentials, came: Callable[[int], None]
 ) -> None:
     connection = credentials.connection(source.address, PEER_TIMEOUT_S)
