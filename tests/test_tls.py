@@ -5,7 +5,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -162,10 +162,10 @@ async def served(told: Credentials) -> AsyncIterator[int]:
     ],
     ids=["TLS", "token", "job", "clear at TLS", "TLS at clear", "clear", "token in clear"],
 )
-def test_a_node_hears_who_is_there_already(there: object, here: object, answer: Answer) -> None:
+def test_a_node_hears_who_is_there_already(
+    there: Callable[[], Credentials], here: Callable[[], Credentials], answer: Answer
+) -> None:
     async def story() -> Answer:
-        assert callable(there)
-        assert callable(here)
         async with served(there()) as port:
             return await asyncio.to_thread(ask, "127.0.0.1", port, here(), "job")
 
