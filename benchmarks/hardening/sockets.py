@@ -44,7 +44,8 @@ PROVEN: Mapping[str, tuple[str, ...]] = {
         "tests/platform/test_process_platform.py::descriptor",
     ),
     "sockets: TLS between master, agents and peers: nobody without the token is believed or heard": (
-        "tests/test_tls.py", "tests/checkpoint/test_fetch_by_tls.py", f"{DOOR}::by_tls", "tests/agent/test_shard_server.py",
+        "tests/test_tls.py", "tests/checkpoint/test_fetch_by_tls.py", f"{DOOR}::by_tls",
+        "tests/agent/test_shard_server.py",
     ),
     "sockets: TLS: half handshakes, clear text, garbage: sent away, and keep nobody out": (
         f"{DOOR}::shake_hands", f"{DOOR}::shaken_hands", f"{DOOR}::for_tls",
@@ -165,7 +166,7 @@ def _attack(stage: Scene, folder: Path, part: str, kinds: Mapping[str, bytes]) -
 
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
     f"sockets: {CONNECTIONS} hostile connections of five kinds while {AGENTS} agents train": attacked,
-    f"sockets: TLS: {CONNECTIONS} hostile connections of {len(AT_TLS)} kinds while {AGENTS} agents train": attacked_by_tls,
+    f"sockets: TLS: {CONNECTIONS} hostile connections of {len(AT_TLS)} kinds, {AGENTS} agents train": attacked_by_tls,
     **tls.MEASURED,
 }
 
