@@ -13,7 +13,7 @@ import hashlib
 import os
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from http.client import HTTPConnection, HTTPSConnection
@@ -39,7 +39,7 @@ _SINCE, _UNTIL = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59
 class Credentials:
     """What a process of a job shows the job's servers, and by what it knows them."""
 
-    token: str
+    token: str = field(repr=False)
     authority: str = ""
     """The certificate of the job's authority, PEM; empty: the job speaks in clear."""
     server: ssl.SSLContext | None = None

@@ -130,6 +130,10 @@ def test_keys_are_on_no_disk_and_no_descriptor_stays() -> None:
     assert not [name for name in set(os.listdir("/tmp")) - folder if "everstep-tls" in name]
 
 
+def test_credentials_do_not_show_the_token_where_they_are_printed() -> None:
+    assert "hush" not in repr(credentials("hush"))
+
+
 def test_a_job_in_clear_has_no_authority() -> None:
     told = credentials_of("t", "job", tls=False)
     assert (told.tls, told.scheme, told.authority, told.server, told.client) == (False, "http", "", None, None)

@@ -166,21 +166,21 @@ class MasterClient:
         while True:
             body = _encode(message() if callable(message) else message)
             address = self._address
-            url = f"{self._scheme}://{address}/v1/{path}"
+            url, foreign = f"{self._scheme}://{address}/v1/{path}", ""
             try:
                 async with self.session.post(url, data=body, timeout=timeout) as reply:
                     status, text = reply.status, await reply.read()
                 answered, wrong = self._read(status, text, kind)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                if not self.met and (why := mismatch(error)):
-                    raise NotAllowed(f"the master at {address} {why}") from None
-                text = b""
+                text, foreign = b"", "" if self.met else mismatch(error)
                 answered, wrong = None, f"{type(error).__name__} {error}".strip()
             if not wrong:
                 self._found(address)
                 return answered
             if await self._moved(address):
                 continue
+            if foreign:
+                raise NotAllowed(f"the master at {address} {foreign}")
             if status_of(wrong) == 409:
                 self.heard = time.monotonic()  # It lives, whatever it thinks of this node.
                 raise NoPlace(_said(text))
