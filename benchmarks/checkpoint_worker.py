@@ -43,6 +43,7 @@ from runtime.checkpoint.segment import SegmentFile
 from runtime.job.messages import Holding
 from runtime.store import Store, in_s3, open_store
 from runtime.store.s3_settings import settings_of
+from runtime.tls import Credentials
 
 LAYERS = 64
 """Of the model that FSDP2 shards; each has a weight and two moments."""
@@ -233,7 +234,7 @@ def second_life(bench: Bench) -> None:
         def load() -> None:
             slot, offset = _unused_slot(place, source.size)
             mapped.append(slot)  # Nobody waits for the end of a mapping.
-            fetch(source, slot, there, place.token)
+            fetch(source, slot, there, Credentials(place.token, place.authority))
             checkpointer.restore(replace(place, offset=offset, size=source.size, digest=source.digest), state)
 
         bench.timed(name, load, beside)

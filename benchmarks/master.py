@@ -1,6 +1,6 @@
 """How many nodes one master serves on one core: rounds of simulated agents over real HTTP, and their heartbeats.
 
-    python -m benchmarks.master --agents 1000 10000 --load-s 120
+    python -m benchmarks.master --agents 1000 10000 --load-s 120 [--tls]
 
 The master is one process, pinned to a core, with a directory store in a temporary folder and a platform that makes
 nothing; the agents are a few processes on the other cores. Latency is counted from the moment the last of all agents
@@ -33,6 +33,7 @@ from runtime.job.spec import JobSpec, Patience, RoleSpec
 from runtime.master import find_master, run
 from runtime.platform import Gone, Node, NodeRequest
 from runtime.store import DirectoryStore
+from runtime.tls import Credentials, credentials_of
 
 JOB = "benchmark"
 TOKEN = "benchmark"
@@ -74,7 +75,7 @@ class NoPlatform:
             self._gone.put_nowait(Gone(name, name, None, "killed"))
 
 
-def _master(pipe: Connection, folder: Path, agents: int, core: int) -> None:
+def _master(pipe: Connection, folder: Path, agents: int, core: int, tls: bool) -> None:
     """The master's process: ends the nodes that it is told of through the pipe."""
     os.sched_setaffinity(0, {core})
 
@@ -84,7 +85,11 @@ def _master(pipe: Connection, folder: Path, agents: int, core: int) -> None:
         patience = Patience(join_window_s=PATIENCE_S, replacement_wait_s=PATIENCE_S, silence_s=PATIENCE_S)
         spec = JobSpec(JOB, {"worker": RoleSpec(agents, agents // 2)}, patience, hosts="")
         store = DirectoryStore(folder)
-        await run(spec, store, platform, token=TOKEN, agent_arguments=[], agent_environment={}, stop=asyncio.Event())
+        credentials = credentials_of(TOKEN, JOB, tls=tls)
+        await run(
+            spec, store, platform, credentials=credentials, agent_arguments=[], agent_environment={},
+            stop=asyncio.Event(),
+        )  # fmt: skip
 
     asyncio.run(live())
 
@@ -101,17 +106,18 @@ def started(target: Callable[..., None], *arguments: object) -> tuple[BaseProces
 class Scene:
     """One master and its crowd of agents, each in their processes."""
 
-    def __init__(self, folder: Path, agents: int, clients: int) -> None:
+    def __init__(self, folder: Path, agents: int, clients: int, tls: bool = False) -> None:
         cores = sorted(os.sched_getaffinity(0))
         self.agents = agents
-        self.process, self._master = started(_master, folder, agents, cores[0])
+        self.process, self._master = started(_master, folder, agents, cores[0], tls)
         self._processes = [self.process]
         self._clients: list[Connection] = []
         self.names = [self._told(self._master) for _ in range(agents)]
         found = find_master(DirectoryStore(folder), JOB)
         assert found is not None, "a master that asks for nodes has claimed its job"
+        self.credentials = Credentials(TOKEN, credentials_of(TOKEN, JOB, tls=tls).authority)
         for _ in range(clients):
-            process, pipe = started(serve, found.address, TOKEN, set(cores[1:] or cores))
+            process, pipe = started(serve, found.address, self.credentials, set(cores[1:] or cores))
             self._processes.append(process)
             self._clients.append(pipe)
         self.beats()  # All of them have begun, and answer.
@@ -169,10 +175,10 @@ class Latency:
 
 
 @contextmanager
-def scene(agents: int, clients: int) -> Iterator[Scene]:
+def scene(agents: int, clients: int, tls: bool = False) -> Iterator[Scene]:
     """A fresh job."""
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as folder:
-        made = Scene(Path(folder), agents, clients)
+        made = Scene(Path(folder), agents, clients, tls)
         try:
             yield made
         finally:
@@ -230,12 +236,13 @@ def main() -> None:
     parser.add_argument("--agents", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--clients", type=int, default=2, help="processes that simulate the agents")
     parser.add_argument("--load-s", type=float, default=120.0, help="how long only heartbeats come; 0: not at all")
+    parser.add_argument("--tls", action="store_true", help="as between machines")
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     rows: list[Row] = []
     for agents in options.agents:
-        with scene(agents, options.clients) as stage:
+        with scene(agents, options.clients, options.tls) as stage:
             rounds(stage, rows)
             if options.load_s:
                 load(stage, options.load_s, rows)

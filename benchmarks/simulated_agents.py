@@ -8,6 +8,7 @@ import asyncio
 import gc
 import os
 import time
+from asyncio import sslproto
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import msgspec
 
 from runtime.agent.talk import Talk
 from runtime.job.messages import Action, Directive, Join, Seat
+from runtime.tls import Credentials
 
 CONNECTING = 256
 """Connections that one process opens at once: what a machine's queue of unaccepted ones takes."""
@@ -127,9 +129,10 @@ class _Agent(asyncio.Protocol):
 class _Crowd:
     """The agents of one process."""
 
-    def __init__(self, address: str, token: str, tell: Callable[[Seated], None]) -> None:
+    def __init__(self, address: str, credentials: Credentials, tell: Callable[[Seated], None]) -> None:
+        self._trust = credentials.client
         self.head = (
-            f"POST /v1/%b HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n"
+            f"POST /v1/%b HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {credentials.token}\r\n"
             "Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         ).encode()
         self.beats = 0
@@ -167,15 +170,16 @@ class _Crowd:
 
     async def _open(self, agent: _Agent) -> None:
         async with self._opening:
-            await asyncio.get_running_loop().create_connection(lambda: agent, self._host, int(self._port))
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: agent, self._host, int(self._port), ssl=self._trust)
 
 
-async def _run(pipe: Connection, address: str, token: str) -> None:
+async def _run(pipe: Connection, address: str, credentials: Credentials) -> None:
     loop = asyncio.get_running_loop()
     told: asyncio.Queue[Add | Drop | Beats | None] = asyncio.Queue()
     loop.add_reader(pipe.fileno(), lambda: told.put_nowait(pipe.recv()))
     loop.set_exception_handler(_end)
-    crowd = _Crowd(address, token, pipe.send)
+    crowd = _Crowd(address, credentials, pipe.send)
     while (asked := await told.get()) is not None:
         match asked:
             case Add(names):
@@ -192,8 +196,9 @@ def _end(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
     os._exit(1)
 
 
-def serve(pipe: Connection, address: str, token: str, cores: set[int]) -> None:
+def serve(pipe: Connection, address: str, credentials: Credentials, cores: set[int]) -> None:
     """A process of simulated agents: commands and answers through the pipe, until None comes."""
     os.sched_setaffinity(0, cores)
     gc.freeze()
-    asyncio.run(_run(pipe, address, token))
+    sslproto.SSLProtocol.max_size = 1 << 14  # Of asyncio's 256 KiB for each agent there would be gigabytes.
+    asyncio.run(_run(pipe, address, credentials))

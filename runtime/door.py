@@ -1,8 +1,9 @@
 """The door of every HTTP server of ours: a connection that has not shown the token gets little room and little time.
 
-Until then it is a stranger's. There are at most `STRANGERS` of them; one more sends the oldest away, so that a crowd
-that says nothing keeps nobody out: whoever belongs to the job shows the token with the first bytes, and the oldest of a
-crowd has had its turn by then (`AT_ONCE`). After `HEAD_S` a stranger is sent away in any case, whatever it has said.
+Until then it is a stranger's, also while it shakes hands for TLS. There are at most `STRANGERS` of them; one more sends
+the oldest away, so that a crowd that says nothing keeps nobody out: whoever belongs to the job shows the token with the
+first bytes, and the oldest of a crowd has had its turn by then (`AT_ONCE`). After `HEAD_S` a stranger is sent away in
+any case, whatever it has said.
 
 Descriptors are kept for the job's own work. Where they run short all the same, strangers make room, nothing ends, and
 it is told once a minute. asyncio's own way (a traceback for each of `backlog` attempts, each second) writes gigabytes.
@@ -21,6 +22,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from runtime.processes import is_shortage
+from runtime.tls import Credentials
+from runtime.tls_transport import TlsProtocol
 from runtime.token import Bearer
 
 HEAD_S = 10.0
@@ -117,15 +120,17 @@ class Door:
 
     def __init__(
         self,
-        bearer: Bearer,
+        credentials: Credentials,
         *,
         strangers: int = STRANGERS,
         head_s: float = HEAD_S,
         say: Callable[[str], None] = _log.warning,
     ) -> None:
-        self._bearer, self._most, self._head_s = bearer, strangers, head_s
+        self._bearer, self._tls = Bearer(credentials.token), credentials.server
+        self._most, self._head_s = strangers, head_s
         self._seldom = Seldom(say)
-        self._connections: dict[asyncio.BaseTransport, _Connection] = {}
+        self._connections: dict[object, _Connection] = {}
+        """By their sockets."""
         self._strangers: dict[_Connection, float] = {}
         """Since when on the loop's clock; the oldest first."""
         self._sweep: asyncio.TimerHandle | None = None
@@ -138,7 +143,7 @@ class Door:
         if not self._bearer.is_shown(request.headers):
             self.refused += 1
             return False
-        if request.transport is not None and (connection := self._connections.get(request.transport)):
+        if connection := self._connections.get(request.get_extra_info("socket")):
             self._strangers.pop(connection, None)
         return True
 
@@ -222,7 +227,8 @@ class Door:
 
     def _let_in(self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, serve: web.Server) -> None:
         accepted.setblocking(False)
-        connection = _Connection(serve(), accepted, self._connections)
+        inner = TlsProtocol(serve(), self._tls) if self._tls else serve()
+        connection = _Connection(inner, accepted, self._connections)
         self._strangers[connection] = loop.time()
         if self._sweep is None:
             self._sweep = loop.call_later(self._head_s, self._send_late_away, loop)
@@ -248,9 +254,7 @@ class Door:
 class _Connection(asyncio.Protocol):
     """Hands everything on to the server's own protocol, and knows when it ends."""
 
-    def __init__(
-        self, inner: asyncio.Protocol, accepted: socket.socket, known: dict[asyncio.BaseTransport, "_Connection"]
-    ) -> None:
+    def __init__(self, inner: asyncio.Protocol, accepted: socket.socket, known: dict[object, "_Connection"]) -> None:
         self._inner, self._accepted, self._known = inner, accepted, known
         self._transport: asyncio.BaseTransport | None = None
         self.task: asyncio.Task[None] | None = None
@@ -273,12 +277,12 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._known[transport] = self
+        self._known[transport.get_extra_info("socket")] = self
         self._inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         assert self._transport is not None, "it was made"
-        self._known.pop(self._transport, None)
+        self._known.pop(self._transport.get_extra_info("socket"), None)
         self.on_end()
         self._inner.connection_lost(exc)
 

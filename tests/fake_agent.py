@@ -34,6 +34,7 @@ from runtime.checkpoint.keeper import Keeper
 from runtime.checkpoint.segment import SegmentFile
 from runtime.job.messages import Holding, Refusal, Restore, Seat
 from runtime.store import Store
+from runtime.tls import Credentials
 from tests.harness import wait_until
 
 
@@ -110,7 +111,14 @@ class Node:
         folder.mkdir(exist_ok=True)
         self.shm = folder / "shm"
         self.shm.mkdir(exist_ok=True)
-        settings = {"job": "job", "node": name, "store": store, "token": "secret", "persist_interval": interval, **more}
+        settings = {
+            "job": "job",
+            "node": name,
+            "store": store,
+            "credentials": Credentials("secret"),
+            "persist_interval": interval,
+            **more,
+        }
         settings |= {"on_persisted": self._on_persisted, "on_unrestored": self.refused.put}
         self._keeper = Keeper(directory=self.shm, **{"unreachable_s": 0.0, **settings})
         self._server: http.server.ThreadingHTTPServer | None = None

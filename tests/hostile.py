@@ -1,7 +1,8 @@
-"""A crowd of connections that mean no good: five kinds of them, as many at once as one asks for."""
+"""A crowd of connections that mean no good: of several kinds, as many at once as one asks for."""
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,17 @@ KINDS: Mapping[str, bytes] = {
     "garbage": b"\x16\x03\x01" + random.Random(0).randbytes(200),
 }
 """What each says at first."""
-_DRIPS = {"half head", "slow body"}
+_HELLO = bytes.fromhex("16030100f5010000f10303")  # Of a client's first record of 245 bytes; more never comes.
+AT_TLS: Mapping[str, bytes] = {
+    "half handshake": _HELLO + random.Random(0).randbytes(100),
+    "slow handshake": _HELLO,
+    "silent": b"",
+    "clear text": _HEAD + _WRONG + b"Content-Length: 2\r\n\r\n{}",
+    "garbage": random.Random(0).randbytes(200),
+    "renegotiation": b"\x16\x03\x03\x00\x04\x00\x00\x00\x00" * 20,
+}
+"""The same at a port that speaks TLS."""
+_DRIPS = {"half head", "slow body", "slow handshake"}
 _DRIP_S = 0.25
 _PATIENCE_S = 30.0
 """A connection that the kernel does not take for so long will not be."""
@@ -26,7 +37,8 @@ _PATIENCE_S = 30.0
 class Crowd:
     """What became of it."""
 
-    came: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    kinds: Mapping[str, bytes] = field(default_factory=lambda: KINDS)
+    came: Counter[str] = field(default_factory=Counter)
     """Connections that were taken, of each kind."""
 
     async def attack(self, port: int, count: int, at_once: int) -> None:
@@ -36,7 +48,7 @@ class Crowd:
         await asyncio.gather(*(self._come_and_stay(port, numbers) for _ in range(min(at_once, count))))
 
     async def _come_and_stay(self, port: int, numbers: Iterator[int]) -> None:
-        kinds = list(KINDS)
+        kinds = list(self.kinds)
         for number in numbers:
             kind = kinds[number % len(kinds)]
             # Of another loopback address from time to time: one address has no more than 28,000 ports.
@@ -52,7 +64,7 @@ class Crowd:
 
     async def _stay(self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Until the server hangs up."""
-        writer.write(KINDS[kind])
+        writer.write(self.kinds[kind])
         while True:
             try:
                 async with asyncio.timeout(_DRIP_S if kind in _DRIPS else None):

@@ -8,8 +8,9 @@ import logging
 import os
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,25 +18,28 @@ from aiohttp import web
 
 from runtime import door as doors
 from runtime.door import AT_ONCE, Door, Seldom, listen, server_of
-from runtime.token import Bearer
-from tests.hostile import KINDS, Crowd
+from runtime.tls import Credentials
+from tests.credentials import credentials
+from tests.hostile import AT_TLS, KINDS, Crowd
 
 SECONDS = 120.0
 RIGHT = b"GET / HTTP/1.1\r\nHost: m\r\nAuthorization: Bearer t\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK"
+IN_CLEAR = Credentials("t")
 Story = Callable[["Served"], Awaitable[None]]
 
 
 class Served:
     """A server behind a door, and ways to reach it."""
 
-    def __init__(self, door: Door, port: int, lines: list[str]) -> None:
+    def __init__(self, door: Door, port: int, lines: list[str], client: ssl.SSLContext | None) -> None:
         self.door, self.port, self.lines = door, port, lines
         """Told to people."""
+        self._client = client
 
     @asynccontextmanager
     async def connection(self, says: bytes = b"") -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=self._client)
         try:
             writer.write(says)
             yield reader, writer
@@ -44,7 +48,7 @@ class Served:
 
     async def is_answered(self) -> bool:
         """Is somebody new with the right token?"""
-        with suppress(ConnectionError):
+        with suppress(ConnectionError, ssl.SSLError):
             async with self.connection(RIGHT) as (reader, _):
                 return (await reader.readline()).startswith(ANSWER)
         return False
@@ -55,7 +59,7 @@ class Served:
             pass
 
 
-def served(story: Story, strangers: int = 256, head_s: float = 10.0) -> None:
+def served(story: Story, strangers: int = 256, head_s: float = 10.0, told: Credentials = IN_CLEAR) -> None:
     async def whole() -> None:
         async def handle(request: web.BaseRequest) -> web.Response:
             known = door.admits(request)
@@ -65,11 +69,11 @@ def served(story: Story, strangers: int = 256, head_s: float = 10.0) -> None:
             return response
 
         lines: list[str] = []
-        door = Door(Bearer("t"), strangers=strangers, head_s=head_s, say=lines.append)
+        door = Door(told, strangers=strangers, head_s=head_s, say=lines.append)
         listener = listen("127.0.0.1", 0)
         port = listener.getsockname()[1]
         async with asyncio.timeout(SECONDS), door.serving(server_of(handle), listener):
-            await story(Served(door, port, lines))
+            await story(Served(door, port, lines, told.client))
 
     asyncio.run(whole())
 
@@ -109,15 +113,60 @@ def no_descriptor_left() -> Iterator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_whoever_does_not_show_the_token_is_sent_away_in_time(kind: str) -> None:
     async def story(end: Served) -> None:
-        crowd = Crowd()
-        one = dict.fromkeys(KINDS, KINDS[kind])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tests.hostile.KINDS", one)
-            await crowd.attack(end.port, count=5, at_once=5)
-        assert sum(crowd.came.values()) == 5
+        crowd = Crowd({kind: KINDS[kind]})
+        await crowd.attack(end.port, count=5, at_once=5)
+        assert crowd.came[kind] == 5
         await end.until_answered()
 
     served(story, head_s=0.3)
+
+
+def test_whoever_does_not_shake_hands_is_sent_away_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(end: Served) -> None:
+        crowd = Crowd(AT_TLS)
+        await crowd.attack(end.port, count=5 * len(AT_TLS), at_once=5 * len(AT_TLS))
+        assert set(crowd.came.values()) == {5}
+        await end.until_answered()
+
+    served(story, head_s=1.0, told=credentials())
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
+
+
+def test_whoever_has_shaken_hands_and_does_not_show_the_token_is_sent_away_in_time() -> None:
+    async def story(end: Served) -> None:
+        async with AsyncExitStack() as stack:
+            shaken = [await stack.enter_async_context(end.connection(says)) for says in KINDS.values()]
+            for reader, _ in shaken:
+                await reader.read()  # Until the end.
+        await end.until_answered()
+
+    served(story, head_s=2.0, told=credentials())
+
+
+def test_a_connection_that_has_shown_the_token_by_tls_stays() -> None:
+    async def story(end: Served) -> None:
+        async with end.connection(RIGHT) as (reader, writer), end.connection() as (stranger, _):
+            await reader.readuntil(b"\r\n\r\n")
+            assert await stranger.read() == b""  # The stranger, who came later, has been sent away.
+            writer.write(RIGHT)
+            assert (await reader.readline()).startswith(ANSWER)
+
+    served(story, head_s=2.0, told=credentials())
+
+
+def test_a_crowd_at_a_port_for_tls_keeps_nobody_out() -> None:
+    async def story(end: Served) -> None:
+        crowd = Crowd(AT_TLS)
+        attack = asyncio.create_task(crowd.attack(end.port, count=300, at_once=150))
+        answered = 0
+        while not attack.done():
+            answered += await end.is_answered()
+        await attack
+        assert sum(crowd.came.values()) == 300
+        assert answered > 3
+        assert len(end.lines) <= 2
+
+    served(story, strangers=8 * AT_ONCE, head_s=2.0, told=credentials())
 
 
 def test_a_connection_that_has_shown_the_token_stays() -> None:

@@ -1,4 +1,4 @@
-"""Listening sockets: hostile connections while a job trains.
+"""Listening sockets: hostile connections while a job trains, and what TLS costs (see `tls`).
 
 python -m benchmarks.hardening.sockets        # what is measured, alone
 """
@@ -10,19 +10,22 @@ import resource
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
 
 from benchmarks.acceptance import Line, asked, chosen, judge
-from benchmarks.master import JOB, MIB, TOKEN, Scene, started
+from benchmarks.hardening import tls
+from benchmarks.master import JOB, MIB, Scene, started
 from runtime.master import find_master
 from runtime.store import DirectoryStore
-from tests.hostile import KINDS, Crowd
+from runtime.tls import Credentials
+from tests.hostile import AT_TLS, KINDS, Crowd
 
 AGENTS = 100
 CONNECTIONS = 20_000
@@ -40,6 +43,19 @@ PROVEN: Mapping[str, tuple[str, ...]] = {
         f"{DOOR}::descriptor", f"{DOOR}::often", "tests/master/test_master_run.py::descriptor",
         "tests/platform/test_process_platform.py::descriptor",
     ),
+    "sockets: TLS between master, agents and peers: nobody without the token is believed or heard": (
+        "tests/test_tls.py", "tests/checkpoint/test_fetch_by_tls.py", f"{DOOR}::by_tls",
+        "tests/agent/test_shard_server.py",
+    ),
+    "sockets: TLS: half handshakes, clear text, garbage: sent away, and keep nobody out": (
+        f"{DOOR}::shake_hands", f"{DOOR}::shaken_hands", f"{DOOR}::for_tls",
+    ),
+    "sockets: TLS between two nodes: nothing on the wire is clear, also when one restores from the other": (
+        "tests/launch/test_between_machines.py",
+    ),
+    "sockets: TLS on by default on Kubernetes; no key or token in a manifest": (
+        "tests/platform/test_pods_of_a_job.py::tls", "tests/train/test_train_nodes.py::listens_on_its_address",
+    ),
     "sockets: rank 0's store listens where the ranks look for it; torchrun's contract stands": (
         "tests/launch/test_tcp_store.py", "tests/launch/test_like_torchrun.py::workers_see",
     ),
@@ -53,11 +69,11 @@ PROVEN: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def _hostile(pipe: Connection, port: int) -> None:
+def _hostile(pipe: Connection, port: int, kinds: Mapping[str, bytes]) -> None:
     """A process that comes as a crowd, and tells what became of it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    crowd = Crowd()
+    crowd = Crowd(kinds)
     asyncio.run(crowd.attack(port, CONNECTIONS, AT_ONCE))
     pipe.send(crowd)
 
@@ -66,7 +82,8 @@ def _hostile(pipe: Connection, port: int) -> None:
 class _Watch:
     """Looks at a master from time to time, in a thread."""
 
-    url: str
+    address: str
+    credentials: Credentials
     process: psutil.Process
     most_bytes: int = 0
     slowest_s: float = 0.0
@@ -80,40 +97,50 @@ class _Watch:
             began = time.monotonic()
             try:
                 self.asked("status")
-            except OSError:
+            except (OSError, HTTPException):
                 self.unanswered += 1
             else:
                 self.slowest_s = max(self.slowest_s, time.monotonic() - began)
 
     def asked(self, what: str) -> dict[str, int]:
         """The master's answer, on a new connection. Raises OSError."""
-        request = urllib.request.Request(f"{self.url}/v1/{what}", headers={"Authorization": f"Bearer {TOKEN}"})
-        with urllib.request.urlopen(request, timeout=30.0) as answer:
-            return json.load(answer)
+        connection = self.credentials.connection(self.address, 30.0)
+        with closing(connection):
+            connection.request("GET", f"/v1/{what}", headers=dict(self.credentials.headers))
+            return json.load(connection.getresponse())
 
 
-def attacked(options: argparse.Namespace) -> Iterator[Line]:
+def attacked(_: argparse.Namespace) -> Iterator[Line]:
     """Agents that train, and a crowd at the same port."""
+    yield from _attacked("sockets", KINDS, by_tls=False)
+
+
+def attacked_by_tls(_: argparse.Namespace) -> Iterator[Line]:
+    """The same at a master between machines."""
+    yield from _attacked("sockets: TLS", AT_TLS, by_tls=True)
+
+
+def _attacked(part: str, kinds: Mapping[str, bytes], by_tls: bool) -> Iterator[Line]:
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as folder:
-        stage = Scene(Path(folder), AGENTS, clients=1)
+        stage = Scene(Path(folder), AGENTS, clients=1, tls=by_tls)
         try:
-            yield from _attack(stage, Path(folder))
+            yield from _attack(stage, Path(folder), part, kinds)
         finally:
             stage.close()
 
 
-def _attack(stage: Scene, folder: Path) -> Iterator[Line]:
+def _attack(stage: Scene, folder: Path, part: str, kinds: Mapping[str, bytes]) -> Iterator[Line]:
     assert stage.process.pid is not None
     resource.prlimit(stage.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     found = find_master(DirectoryStore(folder), JOB)
     assert found is not None, "a master that asked for nodes has claimed its job"
     stage.begin()
     stage.seated(1)
-    watch = _Watch(f"http://{found.address}", psutil.Process(stage.process.pid))
+    watch = _Watch(found.address, stage.credentials, psutil.Process(stage.process.pid))
     before_bytes, beats, began = watch.process.memory_info().rss, stage.beats(), time.monotonic()
     looking = threading.Thread(target=watch.run)
     looking.start()
-    process, pipe = started(_hostile, int(found.address.rpartition(":")[2]))
+    process, pipe = started(_hostile, int(found.address.rpartition(":")[2]), kinds)
     try:
         crowd: Crowd = pipe.recv()
     finally:
@@ -124,21 +151,23 @@ def _attack(stage: Scene, folder: Path) -> Iterator[Line]:
     came = sum(crowd.came.values())
     lost = AGENTS - sum(node["phase"] == "running" for node in watch.asked("nodes"))  # type: ignore[index]
     told = f"{lost} lost, round {watch.asked('status')['round']}, {beats} heartbeats answered in {took:.0f} s"
-    everyone = min(crowd.came.values()) * len(KINDS) > 0.9 * CONNECTIONS
+    everyone = min(crowd.came[kind] for kind in kinds) * len(kinds) > 0.9 * CONNECTIONS
     yield Line(
-        f"sockets: {came} hostile connections of {len(KINDS)} kinds while {AGENTS} agents train", "no agent lost",
+        f"{part}: {came} hostile connections of {len(kinds)} kinds while {AGENTS} agents train", "no agent lost",
         told, not lost and watch.asked("status")["round"] == 1 and beats >= AGENTS and everyone,
     )  # fmt: skip
     yield Line(
-        "sockets: whoever has the token is answered meanwhile, on a new connection", "each time",
+        f"{part}: whoever has the token is answered meanwhile, on a new connection", "each time",
         f"{watch.unanswered} unanswered, the slowest in {watch.slowest_s:.2f} s", not watch.unanswered,
     )  # fmt: skip
     grown = (watch.most_bytes - before_bytes) / MIB
-    yield Line("sockets: memory of the master", f"< {GROWTH_MIB} MiB more", f"{grown:.0f} MiB", grown < GROWTH_MIB)
+    yield Line(f"{part}: memory of the master", f"< {GROWTH_MIB} MiB more", f"{grown:.0f} MiB", grown < GROWTH_MIB)
 
 
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
     f"sockets: {CONNECTIONS} hostile connections of five kinds while {AGENTS} agents train": attacked,
+    f"sockets: TLS: {CONNECTIONS} hostile connections of {len(AT_TLS)} kinds, {AGENTS} agents train": attacked_by_tls,
+    **tls.MEASURED,
 }
 
 

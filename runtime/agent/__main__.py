@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from runtime import faults
 from runtime.agent.admitted import run_checked
@@ -22,12 +23,14 @@ from runtime.diagnosis.errors import NoQuorumError
 from runtime.job.messages import Holding, Refusal
 from runtime.master.journal import find_master
 from runtime.store import Store, StoreError, open_store
+from runtime.tls import Credentials, credentials_of
 
 BAD_INPUT = 2
 
 
 async def _run(settings: Settings, persist_interval: int) -> int:
     store = open_store(settings.store, bytes_per_s=settings.persist_bytes_per_s)
+    credentials = credentials_of(settings.token, settings.job, tls=settings.tls)
 
     def make_keeper(
         on_persisted: Callable[[Holding], None], on_unrestored: Callable[[tuple[Refusal, ...]], None]
@@ -36,7 +39,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
             job=settings.job,
             node=settings.node,
             store=store,
-            token=settings.token,
+            credentials=credentials,
             persist_interval=persist_interval,
             overhead=settings.checkpoint_overhead,
             on_persisted=on_persisted,
@@ -51,6 +54,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
         print(f"agent {settings.node}: {text}", file=sys.stderr, flush=True)
 
     around = Surroundings(
+        credentials=credentials,
         make_keeper=make_keeper,
         find_master=lambda: find_master(store, settings.job),
         make_outputs=lambda folder: NodeLog(1, folder),
@@ -63,20 +67,20 @@ async def _run(settings: Settings, persist_interval: int) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, agent.leave, signum)
     faults.point("agent.start")
-    return (await _checked(agent, settings, store)).code
+    return (await _checked(agent, settings, credentials, store)).code
 
 
-async def _checked(agent: Agent, settings: Settings, store: Store) -> Ending:
+async def _checked(agent: Agent, settings: Settings, credentials: Credentials, store: Store) -> Ending:
     """The agent's life, after a check of this node where that is asked for."""
     if settings.unfit is None:
         return await agent.run()
 
     async def where() -> tuple[str, int]:
         found = await asyncio.to_thread(find_master, store, settings.job)
-        host, _, port = (found.address if found else settings.master.removeprefix("http://")).rpartition(":")
+        host, _, port = (found.address if found else urlsplit(settings.master).netloc).rpartition(":")
         return host.strip("[]"), check_port(int(port))
 
-    checked = Checked(settings.node, settings.host, settings.address, settings.token, where, settings.connect_s)
+    checked = Checked(settings.node, settings.host, settings.address, credentials, where, settings.connect_s)
     try:
         ending = await run_checked(agent, checked, settings.unfit)
     except NoQuorumError as error:

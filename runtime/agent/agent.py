@@ -50,7 +50,6 @@ from runtime.job.messages import (
     WorkerExit,
 )
 from runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
-from runtime.token import Bearer
 
 _UNKNOWN_YET_S = 0.5
 _AT_ONCE_S = 0.1
@@ -100,16 +99,15 @@ class Agent:
     async def run(self) -> Ending:
         """Until there is a reason to leave."""
         settings, self.client.heard = self._settings, time.monotonic()
-        door, listener = Door(Bearer(settings.token)), listen(settings.address, 0)
+        door, listener = Door(self._around.credentials), listen(settings.address, 0)
         host = f"[{settings.address}]" if ":" in settings.address else settings.address
         self._address = f"{host}:{listener.getsockname()[1]}"
         prefix = "." + memory_prefix(settings.job, settings.node)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))  # A pod's /tmp may go before its nodes.
         self._folder = folder
         threads = ThreadPoolExecutor(_THREADS + settings.slots, "everstep-link")
-        headers = {
-            "Authorization": f"Bearer {settings.token}", "Content-Type": "application/json", JOB_HEADER: settings.job,
-        }  # fmt: skip
+        credentials = self._around.credentials
+        headers = {**credentials.headers, "Content-Type": "application/json", JOB_HEADER: settings.job}
         self._keeper = keeper = self._around.make_keeper(self._persisted, self._unrestored)
         self._beacons = Beacons(keeper, settings.slots, time.monotonic, known=settings.has_beacon)
         self._oom = OomCounter(own_counter())
@@ -125,7 +123,8 @@ class Agent:
         self._failed = self._loop.create_future()
         self._threads = self.client.threads = threads
         try:
-            async with aiohttp.ClientSession(headers=headers) as session:
+            trust = aiohttp.TCPConnector(ssl=credentials.client or True)
+            async with aiohttp.ClientSession(headers=headers, connector=trust) as session:
                 self.client.session = session
                 self._outbox = Outbox(self.client, self._talk, self._say, self._act, self._beacons.look)
                 await self._link.open(folder / "link")

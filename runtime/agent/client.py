@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -28,6 +29,7 @@ from runtime.job.messages import (
     Unrestored,
     WorkerExit,
 )
+from runtime.tls import mismatch
 
 JOIN_TIMEOUT_S = 40.0
 HEARTBEAT_TIMEOUT_S = 15.0
@@ -61,7 +63,8 @@ class NoPlace(Exception):  # noqa: N818 (a name that reads well in `except`)
 
 
 class NotAllowed(Exception):  # noqa: N818
-    """401 from the first master that answered: this node has not the job's token."""
+    """401 from the first master that answered, or its certificate: this node has not the job's token. Or one of both
+    speaks TLS and the other in clear."""
 
 
 class NotUnderstood(Exception):  # noqa: N818
@@ -83,7 +86,7 @@ class MasterClient:
         """To be set before anything is asked."""
         self.threads: Executor | None = None
         """Where `find` blocks; None: in the loop's own, whose threads the end of the loop waits for."""
-        self._address = url.removeprefix("http://").rstrip("/")
+        self._scheme, self._address, *_ = urlsplit(url)
         self._find = find
         self._chance = chance
         self._say = say
@@ -139,7 +142,7 @@ class MasterClient:
 
     async def ended(self, node: str, seconds: float = TELL_TIMEOUT_S) -> JobEnd | None:
         """How the job ended; None when it did not, or nobody answers any more, for so long at most."""
-        url = f"http://{self._address}/v1/status"
+        url = f"{self._scheme}://{self._address}/v1/status"
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 for _ in range(_LAST_TRIES):
@@ -163,18 +166,21 @@ class MasterClient:
         while True:
             body = _encode(message() if callable(message) else message)
             address = self._address
+            url, foreign = f"{self._scheme}://{address}/v1/{path}", ""
             try:
-                async with self.session.post(f"http://{address}/v1/{path}", data=body, timeout=timeout) as reply:
+                async with self.session.post(url, data=body, timeout=timeout) as reply:
                     status, text = reply.status, await reply.read()
                 answered, wrong = self._read(status, text, kind)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                text = b""
+                text, foreign = b"", "" if self.met else mismatch(error)
                 answered, wrong = None, f"{type(error).__name__} {error}".strip()
             if not wrong:
                 self._found(address)
                 return answered
             if await self._moved(address):
                 continue
+            if foreign:
+                raise NotAllowed(f"the master at {address} {foreign}")
             if status_of(wrong) == 409:
                 self.heard = time.monotonic()  # It lives, whatever it thinks of this node.
                 raise NoPlace(_said(text))

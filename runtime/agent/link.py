@@ -122,6 +122,8 @@ class Fetched(msgspec.Struct, frozen=True, tag=True):
     """Of a sharded state: where every shard is held, best first."""
     token: str = ""
     """What peers want to see."""
+    authority: str = ""
+    """By what they are known, PEM; empty: they speak in clear."""
     why: str = ""
     """What was wrong at the places that come before the source; empty when nothing was."""
 

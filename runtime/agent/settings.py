@@ -12,7 +12,8 @@ from runtime.agent.script import Kind, split_command
 from runtime.checkpoint.cadence import share_of
 
 _EXAMPLE = """\
-environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL), EVERSTEP_STORE (URI) are needed;
+environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL; https: all speak TLS),
+  EVERSTEP_STORE (URI) are needed;
   EVERSTEP_DEAD_MAN_S (300), EVERSTEP_IP (127.0.0.1: where this node's server listens and others reach it),
   EVERSTEP_HOST_IP (its machine's address as a topology names it; default: EVERSTEP_IP),
   EVERSTEP_RUN_DIR and OMP_NUM_THREADS are heard.
@@ -91,6 +92,11 @@ class Settings:
     variables: Mapping[str, str] = field(default_factory=dict)
     """More for the workers' environment."""
 
+    @property
+    def tls(self) -> bool:
+        """The job's processes speak TLS with each other, as its master does."""
+        return self.master.startswith("https://")
+
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
@@ -134,6 +140,10 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
     missing = [name for name in _NEEDED if not environment.get(name)]
     if missing:
         raise ValueError(f"not set in the environment: {', '.join(missing)}; see --help")
+    if not environment["EVERSTEP_MASTER"].startswith(("http://", "https://")):
+        raise ValueError(
+            f"EVERSTEP_MASTER={environment['EVERSTEP_MASTER']}: give http://HOST:PORT or https://HOST:PORT"
+        )
     if told.slots < 1 or told.persist_interval < 1:
         raise ValueError("--slots and --persist-interval must be at least 1")
     if not told.persist_bytes_per_s >= 0:

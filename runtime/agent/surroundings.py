@@ -8,6 +8,7 @@ from runtime.agent.client import JobEnd
 from runtime.agent.keeping import Keeper
 from runtime.agent.output import Outputs
 from runtime.job.messages import Holding, Refusal, Seat
+from runtime.tls import Credentials
 
 TRY_AGAIN = 75
 
@@ -16,6 +17,7 @@ TRY_AGAIN = 75
 class Surroundings:
     """What an agent is given beside its settings."""
 
+    credentials: Credentials
     make_keeper: Callable[[Callable[[Holding], None], Callable[[tuple[Refusal, ...]], None]], Keeper]
     """Gets what to call when a shard is in the store, and when no source gives what a round begins from."""
     find_master: Callable[[], tuple[int, str] | None]

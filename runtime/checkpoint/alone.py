@@ -31,6 +31,7 @@ from runtime.checkpoint.tree import Tree
 from runtime.job.messages import Flaw, Holding
 from runtime.job.spec import KEEP_LAST
 from runtime.store import NoSuchKey, Store, StoreError
+from runtime.tls import Credentials
 
 T = TypeVar("T")
 
@@ -180,7 +181,7 @@ class Alone:
         shards = []
         for rank, key in enumerate(keys):
             source = Holding(self._round, iteration, rank, self._world_size, sizes[key], key=key)
-            layout, digests = head_of(source, partial(read, store=self.store, token=""))
+            layout, digests = head_of(source, partial(read, store=self.store, credentials=Credentials("")))
             if layout.size != sizes[key]:
                 raise StoreError(f"{key}: {sizes[key]} bytes are there, its header tells of {layout.size}")
             shards.append(replace(source, digest=digests.of_head()))

@@ -20,6 +20,7 @@ from runtime.checkpoint.held import Held, Segments
 from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Flaw, Holding, Refusal, Restore, Seat
 from runtime.store import Store
+from runtime.tls import Credentials
 
 UNREACHABLE_S = 30.0
 """So long a source that does not answer is asked again, when no other one gives the right bytes."""
@@ -36,7 +37,7 @@ class Around(NamedTuple):
     """The keeper's lock."""
     segments: Segments
     store: Store
-    token: str
+    credentials: Credentials
     node: str
     workers: int
     """Local ranks of this node."""
@@ -58,6 +59,7 @@ class Beginning:
         """Why this node cannot start, whatever the sources have."""
         self.over = False
         self._around = around
+        self._shown = (around.credentials.token, around.credentials.authority)
         self._near: dict[int | None, Place] = {}
         """What is being looked at, by local rank; None: for all of them."""
         self._fetched: dict[int | None, Fetched] = {}
@@ -116,7 +118,7 @@ class Beginning:
                     pass
         else:
             place = ("", 0, 0, restore.round, restore.iteration)
-            told = Fetched(*place, "", f"{shards} shards", restore.sources, self._around.token)
+            told = Fetched(*place, "", f"{shards} shards", restore.sources, *self._shown)
             self._begun(None, told)
 
     def _bring(self, restore: Restore, shard: int, reader: int | None) -> None:
@@ -143,7 +145,7 @@ class Beginning:
         facts = held.table[slot]
         place, of = _place(held, slot, facts.size), (restore.round, restore.iteration)
         everywhere = restore.sources if identity.shards > 1 else ()
-        told = Fetched(*place, *of, facts.digest, source, everywhere, self._around.token, "; ".join(why))
+        told = Fetched(*place, *of, facts.digest, source, everywhere, *self._shown, "; ".join(why))
         self._begun(reader, told, (held, slot))
 
     def _begun(self, reader: int | None, fetched: Fetched, pinned: tuple[Held, int] | None = None) -> None:
@@ -217,7 +219,7 @@ class Beginning:
             held, slot = self._slot_for(identity, reader, source.size)
             try:
                 held.file.populate(held.file.offset(slot), source.size)
-                fetch(source, held.file.slot(slot)[: source.size], around.store, around.token)
+                fetch(source, held.file.slot(slot)[: source.size], around.store, around.credentials)
             except RestoreError as error:
                 refused.append(refusal(source, error))
                 with around.changed:

@@ -26,6 +26,7 @@ from runtime.checkpoint.tree import Tree, Walker, prepare
 from runtime.checkpoint.walk import uncollected
 from runtime.job.messages import Holding, Refusal
 from runtime.store import open_store
+from runtime.tls import Credentials
 
 
 class Checkpointer:
@@ -262,8 +263,8 @@ def sources_of(link: Link, place: Fetched) -> Sources:
     """Where all shards of the checkpoint are that `place` is of: the one in own memory, or every one of a sharded
     state, wherever it is held."""
     if place.sources:
-        store = open_store(link.welcome.store)
-        return Sources(place.sources, partial(read, store=store, token=place.token))
+        store, credentials = open_store(link.welcome.store), Credentials(place.token, place.authority)
+        return Sources(place.sources, partial(read, store=store, credentials=credentials))
     data = SegmentFile.open(Path(place.path)).bytes_at(place.offset, place.size)
     one = Holding(place.round, place.iteration, size=place.size, digest=place.digest)
     return Sources((one,), partial(_read_here, data))

@@ -7,11 +7,12 @@ from runtime.checkpoint.commits import Commit
 from runtime.checkpoint.fetch import read
 from runtime.checkpoint.reshard import Sources, read_whole
 from runtime.store import Store
+from runtime.tls import Credentials
 
 
 def sources_in(store: Store, folder: str, commit: Commit) -> Sources:
     """Where the shards of the checkpoint in `folder` are, and how they are read."""
-    return Sources(commit.shards(folder), partial(read, store=store, token=""))
+    return Sources(commit.shards(folder), partial(read, store=store, credentials=Credentials("")))
 
 
 def read_committed(store: Store, folder: str, commit: Commit) -> tuple[dict[str, Any], int]:

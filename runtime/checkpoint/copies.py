@@ -23,6 +23,7 @@ from runtime.checkpoint.fetch import PEER_TIMEOUT_S, fetch
 from runtime.checkpoint.held import Held, Segments, copies_of
 from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Holding
+from runtime.tls import Credentials
 
 PATH = "/v1/copies"
 """Where an agent is asked to fetch a copy: POST of the Holding. It answers with a dot whenever it has got on, at most
@@ -42,9 +43,9 @@ _log = logging.getLogger("everstep.checkpoint")
 class Sender:
     """Asks the peer to fetch. `begin`, `send` and `busy` are called holding the keeper's lock."""
 
-    def __init__(self, segments: Segments, token: str, described: Callable[[Held, int], Holding]) -> None:
+    def __init__(self, segments: Segments, credentials: Credentials, described: Callable[[Held, int], Holding]) -> None:
         """`described` is what others are told of a pinned slot; it is called without the lock."""
-        self._segments, self._changed, self._token = segments, segments.changed, token
+        self._segments, self._changed, self._credentials = segments, segments.changed, credentials
         self._described = described
         self._peer = ""
         self._under_way: dict[int, object] = {}
@@ -81,7 +82,7 @@ class Sender:
     def _run(self, peer: str, local_rank: int, held: Held, slot: int, identity: Identity, mark: object) -> None:
         why, silent = "", False
         try:
-            why = _ask(peer, self._described(held, slot), self._token)
+            why = _ask(peer, self._described(held, slot), self._credentials)
         except RestoreError as error:
             why = str(error)
         except TimeoutError:
@@ -102,11 +103,11 @@ class Sender:
         )
 
 
-def _ask(peer: str, holding: Holding, token: str) -> str:
+def _ask(peer: str, holding: Holding, credentials: Credentials) -> str:
     """Returns when the peer holds the copy; the reason when it cannot. Raises TimeoutError for a silent one."""
-    connection = http.client.HTTPConnection(peer, timeout=SILENT_S)
+    connection = credentials.connection(peer, SILENT_S)
     try:
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        headers = {**credentials.headers, "Content-Type": "application/json"}
         connection.request("POST", PATH, msgspec.json.encode(holding), headers)
         answer = connection.getresponse()
         told = b""
@@ -136,7 +137,7 @@ def receive(source: Holding, around: Around, came: Callable[[], None]) -> None:
         return
     held, slot = place
     try:
-        fetch(source, held.file.slot(slot)[: source.size], around.store, around.token, came)
+        fetch(source, held.file.slot(slot)[: source.size], around.store, around.credentials, came)
     except RestoreError as error:
         with changed:
             held.table.abandon(slot)

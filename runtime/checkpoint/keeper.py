@@ -27,6 +27,7 @@ from runtime.checkpoint.segment import Beacon
 from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Holding, Refusal, Seat
 from runtime.store import Store
+from runtime.tls import Credentials
 
 _SHM = Path("/dev/shm")
 _log = logging.getLogger("everstep.checkpoint")
@@ -45,7 +46,7 @@ class Keeper:
         job: str,
         node: str,
         store: Store,
-        token: str,
+        credentials: Credentials,
         persist_interval: int,
         on_persisted: Callable[[Holding], None],
         on_unrestored: Callable[[tuple[Refusal, ...]], None],
@@ -76,9 +77,9 @@ class Keeper:
         self._closed = False
         self._address = ""
         """Where peers read this node's memory, as the last join told it."""
-        self._sender = Sender(self._segments, token, self._holding)
+        self._sender = Sender(self._segments, credentials, self._holding)
         self._around = Around(
-            self._changed, self._segments, store, token, node, workers, self._digest, self._sender.send,
+            self._changed, self._segments, store, credentials, node, workers, self._digest, self._sender.send,
             on_unrestored, unreachable_s,
         )  # fmt: skip
         self._persister = Persister(

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import aiohttp
 
@@ -23,7 +24,7 @@ from runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
 from runtime.diagnosis.verdicts import Verdict
 from runtime.door import Door, listen
 from runtime.job.topology import ordered
-from runtime.token import Bearer
+from runtime.tls import Credentials, credentials_of
 
 JOIN_WINDOW_S = 30.0
 """With enough nodes, but not all, the check begins this long after the last one came."""
@@ -67,6 +68,11 @@ class Across:
     topology: Mapping[str, str] = field(default_factory=dict)
     on_round: Callable[[Round], None] = lambda told: None
 
+    @cached_property
+    def credentials(self) -> Credentials:
+        """Of all nodes. Between machines they speak TLS."""
+        return credentials_of(self.token, "check", tls=not self.endpoint.binds)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -100,7 +106,7 @@ async def check_across(options: Across) -> Outcome:
         return await _host(options, me)
     async with _measuring(options.box) as measuring, aiohttp.ClientSession() as http:
         place = f"{options.endpoint.host}:{options.endpoint.port}"
-        link = HttpLink(http, place, options.token, arrival_s=options.join_timeout_s)
+        link = HttpLink(http, place, options.credentials, arrival_s=options.join_timeout_s)
         return Outcome(await check_node(link, me, measuring, options.box), [], [])
 
 
@@ -120,7 +126,7 @@ async def _host(options: Across, me: Arrive) -> Outcome:
         options.on_round(told)
 
     coordinator = Coordinator(timeout_s=options.timeout_s, exclude_straggler=options.exclude_straggler, on_round=heard)
-    door = Door(Bearer(options.token))
+    door = Door(options.credentials)
     async with (
         serving(coordinator, _listener(options.endpoint, me.address), door, END_S),
         _measuring(options.box) as measuring,

@@ -17,7 +17,7 @@ from runtime.diagnosis.serving import serving
 from runtime.diagnosis.telling import round_line, verdict_lines
 from runtime.diagnosis.verdicts import Health, Verdict
 from runtime.door import Door, listen
-from runtime.token import Bearer
+from runtime.tls import Credentials
 
 TIMEOUT_S = 300.0
 """For a node's part in one round of the check."""
@@ -83,7 +83,7 @@ class Gate:
 
 @contextlib.asynccontextmanager
 async def admitting(
-    admission: Admission, host: str, port: int, token: str, say: Callable[[str], None]
+    admission: Admission, host: str, port: int, credentials: Credentials, say: Callable[[str], None]
 ) -> AsyncIterator[None]:
     """Nodes are checked while the block runs. Raises OSError when the port cannot be had."""
     coordinator = Coordinator(
@@ -91,7 +91,7 @@ async def admitting(
         exclude_straggler=admission.exclude_straggler,
         on_round=lambda told: say(round_line(told)),
     )
-    async with serving(coordinator, listen(host, port), Door(Bearer(token))):
+    async with serving(coordinator, listen(host, port), Door(credentials)):
         checks = asyncio.create_task(_check_all(coordinator, admission, say))
         try:
             yield

@@ -14,6 +14,7 @@ from runtime.diagnosis.orders import Arrive
 from runtime.diagnosis.serving import HttpLink
 from runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
 from runtime.diagnosis.verdicts import Verdict
+from runtime.tls import Credentials
 
 _PAUSE_S = 1.0
 _PATIENCE_S = 30.0
@@ -28,7 +29,7 @@ class Checked:
         node: str,
         host: str,
         address: str,
-        token: str,
+        credentials: Credentials,
         where: Callable[[], Awaitable[tuple[str, int]]],
         wait_s: float,
         box: Box | None = None,
@@ -36,7 +37,7 @@ class Checked:
         """`where` gives the check's address and port now, or raises; `wait_s`: so long it is tried at first."""
         # A node that comes again under its name is another one to the check.
         self._me = Arrive(f"{node}-{secrets.token_hex(3)}", host, address)
-        self._token = token
+        self._credentials = credentials
         self._box = box
         self._where = where
         self._wait_s = wait_s
@@ -77,5 +78,5 @@ class Checked:
         except (OSError, RuntimeError, KeyError) as error:
             raise CoordinatorLostError(f"nobody says where the check is: {error}") from error
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        link = HttpLink(http, address, self._token, arrival_s=min(wait_s, _PATIENCE_S))
+        link = HttpLink(http, address, self._credentials, arrival_s=min(wait_s, _PATIENCE_S))
         return (await check_node(link, self._me, measuring, self._box)).verdict

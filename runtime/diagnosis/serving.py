@@ -27,6 +27,7 @@ from runtime.diagnosis.errors import (
 )
 from runtime.diagnosis.orders import Arrive, Ask, Order, Told
 from runtime.door import END_S, BadBody, Door, application_of, body_of
+from runtime.tls import Credentials, mismatch
 
 LARGEST_BODY = 1 << 16
 ANSWER_S = 10.0
@@ -101,7 +102,7 @@ class HttpLink:
 
     Args:
         address: host:port.
-        token: the bearer token that both know.
+        credentials: what both know.
         patience_s: how long it asks again while nobody answers; `arrival_s` the same until the first answer.
 
     Its methods raise RefusedError, TakenNameError, UnknownNodeError and NoQuorumError as the coordinator says,
@@ -112,7 +113,7 @@ class HttpLink:
         self,
         http: aiohttp.ClientSession,
         address: str,
-        token: str,
+        credentials: Credentials,
         *,
         patience_s: float = 30.0,
         arrival_s: float = 30.0,
@@ -120,7 +121,8 @@ class HttpLink:
     ) -> None:
         self._http = http
         self._address = address
-        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._scheme, self._trust = credentials.scheme, credentials.client or True
+        self._headers = {**credentials.headers, "Content-Type": "application/json"}
         self._patience_s = patience_s
         self._arrival_s = arrival_s
         self._jitter = jitter
@@ -139,14 +141,18 @@ class HttpLink:
         await self._post("told", told, self._patience_s)
 
     async def _post(self, path: str, message: Arrive | Ask | Told, patience_s: float, held_s: float = 0.0) -> bytes:
-        url = f"http://{self._address}/v1/check/{path}"
+        url = f"{self._scheme}://{self._address}/v1/check/{path}"
         deadline = time.monotonic() + patience_s
         limit = aiohttp.ClientTimeout(total=ANSWER_S + held_s)
         while True:
             try:
-                async with self._http.post(url, data=_encode(message), headers=self._headers, timeout=limit) as answer:
+                async with self._http.post(
+                    url, data=_encode(message), headers=self._headers, timeout=limit, ssl=self._trust
+                ) as answer:
                     return self._read(path, answer.status, await answer.read())
             except (aiohttp.ClientError, TimeoutError) as error:
+                if why := mismatch(error):
+                    raise RefusedError(f"the coordinator at {self._address} {why}") from None
                 if time.monotonic() >= deadline:
                     why = str(error) or type(error).__name__
                     raise CoordinatorLostError(f"the coordinator at {self._address} does not answer: {why}") from None

@@ -15,7 +15,7 @@ from aiohttp import web
 from runtime.door import BadBody, Door, application_of, body_of
 from runtime.job.messages import Action, Directive, Heartbeat
 from runtime.master import Outcome
-from runtime.token import Bearer
+from runtime.tls import Credentials
 
 SILENCE_S = 4.0
 """An agent that waits for its master asks more often."""
@@ -29,12 +29,12 @@ class Farewell:
 
     outcome: Outcome
     epoch: int
-    token: str
+    credentials: Credentials
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, listener: socket.socket) -> None:
         """Until nobody asks any more; the listener is closed then."""
-        door = Door(Bearer(self.token))
+        door = Door(self.credentials)
         app = web.Application(middlewares=[door.guard("job", lambda why: web.Response(status=401, text=why))])
         app.router.add_route("*", "/v1/{what:.*}", self._answer)
         async with door.serving(application_of(app), listener):

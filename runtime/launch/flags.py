@@ -106,4 +106,7 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--preload", action="append", default=[], metavar="MODULE", help="one more import made once a node"
     )
+    group.add_argument(
+        "--no-tls", action="store_true", help="speak in clear between machines: where the network encrypts by itself"
+    )
     group.add_argument("--no-fork-server", action="store_true", help="start each worker anew, importing by itself")

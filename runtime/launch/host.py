@@ -29,6 +29,7 @@ from runtime.master import Outcome, Progress, find_master, run
 from runtime.master.run import CannotListen, listening
 from runtime.platform.joined import JoinedPlatform
 from runtime.store import Store, open_store
+from runtime.tls import Credentials, credentials_of
 
 BAD_INPUT = 2
 FENCED = 76
@@ -42,6 +43,7 @@ class Hosting(msgspec.Struct, frozen=True):
     spec: JobSpec
     store: str
     token: str
+    tls: bool
     host: str
     port: int
     parent: int
@@ -72,14 +74,14 @@ class _Lines:
 
 
 @contextlib.asynccontextmanager
-async def _door(told: Hosting) -> AsyncIterator[None]:
+async def _door(told: Hosting, credentials: Credentials) -> AsyncIterator[None]:
     """The check of nodes beside the master, where it was asked for. Raises CannotListen."""
     if told.admission is None:
         yield
         return
     port = check_port(told.port)
     try:
-        async with admitting(told.admission, told.host, port, told.token, _tell):
+        async with admitting(told.admission, told.host, port, credentials, _tell):
             yield
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
@@ -95,22 +97,30 @@ async def _run(told: Hosting) -> Outcome:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, lambda: (stop.set(), alone.set()))
     lines, store = _Lines(told), open_store(told.store)
+    credentials = credentials_of(told.token, told.spec.job, tls=told.tls)
     with listening(told.host, told.port) as listener:  # Nobody else is at this address until the last word is said.
-        outcome = await _master(told, store, listener.dup(), stop, lines)
+        outcome = await _master(told, store, credentials, listener.dup(), stop, lines)
         if outcome.state != "fenced":
             master = await asyncio.to_thread(find_master, store, told.spec.job)
-            farewell = Farewell(outcome, master.epoch if master else 0, told.token)
+            farewell = Farewell(outcome, master.epoch if master else 0, credentials)
             await _first(farewell.serve(listener), alone.wait())
     return outcome
 
 
-async def _master(told: Hosting, store: Store, listener: socket.socket, stop: asyncio.Event, lines: _Lines) -> Outcome:
-    async with _door(told):
+async def _master(
+    told: Hosting,
+    store: Store,
+    credentials: Credentials,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    lines: _Lines,
+) -> Outcome:
+    async with _door(told, credentials):
         return await run(
             told.spec,
             store,
             JoinedPlatform(),
-            token=told.token,
+            credentials=credentials,
             agent_arguments=(),
             agent_environment={},
             stop=stop,

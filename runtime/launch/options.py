@@ -95,6 +95,8 @@ class Launch:
     entry_point: str
     """What workers are, as torch names it in events."""
     cpus: Cpus
+    tls: bool
+    """Between machines."""
     check: bool
     """Nodes are checked before they join."""
     exclude_straggler: bool
@@ -169,6 +171,7 @@ def options(
         backend="c10d" if told.standalone else told.rdzv_backend,
         entry_point=_entry_point(told, environment),
         cpus=bind(told.numa_binding, slots) if told.numa_binding else (),
+        tls=not told.no_tls,
         check=told.network_check,
         exclude_straggler=told.exclude_straggler,
         box=parse_box(told.box_pairs, told.min_bandwidth, told.min_channels) if told.switchbox_check else None,

@@ -15,6 +15,7 @@ from runtime.launch.probe import Answer, ask
 from runtime.launch.scratch import Scratch
 from runtime.master.journal import find_master
 from runtime.store import Store, open_store
+from runtime.tls import FOR_ALL, Credentials, credentials_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Place:
 
     job: str
     node: str
-    token: str
+    credentials: Credentials
     host: str
     """Address of the master."""
     port: int
@@ -41,14 +42,15 @@ def find_place(told: Launch, environment: Mapping[str, str], scratch: Scratch, c
     node = f"{told.role}-{told.index}" if told.index >= 0 else f"{told.role}-{secrets.token_hex(4)}"
     if told.meeting is None:
         job = _job(told.run_id)
-        token = meeting.token_of(environment, None, job)
+        credentials = Credentials(meeting.token_of(environment, None, job))
         private = None if told.store else scratch.store()
         store = open_store(told.store or str(private), bytes_per_s=told.persist_bytes_per_s)
-        return Place(job, node, token, "127.0.0.1", free_ports(chance), "127.0.0.1", True, store, private)
+        return Place(job, node, credentials, "127.0.0.1", free_ports(chance), "127.0.0.1", True, store, private)
     host, port = told.meeting.host, told.meeting.port
     ip = meeting.resolve(host, port)
     job = _job(told.run_id if told.store else f"{told.run_id}-{port}")
     token = meeting.token_of(environment, ip, job)
+    credentials = credentials_of(token, job, tls=told.tls and not meeting.is_loopback(ip))
     address = told.local_addr or ("127.0.0.1" if meeting.is_loopback(ip) else meeting.own_address(ip, port))
     hosts = told.meeting.hosts
     if hosts is None:
@@ -57,22 +59,26 @@ def find_place(told: Launch, environment: Mapping[str, str], scratch: Scratch, c
     moved = find_master(store, job) if store else None
     if hosts and moved and moved.address != f"{ip}:{port}":
         there, _, at = moved.address.rpartition(":")
-        if ask(there, int(at), token, job) is Answer.MASTER:  # It is where a takeover brought it.
+        if ask(there, int(at), credentials, job) is Answer.MASTER:  # It is where a takeover brought it.
             ip, port, hosts = there, int(at), False
     if hosts:
         ip = ip if meeting.is_local(ip) else address  # A service's address leads here: listen on what is ours.
-        hosts = nobody_hosts(ip, port, token, job)
+        hosts = nobody_hosts(ip, port, credentials, job)
     private = None if store else scratch.store()
-    return Place(job, node, token, ip, port, address, hosts, store or open_store(str(private)), private)
+    return Place(job, node, credentials, ip, port, address, hosts, store or open_store(str(private)), private)
 
 
-def nobody_hosts(ip: str, port: int, token: str, job: str) -> bool:
+def nobody_hosts(ip: str, port: int, credentials: Credentials, job: str) -> bool:
     """Is the endpoint free? False: this job's master is there. Raises ValueError for anything else. Blocking."""
-    answer = ask(ip, port, token, job)
+    answer = ask(ip, port, credentials, job)
     if answer is Answer.OTHER:
         raise ValueError(f"{ip}:{port}: in use by something else than a master of this job; choose another port")
     if answer is Answer.NOT_ALLOWED:
         raise ValueError(f"{ip}:{port}: the master there refuses this token; set {meeting.TOKEN_VARIABLE} as it has it")
+    if answer is Answer.IN_TLS:
+        raise ValueError(f"{ip}:{port}: a master is there that speaks TLS; {FOR_ALL}")
+    if answer is Answer.IN_CLEAR:
+        raise ValueError(f"{ip}:{port}: what is there does not speak TLS; {FOR_ALL}, or choose another port")
     return answer is Answer.NOBODY
 
 

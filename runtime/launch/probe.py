@@ -1,13 +1,15 @@
 """Who listens at the endpoint already?"""
 
 import http.client
-import urllib.error
-import urllib.request
+import ssl
 from enum import StrEnum
 
 from runtime.job.messages import JOB_HEADER
+from runtime.tls import Credentials, mismatch
+from runtime.tls_transport import SPEAKS_TLS
 
 _TIMEOUT_S = 5.0
+_LONGEST = 1000
 
 
 class Answer(StrEnum):
@@ -16,25 +18,36 @@ class Answer(StrEnum):
     NOBODY = "nobody"
     MASTER = "this job's master"
     NOT_ALLOWED = "a master with another token"
+    IN_TLS = "a master that speaks TLS, and was spoken to in clear"
+    IN_CLEAR = "something that does not speak TLS"
     OTHER = "something else"
 
 
-def ask(address: str, port: int, token: str, job: str) -> Answer:
+def ask(address: str, port: int, credentials: Credentials, job: str) -> Answer:
     """Ask for a round that never is: a master says so. Who accepts and is slow to answer is taken for one."""
     host = f"[{address}]" if ":" in address else address
-    headers = {"Authorization": f"Bearer {token}", JOB_HEADER: job}
-    request = urllib.request.Request(f"http://{host}:{port}/v1/rounds/0", headers=headers)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    connection = credentials.connection(f"{host}:{port}", _TIMEOUT_S)
     try:
-        with direct.open(request, timeout=_TIMEOUT_S):
-            return Answer.OTHER
-    except urllib.error.HTTPError as error:
-        if error.code == 401:
-            return Answer.NOT_ALLOWED
-        return Answer.MASTER if error.code == 404 and b'"error"' in error.read(100) else Answer.OTHER
-    except urllib.error.URLError:
-        return Answer.NOBODY
+        connection.request("GET", "/v1/rounds/0", headers={**credentials.headers, JOB_HEADER: job})
+        answer = connection.getresponse()
+        return _read(answer.status, answer.read(_LONGEST).decode(errors="replace"))
+    except ssl.SSLCertVerificationError:
+        return Answer.NOT_ALLOWED
     except TimeoutError:
-        return Answer.MASTER
-    except (OSError, http.client.HTTPException):
+        return Answer.MASTER if connection.sock else Answer.NOBODY
+    except OSError as error:
+        if mismatch(error):
+            return Answer.IN_CLEAR
+        return Answer.OTHER if connection.sock else Answer.NOBODY
+    except http.client.HTTPException:
         return Answer.OTHER
+    finally:
+        connection.close()
+
+
+def _read(status: int, body: str) -> Answer:
+    if status == http.client.UNAUTHORIZED:
+        return Answer.NOT_ALLOWED
+    if status == http.client.BAD_REQUEST and SPEAKS_TLS in body:
+        return Answer.IN_TLS
+    return Answer.MASTER if status == http.client.NOT_FOUND and '"error"' in body else Answer.OTHER

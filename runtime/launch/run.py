@@ -112,6 +112,7 @@ class _Node:
         self._layout = layout
         self._tells = events
         around = Surroundings(
+            credentials=place.credentials,
             make_keeper=self._keeper,
             find_master=self._find_master,
             make_outputs=self._outputs,
@@ -160,7 +161,7 @@ class _Node:
             place.node,
             socket.gethostname(),
             place.address,
-            place.token,
+            place.credentials,
             self._where,
             told.rendezvous.connect_s,
             told.box,
@@ -204,7 +205,7 @@ class _Node:
     async def _another_hosts(self, refused: str) -> None:
         """Our master could not listen: fine when a node that came at the same moment was first. Raises ValueError."""
         place = self._place
-        if await asyncio.to_thread(nobody_hosts, place.host, place.port, place.token, place.job):
+        if await asyncio.to_thread(nobody_hosts, place.host, place.port, place.credentials, place.job):
             raise ValueError(refused)
 
     async def _ended(self, ending: Ending) -> int:
@@ -251,7 +252,8 @@ class _Node:
         return Hosting(
             spec=spec,
             store=place.store.uri,
-            token=place.token,
+            token=place.credentials.token,
+            tls=place.credentials.tls,
             host=host,
             port=port,
             parent=os.getpid() if told.meeting is None else 0,
@@ -264,8 +266,8 @@ class _Node:
         host = f"[{place.host}]" if ":" in place.host else place.host
         return Settings(
             job=place.job,
-            token=place.token,
-            master=f"http://{host}:{place.port}",
+            token=place.credentials.token,
+            master=f"{place.credentials.scheme}://{host}:{place.port}",
             store=place.store.uri,
             node=place.node,
             role=told.role,
@@ -308,7 +310,7 @@ class _Node:
             job=place.job,
             node=place.node,
             store=place.store,
-            token=place.token,
+            credentials=place.credentials,
             persist_interval=self._told.persist_interval,
             overhead=self._told.checkpoint_overhead,
             on_persisted=on_persisted,

@@ -43,6 +43,7 @@ from runtime.job.sizes import size
 from runtime.job.state import State
 from runtime.master import bodies
 from runtime.master.desk import Desk
+from runtime.tls import Credentials
 from runtime.token import Bearer
 
 JOIN_POLL_S = 20.0
@@ -65,9 +66,10 @@ class Reply(NamedTuple):
 class Endpoints:
     """All that one master can be asked."""
 
-    def __init__(self, desk: Desk, token: str, on_telemetry: Callable[[Heartbeat], int]) -> None:
+    def __init__(self, desk: Desk, credentials: Credentials, on_telemetry: Callable[[Heartbeat], int]) -> None:
         self._desk = desk
-        self.bearer = Bearer(token)
+        self.credentials = credentials
+        self._bearer = Bearer(credentials.token)
         self._on_telemetry = on_telemetry
         self._unauthorized = self._malformed = self._misplaced = 0
         self._blob: tuple[int, bytes] = 0, b""
@@ -85,7 +87,7 @@ class Endpoints:
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], read: Read) -> Reply:
         """The reply to one request; the body is read only for who may ask."""
-        if not self.bearer.is_shown(headers):
+        if not self._bearer.is_shown(headers):
             self._unauthorized += 1
             return _problem(401, "the Authorization header has not this job's token")
         job = headers.get(JOB_HEADER, self._desk.spec.job)

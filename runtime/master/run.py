@@ -30,6 +30,7 @@ from runtime.master.survey import survey
 from runtime.master.telemetry import Telemetry
 from runtime.platform import NodeRequest, Platform
 from runtime.store import Store
+from runtime.tls import Credentials
 
 TRY_AGAIN = 75
 TERMINATED = 143
@@ -60,7 +61,7 @@ async def run(
     store: Store,
     platform: Platform,
     *,
-    token: str,
+    credentials: Credentials,
     agent_arguments: Sequence[str],
     agent_environment: Mapping[str, str],
     stop: asyncio.Event,
@@ -95,8 +96,8 @@ async def run(
         seen = await asyncio.to_thread(survey, store, spec.job, fresh)
         desk = Desk(spec, store, claimed, state)
         environment = {
-            **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": token,
-            "EVERSTEP_MASTER": f"http://{address}", "EVERSTEP_STORE": store.uri,
+            **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": credentials.token,
+            "EVERSTEP_MASTER": f"{credentials.scheme}://{address}", "EVERSTEP_STORE": store.uri,
         }  # fmt: skip
         reconciler = Reconciler(desk, platform, _requests(desk, environment, agent_arguments))
         telemetry = Telemetry(store, spec.job, state.epoch)
@@ -109,7 +110,7 @@ async def run(
                 reporter.telemetry(beat)
             return telemetry.stored(beat.node)
 
-        async with serving(Endpoints(desk, token, on_telemetry), door, nodes=_nodes(spec)):
+        async with serving(Endpoints(desk, credentials, on_telemetry), door, nodes=_nodes(spec)):
             try:
                 return await _live(desk, seen, reconciler, telemetry, stop, remove_nodes, sizes)
             except journal.Fenced as error:

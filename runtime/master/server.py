@@ -17,7 +17,7 @@ async def serving(
 ) -> AsyncIterator[None]:
     """The endpoints can be reached at `listener` while the block runs; a body is waited for `body_s`. So many `nodes`
     may come at once."""
-    door = Door(endpoints.bearer, strangers=max(STRANGERS, nodes))
+    door = Door(endpoints.credentials, strangers=max(STRANGERS, nodes))
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         async def read() -> bytes:

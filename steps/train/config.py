@@ -79,6 +79,8 @@ class Config:
     """On a cluster: PriorityClass of min-nodes nodes; empty: that of the step's own pod."""
     extra_priority_class: str = ""
     """On a cluster: PriorityClass of the nodes beyond min-nodes, which give way first; empty: that of the others."""
+    tls: bool = True
+    """On a cluster: TLS between master, agents and peers; --no-tls where the network encrypts by itself."""
     avoid_hosts: str = "[]"
     """JSON list of hosts not to use, as steps.check gives it."""
     taint_hosts: bool = False

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from runtime.platform.gang import Gang
+from runtime.tls import Credentials, credentials_of
 from runtime.token import shared_token
 from steps.train.staged import shared_bytes
 
@@ -37,7 +38,7 @@ class Place(NamedTuple):
     """What a master needs to know of where its nodes run."""
 
     platform: "Platform"
-    token: str
+    credentials: Credentials
     address: str
     """Where it listens to them."""
     spec: "JobSpec"
@@ -61,7 +62,8 @@ async def place_of(
         from runtime.platform.kubernetes import Access
 
         access, scheduling = Access.of_this_pod(environment), scheduling_of(config, spec)
-        async with pods_beside(pod, spec, access, scheduling, shared_bytes(config), config.taint_hosts) as place:
+        more: dict[str, Any] = {"taints": config.taint_hosts, "tls": config.tls}
+        async with pods_beside(pod, spec, access, scheduling, shared_bytes(config), **more) as place:
             yield place
         return
     if ignored := config.for_schedulers():
@@ -71,8 +73,8 @@ async def place_of(
     async def stopped() -> bool:
         return stopped_for_good(folder)
 
-    token = shared_token(folder / "jobs" / f"{spec.job}.token")
-    yield Place(ProcessPlatform(folder, spec.job), token, "127.0.0.1", spec, ONE_THREAD, stopped)
+    credentials = Credentials(shared_token(folder / "jobs" / f"{spec.job}.token"))
+    yield Place(ProcessPlatform(folder, spec.job), credentials, "127.0.0.1", spec, ONE_THREAD, stopped)
 
 
 def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
@@ -86,11 +88,18 @@ def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
 
 @asynccontextmanager
 async def pods_beside(
-    pod: str, spec: "JobSpec", access: "Access", scheduling: "Scheduling", shared: int = 0, taints: bool = False
+    pod: str,
+    spec: "JobSpec",
+    access: "Access",
+    scheduling: "Scheduling",
+    shared: int = 0,
+    *,
+    taints: bool = False,
+    tls: bool = True,
 ) -> AsyncIterator[Place]:
     """Pods like that one, which is the step's own, with at least `shared` bytes of /dev/shm. Raises KubeError.
 
-    `taints`: hosts to avoid are marked for everybody.
+    `taints`: hosts to avoid are marked for everybody. `tls`: between all of them.
     """
     from runtime.platform.kubernetes import (
         KubeApi,
@@ -111,7 +120,7 @@ async def pods_beside(
     async with KubeApi(access) as api:
         own = await api.own_pod(pod)
         owner = owner_of(own)
-        token = await token_of(api, spec.job, owner)
+        credentials = credentials_of(await token_of(api, spec.job, owner), spec.job, tls=tls)
         there = replace(spec, hosts="", topology=spec.topology or await topology_of(api))
 
         async def stopped() -> bool:
@@ -126,7 +135,7 @@ async def pods_beside(
         how: dict[str, Any] = {"scheduling": scheduling, "say": _tell, "taints": taints}
         how["ends_at"] = await end_of(api, owner)
         async with KubernetesPlatform(api, spec.job, owner, template, **how) as platform:
-            yield Place(platform, token, own["status"]["podIP"], there, {}, stopped, sizes, over)
+            yield Place(platform, credentials, own["status"]["podIP"], there, {}, stopped, sizes, over)
 
 
 @asynccontextmanager
@@ -147,7 +156,7 @@ async def checking(config: "Config", place: Place) -> AsyncIterator[tuple[int, l
     admission = Admission(nodes, least, patience.join_window_s, patience.join_timeout_s)
     unfit = next(iter(spec.hardware_exit_codes), HARDWARE)
     port = free_ports(random.Random())
-    async with admitting(admission, place.address, check_port(port), place.token, _tell):
+    async with admitting(admission, place.address, check_port(port), place.credentials, _tell):
         yield port, [f"--network-check={unfit}"]
 
 

@@ -106,7 +106,7 @@ async def _train(
                 place.spec,
                 store,
                 place.platform,
-                token=place.token,
+                credentials=place.credentials,
                 agent_arguments=[*check, *script],
                 agent_environment=place.environment,
                 stop=stop,

@@ -19,6 +19,7 @@ from runtime.job.messages import Holding, Seat
 from runtime.master.journal import find_master
 from runtime.platform.debris import memory_prefix
 from runtime.store import open_store
+from runtime.tls import credentials_of
 
 
 class FakeKeeper:
@@ -106,6 +107,7 @@ async def _run() -> int:
     os.environ["EVERSTEP_NODE"] = settings.node
     store = open_store(settings.store)
     around = Surroundings(
+        credentials=credentials_of(settings.token, settings.job, tls=settings.tls),
         make_keeper=lambda told, _: FakeKeeper(settings.job, settings.node, told),
         find_master=lambda: find_master(store, settings.job),
         make_outputs=lambda folder: NodeLog(1, folder),

@@ -12,6 +12,7 @@ from runtime.master import run
 from runtime.platform import debris
 from runtime.platform.process import ProcessPlatform, end_nodes
 from runtime.store import open_store
+from runtime.tls import Credentials
 
 SCRIPT = """
 import os, signal, sys
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from runtime.agent.link import Link, Report
 from runtime.checkpoint.checkpointer import Checkpointer
+from runtime.tls import Credentials
 
 link = Link.from_environment()
 dist.init_process_group("gloo")
@@ -52,7 +54,7 @@ def test_two_nodes_all_reduce_lose_a_worker_and_end_with_the_same_sum(tmp_path: 
                 JobSpec(job, {"worker": RoleSpec(2, 1)}),
                 open_store(str(tmp_path / "store")),
                 platform,
-                token="secret",
+                credentials=Credentials("secret"),
                 agent_arguments=arguments,
                 agent_environment={"OMP_NUM_THREADS": "1"},
                 stop=asyncio.Event(),

@@ -45,7 +45,10 @@ def test_the_thread_count_stays_unset_where_nobody_set_it() -> None:
     assert "OMP_NUM_THREADS" not in told(0, threads="")
 
 
-NEEDED: dict[str, str] = dict.fromkeys(("EVERSTEP_JOB", "EVERSTEP_JOB_TOKEN", "EVERSTEP_MASTER", "EVERSTEP_STORE"), "x")
+NEEDED: dict[str, str] = {
+    **dict.fromkeys(("EVERSTEP_JOB", "EVERSTEP_JOB_TOKEN", "EVERSTEP_STORE"), "x"),
+    "EVERSTEP_MASTER": "http://m:1",
+}
 
 
 def test_the_nodes_share_of_the_cores_is_each_workers_thread_count_unless_the_user_set_one() -> None:
@@ -95,13 +98,12 @@ def test_a_taken_port_is_not_given_and_the_ephemeral_range_is_left_alone() -> No
     ],
 )
 def test_bad_settings_are_refused_in_one_line(arguments: list[str], told: str) -> None:
-    names = ("EVERSTEP_JOB", "EVERSTEP_JOB_TOKEN", "EVERSTEP_MASTER", "EVERSTEP_STORE")
     with pytest.raises(ValueError, match=told):
-        settings_of(arguments, dict.fromkeys(names, "x"))
+        settings_of(arguments, NEEDED)
     with pytest.raises(ValueError, match="EVERSTEP_JOB_TOKEN"):
         settings_of(["--node", "n", "--", "-m", "json"], {"EVERSTEP_JOB": "x"})
+    with pytest.raises(ValueError, match="EVERSTEP_MASTER=m:1: give http://HOST:PORT or https://HOST:PORT"):
+        settings_of(["--node", "n", "--", "-m", "json"], {**NEEDED, "EVERSTEP_MASTER": "m:1"})
     for seconds in ("soon", "0", "nan"):
         with pytest.raises(ValueError, match=f"EVERSTEP_DEAD_MAN_S={seconds}: not a number of seconds above 0"):
-            settings_of(
-                ["--node", "n", "--", "-m", "json"], {**dict.fromkeys(names, "x"), "EVERSTEP_DEAD_MAN_S": seconds}
-            )
+            settings_of(["--node", "n", "--", "-m", "json"], {**NEEDED, "EVERSTEP_DEAD_MAN_S": seconds})

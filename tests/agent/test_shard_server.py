@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,10 +18,14 @@ from runtime.agent import server
 from runtime.agent.server import application
 from runtime.door import Door, application_of, listen
 from runtime.job.messages import Holding
-from runtime.token import Bearer
+from runtime.tls import Credentials
+from tests.credentials import credentials
 
 SIZE = 64 << 20
 """More than the kernel buffers between two ends of a connection."""
+
+
+BOTH = pytest.mark.parametrize("told", [Credentials("t"), credentials()], ids=["clear", "TLS"])
 
 
 class OneShard:
@@ -45,24 +50,32 @@ class OneShard:
             self.unpinned.set()
 
 
+def _connected(place: tuple[str, int], tls: ssl.SSLContext | None) -> socket.socket:
+    wire = socket.create_connection(place)
+    return tls.wrap_socket(wire) if tls else wire
+
+
 @asynccontextmanager
-async def asked(keeper: OneShard, stall_s: float) -> AsyncIterator[tuple[web.AppRunner, socket.socket]]:
+async def asked(
+    keeper: OneShard, stall_s: float, told: Credentials
+) -> AsyncIterator[tuple[web.AppRunner, socket.socket]]:
     """The server, and a peer that was promised the shard and has read nothing."""
-    door, listener = Door(Bearer("t")), listen("127.0.0.1", 0)
+    door, listener = Door(told), listen("127.0.0.1", 0)
     with ThreadPoolExecutor(1) as threads:
         runner = application_of(application(cast(Any, keeper), door, threads, stall_s))
         async with door.serving(runner, listener):
-            with socket.create_connection(listener.getsockname()) as peer:
+            with await asyncio.to_thread(_connected, listener.getsockname(), told.client) as peer:
                 peer.sendall(b"GET /v1/shards/1/1/0 HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer t\r\n\r\n")
                 async with asyncio.timeout(60):
                     await keeper.pinned.wait()
                     yield runner, peer
 
 
-def test_a_peer_that_stops_reading_does_not_pin_a_slot_for_ever() -> None:
+@BOTH
+def test_a_peer_that_stops_reading_does_not_pin_a_slot_for_ever(told: Credentials) -> None:
     async def story() -> None:
         keeper = OneShard()
-        async with asked(keeper, stall_s=0.2):
+        async with asked(keeper, 0.2, told):
             await keeper.unpinned.wait()
         assert (keeper.pins, keeper.why) == (0, "the peer has taken nothing for 0.2 s")
 
@@ -70,10 +83,11 @@ def test_a_peer_that_stops_reading_does_not_pin_a_slot_for_ever() -> None:
 
 
 @pytest.mark.parametrize("who", ["the peer", "the server"])
-def test_whoever_hangs_up_pins_no_slot(who: str) -> None:
+@BOTH
+def test_whoever_hangs_up_pins_no_slot(who: str, told: Credentials) -> None:
     async def story() -> None:
         keeper = OneShard()
-        async with asked(keeper, stall_s=60) as (runner, peer):
+        async with asked(keeper, 60, told) as (runner, peer):
             if who == "the peer":
                 peer.close()
             else:
@@ -84,14 +98,17 @@ def test_whoever_hangs_up_pins_no_slot(who: str) -> None:
     asyncio.run(story())
 
 
-def test_a_reader_waits_for_no_other() -> None:
+@BOTH
+def test_a_reader_waits_for_no_other(told: Credentials) -> None:
     async def story() -> None:
         keeper = OneShard()
-        async with asked(keeper, stall_s=60) as (_, peer):
+        async with asked(keeper, 60, told) as (_, peer):
             host, port = peer.getpeername()
-            url, headers = f"http://{host}:{port}/v1/shards/1/1/0", {"Authorization": "Bearer t"}
-            async with ClientSession() as session, session.get(url, headers=headers) as answer:
-                assert len(await answer.read()) == SIZE
+            url = f"{told.scheme}://{host}:{port}/v1/shards/1/1/0"
+            async with ClientSession(headers=told.headers) as session:
+                for _ in range(2):  # On one connection.
+                    async with session.get(url, ssl=told.client or True) as answer:
+                        assert len(await answer.read()) == SIZE
 
     asyncio.run(story())
 
@@ -113,7 +130,7 @@ def test_only_what_goes_to_a_reader_on_this_machine_is_little_buffered(round_tri
         with Connection(fileno=accepted.detach()) as to:
             to.round_trip_us = round_trip_us
             before = to.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-            server._copied(to, memoryview(b"all"), 60)
+            server._copied(to, iter([b"all"]), 60)
             assert peer.recv(10) == b"all"
             assert (to.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < min(before, 1 << 19)) == little
 
@@ -135,7 +152,7 @@ class Copies:
 def test_who_asks_for_a_copy_hears_that_it_gets_on_and_how_it_ended(error: str) -> None:
     async def story() -> None:
         keeper = Copies(error)
-        door, listener = Door(Bearer("t")), listen("127.0.0.1", 0)
+        door, listener = Door(Credentials("t")), listen("127.0.0.1", 0)
         with ThreadPoolExecutor(1) as threads:
             runner = application_of(application(cast(Any, keeper), door, threads))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/copies"

@@ -18,6 +18,7 @@ from runtime.checkpoint.keeper import Keeper
 from runtime.checkpoint.slots import Identity
 from runtime.job.messages import Flaw, Holding, Restore
 from runtime.store import DirectoryStore, StoreError
+from runtime.tls import Credentials
 from tests.fake_agent import PATIENCE_S
 from tests.harness import wait_until
 
@@ -523,8 +524,8 @@ def test_debris_of_an_earlier_incarnation_is_reclaimed_and_a_neighbours_is_not(m
     shm, name = old.shm, os.listdir(old.shm)[0]
     (shm / (name + "0-7")).write_bytes(b"worker-0-0-00-7 is another node")
     again = Keeper(
-        job="job", node=old.name, store=old.store, token="", persist_interval=1, directory=shm, on_persisted=print,
-        on_unrestored=print,
+        job="job", node=old.name, store=old.store, credentials=Credentials(""), persist_interval=1, directory=shm,
+        on_persisted=print, on_unrestored=print,
     )  # fmt: skip
     assert os.listdir(shm) == [name + "0-7"]
     again.close()

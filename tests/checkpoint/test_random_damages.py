@@ -29,6 +29,7 @@ from runtime.job.records import FaultJudged, PassedOver
 from runtime.job.spec import RoleSpec
 from runtime.master.survey import survey
 from runtime.store import DirectoryStore, NoSuchKey, StoreError
+from runtime.tls import Credentials
 from tests.job.world import World, platform
 
 PLACES: list[Place] = [(1, 10), (1, 20), (2, 30), (2, 40)]
@@ -189,7 +190,7 @@ def begins(world: World, store: Sick) -> tuple[Place | None, float]:
             return None, 0.0
         restore = round_.restore
         try:
-            shards = verified(open_shards(restore.sources, partial(read, store=store, token="")))
+            shards = verified(open_shards(restore.sources, partial(read, store=store, credentials=Credentials(""))))
             state, iteration = whole_state(shards)
             assert iteration == restore.iteration
             return (restore.round, restore.iteration), float(state["weight"].unique().item())

@@ -16,6 +16,7 @@ from runtime.diagnosis.evidence import Measurement
 from runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Together, Told, Work
 from runtime.diagnosis.serving import HttpLink
 from runtime.diagnosis.verdicts import Health, Verdict
+from runtime.tls import Credentials
 
 
 def verdict(node: str, health: Health = Health.HEALTHY) -> Verdict:
@@ -82,7 +83,7 @@ class Node:
 
     async def _run(self) -> None:
         async with aiohttp.ClientSession() as http:
-            link = HttpLink(http, f"127.0.0.1:{self._port}", "secret")
+            link = HttpLink(http, f"127.0.0.1:{self._port}", Credentials("secret"))
             await link.arrive(self.me)
             self.verdict.set_result((await self._check(link)).verdict)
             await self.may_stand_by.wait()
@@ -115,7 +116,7 @@ class Node:
 @asynccontextmanager
 async def admission(nodes: int, say: Callable[[str], None]) -> AsyncIterator[int]:
     port = free_port(random.Random())
-    async with admitting(Admission(nodes, 1, 60.0, 60.0), "127.0.0.1", port, "secret", say):
+    async with admitting(Admission(nodes, 1, 60.0, 60.0), "127.0.0.1", port, Credentials("secret"), say):
         yield port
 
 

@@ -18,6 +18,7 @@ from runtime.diagnosis.node import check_node
 from runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Stop, Told, Work
 from runtime.diagnosis.verdicts import Health, Verdict
 from runtime.store import StoreError
+from runtime.tls import Credentials
 
 
 def test_a_new_node_is_checked_with_a_healthy_partner_and_named_when_it_fails(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_a_store_that_cannot_be_read_for_a_while_ends_no_nodes_part_in_the_check
     monkeypatch.setattr(checked, "_PAUSE_S", 0.0)
 
     async def story() -> None:
-        part = checked.Checked("a", "a", "127.0.0.1", "secret", where, 60.0)
+        part = checked.Checked("a", "a", "127.0.0.1", Credentials("secret"), where, 60.0)
         running = asyncio.create_task(part.run())
         async with asyncio.timeout(60):
             assert await part.verdict == over.verdict

@@ -20,7 +20,7 @@ from runtime.diagnosis.evidence import Measurement
 from runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Together, Told, Work
 from runtime.diagnosis.serving import HttpLink, serving
 from runtime.door import Door, listen
-from runtime.token import Bearer
+from runtime.tls import Credentials
 
 ONE = Arrive("node-1", "b", "127.0.0.1")
 
@@ -33,7 +33,7 @@ class Served:
         self.place = f"127.0.0.1:{port}"
 
     def link(self, token: str = "secret") -> HttpLink:
-        return HttpLink(self.http, self.place, token, patience_s=0.0, arrival_s=0.0)
+        return HttpLink(self.http, self.place, Credentials(token), patience_s=0.0, arrival_s=0.0)
 
     async def post(self, path: str, body: bytes, token: str = "secret") -> tuple[int, str]:
         headers = {"Authorization": f"Bearer {token}"}
@@ -48,7 +48,7 @@ class Served:
 
 @asynccontextmanager
 async def served(**options: Any) -> AsyncIterator[Served]:
-    coordinator, door, listener = Coordinator(**options), Door(Bearer("secret")), listen("127.0.0.1", 0)
+    coordinator, door, listener = Coordinator(**options), Door(Credentials("secret")), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     async with serving(coordinator, listener, door), aiohttp.ClientSession() as http:
         yield Served(http, port, coordinator, door)
@@ -124,7 +124,7 @@ def test_a_check_that_is_called_off_is_told_to_who_waits() -> None:
 def test_a_coordinator_that_does_not_answer_is_lost() -> None:
     async def story() -> None:
         async with aiohttp.ClientSession() as http:
-            link = HttpLink(http, "127.0.0.1:1", "secret", patience_s=0.0, arrival_s=0.0)
+            link = HttpLink(http, "127.0.0.1:1", Credentials("secret"), patience_s=0.0, arrival_s=0.0)
             with pytest.raises(CoordinatorLostError, match=r"127\.0\.0\.1:1 does not answer"):
                 await link.arrive(ONE)
 

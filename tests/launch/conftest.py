@@ -1,5 +1,6 @@
 """Launchers in a folder of their own; whatever a failed test leaves is ended."""
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.launchers import Launcher, Pair, Torchrun
+from tests.launch.networks import Network
 
 
 @pytest.fixture
@@ -33,3 +35,16 @@ def pair(tmp_path: Path, torchrun: Torchrun) -> Iterator[Pair]:
     finally:
         for launcher in made.launchers:
             launcher.close()
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Two networks, or the test is skipped."""
+    made = Network()
+    try:
+        made.make()
+    except (OSError, subprocess.CalledProcessError) as error:
+        made.close()
+        pytest.skip(f"no network namespaces here: {error}")
+    yield made
+    made.close()

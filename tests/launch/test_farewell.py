@@ -9,6 +9,7 @@ from runtime.door import listen
 from runtime.launch.farewell import Farewell
 from runtime.launch.probe import Answer, ask
 from runtime.master import Outcome
+from runtime.tls import Credentials
 
 TOKEN = "of the job"
 
@@ -19,8 +20,8 @@ def test_a_node_that_comes_too_late_finds_the_master_and_hears_how_the_job_ended
     async def come() -> tuple[Answer, str | None]:
         port = free_port(random.Random())
         outcome = Outcome("succeeded", "all nodes finished", "", None, 7, 0)
-        saying = asyncio.create_task(Farewell(outcome, 1, TOKEN).serve(listen("127.0.0.1", port)))
-        found = await asyncio.to_thread(ask, "127.0.0.1", port, TOKEN, "mine")
+        saying = asyncio.create_task(Farewell(outcome, 1, Credentials(TOKEN)).serve(listen("127.0.0.1", port)))
+        found = await asyncio.to_thread(ask, "127.0.0.1", port, Credentials(TOKEN), "mine")
         client = MasterClient(f"http://127.0.0.1:{port}", lambda: None, random.Random(), print)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as client.session:
             end = await client.ended("worker-1")

@@ -21,7 +21,9 @@ def test_a_master_that_is_told_to_end_while_it_is_down_is_not_started_again(monk
     spec = JobSpec("j", {"worker": RoleSpec(1, 1)}, hosts="")
 
     async def story() -> None:
-        master = mastering.Master(Hosting(spec, "store", "secret", "127.0.0.1", 1, 0), lambda text: master.stop())
+        master = mastering.Master(
+            Hosting(spec, "store", "secret", False, "127.0.0.1", 1, 0), lambda text: master.stop()
+        )
         assert await master.run() == 75
 
     asyncio.run(story())

@@ -11,6 +11,7 @@ import pytest
 from runtime.launch import meeting, probe
 from runtime.launch.probe import Answer, ask
 from runtime.own_folder import own_folder
+from runtime.tls import Credentials
 from tests.launch.launchers import EVERSTEP, Launcher
 
 
@@ -73,9 +74,9 @@ def test_a_free_port_is_nobodys_and_a_strange_listener_is_something_else(monkeyp
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert ask("127.0.0.1", port, "t", "j") is Answer.OTHER
+        assert ask("127.0.0.1", port, Credentials("t"), "j") is Answer.OTHER
         thread.join()
-    assert ask("127.0.0.1", port, "t", "j") is Answer.NOBODY
+    assert ask("127.0.0.1", port, Credentials("t"), "j") is Answer.NOBODY
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from runtime.job.spec import JobSpec, Patience, RoleSpec
 from runtime.master import run, snapshots
 from runtime.platform import Gone, Node, NodeRequest
 from runtime.store import DirectoryStore
+from runtime.tls import Credentials
 
 JOB = "j"
 PATIENCE = Patience(join_window_s=300.0, replacement_wait_s=300.0, silence_s=300.0, leave_s=300.0)
@@ -96,8 +97,8 @@ async def main(folder: Path) -> int:
     torn = os.environ.get("TORN")
     store = TornStore(folder, torn) if torn else DirectoryStore(folder / "store")
     outcome = await run(
-        SPEC, store, FilePlatform(folder), token=os.environ["TOKEN"], agent_arguments=[], agent_environment={},
-        stop=asyncio.Event(),
+        SPEC, store, FilePlatform(folder), credentials=Credentials(os.environ["TOKEN"]), agent_arguments=[],
+        agent_environment={}, stop=asyncio.Event(),
     )  # fmt: skip
     print(msgspec.json.encode(outcome).decode(), flush=True)
     return outcome.exit_code

@@ -16,6 +16,7 @@ from runtime.master.desk import Desk
 from runtime.master.endpoints import Endpoints, Reply
 from runtime.master.journal import Fenced, claim
 from runtime.store import Entry, NoSuchKey, StoreError
+from runtime.tls import Credentials
 
 TOKEN = "t0ken"
 T = TypeVar("T")
@@ -171,7 +172,7 @@ class Shell:
             except (StoreError, Fenced):
                 await passes(1)
         self.desk = desk = Desk(self.spec, self.store, claimed, state, now)
-        self.endpoints = Endpoints(desk, TOKEN, lambda beat: 0)
+        self.endpoints = Endpoints(desk, Credentials(TOKEN), lambda beat: 0)
         desk.feed(Opened())
         self.tasks = [asyncio.create_task(part()) for part in desk.parts]
         await desk.durable()

@@ -22,6 +22,7 @@ from runtime.master import CannotListen, Outcome, Progress, find_master, read_jo
 from runtime.master.journal import Master
 from runtime.platform import Gone, Node, NodeRequest
 from runtime.store import DirectoryStore
+from runtime.tls import Credentials
 from tests.harness import PATIENCE_S
 
 PATIENCE = Patience(join_window_s=PATIENCE_S, replacement_wait_s=PATIENCE_S, silence_s=PATIENCE_S, leave_s=PATIENCE_S)
@@ -84,13 +85,13 @@ class WatchedStore(DirectoryStore):
 class Agent:
     """What an agent says, without workers."""
 
-    def __init__(self, session: aiohttp.ClientSession, address: str, name: str) -> None:
-        self.session, self.address, self.name = session, address, name
+    def __init__(self, session: aiohttp.ClientSession, address: str, name: str, scheme: str = "http") -> None:
+        self.session, self.address, self.name, self.scheme = session, address, name, scheme
 
     async def post(self, verb: str, message: Any, token: str = TOKEN) -> tuple[int, bytes]:
         body = message if isinstance(message, bytes) else msgspec.json.encode(message)
         headers = {"Authorization": f"Bearer {token}"}
-        async with self.session.post(f"http://{self.address}/v1/{verb}", data=body, headers=headers) as answer:
+        async with self.session.post(f"{self.scheme}://{self.address}/v1/{verb}", data=body, headers=headers) as answer:
             return answer.status, await answer.read()
 
     async def ask(self, verb: str, message: Any, kind: type[M]) -> M:
@@ -134,7 +135,7 @@ class Job:
         self.stop = asyncio.Event()
         self.task: asyncio.Task[Outcome] = asyncio.create_task(
             run(
-                self.spec, self.store, self.platform, token=TOKEN, agent_arguments=["--", "x.py"],
+                self.spec, self.store, self.platform, credentials=Credentials(TOKEN), agent_arguments=["--", "x.py"],
                 agent_environment={}, stop=self.stop, remove_nodes=lambda: remove, on_progress=self.progress.append,
             )
         )  # fmt: skip
@@ -413,8 +414,8 @@ def test_an_address_that_is_taken_is_refused_in_one_line(tmp_path: Path) -> None
     async def begin(port: int) -> None:
         store, platform = DirectoryStore(tmp_path), DictPlatform()
         await run(
-            SPEC, store, platform, token=TOKEN, agent_arguments=[], agent_environment={}, stop=asyncio.Event(),
-            port=port,
+            SPEC, store, platform, credentials=Credentials(TOKEN), agent_arguments=[], agent_environment={},
+            stop=asyncio.Event(), port=port,
         )  # fmt: skip
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -432,7 +433,15 @@ def test_more_nodes_than_this_process_may_have_files_are_refused_with_the_arithm
 
     async def begin() -> None:
         store, platform = DirectoryStore(tmp_path), DictPlatform()
-        await run(spec, store, platform, token=TOKEN, agent_arguments=[], agent_environment={}, stop=asyncio.Event())
+        await run(
+            spec,
+            store,
+            platform,
+            credentials=Credentials(TOKEN),
+            agent_arguments=[],
+            agent_environment={},
+            stop=asyncio.Event(),
+        )
 
     with pytest.raises(CannotListen, match=f"{hard} nodes need .* may have {hard}; raise the limit"):
         asyncio.run(begin())

@@ -15,6 +15,7 @@ from runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform, Own
 from runtime.platform.kubernetes.platform import shared_token
 from runtime.platform.kubernetes.pods import NODE, pod_name
 from runtime.store import DirectoryStore
+from tests.credentials import credentials
 from tests.master.test_master_run import TOKEN, Agent
 from tests.platform.pod_api import PodApi
 
@@ -24,6 +25,7 @@ TEMPLATE = {"containers": [{"name": "agent", "image": "everstep:1"}]}
 MEMORY = RoleSpec(2, 1, resources=Resources(memory_bytes=4 * GIB))
 SPEC = JobSpec(JOB, {"worker": MEMORY}, Patience(leave_s=0.2), hosts="")
 DEADLINE_S = 90
+CREDENTIALS = credentials(TOKEN, JOB)
 
 
 class Job:
@@ -40,8 +42,8 @@ class Job:
         await wishes_made(self._api, JOB, OWNER, {"worker": 2})
         async with KubernetesPlatform(self._api, JOB, OWNER, TEMPLATE) as platform:
             return await run(
-                SPEC, self._store, platform, token=TOKEN, agent_arguments=["--", "x.py"], agent_environment={},
-                stop=stop, remove_nodes=lambda: remove,
+                SPEC, self._store, platform, credentials=CREDENTIALS, agent_arguments=["--", "x.py"],
+                agent_environment={}, stop=stop, remove_nodes=lambda: remove,
                 sizes=wishes(self._api, JOB, say, lambda _: asyncio.sleep(0.01)),
             )  # fmt: skip
 
@@ -51,7 +53,8 @@ class Job:
         await self.server.until(lambda: name in self.server.pods)
         variables = {one["name"]: one.get("value") for one in self.container(node)["env"]}
         self.server.become(name, phase="Running")
-        return Agent(self._session, str(variables["EVERSTEP_MASTER"]).removeprefix("http://"), node)
+        scheme, _, address = str(variables["EVERSTEP_MASTER"]).partition("://")
+        return Agent(self._session, address, node, scheme)
 
     def container(self, node: str) -> dict[str, Any]:
         """Of the node's pod."""
@@ -86,7 +89,7 @@ def played(folder: Path, story: Callable[[Job], Any]) -> None:
         async with (
             asyncio.timeout(DEADLINE_S),
             server as url,
-            aiohttp.ClientSession() as session,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=CREDENTIALS.client or True)) as session,
             KubeApi(Access(url, server.namespace)) as api,
         ):
             await shared_token(api, JOB, OWNER)
@@ -110,6 +113,20 @@ def test_a_job_trains_on_pods_and_a_killed_one_is_replaced_with_more_memory(tmp_
         assert (one.round, two.round, two.world_size) == (2, 2, 2)
         await job.finish(2, first, fresh)
         assert (await master).state == "succeeded"
+
+    played(tmp_path, story)
+
+
+def test_agents_in_pods_speak_tls_and_no_pod_holds_the_token_or_a_key(tmp_path: Path) -> None:
+    async def story(job: Job) -> None:
+        stop = asyncio.Event()
+        master = asyncio.create_task(job.master(stop))
+        first, second = await job.agent("worker-0-0"), await job.agent("worker-1-0")
+        assert first.scheme == "https"
+        await asyncio.gather(first.join(), second.join())
+        assert not [word for word in (TOKEN, "BEGIN") if word in str(job.server.pods)]
+        stop.set()
+        assert (await master).exit_code == 143
 
     played(tmp_path, story)
 

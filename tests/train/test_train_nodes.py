@@ -47,6 +47,9 @@ def test_in_a_pod_of_argos_the_nodes_are_pods_like_it_and_the_master_listens_on_
             assert await place.platform.observe() == []
             (secret,) = server.secrets.values()
             assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
+            assert place.credentials.tls
+        async with server as url, pods_beside("step", SPEC, Access(url, "ml"), PLAIN, tls=False) as place:
+            assert not place.credentials.tls
 
     asyncio.run(story())
 

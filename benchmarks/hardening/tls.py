@@ -1,0 +1,208 @@
+"""What TLS costs: a shard that a peer sends, and a handshake.
+
+python -m benchmarks.hardening.tls
+"""
+
+import argparse
+import asyncio
+import mmap
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+from benchmarks.acceptance import Line, asked, chosen, judge
+from benchmarks.master import MIB, started
+from runtime.agent.server import application
+from runtime.checkpoint.fetch import read
+from runtime.door import Door, application_of, listen
+from runtime.job.messages import Holding
+from runtime.tls import Credentials, credentials_of
+
+JOB, TOKEN = "benchmark", "benchmark"
+SIZE = 1 << 30
+ROUNDS = 5
+BUDGET = 1.10
+GBIT = 10
+"""A second, of the network that is made for the second measurement."""
+HANDSHAKES = 500
+NETWORK = f"""
+set -e
+ip link set lo up
+tc qdisc add dev lo root tbf rate {GBIT}gbit burst 1mb latency 10ms
+exec "$@"
+"""
+"""This machine's loopback, in a network of its own, as slow as a network."""
+
+
+class _Holder:
+    """A keeper with one shard."""
+
+    def __init__(self, size: int) -> None:
+        self._shard = _filled(size)
+
+    @contextmanager
+    def open_shard(self, *_: int) -> Iterator[memoryview]:
+        """All of it."""
+        yield self._shard[:]
+
+
+def _filled(size: int) -> memoryview:
+    """Memory that is there."""
+    memory, some = memoryview(mmap.mmap(-1, size)), os.urandom(MIB)
+    for start in range(0, size, MIB):
+        memory[start : start + MIB] = some[: size - start]
+    return memory
+
+
+def _peer(pipe: Connection, size: int, tls: bool) -> None:
+    """A process with an agent's server; tells its port, then whenever it is asked its processor seconds."""
+
+    async def serve() -> None:
+        credentials, listener = credentials_of(TOKEN, JOB, tls=tls), listen("127.0.0.1", 0)
+        with ThreadPoolExecutor(1) as threads:
+            door = Door(credentials)
+            app = application(cast(Any, _Holder(size)), door, threads)
+            async with door.serving(application_of(app), listener):
+                pipe.send((listener.getsockname()[1], credentials.authority))
+                while await asyncio.to_thread(pipe.recv):
+                    pipe.send(time.process_time())
+
+    asyncio.run(serve())
+
+
+class _Way:
+    """To one peer, in clear or by TLS."""
+
+    def __init__(self, size: int, tls: bool) -> None:
+        self._process, self._pipe = started(_peer, size, tls)
+        self._port, authority = self._pipe.recv()
+        self.credentials = Credentials(TOKEN, authority)
+        self._source = Holding(1, 1, size=size, node="peer", address=f"127.0.0.1:{self._port}")
+
+    def fetched(self, buffer: memoryview) -> "Cost":
+        """The whole shard."""
+        before, began = self._used(), time.perf_counter()
+        read(self._source, 0, buffer, cast(Any, None), self.credentials)
+        took = time.perf_counter() - began
+        return Cost(took, self._used() - before)
+
+    def shaken(self, count: int) -> "Cost":
+        """So many connections, each with a request; what they cost the peer."""
+        before, began = self._peers(), time.perf_counter()
+        for _ in range(count):
+            connection = self.credentials.connection(f"127.0.0.1:{self._port}", 30.0)
+            connection.request("GET", "/v1/nothing", headers=dict(self.credentials.headers))
+            connection.getresponse().read()
+            connection.close()
+        return Cost(time.perf_counter() - began, self._peers() - before)
+
+    def close(self) -> None:
+        """End the peer."""
+        self._process.kill()
+        self._process.join()
+
+    def _used(self) -> float:
+        return time.process_time() + self._peers()
+
+    def _peers(self) -> float:
+        self._pipe.send(True)
+        return self._pipe.recv()
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one way."""
+
+    seconds: float
+    processor_s: float
+
+
+@contextmanager
+def _both(size: int) -> Iterator[tuple[_Way, _Way]]:
+    ways: list[_Way] = []
+    try:
+        ways += (_Way(size, tls) for tls in (False, True))
+        yield ways[0], ways[1]
+    finally:
+        for way in ways:
+            way.close()
+
+
+def compared() -> tuple[Cost, Cost]:
+    """Medians of a shard's way in clear and by TLS, one after the other in turn."""
+    buffer = _filled(SIZE)
+    with _both(SIZE) as ways:
+        costs = [[way.fetched(buffer) for way in ways] for _ in range(ROUNDS + 1)][1:]
+
+    def median(way: int) -> Cost:
+        each = [pair[way] for pair in costs]
+        return Cost(statistics.median(c.seconds for c in each), statistics.median(c.processor_s for c in each))
+
+    return median(0), median(1)
+
+
+def _told(clear: Cost, tls: Cost) -> tuple[str, bool]:
+    ratio = tls.seconds / clear.seconds
+    words = f"{ratio:.2f} x: {tls.seconds:.2f} s against {clear.seconds:.2f} s"
+    return f"{words}; both ends' processors {tls.processor_s:.2f} s against {clear.processor_s:.2f} s", ratio <= BUDGET
+
+
+def at_once(_: argparse.Namespace) -> Iterator[Line]:
+    """Within this machine: nothing but the processors bounds it."""
+    what = f"sockets: TLS: a peer sends a shard of 1 GiB within this machine, {os.cpu_count()} cores for both ends"
+    yield Line(what, f"<= {BUDGET:.2f} x in clear", *_told(*compared()))
+
+
+def by_network(_: argparse.Namespace) -> Iterator[Line]:
+    """The same where a network is what bounds it."""
+    what = f"sockets: TLS: a peer sends a shard of 1 GiB through {GBIT} Gbit/s"
+    command = ["unshare", "-n", "sh", "-c", NETWORK, "sh", sys.executable, "-m", "benchmarks.hardening.tls", "--here"]
+    if os.geteuid() or not shutil.which("tc"):
+        yield Line(what, f"<= {BUDGET:.2f} x in clear", "not measured: it takes root and tc", False)
+        return
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    numbers = [float(word) for word in ended.stdout.split()]
+    yield Line(what, f"<= {BUDGET:.2f} x in clear", *_told(Cost(*numbers[:2]), Cost(*numbers[2:])))
+
+
+def handshakes(_: argparse.Namespace) -> Iterator[Line]:
+    """New connections, each with a request."""
+    with _both(MIB) as (clear, tls):
+        for way in (clear, tls):
+            way.shaken(20)
+        costs = [way.shaken(HANDSHAKES).processor_s / HANDSHAKES * 1e3 for way in (clear, tls)]
+    more = costs[1] - costs[0]
+    told = f"{more:.2f} ms: {costs[1]:.2f} ms a connection with a request, {costs[0]:.2f} ms in clear"
+    yield Line("sockets: TLS: what a handshake costs a server's processor", "<= 2 ms", told, more <= 2.0)
+
+
+MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
+    "sockets: TLS: what a handshake costs": handshakes,
+    "sockets: TLS: a peer sends a shard within this machine": at_once,
+    "sockets: TLS: a peer sends a shard through a network": by_network,
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--here", action="store_true", help="only the numbers, on the network as it is")
+    options = chosen(parser, list(MEASURED))
+    if options.here:
+        clear, tls = compared()
+        print(clear.seconds, clear.processor_s, tls.seconds, tls.processor_s)
+        return
+    judge(line for promise, measure in MEASURED.items() if asked(promise, options.words) for line in measure(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""TLS between the processes of a job: whoever has the job's token is its certificate authority.
+
+The authority's key is derived from the token, so that nothing more has to be handed out: each process that has the
+token makes the same authority, and with it a certificate for a key that it has just made itself. Who knows the
+authority's certificate (which is no secret) knows whether a server has the token; what a client has, it shows in its
+requests. TLS 1.3 alone: what was recorded stays secret even from who learns the token later.
+
+A token that people chose may be guessed; scrypt makes each guess at what a certificate shows cost what it costs here:
+0.1 s and 32 MiB (RFC 7914; the parameters are those of its section 2 for interactive use, doubled).
+"""
+
+import hashlib
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from http.client import HTTPConnection, HTTPSConnection
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.x509 import Certificate, Name
+
+NAME = "job.everstep.internal"
+"""Of every server; an authority signs for one job alone."""
+FOR_ALL = "give --no-tls to all nodes of a job or to none"
+_IN_CLEAR = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+"""What OpenSSL calls an answer that is no TLS."""
+_BITS = 256
+_COST, _BLOCK, _LANES = 1 << 15, 8, 1
+_ENOUGH = 2 * 128 * _COST * _BLOCK
+# Machines whose clocks are wrong train as well. What is signed is worth what the token is worth, and no longer.
+_SINCE, _UNTIL = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a process of a job shows the job's servers, and by what it knows them."""
+
+    token: str = field(repr=False)
+    authority: str = ""
+    """The certificate of the job's authority, PEM; empty: the job speaks in clear."""
+    server: ssl.SSLContext | None = None
+    """Of the process's own servers; None: they speak in clear, or it has none."""
+
+    @cached_property
+    def client(self) -> ssl.SSLContext | None:
+        """Trusts the job's servers; None: they speak in clear."""
+        return _client_context(self.authority) if self.tls else None
+
+    @property
+    def tls(self) -> bool:
+        """Do the job's processes speak TLS?"""
+        return bool(self.authority)
+
+    @property
+    def scheme(self) -> str:
+        """Of the servers' URLs."""
+        return "https" if self.tls else "http"
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """To be sent with each request."""
+        return {"Authorization": f"Bearer {self.token}"}
+
+    def connection(self, address: str, timeout_s: float) -> HTTPConnection:
+        """To a server of the job, at host:port. It is opened by the first request."""
+        if self.client is None:
+            return HTTPConnection(address, timeout=timeout_s)
+        return HTTPSConnection(address, timeout=timeout_s, context=self.client)
+
+
+def credentials_of(token: str, job: str, *, tls: bool) -> Credentials:
+    """Of a process that has the job's token. With TLS that takes 0.2 s, mostly on purpose: once in a process."""
+    if not tls:
+        return Credentials(token)
+    key = _authority_key(token, job)
+    certificate = _signed(key, key, authority=True)
+    return Credentials(token, _pem(certificate), _server_context(key))
+
+
+def mismatch(error: BaseException) -> str:
+    """Why a server and a client of a job do not understand each other, if it is that; else empty."""
+    error = error.__cause__ or error
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "has another token, or is of another job"
+    if isinstance(error, ssl.SSLError) and error.reason in _IN_CLEAR:
+        return f"does not speak TLS; {FOR_ALL}"
+    return ""
+
+
+def _authority_key(token: str, job: str) -> "EllipticCurvePrivateKey":
+    """The same for the same token and job. 64 bits more than the group's order are drawn, so that the rest of the
+    division is as good as even (FIPS 186-5, appendix A.2.1)."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    salt = b"everstep certificate authority\0" + job.encode()
+    drawn = hashlib.scrypt(
+        token.encode(), salt=salt, n=_COST, r=_BLOCK, p=_LANES, maxmem=_ENOUGH, dklen=(_BITS + 64) // 8
+    )
+    curve = ec.SECP256R1()
+    return ec.derive_private_key(int.from_bytes(drawn, "big") % (curve.group_order - 1) + 1, curve)
+
+
+def _signed(issuer: "EllipticCurvePrivateKey", subject: "EllipticCurvePrivateKey", *, authority: bool) -> "Certificate":
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    def name(what: str) -> "Name":
+        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, what)])
+
+    builder = x509.CertificateBuilder(
+        issuer_name=name("authority." + NAME),
+        subject_name=name("authority." + NAME if authority else NAME),
+        public_key=subject.public_key(),
+        serial_number=1 if authority else x509.random_serial_number(),
+        not_valid_before=_SINCE,
+        not_valid_after=_UNTIL,
+    )
+    builder = builder.add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), True)
+    if not authority:
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), False)
+    key_usage = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
+         "decipher_only", "crl_sign"), False,
+    )  # fmt: skip
+    usage = x509.KeyUsage(digital_signature=not authority, key_cert_sign=authority, **key_usage)
+    builder = builder.add_extension(usage, True)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(subject.public_key()), False)
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())
+    return builder.add_extension(identifier, False).sign(issuer, hashes.SHA256())
+
+
+def _pem(what: "Certificate") -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return what.public_bytes(Encoding.PEM).decode()
+
+
+def _server_context(authority: "EllipticCurvePrivateKey") -> ssl.SSLContext:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    own = ec.generate_private_key(ec.SECP256R1())
+    secret = own.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # Nobody resumes: connections are few and last.
+    with os.fdopen(os.memfd_create("everstep-tls"), "wb") as file:  # In memory, and gone at once.
+        file.write(secret + _pem(_signed(authority, own, authority=False)).encode())
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    return context
+
+
+class _Pinned(ssl.SSLContext):
+    """Expects the job's name of every server, whatever address it is reached at."""
+
+    def wrap_socket(self, *arguments: Any, **named: Any) -> ssl.SSLSocket:
+        return super().wrap_socket(*arguments, **{**named, "server_hostname": NAME})
+
+    def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
+        return super().wrap_bio(*arguments, **{**named, "server_hostname": NAME})
+
+
+def _client_context(authority: str) -> ssl.SSLContext:
+    context = _Pinned(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=authority)
+    return context

@@ -1,0 +1,114 @@
+"""A shard that comes from a peer by TLS: several connections side by side, each byte of it checked."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+import torch
+
+from runtime.agent.server import application
+from runtime.checkpoint import fetch as fetching
+from runtime.checkpoint.copies import _ask
+from runtime.checkpoint.digests import seal
+from runtime.checkpoint.errors import DamagedError, UnreachableError
+from runtime.checkpoint.fetch import fetch, read
+from runtime.door import Door, application_of, listen
+from runtime.job.messages import Holding
+from runtime.tls import Credentials
+from tests.checkpoint.test_restoring import staged
+from tests.credentials import credentials
+
+SIZE = 3_000_000
+
+
+class Holder:
+    """What the server asks of a keeper."""
+
+    def __init__(self) -> None:
+        self.shard = staged({"t": torch.randint(0, 256, (SIZE,), dtype=torch.uint8)})
+        self.digest, self.asked = seal(self.shard), 0
+
+    @contextmanager
+    def open_shard(self, *_: int) -> Iterator[memoryview]:
+        """The shard."""
+        self.asked += 1
+        yield self.shard[:]
+
+    def keep(self, source: Holding, came: Any) -> None:
+        """As if there were room."""
+        came()
+
+    def holding(self, address: str) -> Holding:
+        """What others are told of it."""
+        return Holding(1, 1, size=len(self.shard), digest=self.digest, node="peer", address=address)
+
+
+@contextmanager
+def peer(holder: Holder) -> Iterator[str]:
+    """Its agent's server, in a thread; the address."""
+    listener, over = listen("127.0.0.1", 0), threading.Event()
+
+    async def serve() -> None:
+        door = Door(credentials())
+        with ThreadPoolExecutor(2) as threads:
+            async with door.serving(application_of(application(cast(Any, holder), door, threads)), listener):
+                await asyncio.to_thread(over.wait)
+
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        yield address
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "_WORTH_ONE", SIZE // 3)
+
+
+NO_STORE = cast(Any, None)
+
+
+def test_a_shard_comes_by_several_connections_and_is_what_it_was() -> None:
+    holder, came = Holder(), []
+    with peer(holder) as address:
+        source, buffer = holder.holding(address), memoryview(bytearray(len(holder.shard)))
+        fetch(source, buffer, NO_STORE, credentials(), lambda: came.append(1))
+        assert bytes(buffer) == bytes(holder.shard)
+        assert holder.asked == 3
+        assert came
+        some = memoryview(bytearray(1_234_567))
+        read(source, 77, some, NO_STORE, credentials())
+        assert bytes(some) == bytes(holder.shard[77 : 77 + len(some)])
+        assert _ask(address, source, credentials()) == ""
+
+
+def test_what_was_damaged_at_the_peer_is_found() -> None:
+    holder = Holder()
+    holder.shard[len(holder.shard) - 5] ^= 1
+    with peer(holder) as address, pytest.raises(DamagedError, match="peer peer: the digest of bytes"):
+        fetch(holder.holding(address), memoryview(bytearray(len(holder.shard))), NO_STORE, credentials())
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (credentials("another"), "CERTIFICATE_VERIFY_FAILED"),
+        (credentials("t", "another"), "CERTIFICATE_VERIFY_FAILED"),
+        (Credentials("t"), "answered 400"),
+        (Credentials("another", credentials().authority), "answered 401"),
+    ],
+    ids=["token", "job", "clear", "authority alone"],
+)
+def test_who_has_not_the_jobs_token_gets_no_byte(told: Credentials, why: str) -> None:
+    holder = Holder()
+    with peer(holder) as address, pytest.raises(UnreachableError, match=f"peer peer: .*{why}"):
+        fetch(holder.holding(address), memoryview(bytearray(len(holder.shard))), NO_STORE, told)
+    assert not holder.asked
