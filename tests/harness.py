@@ -33,7 +33,7 @@ PATIENCE_S = 240.0
 @contextmanager
 def busy(soaking: bool = ROUNDS > 1) -> Iterator[None]:
     """In a soak, other processes want every core too."""
-    spin = [sys.executable, "-c", "while True: pass"]
+    spin = [sys.executable, "-c", "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"]
     spinning = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)] if soaking else []
     try:
         yield

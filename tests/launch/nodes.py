@@ -80,7 +80,8 @@ class Nodes:
         return [pid for pid, command in self.launcher.processes() if "runtime.launch.host" in command]
 
     def master(self) -> int:
-        """The only one."""
+        """The only one. Nodes that begin together may all start one; those that find the endpoint taken end."""
+        until(lambda: len(self.masters()) == 1, self.told)
         (found,) = self.masters()
         return found
 
