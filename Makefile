@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening lock licences sbom liveness soak clean
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening lock licences sbom liveness soak clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -48,7 +48,10 @@ unexport PYTHONDONTWRITEBYTECODE
 JOBS ?= 5
 PROFILE ?= dev
 SUITE := $(BIN)/python -m tests.suite --jobs $(JOBS) --profile $(PROFILE) $(if $(SEED),--seed $(SEED))
-test: lint  ## lint, then the tests, JOBS at a time (PART=checkpoint: what a change there can break); says what was skipped
+test: $(READY)  ## lint, and the tests, JOBS at a time (PART=checkpoint: what a change there can break); says what was skipped
+	@$(MAKE) --no-print-directory -j2 lint suite
+
+suite: $(READY)
 	$(SUITE) $(if $(PART),--part $(PART))
 
 test-long: $(READY)  ## what `make test` leaves out as others test nearly the same, and more examples (PROFILE=long)
