@@ -154,15 +154,19 @@ def test_a_connection_that_has_shown_the_token_by_tls_stays() -> None:
     served(story, head_s=2.0, told=credentials())
 
 
+async def answered_beside(crowd: Crowd, end: Served, count: int) -> int:
+    """How often who has the token is answered while so many of the crowd come."""
+    attack, answered = asyncio.create_task(crowd.attack(end.port, count=count, at_once=150)), 0
+    while not attack.done():
+        answered += await end.is_answered()
+    await attack
+    assert sum(crowd.came.values()) == count
+    return answered
+
+
 def test_a_crowd_at_a_port_for_tls_keeps_nobody_out() -> None:
     async def story(end: Served) -> None:
-        crowd = Crowd(AT_TLS)
-        attack = asyncio.create_task(crowd.attack(end.port, count=300, at_once=150))
-        answered = 0
-        while not attack.done():
-            answered += await end.is_answered()
-        await attack
-        assert sum(crowd.came.values()) == 300
+        answered = await answered_beside(Crowd(AT_TLS), end, 300)
         assert answered > 3
         assert len(end.lines) <= 2
 
@@ -196,13 +200,7 @@ def test_a_crowd_that_fills_the_door_again_and_again_keeps_nobody_out() -> None:
     """The oldest stranger has had its turn: while a crowd is accepted, whoever says the token at once is answered."""
 
     async def story(end: Served) -> None:
-        crowd = Crowd()
-        attack = asyncio.create_task(crowd.attack(end.port, count=600, at_once=150))
-        answered = 0
-        while not attack.done():
-            answered += await end.is_answered()
-        await attack
-        assert sum(crowd.came.values()) == 600
+        answered = await answered_beside(Crowd(), end, 600)
         assert answered > 10
         assert len(end.lines) <= 2
 

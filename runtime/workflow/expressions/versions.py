@@ -13,6 +13,7 @@ _WRITTEN = rf"v?({_PART})(?:\.({_PART}))?(?:\.({_PART}))?(?:-([0-9A-Za-z.-]+))?(
 _VERSION = re.compile(r"v?(\d{1,18})(?:\.(\d{1,18}))?(?:\.(\d{1,18}))?(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?")
 _RANGE = re.compile(rf"({_WRITTEN})\s+-\s+({_WRITTEN})")
 _ONE = re.compile(rf"(=|!=|>=|=>|<=|=<|>|<|~>|~|\^)?\s*{_WRITTEN}\s*[,\s]?\s*")
+_SAME = {"=>": ">=", "=<": "<=", "~>": "~"}
 _LONGEST = 1000
 """Characters of a constraint."""
 
@@ -61,7 +62,8 @@ def _all_of(text: str) -> list[_Constraint]:
         numbers = [part for part in match.groups()[1:4] if part and part not in "xX*"]
         told = next((at for at, part in enumerate(match.groups()[1:4]) if not part or part in "xX*"), 3)
         major, minor, patch = (*map(int, numbers[:told]), 0, 0, 0)[:3]
-        found.append(_Constraint(match[1] or "=", Version(major, minor, patch, match[5] or ""), told))
+        operator = match[1] or "="
+        found.append(_Constraint(_SAME.get(operator, operator), Version(major, minor, patch, match[5] or ""), told))
     if not found:
         raise ExpressionError(f"improper constraint: {text}")
     return found
@@ -72,19 +74,18 @@ def _holds(constraint: _Constraint, have: Version) -> bool:
     operator, wanted, told = constraint
     if have.before and not wanted.before:
         return False
-    same = have[:told] == wanted[:told] if told < 3 else have.order == wanted.order
+    mine, theirs = (have[:told], wanted[:told]) if told < 3 else (have.order, wanted.order)
+    since = have.order >= wanted.order
+    kept = _fixed(wanted, told) if operator == "^" else min(told, 2)
     return {
-        "=": same,
-        "!=": not same,
-        ">": have[:told] > wanted[:told] if told < 3 else have.order > wanted.order,
+        "=": mine == theirs,
+        "!=": mine != theirs,
+        ">": mine > theirs,
         "<": have.order < wanted.order,
-        ">=": have.order >= wanted.order,
-        "=>": have.order >= wanted.order,
-        "<=": have[:told] <= wanted[:told] if told < 3 else have.order <= wanted.order,
-        "=<": have[:told] <= wanted[:told] if told < 3 else have.order <= wanted.order,
-        "~": have.order >= wanted.order and have[: min(told, 2)] == wanted[: min(told, 2)],
-        "~>": have.order >= wanted.order and have[: min(told, 2)] == wanted[: min(told, 2)],
-        "^": have.order >= wanted.order and have[: _fixed(wanted, told)] == wanted[: _fixed(wanted, told)],
+        ">=": since,
+        "<=": mine <= theirs,
+        "~": since and have[:kept] == wanted[:kept],
+        "^": since and have[:kept] == wanted[:kept],
     }[operator]
 
 
