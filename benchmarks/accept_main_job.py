@@ -70,7 +70,7 @@ def second_tokenization(folder: Path, run: DefaultRun) -> Line:
     nodes = Pipeline(run.folder, run.folder).workflow()["status"]["nodes"].values()
     corpus = next(node for node in nodes if node["displayName"].startswith("corpus") and node.get("outputs"))
     uri = next(p["value"] for p in corpus["outputs"]["parameters"] if p["name"] == "uri")
-    command = [sys.executable, "-m", "steps.preprocess", "--input", uri, "--store", str(folder / "runs/store")]
+    command = [sys.executable, "-m", "everstep.steps.preprocess", "--input", uri, "--store", str(folder / "runs/store")]
     command += ["--append-eod"]
     started = time.monotonic()
     again = subprocess.run([*command, "--outputs", str(folder / "out")], cwd=ROOT, capture_output=True, check=False)

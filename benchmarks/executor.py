@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.acceptance import Line
-from runtime.workflow import RunOptions, parse, run, status
-from runtime.workflow.engine import Engine
-from runtime.workflow.events import PodEnded, PodStarted, RunCreated
-from runtime.workflow.library import Library
-from runtime.workflow.lint import findings
-from runtime.workflow.reading import read_text
+from everstep.runtime.workflow import RunOptions, parse, run, status
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.events import PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.lint import findings
+from everstep.runtime.workflow.reading import read_text
 
 STEPS = 200
 SIZES = (1000, 2000, 5000)

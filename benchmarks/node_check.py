@@ -21,7 +21,7 @@ def check(nodes: int, fault: str = "") -> tuple[float, int, str]:
     with tempfile.TemporaryDirectory() as folder:
         marks = Path(folder) / "faults"
         marks.mkdir()
-        command = [sys.executable, "-m", "steps.check", f"--nodes={nodes}", f"--store={folder}/store"]
+        command = [sys.executable, "-m", "everstep.steps.check", f"--nodes={nodes}", f"--store={folder}/store"]
         environment = {**os.environ, "EVERSTEP_FAULT": fault, "EVERSTEP_FAULT_DIR": str(marks)}
         started = time.monotonic()
         subprocess.run([*command, f"--outputs={folder}/out"], env=environment, check=True, stderr=subprocess.DEVNULL)

@@ -91,9 +91,9 @@ def _pss(pid: int) -> int:
 
 
 def ours(given: Input, folder: Path) -> Figure:
-    """`python -m steps.preprocess`, the whole command."""
+    """`python -m everstep.steps.preprocess`, the whole command."""
     command = [
-        *(sys.executable, "-m", "steps.preprocess", "--input", str(given.text), "--append-eod", "--force"),
+        *(sys.executable, "-m", "everstep.steps.preprocess", "--input", str(given.text), "--append-eod", "--force"),
         *("--output-prefix", str(folder / "ours"), "--tokenizer-type", "HFTokenizer", "--vocab", str(given.tokenizer)),
         *("--spark-master", f"local[{given.cores}]", "--log-interval", "10000000"),
         *("--store", str(folder / "store"), "--outputs", str(folder / "outputs")),
@@ -148,7 +148,7 @@ def _adopt_orphans() -> None:
 
 def prepared(folder: Path, megabytes: int, cores: int) -> Input:
     """Text and a tokenizer that was trained on some of it."""
-    from steps.preprocess.vocabulary import train
+    from everstep.steps.preprocess.vocabulary import train
 
     file = folder / f"{megabytes}.jsonl"
     documents, rounds = write(file, megabytes * 1_000_000)

@@ -16,9 +16,9 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from runtime.agent.talk import Talk
-from runtime.job.messages import Action, Directive, Join, Seat
-from runtime.tls import Credentials
+from everstep.runtime.agent.talk import Talk
+from everstep.runtime.job.messages import Action, Directive, Join, Seat
+from everstep.runtime.tls import Credentials
 
 CONNECTING = 256
 """Connections that one process opens at once: what a machine's queue of unaccepted ones takes."""

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from runtime.data import Sampler, open_dataset, sample_count
-from steps.train.llama import build_model
+from everstep.runtime.data import Sampler, open_dataset, sample_count
+from everstep.steps.train.llama import build_model
 
 LENGTH, BATCH = 96, 8
 

@@ -4,8 +4,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from everstep.runtime.flaghelp import Flags
 from everstep.version import VERSION
-from runtime.flaghelp import Flags
 
 VERBS = {
     "launch": "run a script on one node or many, as torchrun does: elastic",

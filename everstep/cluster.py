@@ -11,13 +11,13 @@ from everstep.version import IMAGE
 
 if TYPE_CHECKING:
     from everstep.pipeline import Submission
-    from runtime.submission import Route
+    from everstep.runtime.submission import Route
 
 
 def made_for(manifest: dict[str, Any], name: str, namespace: str, how: "Submission") -> dict[str, Any]:
     """The manifest as that namespace gets it. Raises BadInput."""
-    from runtime.submission.manifest import ClusterOptions, NotForAClusterError, for_argo
-    from runtime.workflow import ManifestError, check_name
+    from everstep.runtime.submission.manifest import ClusterOptions, NotForAClusterError, for_argo
+    from everstep.runtime.workflow import ManifestError, check_name
 
     options = ClusterOptions(
         image=how.image,
@@ -43,8 +43,8 @@ def run_there(
 
     `another` makes up a name in place of one that is taken; None: the name was given.
     """
-    from runtime.submission.route import ApiError
-    from runtime.submission.submit import submit
+    from everstep.runtime.submission.route import ApiError
+    from everstep.runtime.submission.submit import submit
 
     try:
         made = submit(route, manifest, another)
@@ -55,6 +55,6 @@ def run_there(
     print(f"{name} · target argo ({reason}) · {route.link(name)}{there}", file=sys.stderr, flush=True)
     if how.detach:
         return 0
-    from runtime.submission.run import watch
+    from everstep.runtime.submission.run import watch
 
     return leave(watch(route, made.workflow, how.logs))  # Threads may still read the run.

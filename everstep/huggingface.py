@@ -21,10 +21,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from everstep.runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.checkpoint.errors import StateError
+from everstep.runtime.checkpoint.tree import decode
 from everstep.training import Checkpoints
-from runtime.checkpoint.checkpointer import Checkpointer
-from runtime.checkpoint.errors import StateError
-from runtime.checkpoint.tree import decode
 
 __all__ = ["EverstepCallback"]
 

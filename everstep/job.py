@@ -6,7 +6,7 @@
 The run names the job: leave `job` empty there.
 """
 
-from runtime.job.spec import (
+from everstep.runtime.job.spec import (
     CleanPodPolicy,
     EndingPolicy,
     FaultRule,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from everstep.errors import BadInput
 
 if TYPE_CHECKING:
-    from runtime.job.state import State
-    from runtime.store import Store
-    from runtime.submission.custom_resource import CustomResource
+    from everstep.runtime.job.state import State
+    from everstep.runtime.store import Store
+    from everstep.runtime.submission.custom_resource import CustomResource
 
 
 class Found(NamedTuple):
@@ -35,8 +35,8 @@ class There(NamedTuple):
 
 def find_there(namespace: str, name: str) -> There:
     """The job of RUN[/STEP] in that namespace of the kube context. Raises BadInput, ApiError."""
-    from runtime.platform.kubernetes.pods import JOB, NAME
-    from runtime.submission.custom_resource import CustomResource
+    from everstep.runtime.platform.kubernetes.pods import JOB, NAME
+    from everstep.runtime.submission.custom_resource import CustomResource
 
     run, _, step = name.partition("/")
     route = CustomResource(os.environ, namespace)
@@ -64,8 +64,8 @@ def _which(steps: Iterable[str]) -> str:
 
 def state_of(uri: str, job: str, name: str) -> tuple["Store", "State"]:
     """What the job's journal says, and where it lies. Raises BadInput."""
-    from runtime.master.journal import JournalError, read_state
-    from runtime.store import StoreError, open_store
+    from everstep.runtime.master.journal import JournalError, read_state
+    from everstep.runtime.store import StoreError, open_store
 
     try:
         store = open_store(uri, read_only=True)
@@ -79,8 +79,8 @@ def state_of(uri: str, job: str, name: str) -> tuple["Store", "State"]:
 
 def master_of(found: Found, name: str) -> str:
     """host:port of its newest master, which need not live. Raises BadInput."""
-    from runtime.master.journal import JournalError, find_master
-    from runtime.store import StoreError
+    from everstep.runtime.master.journal import JournalError, find_master
+    from everstep.runtime.store import StoreError
 
     try:
         master = find_master(found.store, found.job)

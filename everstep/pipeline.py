@@ -17,14 +17,14 @@ import tyro
 
 from everstep import flags
 from everstep.errors import TRY_AGAIN, BadInput
+from everstep.runtime.store import StoreError, absolute, open_store
+from everstep.runtime.terminal import as_text
 from everstep.surroundings import checked_variables, limits_of_archives
-from runtime.store import StoreError, absolute, open_store
-from runtime.terminal import as_text
 
 if TYPE_CHECKING:
     from hera.workflows import Workflow
 
-    from runtime.workflow.sandbox import Sandbox
+    from everstep.runtime.workflow.sandbox import Sandbox
 
 C = TypeVar("C")
 
@@ -139,7 +139,7 @@ def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
 
 
 def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int:
-    from runtime.submission.target import TargetError, choose
+    from everstep.runtime.submission.target import TargetError, choose
 
     check = getattr(config, "check", None)
     if check is not None:
@@ -178,9 +178,9 @@ def _print(manifest: dict[str, Any]) -> int:
 
 def _lint(manifest: dict[str, Any]) -> None:
     """Raise BadInput with all that `everstep workflow lint` calls an error."""
-    from runtime.workflow.library import Library
-    from runtime.workflow.lint import findings
-    from runtime.workflow.reading import Document
+    from everstep.runtime.workflow.library import Library
+    from everstep.runtime.workflow.lint import findings
+    from everstep.runtime.workflow.reading import Document
 
     wrong = [one for one in findings(Document(manifest, ""), Library()) if one.error]
     if wrong:
@@ -211,7 +211,7 @@ def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
 
 
 def _sandbox(how: Submission) -> "Sandbox | None":
-    from runtime.workflow.sandbox import Sandbox
+    from everstep.runtime.workflow.sandbox import Sandbox
 
     if not how.sandbox:
         return None
@@ -221,9 +221,9 @@ def _sandbox(how: Submission) -> "Sandbox | None":
 
 
 def _run_here(manifest: dict[str, Any], name: str, how: Submission, reason: str) -> int:
-    from runtime.platform.process import end_nodes
-    from runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run
-    from runtime.workflow.view import watch
+    from everstep.runtime.platform.process import end_nodes
+    from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run
+    from everstep.runtime.workflow.view import watch
 
     folder, variables, limits = Path(how.runs) / name, checked_variables(how.env), limits_of_archives()
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.errors import BadInput
-from runtime.terminal import as_text
+from everstep.runtime.terminal import as_text
 
 UNITS = (("d", "day", 86400), ("h", "hour", 3600), ("m", "minute", 60), ("s", "second", 1))
 FOLLOW_EVERY_S = 0.3
@@ -43,8 +43,8 @@ def workflow_of(folder: Path) -> dict[str, Any]:
 
 def got(workflow: Mapping[str, Any], now: float) -> str:
     """What `argo get` prints: the run's own lines, then its steps as a tree."""
-    from runtime.submission import tree
-    from runtime.workflow.view import MARKS
+    from everstep.runtime.submission import tree
+    from everstep.runtime.workflow.view import MARKS
 
     lines = [f"{name + ':':<20} {as_text(str(value))}".rstrip() for name, value in _facts(workflow, now)]
     table = [("STEP", "TEMPLATE", "PODNAME", "DURATION", "MESSAGE")]
@@ -61,7 +61,7 @@ def got(workflow: Mapping[str, Any], now: float) -> str:
 
 def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
     """The lines above the tree."""
-    from runtime.submission.tree import moment
+    from everstep.runtime.submission.tree import moment
 
     metadata, spec, status = workflow["metadata"], workflow["spec"], workflow["status"]
     yield "Name", metadata["name"]
@@ -85,7 +85,7 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
 
 def listed(runs: Path, now: float) -> str:
     """What `argo list` prints; the newest last, where the eye is."""
-    from runtime.submission.tree import moment
+    from everstep.runtime.submission.tree import moment
 
     folders = {path.parent for file in FILES for path in runs.glob(f"*/{file}")}
     found = [workflow_of(folder) for folder in folders]
@@ -102,7 +102,7 @@ def listed(runs: Path, now: float) -> str:
 
 def _created(workflow: Mapping[str, Any]) -> float:
     """When it was given to a launcher."""
-    from runtime.submission.tree import moment
+    from everstep.runtime.submission.tree import moment
 
     return moment(workflow["status"].get("startedAt") or workflow["metadata"].get("creationTimestamp"))
 
@@ -112,8 +112,8 @@ def logged(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
 
     `follow`: until the run has ended.
     """
-    from runtime.rotate import read_on
-    from runtime.workflow.runfolder import launcher
+    from everstep.runtime.rotate import read_on
+    from everstep.runtime.workflow.runfolder import launcher
 
     read: dict[Path, int] = {}
     while True:

@@ -33,18 +33,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from runtime import faults
-from runtime.agent.link import Fetch, Fetched, Link, Report
-from runtime.agent.tcp_store import narrow_torchs_store
-from runtime.checkpoint.alone import Alone
-from runtime.checkpoint.checkpointer import Checkpointer as _Checkpointer
-from runtime.checkpoint.checkpointer import giving_up, mapped_ahead, sources_of
-from runtime.checkpoint.keys import checkpoints_of
-from runtime.checkpoint.reshard import Shard, open_shards, verified
-from runtime.checkpoint.segment import SegmentFile
-from runtime.data import DatasetError, Sampler, open_dataset, sample_count
-from runtime.job.spec import KEEP_LAST
-from runtime.store import Store, StoreError, open_store
+from everstep.runtime import faults
+from everstep.runtime.agent.link import Fetch, Fetched, Link, Report
+from everstep.runtime.agent.tcp_store import narrow_torchs_store
+from everstep.runtime.checkpoint.alone import Alone
+from everstep.runtime.checkpoint.checkpointer import Checkpointer as _Checkpointer
+from everstep.runtime.checkpoint.checkpointer import giving_up, mapped_ahead, sources_of
+from everstep.runtime.checkpoint.keys import checkpoints_of
+from everstep.runtime.checkpoint.reshard import Shard, open_shards, verified
+from everstep.runtime.checkpoint.segment import SegmentFile
+from everstep.runtime.data import DatasetError, Sampler, open_dataset, sample_count
+from everstep.runtime.job.spec import KEEP_LAST
+from everstep.runtime.store import Store, StoreError, open_store
 
 __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report"]
 
@@ -52,7 +52,7 @@ __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "ph
 WATCHED = 3
 """Iterations after a restore in which a loss that is no number means that the restored state may be broken."""
 DIVERGED = 76
-"""Exit code that says so (see `runtime.job.policy`)."""
+"""Exit code that says so (see `everstep.runtime.job.policy`)."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hera.workflows import DAG, Workflow
 
 import everstep
-from steps import check, corpus, evaluate, model, preprocess, report, train
+from everstep.steps import check, corpus, evaluate, model, preprocess, report, train
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
 """Everstep's runtime: the elastic job, checkpoints, data, diagnosis, the executor and the report.
 
-Imports neither `everstep`, `steps` nor `pipelines`. The story begins in `runtime.job` (what is decided) and
-`runtime.master` (who carries it out).
+The story begins in `runtime.job` (what is decided) and `runtime.master` (who carries it out).
 """

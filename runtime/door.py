@@ -21,10 +21,10 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from runtime.processes import is_shortage
-from runtime.tls import Credentials
-from runtime.tls_transport import TlsProtocol
-from runtime.token import Bearer
+from everstep.runtime.processes import is_shortage
+from everstep.runtime.tls import Credentials
+from everstep.runtime.tls_transport import TlsProtocol
+from everstep.runtime.token import Bearer
 
 HEAD_S = 10.0
 """So long after it was accepted a connection must have shown the token."""

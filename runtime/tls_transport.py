@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from runtime.tls import FOR_ALL
+from everstep.runtime.tls import FOR_ALL
 
 _RECORD = 1 << 14
 """The most bytes of a TLS record: no read gives more."""

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from runtime import atomic
+from everstep.runtime import atomic
 
 
 def shared_token(path: Path) -> str:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from everstep import flags
 from everstep.errors import BadInput
-from runtime import atomic
+from everstep.runtime import atomic
 
 BAD_INPUT = 2
 NO_QUORUM = 3
@@ -153,7 +153,7 @@ def main(
 
 def of_the_disk(error: OSError, store: str) -> str | None:
     """The one line for a store that cannot be written; None for what is not the disk's."""
-    from runtime.store import StoreError
+    from everstep.runtime.store import StoreError
 
     place = error.filename or store
     if isinstance(error, StoreError):
@@ -185,7 +185,7 @@ def _write(step: str, config: StepConfig, result: Result, seconds: float) -> Non
         else:
             atomic.replace(target, source.read_bytes())
 
-    from runtime.store import open_store
+    from everstep.runtime.store import open_store
 
     told = {
         "step": step,

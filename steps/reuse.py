@@ -7,14 +7,14 @@ from typing import Any
 
 from hera.workflows import Container, Parameter, WorkflowTemplate
 
-from runtime.submission.manifest import ACCOUNT
-from steps.check.template import template as check
-from steps.corpus.template import template as corpus
-from steps.evaluate.template import template as evaluate
-from steps.model.template import template as model
-from steps.preprocess.template import template as preprocess
-from steps.report.template import template as report
-from steps.train.template import template as train
+from everstep.runtime.submission.manifest import ACCOUNT
+from everstep.steps.check.template import template as check
+from everstep.steps.corpus.template import template as corpus
+from everstep.steps.evaluate.template import template as evaluate
+from everstep.steps.model.template import template as model
+from everstep.steps.preprocess.template import template as preprocess
+from everstep.steps.report.template import template as report
+from everstep.steps.train.template import template as train
 
 STEPS = (model, corpus, preprocess, check, train, evaluate, report)
 OF_THE_CALLER = re.compile(r"\{\{workflow\.(?:parameters\.)?(store|status|failures|duration)\}\}")

@@ -19,8 +19,8 @@ from hera.workflows import (
 )
 from hera.workflows import models as argo
 
+from everstep.runtime.submission.manifest import ACCOUNT
 from everstep.version import IMAGE
-from runtime.submission.manifest import ACCOUNT
 
 OUTPUTS = "/tmp/outputs"
 """Where a pod's step leaves its outputs."""
@@ -76,7 +76,7 @@ def step_template(
     deadline_s: int | None = None,
     account: str = "",
 ) -> Container:
-    """The template that runs `python -m steps.<step>` with a flag for each field of `config`.
+    """The template that runs `python -m everstep.steps.<step>` with a flag for each field of `config`.
 
     `fixed` gives fields a value (or an Argo variable) instead of an input; `shared_memory` a /dev/shm of that size.
     `account`: what the name of its service account ends with, where the step needs rights that others must not have.
@@ -97,7 +97,7 @@ def step_template(
     return Container(
         name=step,
         image=IMAGE,
-        command=["python", "-m", f"steps.{step}"],
+        command=["python", "-m", f"everstep.steps.{step}"],
         args=arguments,
         inputs=inputs,
         outputs=files,

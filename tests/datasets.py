@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.data import IndexedWriter
+from everstep.runtime.data import IndexedWriter
 
 
 def write_dataset(folder: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from runtime.agent.link import (
+from everstep.runtime.agent.link import (
     Acquire,
     Announce,
     Done,
@@ -30,11 +30,11 @@ from runtime.agent.link import (
     Unusable,
     Welcome,
 )  # fmt: skip
-from runtime.checkpoint.keeper import Keeper
-from runtime.checkpoint.segment import SegmentFile
-from runtime.job.messages import Holding, Refusal, Restore, Seat
-from runtime.store import Store
-from runtime.tls import Credentials
+from everstep.runtime.checkpoint.keeper import Keeper
+from everstep.runtime.checkpoint.segment import SegmentFile
+from everstep.runtime.job.messages import Holding, Refusal, Restore, Seat
+from everstep.runtime.store import Store
+from everstep.runtime.tls import Credentials
 from tests.harness import wait_until
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from runtime.checkpoint.segment import SegmentFile
-from runtime.processes import running
+from everstep.runtime.checkpoint.segment import SegmentFile
+from everstep.runtime.processes import running
 
 ROOT = Path(__file__).parents[1]
 SHARED_MEMORY = Path("/dev/shm")
@@ -90,7 +90,7 @@ class Watched:
 
     def agents(self) -> list[psutil.Process]:
         """One a node, in the order of their names."""
-        return [process for _, process in sorted(self.commands("runtime.agent"), key=itemgetter(0))]
+        return [process for _, process in sorted(self.commands("everstep.runtime.agent"), key=itemgetter(0))]
 
     def workers(self) -> list[psutil.Process]:
         """The training processes: children of the fork servers."""
@@ -102,7 +102,7 @@ class Watched:
 
     def step(self) -> psutil.Process | None:
         """The train step, which is the master."""
-        steps = [process for line, process in self.commands("steps.train") if Path(line[0]).name != "sh"]
+        steps = [process for line, process in self.commands("everstep.steps.train") if Path(line[0]).name != "sh"]
         return steps[0] if steps else None
 
     def segments(self) -> list[Path]:
@@ -186,7 +186,7 @@ class Watched:
 
 @dataclass
 class TrainStep(Watched):
-    """`python -m steps.train` by itself, as the executor would start it."""
+    """`python -m everstep.steps.train` by itself, as the executor would start it."""
 
     flags: dict[str, str] = field(default_factory=dict)
     faults: str = ""
@@ -225,7 +225,12 @@ class TrainStep(Watched):
         environment |= self.environment
         if self.faults:
             environment |= {"EVERSTEP_FAULT": self.faults, "EVERSTEP_FAULT_DIR": str(self.fault_folder)}
-        command = [sys.executable, "-m", "steps.train", *(f"--{name}={value}" for name, value in flags.items())]
+        command = [
+            sys.executable,
+            "-m",
+            "everstep.steps.train",
+            *(f"--{name}={value}" for name, value in flags.items()),
+        ]
         if self.group:
             command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(self.group), *command]
         with self.log.open("ab") as log:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from minio import Minio
 
-from runtime.agent.ports import free_port
+from everstep.runtime.agent.ports import free_port
 from tests.golang import built
 from tests.harness import wait_until
 

@@ -11,12 +11,11 @@ from xml.etree import ElementTree
 import grimp
 
 TESTS = Path(__file__).parent
-PACKAGES = ("everstep", "pipelines", "steps", "runtime")
 OTHERS = {
     "everstep": ("face", "training"),
     "pipelines": ("survival",),
-    "steps.entry": ("steps",),
-    "steps.template": ("steps",),
+    "everstep.steps.entry": ("steps",),
+    "everstep.steps.template": ("steps",),
 }
 """Packages that are tested by folders of other names."""
 
@@ -66,7 +65,7 @@ def tested_by(package: str) -> tuple[str, ...]:
 
 @cache
 def packages() -> frozenset[str]:
-    """`runtime.job`, `steps.train`, `everstep`..."""
+    """`everstep.runtime.job`, `everstep.steps.train`, `everstep`..."""
     return frozenset(_package(module) for module in _graph().modules)
 
 
@@ -82,10 +81,14 @@ def users() -> dict[str, set[str]]:
 
 
 def _package(module: str) -> str:
-    first, *rest = module.split(".")
-    return f"{first}.{rest[0]}" if rest and first in ("runtime", "steps") else first
+    match module.split("."):
+        case ["everstep", "runtime" | "steps" as room, name, *_]:
+            return f"everstep.{room}.{name}"
+        case ["everstep", "runtime" | "steps" | "pipelines" as room, *_]:
+            return f"everstep.{room}"
+    return "everstep"
 
 
 @cache
 def _graph() -> grimp.ImportGraph:
-    return grimp.build_graph(*PACKAGES)
+    return grimp.build_graph("everstep")

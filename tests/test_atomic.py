@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import atomic
+from everstep.runtime import atomic
 
 
 def test_a_block_that_fails_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:

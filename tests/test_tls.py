@@ -16,10 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from runtime.door import Door, listen, server_of
-from runtime.launch.probe import Answer, ask
-from runtime.tls import NAME, Credentials, credentials_of, mismatch
-from runtime.tls_transport import SPEAKS_TLS, TlsProtocol, TlsTransport
+from everstep.runtime.door import Door, listen, server_of
+from everstep.runtime.launch.probe import Answer, ask
+from everstep.runtime.tls import NAME, Credentials, credentials_of, mismatch
+from everstep.runtime.tls_transport import SPEAKS_TLS, TlsProtocol, TlsTransport
 from tests.credentials import credentials
 
 SECONDS = 60.0
@@ -177,7 +177,7 @@ def test_a_node_hears_who_is_there_already(
 
 
 def test_a_program_that_says_nothing_is_taken_for_a_slow_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.launch.probe._TIMEOUT_S", 0.2)
+    monkeypatch.setattr("everstep.runtime.launch.probe._TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert ask("127.0.0.1", port, credentials(), "job") is Answer.MASTER

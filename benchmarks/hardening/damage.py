@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.acceptance import Line
-from runtime.checkpoint.keys import MANIFEST
-from runtime.data.indexed import IndexedWriter
-from runtime.job.records import RoundFormed, WorkerFaulted
-from runtime.master.journal import read_journal
-from runtime.store import Store, open_store
+from everstep.runtime.checkpoint.keys import MANIFEST
+from everstep.runtime.data.indexed import IndexedWriter
+from everstep.runtime.job.records import RoundFormed, WorkerFaulted
+from everstep.runtime.master.journal import read_journal
+from everstep.runtime.store import Store, open_store
 from tests.harness import ROOT, TrainStep, wait_until
 from tests.minio import running
 from tests.store.wire import Trouble, Wire, calm, through

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.acceptance import Line, asked
-from runtime.checkpoint.commits import commit_of, encoded
-from runtime.checkpoint.keys import manifest_key, shard_key
-from runtime.job.checkpoints import Checkpoints, with_shard
-from runtime.job.events import Survey
-from runtime.job.messages import Holding
-from runtime.job.records import Committed, Record, ShardPersisted
-from runtime.job.state import fold
-from runtime.master import journal, segments, snapshots
-from runtime.master.survey import survey
-from runtime.store import DirectoryStore, Store, open_store
+from everstep.runtime.checkpoint.commits import commit_of, encoded
+from everstep.runtime.checkpoint.keys import manifest_key, shard_key
+from everstep.runtime.job.checkpoints import Checkpoints, with_shard
+from everstep.runtime.job.events import Survey
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.job.records import Committed, Record, ShardPersisted
+from everstep.runtime.job.state import fold
+from everstep.runtime.master import journal, segments, snapshots
+from everstep.runtime.master.survey import survey
+from everstep.runtime.store import DirectoryStore, Store, open_store
 from tests.harness import ROOT
 from tests.minio import running
 
@@ -57,8 +57,8 @@ WANTED_S, WANTED_REQUESTS = 1.0, 60
 REPORT_S, REPORT_MB = 10.0, 200.0
 _REPORT = """
 import resource, sys, time
-from runtime.report import read_run, render
-from runtime.store import open_store
+from everstep.runtime.report import read_run, render
+from everstep.runtime.store import open_store
 began = time.monotonic(), time.process_time()
 run = read_run(open_store(sys.argv[1], read_only=True), "run", uid="u")
 render(run, time.time())

@@ -22,9 +22,9 @@ import psutil
 from benchmarks.acceptance import Line, asked, chosen, judge
 from benchmarks.hardening import tls
 from benchmarks.master import JOB, MIB, Scene, started
-from runtime.master import find_master
-from runtime.store import DirectoryStore
-from runtime.tls import Credentials
+from everstep.runtime.master import find_master
+from everstep.runtime.store import DirectoryStore
+from everstep.runtime.tls import Credentials
 from tests.hostile import AT_TLS, KINDS, Crowd
 
 AGENTS = 100

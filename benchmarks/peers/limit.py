@@ -11,9 +11,9 @@ from multiprocessing.synchronize import Barrier
 
 import numpy as np
 
-from runtime.text import Reader, extents
-from steps.preprocess.encoding import How, Recipe, encoder
-from steps.preprocess.plan import Shard, shards
+from everstep.runtime.text import Reader, extents
+from everstep.steps.preprocess.encoding import How, Recipe, encoder
+from everstep.steps.preprocess.plan import Shard, shards
 
 _encode: dict[str, Callable[[str], np.ndarray]] = {}
 """Of this process."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from everstep.errors import TRY_AGAIN, BadInput
 
 if TYPE_CHECKING:
-    from runtime.diagnosis.across import Across
-    from runtime.diagnosis.orders import Over
-    from runtime.diagnosis.switchbox import Box
+    from everstep.runtime.diagnosis.across import Across
+    from everstep.runtime.diagnosis.orders import Over
+    from everstep.runtime.diagnosis.switchbox import Box
 
 UNFIT = 3
 EPILOG = """\
@@ -61,8 +61,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check; returns the exit code."""
-    from runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, NoQuorumError, RefusedError
-    from runtime.diagnosis.switchbox import SwitchboxError
+    from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, NoQuorumError, RefusedError
+    from everstep.runtime.diagnosis.switchbox import SwitchboxError
 
     try:
         return _check(arguments)
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from runtime.diagnosis.switchbox import parse_box
+    from everstep.runtime.diagnosis.switchbox import parse_box
 
     if not arguments.timeout > 0 or not arguments.join_timeout > 0:
         raise BadInput("--timeout and --join-timeout must be above 0 (seconds)")
@@ -97,9 +97,9 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _here(arguments: argparse.Namespace, box: "Box | None") -> int:
-    from runtime.diagnosis import telling
-    from runtime.diagnosis.local import check_here
-    from runtime.diagnosis.verdicts import usable
+    from everstep.runtime.diagnosis import telling
+    from everstep.runtime.diagnosis.local import check_here
+    from everstep.runtime.diagnosis.verdicts import usable
 
     nodes = 2 if arguments.nodes is None else arguments.nodes
     least = nodes if arguments.min_nodes is None else arguments.min_nodes
@@ -129,8 +129,8 @@ def _across_options(
     arguments: argparse.Namespace, endpoint: str, environment: Mapping[str, str], box: "Box | None"
 ) -> "Across":
     """Raises BadInput that names the flag or the variable."""
-    from runtime.diagnosis import telling
-    from runtime.diagnosis.across import Across, Endpoint, shared_token
+    from everstep.runtime.diagnosis import telling
+    from everstep.runtime.diagnosis.across import Across, Endpoint, shared_token
 
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -169,7 +169,7 @@ def _bounds(text: str | None) -> tuple[int, int]:
 
 
 def _topology(path: str | None) -> Any:
-    from runtime.job.topology import TopologyError, switches
+    from everstep.runtime.job.topology import TopologyError, switches
 
     if path is None:
         return {}
@@ -182,8 +182,8 @@ def _topology(path: str | None) -> Any:
 
 
 def _across(options: "Across") -> int:
-    from runtime.diagnosis import telling
-    from runtime.diagnosis.across import check_across
+    from everstep.runtime.diagnosis import telling
+    from everstep.runtime.diagnosis.across import check_across
 
     if options.rank == 0 and not options.endpoint.binds and "EVERSTEP_JOB_TOKEN" not in os.environ:
         print(

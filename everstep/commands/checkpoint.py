@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from everstep.errors import BadInput
 
 if TYPE_CHECKING:
-    from runtime.checkpoint.examine import Stored
-    from runtime.store import Store
+    from everstep.runtime.checkpoint.examine import Stored
+    from everstep.runtime.store import Store
 
 _PLACES = ["jobs/", "datasets/", "models/", "runs/"]
 """All that Everstep keeps in a store."""
@@ -40,8 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it; returns the exit code."""
-    from runtime.checkpoint.errors import RestoreError
-    from runtime.store import StoreError
+    from everstep.runtime.checkpoint.errors import RestoreError
+    from everstep.runtime.store import StoreError
 
     try:
         if arguments.what == "ls":
@@ -84,7 +84,7 @@ def _ls(uri: str, output: str) -> int:
 
 
 def _verify(uri: str) -> int:
-    from runtime.checkpoint.examine import problems
+    from everstep.runtime.checkpoint.examine import problems
 
     store, found = _below(uri)
     damaged = 0
@@ -101,7 +101,7 @@ def _verify(uri: str) -> int:
 
 
 def _export(uri: str, target: str) -> int:
-    from runtime.checkpoint.errors import RestoreError
+    from everstep.runtime.checkpoint.errors import RestoreError
 
     store, found = _below(uri)
     committed = [entry for entry in found if entry.commit or entry.wrong]
@@ -130,8 +130,8 @@ def _export(uri: str, target: str) -> int:
 
 
 def _drop(uris: list[str]) -> int:
-    from runtime.checkpoint.keys import place_of
-    from runtime.checkpoint.retention import delete
+    from everstep.runtime.checkpoint.keys import place_of
+    from everstep.runtime.checkpoint.retention import delete
 
     dropped = []
     for uri in uris:  # Nothing goes before all of them are known.
@@ -146,9 +146,9 @@ def _drop(uris: list[str]) -> int:
 
 
 def _gc(uri: str, dry_run: bool) -> int:
-    from runtime.checkpoint.keys import checkpoints_of, grouped
-    from runtime.checkpoint.retention import Kept, delete, unneeded
-    from runtime.store import open_store
+    from everstep.runtime.checkpoint.keys import checkpoints_of, grouped
+    from everstep.runtime.checkpoint.retention import Kept, delete, unneeded
+    from everstep.runtime.store import open_store
 
     above, jobs, job = uri.rstrip("/").rpartition("/jobs/")
     store = open_store(above if jobs else uri, read_only=True)
@@ -177,8 +177,8 @@ def _safetensors(store: "Store", entry: "Stored", path: Path) -> None:
     """The tensors of the state's `model`, under its own names; of a state without one, all by their key paths."""
     from safetensors.torch import save_file
 
-    from runtime.checkpoint.committed import read_committed
-    from runtime.checkpoint.tree import flatten
+    from everstep.runtime.checkpoint.committed import read_committed
+    from everstep.runtime.checkpoint.tree import flatten
 
     assert entry.commit is not None
     state, _ = read_committed(store, entry.folder, entry.commit)
@@ -191,9 +191,9 @@ def _safetensors(store: "Store", entry: "Stored", path: Path) -> None:
 
 
 def _hugging_face(store: "Store", entry: "Stored", path: Path) -> None:
-    from runtime.checkpoint.committed import read_committed
-    from steps.entry import StepError
-    from steps.evaluate.checkpoint import trained_of
+    from everstep.runtime.checkpoint.committed import read_committed
+    from everstep.steps.entry import StepError
+    from everstep.steps.evaluate.checkpoint import trained_of
 
     assert entry.commit is not None
     state, iteration = read_committed(store, entry.folder, entry.commit)
@@ -213,8 +213,8 @@ def _aside(path: Path, write: Callable[[Path], Any]) -> None:
 
 def _below(uri: str) -> "tuple[Store, list[Stored]]":
     """The store, and what it has below the URI. Raises BadInput when that is no checkpoint at all."""
-    from runtime.checkpoint.examine import stored
-    from runtime.store import open_store
+    from everstep.runtime.checkpoint.examine import stored
+    from everstep.runtime.store import open_store
 
     uri = uri.rstrip("/")
     above, jobs, rest = uri.rpartition("/jobs/")

@@ -9,10 +9,10 @@ from everstep.leaving import leave
 
 def main(arguments: Sequence[str]) -> int:
     """Run one node of a job to its end (see `everstep launch --help`); returns only for bad input, with 2."""
-    from runtime.launch.flags import Parser
-    from runtime.launch.options import options
-    from runtime.launch.run import launch
-    from runtime.store import StoreError
+    from everstep.runtime.launch.flags import Parser
+    from everstep.runtime.launch.options import options
+    from everstep.runtime.launch.run import launch
+    from everstep.runtime.store import StoreError
 
     environment = dict(os.environ)
     try:

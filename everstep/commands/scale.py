@@ -46,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _edit(name: str, namespace: str, role: str, nodes: int) -> None:
     """Write it into the ConfigMap that the job's master reads. Raises BadInput."""
-    from runtime.platform.kubernetes.sizes import KEY, sizes_in, text_of
-    from runtime.submission.route import ApiError
+    from everstep.runtime.platform.kubernetes.sizes import KEY, sizes_in, text_of
+    from everstep.runtime.submission.route import ApiError
 
     try:
         there = find_there(namespace, name)

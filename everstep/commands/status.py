@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read(runs: Path, name: str) -> dict[str, Any]:
-    """The status of a job (`runtime.job.status`), with its name. Raises BadInput."""
-    from runtime.job.status import told
+    """The status of a job (`everstep.runtime.job.status`), with its name. Raises BadInput."""
+    from everstep.runtime.job.status import told
 
     found = find(runs, name)
     return {"job": found.job, **told(found.state)}
@@ -52,9 +52,9 @@ def there(namespace: str, name: str) -> dict[str, Any]:
 
     Its store is found by this environment. Raises BadInput.
     """
-    from runtime.job.status import told
-    from runtime.submission.lost import of_run, overdue
-    from runtime.submission.route import ApiError
+    from everstep.runtime.job.status import told
+    from everstep.runtime.submission.lost import of_run, overdue
+    from everstep.runtime.submission.route import ApiError
 
     try:
         found = find_there(namespace, name)

@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print them; returns the exit code."""
     import yaml
 
-    from runtime.submission.manifest import ClusterOptions, fit
-    from steps.reuse import workflow_templates
+    from everstep.runtime.submission.manifest import ClusterOptions, fit
+    from everstep.steps.reuse import workflow_templates
 
     options = ClusterOptions(arguments.image, arguments.service_account, store_secret=arguments.store_secret)
     made = workflow_templates()

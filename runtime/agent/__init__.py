@@ -1,7 +1,5 @@
 """One agent a node: it asks the master for a seat, runs the workers, keeps what they stage, and tells what happens.
 
-May import `runtime.job`, `runtime.platform`, `runtime.store`, `runtime.checkpoint`, `runtime.diagnosis`,
-`runtime.master.journal` and `runtime.faults`. `link` is what workers import: standard library and msgspec only. The
-story begins in `agent`: `client` speaks with the master, `workers` and `forkserver` run the script, `socket_server`
-hears the workers.
+The story begins in `agent`: `client` speaks with the master, `workers` and `forkserver` run the script, `socket_server`
+hears the workers. `link` is what workers import: standard library and msgspec only.
 """

@@ -1,4 +1,7 @@
-"""`python -m runtime.agent`: one node of a job. Exit codes: 0 left as told, 2 bad input, 75 no master any more."""
+"""`python -m everstep.runtime.agent`: one node of a job.
+
+Exit codes: 0 left as told, 2 bad input, 75 no master any more.
+"""
 
 import asyncio
 import logging
@@ -10,20 +13,20 @@ import traceback
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from runtime import faults
-from runtime.agent.admitted import run_checked
-from runtime.agent.agent import Agent
-from runtime.agent.output import NodeLog
-from runtime.agent.settings import Settings, settings_of
-from runtime.agent.surroundings import TRY_AGAIN, Ending, Surroundings
-from runtime.checkpoint.keeper import Keeper
-from runtime.diagnosis.admitting import check_port
-from runtime.diagnosis.checked import Checked
-from runtime.diagnosis.errors import NoQuorumError
-from runtime.job.messages import Holding, Refusal
-from runtime.master.journal import find_master
-from runtime.store import Store, StoreError, open_store
-from runtime.tls import Credentials, credentials_of
+from everstep.runtime import faults
+from everstep.runtime.agent.admitted import run_checked
+from everstep.runtime.agent.agent import Agent
+from everstep.runtime.agent.output import NodeLog
+from everstep.runtime.agent.settings import Settings, settings_of
+from everstep.runtime.agent.surroundings import TRY_AGAIN, Ending, Surroundings
+from everstep.runtime.checkpoint.keeper import Keeper
+from everstep.runtime.diagnosis.admitting import check_port
+from everstep.runtime.diagnosis.checked import Checked
+from everstep.runtime.diagnosis.errors import NoQuorumError
+from everstep.runtime.job.messages import Holding, Refusal
+from everstep.runtime.master.journal import find_master
+from everstep.runtime.store import Store, StoreError, open_store
+from everstep.runtime.tls import Credentials, credentials_of
 
 BAD_INPUT = 2
 

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from runtime.agent.agent import Agent
-from runtime.agent.surroundings import TRY_AGAIN, Ending
-from runtime.diagnosis.checked import Checked
-from runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, UnknownNodeError
+from everstep.runtime.agent.agent import Agent
+from everstep.runtime.agent.surroundings import TRY_AGAIN, Ending
+from everstep.runtime.diagnosis.checked import Checked
+from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, UnknownNodeError
 
 
 async def run_checked(agent: Agent, checked: Checked, unfit: int) -> Ending:

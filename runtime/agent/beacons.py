@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from runtime.agent.keeping import Keeper
+from everstep.runtime.agent.keeping import Keeper
 
 
 class Progress(NamedTuple):

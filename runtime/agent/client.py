@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from runtime.job.messages import (
+from everstep.runtime.job.messages import (
     Ack,
     Directive,
     Dumped,
@@ -29,7 +29,7 @@ from runtime.job.messages import (
     Unrestored,
     WorkerExit,
 )
-from runtime.tls import mismatch
+from everstep.runtime.tls import mismatch
 
 JOIN_TIMEOUT_S = 40.0
 HEARTBEAT_TIMEOUT_S = 15.0

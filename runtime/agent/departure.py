@@ -6,10 +6,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from runtime.agent.client import MasterClient
-from runtime.agent.settings import Settings
-from runtime.agent.surroundings import TRY_AGAIN, Leave
-from runtime.agent.talk import Talk
+from everstep.runtime.agent.client import MasterClient
+from everstep.runtime.agent.settings import Settings
+from everstep.runtime.agent.surroundings import TRY_AGAIN, Leave
+from everstep.runtime.agent.talk import Talk
 
 _SAVE_S = 20.0
 

@@ -107,7 +107,7 @@ class ForkServer:
         flags += ["--plain", f"--python={python}"] if plain else []
         self._process = subprocess.Popen(
             # -u: what forked workers print goes out at once, as under torchrun.
-            [sys.executable, "-u", "-m", "runtime.agent.forkserver", *flags, "--", *command],
+            [sys.executable, "-u", "-m", "everstep.runtime.agent.forkserver", *flags, "--", *command],
             env=environment,
             pass_fds=[theirs.fileno()],
         )

@@ -1,4 +1,4 @@
-"""The fork server: `python -m runtime.agent.forkserver --socket FD [--preload M]... -- script.py args`.
+"""The fork server: `python -m everstep.runtime.agent.forkserver --socket FD [--preload M]... -- script.py args`.
 
 It imports what the script will import, once, and stays a process of one thread without a CUDA context; then a worker
 is a fork of it, some 20 ms instead of the seconds that importing torch takes. Where that cannot be (threads, CUDA, no
@@ -22,10 +22,10 @@ from typing import NoReturn
 
 import msgspec
 
-from runtime.agent.forking import LARGEST_PACKET, Exited, Forked, Ready, Signal, Spawn
-from runtime.agent.preload import preload, why_not_to_fork
-from runtime.agent.script import program, run_and_exit
-from runtime.agent.tcp_store import narrow_torchs_store
+from everstep.runtime.agent.forking import LARGEST_PACKET, Exited, Forked, Ready, Signal, Spawn
+from everstep.runtime.agent.preload import preload, why_not_to_fork
+from everstep.runtime.agent.script import program, run_and_exit
+from everstep.runtime.agent.tcp_store import narrow_torchs_store
 
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PR_SET_PDEATHSIG = 1
@@ -162,7 +162,7 @@ def signal_group(pid: int, signum: int) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Preload, say Ready, fork on request."""
     parser = argparse.ArgumentParser(
-        prog="python -m runtime.agent.forkserver", description="Imports once, forks workers."
+        prog="python -m everstep.runtime.agent.forkserver", description="Imports once, forks workers."
     )
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--preload", action="append", default=[])

@@ -1,11 +1,11 @@
-"""What the agent needs of the keeper of this node's staged shards (runtime.checkpoint.keeper is one)."""
+"""What the agent needs of the keeper of this node's staged shards (everstep.runtime.checkpoint.keeper is one)."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from runtime.agent.link import Fetched, Segment, Slot, Staged
-from runtime.job.messages import Holding, Seat
+from everstep.runtime.agent.link import Fetched, Segment, Slot, Staged
+from everstep.runtime.job.messages import Holding, Seat
 
 
 class Place(NamedTuple):

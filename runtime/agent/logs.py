@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.agent.output import LAST_WORDS, Output, Pipe, write_all, write_lines
-from runtime.rotate import Rotation
+from everstep.runtime.agent.output import LAST_WORDS, Output, Pipe, write_all, write_lines
+from everstep.runtime.rotate import Rotation
 
 ATTEMPTS = 16
 """Rounds whose logs stay; torchrun keeps all, but has few."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from runtime.agent.beacons import Progress
-from runtime.agent.client import MasterClient, NotUnderstood
-from runtime.agent.link import Fetched, Report
-from runtime.agent.talk import Talk
-from runtime.job.messages import Directive, Holding, Persisted, Seat
+from everstep.runtime.agent.beacons import Progress
+from everstep.runtime.agent.client import MasterClient, NotUnderstood
+from everstep.runtime.agent.link import Fetched, Report
+from everstep.runtime.agent.talk import Talk
+from everstep.runtime.job.messages import Directive, Holding, Persisted, Seat
 
 Line = dict[str, float | int | str]
 CADENCE_S = 0.5

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from runtime.agent.script import Kind, holds_main, import_root, split_command
+from everstep.runtime.agent.script import Kind, holds_main, import_root, split_command
 
 _BY_OPTIMIZERS = "torch._dynamo"
 """What a process's first optimizer of torch imports (more than a second): each worker would, in each round."""

@@ -57,7 +57,7 @@ def program(command: Sequence[str], python: str) -> list[str]:
     if kind is Kind.PROGRAM:
         return [target, *arguments]
     if kind is Kind.RUN_PATH:
-        return [python, "-m", "runtime.agent.script", *command]
+        return [python, "-m", "everstep.runtime.agent.script", *command]
     return [python, "-u", *command]
 
 

@@ -21,10 +21,10 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from runtime.agent.keeping import Keeper
-from runtime.door import BadBody, Door, body_of
-from runtime.job.messages import Holding
-from runtime.tls_transport import TlsTransport
+from everstep.runtime.agent.keeping import Keeper
+from everstep.runtime.door import BadBody, Door, body_of
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.tls_transport import TlsTransport
 
 SENDERS = 32
 """Readers that are sent to at once; others wait."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.agent.script import Kind, split_command
-from runtime.checkpoint.cadence import share_of
+from everstep.runtime.agent.script import Kind, split_command
+from everstep.runtime.checkpoint.cadence import share_of
 
 _EXAMPLE = """\
 environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL; https: all speak TLS),
@@ -20,7 +20,7 @@ environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL; https: all 
 
 example:
   EVERSTEP_JOB=demo EVERSTEP_JOB_TOKEN=secret EVERSTEP_MASTER=http://127.0.0.1:8000 EVERSTEP_STORE=runs/store \\
-    python -m runtime.agent --node worker-0-0 --slots 2 -- train.py --epochs 3
+    python -m everstep.runtime.agent --node worker-0-0 --slots 2 -- train.py --epochs 3
 """
 _NEEDED = ("EVERSTEP_JOB", "EVERSTEP_JOB_TOKEN", "EVERSTEP_MASTER", "EVERSTEP_STORE")
 
@@ -101,7 +101,7 @@ class Settings:
 def parser() -> argparse.ArgumentParser:
     """The flags."""
     flags = argparse.ArgumentParser(
-        prog="python -m runtime.agent",
+        prog="python -m everstep.runtime.agent",
         description="One node of an elastic job: runs the script's workers and obeys the job's master.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

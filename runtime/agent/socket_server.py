@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from runtime.agent.keeping import Keeper
-from runtime.agent.link import (
+from everstep.runtime.agent.keeping import Keeper
+from everstep.runtime.agent.link import (
     Acquire,
     Announce,
     Done,
@@ -31,7 +31,7 @@ from runtime.agent.link import (
     Unusable,
     Welcome,
 )
-from runtime.job.messages import Refusal, Seat
+from everstep.runtime.job.messages import Refusal, Seat
 
 LONGEST_LINE = 1 << 20
 _GREETING_S = 15.0

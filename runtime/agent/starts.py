@@ -3,12 +3,12 @@
 import os
 from pathlib import Path
 
-from runtime.agent.environment import ERROR_FILE_VARIABLE, worker_command, worker_environment
-from runtime.agent.output import Outputs
-from runtime.agent.script import TRACEBACK_VARIABLE
-from runtime.agent.settings import Settings
-from runtime.agent.workers import Start
-from runtime.job.messages import Seat
+from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE, worker_command, worker_environment
+from everstep.runtime.agent.output import Outputs
+from everstep.runtime.agent.script import TRACEBACK_VARIABLE
+from everstep.runtime.agent.settings import Settings
+from everstep.runtime.agent.workers import Start
+from everstep.runtime.job.messages import Seat
 
 
 def starts(settings: Settings, seat: Seat, outputs: Outputs, folder: Path) -> list[Start]:

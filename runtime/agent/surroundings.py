@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.agent.client import JobEnd
-from runtime.agent.keeping import Keeper
-from runtime.agent.output import Outputs
-from runtime.job.messages import Holding, Refusal, Seat
-from runtime.tls import Credentials
+from everstep.runtime.agent.client import JobEnd
+from everstep.runtime.agent.keeping import Keeper
+from everstep.runtime.agent.output import Outputs
+from everstep.runtime.job.messages import Holding, Refusal, Seat
+from everstep.runtime.tls import Credentials
 
 TRY_AGAIN = 75
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from runtime.checkpoint.errors import UnreachableError
+from everstep.runtime.checkpoint.errors import UnreachableError
 
 _FAILED = -1
 

@@ -15,23 +15,31 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from runtime import faults
-from runtime.checkpoint.agreement import from_rank_0, largest
-from runtime.checkpoint.commits import commit_of, encoded, read_commit
-from runtime.checkpoint.committed import sources_in
-from runtime.checkpoint.digests import seal
-from runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
-from runtime.checkpoint.fetch import read
-from runtime.checkpoint.keys import Place, checkpoints_of, folder_of, grouped, manifest_key, place_of, shard_key
-from runtime.checkpoint.layout import Layout, json_bytes, plan, state_capacity
-from runtime.checkpoint.reshard import Sources, head_of
-from runtime.checkpoint.retention import Kept, delete, unneeded
-from runtime.checkpoint.stage import Stager
-from runtime.checkpoint.tree import Tree
-from runtime.job.messages import Flaw, Holding
-from runtime.job.spec import KEEP_LAST
-from runtime.store import NoSuchKey, Store, StoreError
-from runtime.tls import Credentials
+from everstep.runtime import faults
+from everstep.runtime.checkpoint.agreement import from_rank_0, largest
+from everstep.runtime.checkpoint.commits import commit_of, encoded, read_commit
+from everstep.runtime.checkpoint.committed import sources_in
+from everstep.runtime.checkpoint.digests import seal
+from everstep.runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
+from everstep.runtime.checkpoint.fetch import read
+from everstep.runtime.checkpoint.keys import (
+    Place,
+    checkpoints_of,
+    folder_of,
+    grouped,
+    manifest_key,
+    place_of,
+    shard_key,
+)
+from everstep.runtime.checkpoint.layout import Layout, json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.reshard import Sources, head_of
+from everstep.runtime.checkpoint.retention import Kept, delete, unneeded
+from everstep.runtime.checkpoint.stage import Stager
+from everstep.runtime.checkpoint.tree import Tree
+from everstep.runtime.job.messages import Flaw, Holding
+from everstep.runtime.job.spec import KEEP_LAST
+from everstep.runtime.store import NoSuchKey, Store, StoreError
+from everstep.runtime.tls import Credentials
 
 T = TypeVar("T")
 

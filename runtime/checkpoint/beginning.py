@@ -11,16 +11,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from runtime.agent.keeping import Place
-from runtime.agent.link import Fetched
-from runtime.checkpoint.digests import check
-from runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
-from runtime.checkpoint.fetch import described, fetch, refusal
-from runtime.checkpoint.held import Held, Segments
-from runtime.checkpoint.slots import Identity
-from runtime.job.messages import Flaw, Holding, Refusal, Restore, Seat
-from runtime.store import Store
-from runtime.tls import Credentials
+from everstep.runtime.agent.keeping import Place
+from everstep.runtime.agent.link import Fetched
+from everstep.runtime.checkpoint.digests import check
+from everstep.runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
+from everstep.runtime.checkpoint.fetch import described, fetch, refusal
+from everstep.runtime.checkpoint.held import Held, Segments
+from everstep.runtime.checkpoint.slots import Identity
+from everstep.runtime.job.messages import Flaw, Holding, Refusal, Restore, Seat
+from everstep.runtime.store import Store
+from everstep.runtime.tls import Credentials
 
 UNREACHABLE_S = 30.0
 """So long a source that does not answer is asked again, when no other one gives the right bytes."""

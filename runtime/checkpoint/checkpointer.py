@@ -10,23 +10,23 @@ from typing import Any
 
 import torch.distributed as dist
 
-from runtime import faults
-from runtime.agent.link import Acquire, Announce, Done, Fetch, Fetched, Flush, Link, Segment, Slot, Staged
-from runtime.checkpoint.agreement import largest
-from runtime.checkpoint.alone import Alone
-from runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError, SegmentError
-from runtime.checkpoint.fetch import read
-from runtime.checkpoint.layout import json_bytes, plan, state_capacity
-from runtime.checkpoint.reshard import Sources, reshard
-from runtime.checkpoint.restore import cut_alike, load, opened
-from runtime.checkpoint.segment import Beacon, SegmentFile
-from runtime.checkpoint.stage import Stager
-from runtime.checkpoint.thinning import Thinning
-from runtime.checkpoint.tree import Tree, Walker, prepare
-from runtime.checkpoint.walk import uncollected
-from runtime.job.messages import Holding, Refusal
-from runtime.store import open_store
-from runtime.tls import Credentials
+from everstep.runtime import faults
+from everstep.runtime.agent.link import Acquire, Announce, Done, Fetch, Fetched, Flush, Link, Segment, Slot, Staged
+from everstep.runtime.checkpoint.agreement import largest
+from everstep.runtime.checkpoint.alone import Alone
+from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError, SegmentError
+from everstep.runtime.checkpoint.fetch import read
+from everstep.runtime.checkpoint.layout import json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.reshard import Sources, reshard
+from everstep.runtime.checkpoint.restore import cut_alike, load, opened
+from everstep.runtime.checkpoint.segment import Beacon, SegmentFile
+from everstep.runtime.checkpoint.stage import Stager
+from everstep.runtime.checkpoint.thinning import Thinning
+from everstep.runtime.checkpoint.tree import Tree, Walker, prepare
+from everstep.runtime.checkpoint.walk import uncollected
+from everstep.runtime.job.messages import Holding, Refusal
+from everstep.runtime.store import open_store
+from everstep.runtime.tls import Credentials
 
 
 class Checkpointer:

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import msgspec
 
-from runtime.checkpoint.errors import DamagedError, NewerError, UnreachableError
-from runtime.checkpoint.keys import MANIFEST, Folder, name_of, place_of
-from runtime.job.messages import Holding
-from runtime.store import NoSuchKey, Store, StoreError
+from everstep.runtime.checkpoint.errors import DamagedError, NewerError, UnreachableError
+from everstep.runtime.checkpoint.keys import MANIFEST, Folder, name_of, place_of
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 VERSION = 1
 """Raised when a field changes its meaning; manifests of a higher one are refused by name."""

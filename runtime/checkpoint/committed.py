@@ -3,11 +3,11 @@
 from functools import partial
 from typing import Any
 
-from runtime.checkpoint.commits import Commit
-from runtime.checkpoint.fetch import read
-from runtime.checkpoint.reshard import Sources, read_whole
-from runtime.store import Store
-from runtime.tls import Credentials
+from everstep.runtime.checkpoint.commits import Commit
+from everstep.runtime.checkpoint.fetch import read
+from everstep.runtime.checkpoint.reshard import Sources, read_whole
+from everstep.runtime.store import Store
+from everstep.runtime.tls import Credentials
 
 
 def sources_in(store: Store, folder: str, commit: Commit) -> Sources:

@@ -17,13 +17,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from runtime.checkpoint.beginning import Around
-from runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
-from runtime.checkpoint.fetch import PEER_TIMEOUT_S, fetch
-from runtime.checkpoint.held import Held, Segments, copies_of
-from runtime.checkpoint.slots import Identity
-from runtime.job.messages import Holding
-from runtime.tls import Credentials
+from everstep.runtime.checkpoint.beginning import Around
+from everstep.runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
+from everstep.runtime.checkpoint.fetch import PEER_TIMEOUT_S, fetch
+from everstep.runtime.checkpoint.held import Held, Segments, copies_of
+from everstep.runtime.checkpoint.slots import Identity
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.tls import Credentials
 
 PATH = "/v1/copies"
 """Where an agent is asked to fetch a copy: POST of the Holding. It answers with a dot whenever it has got on, at most

@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from runtime.checkpoint.pieces import Box, Piece
-from runtime.checkpoint.reshard import Shard, Want, gather
-from runtime.checkpoint.tree import decode
+from everstep.runtime.checkpoint.pieces import Box, Piece
+from everstep.runtime.checkpoint.reshard import Shard, Want, gather
+from everstep.runtime.checkpoint.tree import decode
 
 
 class Reader(StorageReader):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
 
-from runtime.checkpoint.errors import DamagedError
+from everstep.runtime.checkpoint.errors import DamagedError
 
 BLOCK = 4 << 20
 """Bytes of data under one digest; the last block may be shorter."""

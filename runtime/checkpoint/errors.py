@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from runtime.job.messages import Flaw, Refusal
+from everstep.runtime.job.messages import Flaw, Refusal
 
 
 class StateError(TypeError):

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from runtime.checkpoint.commits import Commit, checked
-from runtime.checkpoint.committed import sources_in
-from runtime.checkpoint.errors import RestoreError
-from runtime.checkpoint.keys import MANIFEST, Folder, grouped, place_of
-from runtime.checkpoint.pieces import cover, whole
-from runtime.checkpoint.reshard import Shard, open_shards
-from runtime.store import Store
+from everstep.runtime.checkpoint.commits import Commit, checked
+from everstep.runtime.checkpoint.committed import sources_in
+from everstep.runtime.checkpoint.errors import RestoreError
+from everstep.runtime.checkpoint.keys import MANIFEST, Folder, grouped, place_of
+from everstep.runtime.checkpoint.pieces import cover, whole
+from everstep.runtime.checkpoint.reshard import Shard, open_shards
+from everstep.runtime.store import Store
 
 
 class Stored(NamedTuple):

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from msgspec.structs import replace
 
-from runtime.checkpoint.digests import Arriving, check
-from runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
-from runtime.job.messages import Flaw, Holding, Refusal
-from runtime.store import NoSuchKey, Store, TooShort
-from runtime.tls import Credentials
+from everstep.runtime.checkpoint.digests import Arriving, check
+from everstep.runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
+from everstep.runtime.job.messages import Flaw, Holding, Refusal
+from everstep.runtime.store import NoSuchKey, Store, TooShort
+from everstep.runtime.tls import Credentials
 
 PEER_TIMEOUT_S = 30.0
 """Without a byte from the peer for so long, the next source is asked."""

@@ -6,9 +6,9 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.checkpoint.errors import SegmentError
-from runtime.checkpoint.segment import NewSegment, SegmentFile, require_room, rounded
-from runtime.checkpoint.slots import KEPT_SHARDED, Identity, SlotTable
+from everstep.runtime.checkpoint.errors import SegmentError
+from everstep.runtime.checkpoint.segment import NewSegment, SegmentFile, require_room, rounded
+from everstep.runtime.checkpoint.slots import KEPT_SHARDED, Identity, SlotTable
 
 COPY_SLOTS = 2
 """Of each shard that is copied from another node: the last one whole while the next one comes."""

@@ -14,20 +14,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runtime.agent.keeping import Place
-from runtime.agent.link import Fetched, Segment, Slot, Staged
-from runtime.checkpoint.beginning import UNREACHABLE_S, Around, Beginning
-from runtime.checkpoint.cadence import Cadence
-from runtime.checkpoint.copies import Sender, receive
-from runtime.checkpoint.digests import Digests, seal
-from runtime.checkpoint.errors import KeeperError, RestoreError
-from runtime.checkpoint.held import Held, Segments, segment_prefix
-from runtime.checkpoint.persist import Persister
-from runtime.checkpoint.segment import Beacon
-from runtime.checkpoint.slots import Identity
-from runtime.job.messages import Holding, Refusal, Seat
-from runtime.store import Store
-from runtime.tls import Credentials
+from everstep.runtime.agent.keeping import Place
+from everstep.runtime.agent.link import Fetched, Segment, Slot, Staged
+from everstep.runtime.checkpoint.beginning import UNREACHABLE_S, Around, Beginning
+from everstep.runtime.checkpoint.cadence import Cadence
+from everstep.runtime.checkpoint.copies import Sender, receive
+from everstep.runtime.checkpoint.digests import Digests, seal
+from everstep.runtime.checkpoint.errors import KeeperError, RestoreError
+from everstep.runtime.checkpoint.held import Held, Segments, segment_prefix
+from everstep.runtime.checkpoint.persist import Persister
+from everstep.runtime.checkpoint.segment import Beacon
+from everstep.runtime.checkpoint.slots import Identity
+from everstep.runtime.job.messages import Holding, Refusal, Seat
+from everstep.runtime.store import Store
+from everstep.runtime.tls import Credentials
 
 _SHM = Path("/dev/shm")
 _log = logging.getLogger("everstep.checkpoint")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from runtime.store import Entry
+from everstep.runtime.store import Entry
 
 MANIFEST = "manifest.json"
 """The object of a checkpoint that names the others: with it, it is committed."""

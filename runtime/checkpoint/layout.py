@@ -21,11 +21,11 @@ import msgspec
 import numpy as np
 import torch
 
-from runtime.checkpoint.digests import TABLE, table_size, table_told
-from runtime.checkpoint.errors import DamagedError, StateError
-from runtime.checkpoint.pieces import Box, Piece, whole
-from runtime.checkpoint.segment import rounded
-from runtime.checkpoint.tree import RESERVED, decode, named
+from everstep.runtime.checkpoint.digests import TABLE, table_size, table_told
+from everstep.runtime.checkpoint.errors import DamagedError, StateError
+from everstep.runtime.checkpoint.pieces import Box, Piece, whole
+from everstep.runtime.checkpoint.segment import rounded
+from everstep.runtime.checkpoint.tree import RESERVED, decode, named
 
 SMALL = 64 << 10
 STATE = f"{RESERVED}state__"

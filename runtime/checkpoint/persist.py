@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime import faults
-from runtime.checkpoint.cadence import Cadence
-from runtime.checkpoint.errors import KeeperError, RestoreError
-from runtime.checkpoint.held import Held, Segments
-from runtime.checkpoint.keys import shard_key
-from runtime.checkpoint.slots import Identity
-from runtime.job.messages import Holding
-from runtime.store import Store
+from everstep.runtime import faults
+from everstep.runtime.checkpoint.cadence import Cadence
+from everstep.runtime.checkpoint.errors import KeeperError, RestoreError
+from everstep.runtime.checkpoint.held import Held, Segments
+from everstep.runtime.checkpoint.keys import shard_key
+from everstep.runtime.checkpoint.slots import Identity
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.store import Store
 
 KEPT_OUTCOMES = 64
 """More than anybody waits for at once."""

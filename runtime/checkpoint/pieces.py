@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from runtime.checkpoint.errors import StateError
+from everstep.runtime.checkpoint.errors import StateError
 
 T = TypeVar("T")
 _WHOLE = {torch.Tensor, torch.nn.Parameter}

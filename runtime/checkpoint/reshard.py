@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from runtime.checkpoint.digests import BLOCK, Digests, checked_head
-from runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError
-from runtime.checkpoint.fetch import described, refusal
-from runtime.checkpoint.layout import Layout, Place, read_header, read_json
-from runtime.checkpoint.pieces import Box, Piece, cover, whole
-from runtime.checkpoint.restore import require_same, told
-from runtime.checkpoint.stage import copy
-from runtime.checkpoint.tree import decode, flatten, places, prepare, put_back
-from runtime.job.messages import Holding, Refusal
+from everstep.runtime.checkpoint.digests import BLOCK, Digests, checked_head
+from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError
+from everstep.runtime.checkpoint.fetch import described, refusal
+from everstep.runtime.checkpoint.layout import Layout, Place, read_header, read_json
+from everstep.runtime.checkpoint.pieces import Box, Piece, cover, whole
+from everstep.runtime.checkpoint.restore import require_same, told
+from everstep.runtime.checkpoint.stage import copy
+from everstep.runtime.checkpoint.tree import decode, flatten, places, prepare, put_back
+from everstep.runtime.job.messages import Holding, Refusal
 
 Read = Callable[[Holding, int, memoryview], None]
 """Fill the buffer with what stands at that source from that byte on; RestoreError when it cannot be had."""

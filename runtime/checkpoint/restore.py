@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from xxhash import xxh3_128
 
-from runtime.checkpoint.digests import BLOCK, checked_head
-from runtime.checkpoint.errors import DamagedError, RestoreError
-from runtime.checkpoint.layout import Layout, Place, read_header, read_json
-from runtime.checkpoint.pieces import whole
-from runtime.checkpoint.rows import Rows, in_row, ints, rows_of
-from runtime.checkpoint.stage import Stager, Threads, copy
-from runtime.checkpoint.tree import Tree, flatten, places, prepare, put_back
+from everstep.runtime.checkpoint.digests import BLOCK, checked_head
+from everstep.runtime.checkpoint.errors import DamagedError, RestoreError
+from everstep.runtime.checkpoint.layout import Layout, Place, read_header, read_json
+from everstep.runtime.checkpoint.pieces import whole
+from everstep.runtime.checkpoint.rows import Rows, in_row, ints, rows_of
+from everstep.runtime.checkpoint.stage import Stager, Threads, copy
+from everstep.runtime.checkpoint.tree import Tree, flatten, places, prepare, put_back
 
 _ALONE, _BESIDE = 1 << 19, 1 << 20
 """Bytes that one thread, or each of several, checks and then copies, out of the cache. Fewer fit a core's own cache

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from runtime import faults
-from runtime.checkpoint.keys import MANIFEST, Place, checkpoints_of, grouped, place_of
-from runtime.store import Entry, Store
+from everstep.runtime import faults
+from everstep.runtime.checkpoint.keys import MANIFEST, Place, checkpoints_of, grouped, place_of
+from everstep.runtime.store import Entry, Store
 
 DEBRIS_S = 3600.0
 """What is not committed, nor newer than what is, and has not changed for so long, belongs to nobody."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from runtime.checkpoint.layout import Place
+from everstep.runtime.checkpoint.layout import Place
 
 SMALL = 32768
 """Elements below which torch copies a tensor by one thread (at::internal::GRAIN_SIZE), and a row at once."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from runtime.checkpoint.errors import SegmentError
-from runtime.checkpoint.mapping import allocate, mapped, populate
+from everstep.runtime.checkpoint.errors import SegmentError
+from everstep.runtime.checkpoint.mapping import allocate, mapped, populate
 
 PAGE = 4096
 _MAGIC = b"EVERSTEP"

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import torch
 
-from runtime import faults
-from runtime.checkpoint.layout import Layout
-from runtime.checkpoint.rows import SMALL, Rows, rows_of
-from runtime.checkpoint.tree import Tree
+from everstep.runtime import faults
+from everstep.runtime.checkpoint.layout import Layout
+from everstep.runtime.checkpoint.rows import SMALL, Rows, rows_of
+from everstep.runtime.checkpoint.tree import Tree
 
 _device = attrgetter("device")
 

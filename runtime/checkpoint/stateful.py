@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from runtime.checkpoint.errors import StateError
+from everstep.runtime.checkpoint.errors import StateError
 
 
 @runtime_checkable

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import torch
 
-from runtime.checkpoint.errors import StateError
-from runtime.checkpoint.pieces import Piece, is_sharded_kind, local, piece, spread
-from runtime.checkpoint.stateful import Stateful, prepare_optimizer, take_back, unwrapped
-from runtime.checkpoint.walk import MANY, ChangedError, Found, Walk
+from everstep.runtime.checkpoint.errors import StateError
+from everstep.runtime.checkpoint.pieces import Piece, is_sharded_kind, local, piece, spread
+from everstep.runtime.checkpoint.stateful import Stateful, prepare_optimizer, take_back, unwrapped
+from everstep.runtime.checkpoint.walk import MANY, ChangedError, Found, Walk
 
 SIGN = "$"
 _HOLDERS = (dict, torch.optim.Optimizer)

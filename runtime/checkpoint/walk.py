@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch._C._dynamo.guards import TensorGuards  # pyright: ignore[reportMissingModuleSource]
 
-from runtime.checkpoint.pieces import locals_of
+from everstep.runtime.checkpoint.pieces import locals_of
 
 MANY = 16
 """Tensors of a dict from which on it is looked at as one."""

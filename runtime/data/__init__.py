@@ -1,11 +1,11 @@
 """Token datasets in Megatron's indexed format, the order in which training reads them, and finished data in the store.
 
-Imports numpy and the standard library; of Everstep only `runtime.store`. The story begins in `dataset`.
+The story begins in `dataset`.
 """
 
-from runtime.data.dataset import TokenDataset, open_dataset
-from runtime.data.errors import DatasetError
-from runtime.data.indexed import (
+from everstep.runtime.data.dataset import TokenDataset, open_dataset
+from everstep.runtime.data.errors import DatasetError
+from everstep.runtime.data.indexed import (
     CACHED_DTYPE,
     IndexedDataset,
     IndexedWriter,
@@ -13,8 +13,8 @@ from runtime.data.indexed import (
     write_cached_index,
     write_index,
 )
-from runtime.data.ranged import RangedTokens, Tokens
-from runtime.data.sampler import Sampler, sample_count
+from everstep.runtime.data.ranged import RangedTokens, Tokens
+from everstep.runtime.data.sampler import Sampler, sample_count
 
 __all__ = [
     "CACHED_DTYPE",

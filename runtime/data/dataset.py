@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data.errors import DatasetError
-from runtime.data.indexed import IndexedDataset
-from runtime.data.ranged import Tokens
-from runtime.store import NoSuchKey, StoreError, TooLarge, local_folder
+from everstep.runtime.data.errors import DatasetError
+from everstep.runtime.data.indexed import IndexedDataset
+from everstep.runtime.data.ranged import Tokens
+from everstep.runtime.store import NoSuchKey, StoreError, TooLarge, local_folder
 
 MANIFEST = "dataset.json"
 SPLITS = ("train", "validation")
@@ -68,7 +68,9 @@ def open_dataset(uri: str) -> TokenDataset:
         except TooLarge:
             folder, far = local_folder(place, MANIFEST, without=TOKENS), place
     except NoSuchKey:
-        raise DatasetError(f"{place}: no finished dataset (no {MANIFEST}); make one with steps.preprocess") from None
+        raise DatasetError(
+            f"{place}: no finished dataset (no {MANIFEST}); make one with everstep.steps.preprocess"
+        ) from None
     except StoreError as error:
         raise DatasetError(str(error)) from error
     meta = _manifest(folder / MANIFEST)

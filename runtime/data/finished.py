@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.store import NoSuchKey, absolute, in_s3, open_store, place_of
+from everstep.runtime.store import NoSuchKey, absolute, in_s3, open_store, place_of
 
 _DRAFT = "~draft-"
 

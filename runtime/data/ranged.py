@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runtime.data.errors import DatasetError
-from runtime.store import NoSuchKey, Store
+from everstep.runtime.data.errors import DatasetError
+from everstep.runtime.store import NoSuchKey, Store
 
 BLOCK_BYTES, BLOCKS = 256 << 10, 256
 """64 MB at most. A sample of 4096 tokens is 8 KiB, so a block costs little more than its request."""

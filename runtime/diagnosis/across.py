@@ -13,18 +13,18 @@ from functools import cached_property
 
 import aiohttp
 
-from runtime.diagnosis.coordinator import Coordinator
-from runtime.diagnosis.errors import NoQuorumError, RefusedError
-from runtime.diagnosis.evidence import Round
-from runtime.diagnosis.measuring import Measuring, started
-from runtime.diagnosis.node import check_node
-from runtime.diagnosis.orders import Arrive, Over
-from runtime.diagnosis.serving import HttpLink, serving
-from runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
-from runtime.diagnosis.verdicts import Verdict
-from runtime.door import Door, listen
-from runtime.job.topology import ordered
-from runtime.tls import Credentials, credentials_of
+from everstep.runtime.diagnosis.coordinator import Coordinator
+from everstep.runtime.diagnosis.errors import NoQuorumError, RefusedError
+from everstep.runtime.diagnosis.evidence import Round
+from everstep.runtime.diagnosis.measuring import Measuring, started
+from everstep.runtime.diagnosis.node import check_node
+from everstep.runtime.diagnosis.orders import Arrive, Over
+from everstep.runtime.diagnosis.serving import HttpLink, serving
+from everstep.runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
+from everstep.runtime.diagnosis.verdicts import Verdict
+from everstep.runtime.door import Door, listen
+from everstep.runtime.job.topology import ordered
+from everstep.runtime.tls import Credentials, credentials_of
 
 JOIN_WINDOW_S = 30.0
 """With enough nodes, but not all, the check begins this long after the last one came."""

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import msgspec
 
-from runtime.diagnosis.coordinator import Coordinator
-from runtime.diagnosis.serving import serving
-from runtime.diagnosis.telling import round_line, verdict_lines
-from runtime.diagnosis.verdicts import Health, Verdict
-from runtime.door import Door, listen
-from runtime.tls import Credentials
+from everstep.runtime.diagnosis.coordinator import Coordinator
+from everstep.runtime.diagnosis.serving import serving
+from everstep.runtime.diagnosis.telling import round_line, verdict_lines
+from everstep.runtime.diagnosis.verdicts import Health, Verdict
+from everstep.runtime.door import Door, listen
+from everstep.runtime.tls import Credentials
 
 TIMEOUT_S = 300.0
 """For a node's part in one round of the check."""

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, UnknownNodeError
-from runtime.diagnosis.measuring import Measuring, started
-from runtime.diagnosis.node import check_node
-from runtime.diagnosis.orders import Arrive
-from runtime.diagnosis.serving import HttpLink
-from runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
-from runtime.diagnosis.verdicts import Verdict
-from runtime.tls import Credentials
+from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, UnknownNodeError
+from everstep.runtime.diagnosis.measuring import Measuring, started
+from everstep.runtime.diagnosis.node import check_node
+from everstep.runtime.diagnosis.orders import Arrive
+from everstep.runtime.diagnosis.serving import HttpLink
+from everstep.runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
+from everstep.runtime.diagnosis.verdicts import Verdict
+from everstep.runtime.tls import Credentials
 
 _PAUSE_S = 1.0
 _PATIENCE_S = 30.0

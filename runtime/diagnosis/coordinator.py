@@ -5,11 +5,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from runtime.diagnosis.errors import NoQuorumError, TakenNameError, UnknownNodeError
-from runtime.diagnosis.evidence import Round
-from runtime.diagnosis.orders import Arrive, Ask, Order, Over, Told
-from runtime.diagnosis.session import Session
-from runtime.diagnosis.verdicts import Verdict
+from everstep.runtime.diagnosis.errors import NoQuorumError, TakenNameError, UnknownNodeError
+from everstep.runtime.diagnosis.evidence import Round
+from everstep.runtime.diagnosis.orders import Arrive, Ask, Order, Over, Told
+from everstep.runtime.diagnosis.session import Session
+from everstep.runtime.diagnosis.verdicts import Verdict
 
 POLL_S = 20.0
 """How long a question for orders is held."""

@@ -1,4 +1,4 @@
-"""`python -m runtime.diagnosis.forks`: the process of a node that imports torch once and forks each measurement.
+"""`python -m everstep.runtime.diagnosis.forks`: it imports torch once in each node and forks each measurement.
 
 JSON lines: requests on stdin, `Ready`, then `Told` or `Devices` on stdout. Several nodes may share one, each with one
 measurement at a time. A fork dies with it (PR_SET_PDEATHSIG), and it ends when stdin does. One thread only, since a
@@ -18,9 +18,9 @@ from typing import NoReturn
 
 import msgspec
 
-from runtime.diagnosis.evidence import Measurement
-from runtime.diagnosis.orders import Stage, Together, Told
-from runtime.diagnosis.switchbox import Box
+from everstep.runtime.diagnosis.evidence import Measurement
+from everstep.runtime.diagnosis.orders import Stage, Together, Told
+from everstep.runtime.diagnosis.switchbox import Box
 
 PR_SET_PDEATHSIG = 1
 TRY_AGAIN = 75
@@ -210,7 +210,7 @@ def _be_a_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if os.getppid() != parent:
         os._exit(TRY_AGAIN)
-    from runtime.diagnosis.work import work_alone, work_together
+    from everstep.runtime.diagnosis.work import work_alone, work_together
 
     def tell(stage: Stage, measurement: Measurement, store: str = "") -> None:
         os.write(says, msgspec.json.encode(Told(begin.node, begin.round, stage, measurement, store)) + b"\n")

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from runtime.diagnosis.coordinator import Coordinator
-from runtime.diagnosis.evidence import Round
-from runtime.diagnosis.measuring import started
-from runtime.diagnosis.node import check_node
-from runtime.diagnosis.orders import Arrive
-from runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
-from runtime.diagnosis.verdicts import Verdict
+from everstep.runtime.diagnosis.coordinator import Coordinator
+from everstep.runtime.diagnosis.evidence import Round
+from everstep.runtime.diagnosis.measuring import started
+from everstep.runtime.diagnosis.node import check_node
+from everstep.runtime.diagnosis.orders import Arrive
+from everstep.runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
+from everstep.runtime.diagnosis.verdicts import Verdict
 
 ADDRESS = "127.0.0.1"
 

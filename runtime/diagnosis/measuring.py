@@ -1,4 +1,4 @@
-"""A handle on the process that forks measurements (`runtime.diagnosis.forks`), for an event loop."""
+"""A handle on the process that forks measurements (`everstep.runtime.diagnosis.forks`), for an event loop."""
 
 import asyncio
 import itertools
@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import msgspec
 
-from runtime.diagnosis.errors import MeasuringError
-from runtime.diagnosis.evidence import Measurement
-from runtime.diagnosis.forks import Answer as ForksAnswer
-from runtime.diagnosis.forks import Begin, Count, Devices, End, Go, Heard, Ready, Request
-from runtime.diagnosis.orders import Stage, Together, Told, Work
-from runtime.diagnosis.switchbox import Box
+from everstep.runtime.diagnosis.errors import MeasuringError
+from everstep.runtime.diagnosis.evidence import Measurement
+from everstep.runtime.diagnosis.forks import Answer as ForksAnswer
+from everstep.runtime.diagnosis.forks import Begin, Count, Devices, End, Go, Heard, Ready, Request
+from everstep.runtime.diagnosis.orders import Stage, Together, Told, Work
+from everstep.runtime.diagnosis.switchbox import Box
 
 _SECRETS = ("EVERSTEP_JOB_TOKEN",)
 _encode = msgspec.json.Encoder().encode
@@ -122,7 +122,7 @@ async def started(environment: Mapping[str, str] = os.environ) -> AsyncIterator[
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "runtime.diagnosis.forks",
+        "everstep.runtime.diagnosis.forks",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={name: value for name, value in environment.items() if name not in _SECRETS},

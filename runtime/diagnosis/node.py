@@ -3,9 +3,9 @@
 import asyncio
 from typing import Protocol
 
-from runtime.diagnosis.measuring import Measuring
-from runtime.diagnosis.orders import Arrive, Ask, Order, Over, Stop, Together, Told, Work
-from runtime.diagnosis.switchbox import Box
+from everstep.runtime.diagnosis.measuring import Measuring
+from everstep.runtime.diagnosis.orders import Arrive, Ask, Order, Over, Stop, Together, Told, Work
+from everstep.runtime.diagnosis.switchbox import Box
 
 
 class Link(Protocol):

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
-from runtime.diagnosis.evidence import Measurement
-from runtime.diagnosis.verdicts import Verdict
+from everstep.runtime.diagnosis.evidence import Measurement
+from everstep.runtime.diagnosis.verdicts import Verdict
 
 
 class Stage(StrEnum):

@@ -14,7 +14,7 @@ The published rule ends after round 2 and names whoever failed twice: for odd N 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from runtime.diagnosis.evidence import SLOW, Evidence, Round, weigh
+from everstep.runtime.diagnosis.evidence import SLOW, Evidence, Round, weigh
 
 ROUNDS = 3
 ROUNDS_OF_THREE = 4

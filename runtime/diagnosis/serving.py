@@ -17,17 +17,17 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from runtime.diagnosis.coordinator import POLL_S, Coordinator
-from runtime.diagnosis.errors import (
+from everstep.runtime.diagnosis.coordinator import POLL_S, Coordinator
+from everstep.runtime.diagnosis.errors import (
     CoordinatorLostError,
     NoQuorumError,
     RefusedError,
     TakenNameError,
     UnknownNodeError,
 )
-from runtime.diagnosis.orders import Arrive, Ask, Order, Told
-from runtime.door import END_S, BadBody, Door, application_of, body_of
-from runtime.tls import Credentials, mismatch
+from everstep.runtime.diagnosis.orders import Arrive, Ask, Order, Told
+from everstep.runtime.door import END_S, BadBody, Door, application_of, body_of
+from everstep.runtime.tls import Credentials, mismatch
 
 LARGEST_BODY = 1 << 16
 ANSWER_S = 10.0

@@ -9,10 +9,10 @@ group is.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from runtime.diagnosis.evidence import Measurement, Round
-from runtime.diagnosis.orders import Arrive, Order, Over, Stage, Stop, Together, Told, Work
-from runtime.diagnosis.rounds import Plan, next_round
-from runtime.diagnosis.verdicts import Health, Verdict, judge, named, usable
+from everstep.runtime.diagnosis.evidence import Measurement, Round
+from everstep.runtime.diagnosis.orders import Arrive, Order, Over, Stage, Stop, Together, Told, Work
+from everstep.runtime.diagnosis.rounds import Plan, next_round
+from everstep.runtime.diagnosis.verdicts import Health, Verdict, judge, named, usable
 
 
 @dataclass

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from runtime.diagnosis.evidence import FAILED_S, Measurement, Round
-from runtime.diagnosis.verdicts import Health, Verdict, avoided_hosts, named, usable
+from everstep.runtime.diagnosis.evidence import FAILED_S, Measurement, Round
+from everstep.runtime.diagnosis.verdicts import Health, Verdict, avoided_hosts, named, usable
 
 VERSION = 2
 _COLOURS = {Health.HEALTHY: "green", Health.STRAGGLER: "yellow", Health.UNDECIDED: "magenta", Health.FAULTY: "red"}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from runtime.diagnosis.evidence import SLOW, Evidence, Round, slow_above_s, weigh
+from everstep.runtime.diagnosis.evidence import SLOW, Evidence, Round, slow_above_s, weigh
 
 
 class Health(StrEnum):

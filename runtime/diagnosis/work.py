@@ -16,11 +16,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from runtime import faults
-from runtime.diagnosis.evidence import Measurement
-from runtime.diagnosis.orders import Together
-from runtime.diagnosis.switchbox import Box, CudaLinks
-from runtime.diagnosis.switchbox import measure as measure_box
+from everstep.runtime import faults
+from everstep.runtime.diagnosis.evidence import Measurement
+from everstep.runtime.diagnosis.orders import Together
+from everstep.runtime.diagnosis.switchbox import Box, CudaLinks
+from everstep.runtime.diagnosis.switchbox import measure as measure_box
 
 if TYPE_CHECKING:
     from torch.distributed import Store

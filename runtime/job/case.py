@@ -6,12 +6,12 @@ Whatever is decided becomes a record here and nowhere else.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from runtime.job import policy
-from runtime.job.endings import End
-from runtime.job.liveness import Liveness
-from runtime.job.messages import Holding
-from runtime.job.nodes import JOINED, LIVE, NodePhase, NodeState
-from runtime.job.records import (
+from everstep.runtime.job import policy
+from everstep.runtime.job.endings import End
+from everstep.runtime.job.liveness import Liveness
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.job.nodes import JOINED, LIVE, NodePhase, NodeState
+from everstep.runtime.job.records import (
     Decision,
     FaultJudged,
     JobEnded,
@@ -23,8 +23,8 @@ from runtime.job.records import (
     Record,
     RoundBroken,
 )
-from runtime.job.spec import JobSpec, Placement, RestartScope
-from runtime.job.state import RELAUNCHES, JobPhase, State, apply, round_number
+from everstep.runtime.job.spec import JobSpec, Placement, RestartScope
+from everstep.runtime.job.state import RELAUNCHES, JobPhase, State, apply, round_number
 
 
 @dataclass(frozen=True)

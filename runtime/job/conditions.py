@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from runtime.job.nodes import JOINED, NodePhase
-from runtime.job.records import (
+from everstep.runtime.job.nodes import JOINED, NodePhase
+from everstep.runtime.job.records import (
     DesiredChanged,
     JobEnded,
     JobReopened,
@@ -25,7 +25,7 @@ from runtime.job.records import (
 )
 
 if TYPE_CHECKING:
-    from runtime.job.state import State
+    from everstep.runtime.job.state import State
 
 KEPT = 50
 """Conditions that are remembered."""

@@ -3,11 +3,11 @@
 `settle` runs all of it until nothing more follows; `next_deadline` says when something will although nothing happens.
 """
 
-from runtime.job import endings, policy, restore, rounds, sizes
-from runtime.job.case import Case, WriteManifest
-from runtime.job.endings import End
-from runtime.job.nodes import NodePhase, NodeState
-from runtime.job.records import (
+from everstep.runtime.job import endings, policy, restore, rounds, sizes
+from everstep.runtime.job.case import Case, WriteManifest
+from everstep.runtime.job.endings import End
+from everstep.runtime.job.nodes import NodePhase, NodeState
+from everstep.runtime.job.records import (
     DesiredChanged,
     HangOver,
     HangSeen,
@@ -17,8 +17,8 @@ from runtime.job.records import (
     Reason,
     RoundFormed,
 )
-from runtime.job.spec import HangPolicy, StragglerPolicy
-from runtime.job.state import JobPhase, State, round_number
+from everstep.runtime.job.spec import HangPolicy, StragglerPolicy
+from everstep.runtime.job.state import JobPhase, State, round_number
 
 P = NodePhase
 _OUTSIDE = (P.REQUESTED, P.WAITING, P.REJOINING)

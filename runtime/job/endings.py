@@ -3,13 +3,13 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from runtime.job.checkpoints import told
-from runtime.job.messages import Flaw
-from runtime.job.records import JobResult, Reason, WorkerFaulted
-from runtime.job.restore import unread
-from runtime.job.sizes import size
-from runtime.job.spec import EndingPolicy, JobSpec
-from runtime.job.state import State, round_number
+from everstep.runtime.job.checkpoints import told
+from everstep.runtime.job.messages import Flaw
+from everstep.runtime.job.records import JobResult, Reason, WorkerFaulted
+from everstep.runtime.job.restore import unread
+from everstep.runtime.job.sizes import size
+from everstep.runtime.job.spec import EndingPolicy, JobSpec
+from everstep.runtime.job.state import State, round_number
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from runtime.job.messages import (
+from everstep.runtime.job.messages import (
     Dumped,
     Finished,
     Heartbeat,
@@ -13,7 +13,7 @@ from runtime.job.messages import (
     Unrestored,
     WorkerExit,
 )
-from runtime.job.records import Stored
+from everstep.runtime.job.records import Stored
 
 
 @dataclass(frozen=True)

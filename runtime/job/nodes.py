@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from runtime.job.messages import Action, Holding
-from runtime.job.records import (
+from everstep.runtime.job.messages import Action, Holding
+from everstep.runtime.job.records import (
     Fact,
     HangOver,
     HangSeen,

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from runtime.job.records import (
+from everstep.runtime.job.records import (
     Committed,
     DesiredChanged,
     FaultJudged,

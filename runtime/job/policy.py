@@ -1,4 +1,5 @@
-"""Symptom -> reason -> decision: the one table of faults. `python -m runtime.job.policy` prints docs/faults.md.
+"""Symptom -> reason -> decision: the one table of faults. `python -m everstep.runtime.job.policy` prints
+docs/faults.md.
 
 The rules are those of DLRover's exit reasons, torchrun's restart budget and AITrainingJob's policies: a change of
 membership costs nothing, a user's error costs one restart, the same error at the same iteration twice ends the job.
@@ -8,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from runtime.job.nodes import NodeState
-from runtime.job.records import Decision, Reason, WorkerFaulted
-from runtime.job.spec import (
+from everstep.runtime.job.nodes import NodeState
+from everstep.runtime.job.records import Decision, Reason, WorkerFaulted
+from everstep.runtime.job.spec import (
     FaultRule,
     JobSpec,
     NodeEvent,
@@ -21,7 +22,7 @@ from runtime.job.spec import (
     RestartScope,
     RoleSpec,
 )
-from runtime.job.state import RELAUNCHES, State
+from everstep.runtime.job.state import RELAUNCHES, State
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,8 @@ def render() -> str:
     lines = [
         "# What follows from a fault",
         "",
-        "Made from `runtime/job/policy.py` by `python -m runtime.job.policy > docs/faults.md`; a test keeps it true.",
+        "Made from `runtime/job/policy.py` by `python -m everstep.runtime.job.policy > docs/faults.md`; a test",
+        "keeps it true.",
         "",
         "| seen | exit codes | reason | decision | counts against |",
         "|---|---|---|---|---|",

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-from runtime.job import values
-from runtime.job.spec import FaultRule, Hang, JobSpec, Oom, Patience, Resources, RoleSpec, problems
-from runtime.job.spelling import HANG, JOB, OOM, PATIENCE, ROLE, RULE, Fields
+from everstep.runtime.job import values
+from everstep.runtime.job.spec import FaultRule, Hang, JobSpec, Oom, Patience, Resources, RoleSpec, problems
+from everstep.runtime.job.spelling import HANG, JOB, OOM, PATIENCE, ROLE, RULE, Fields
 
 
 class Said(NamedTuple):

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from runtime.job import checkpoints, policy, sizes
-from runtime.job.case import Case, Refused, UnknownNode
-from runtime.job.endings import End
-from runtime.job.events import (
+from everstep.runtime.job import checkpoints, policy, sizes
+from everstep.runtime.job.case import Case, Refused, UnknownNode
+from everstep.runtime.job.endings import End
+from everstep.runtime.job.events import (
     DeletionDue,
     HeartbeatSeen,
     Joined,
@@ -29,9 +29,9 @@ from runtime.job.events import (
     Tick,
     WorkerExited,
 )
-from runtime.job.messages import Action, Heartbeat, Join
-from runtime.job.nodes import LIVE, NodePhase, NodeState
-from runtime.job.records import (
+from everstep.runtime.job.messages import Action, Heartbeat, Join
+from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState
+from everstep.runtime.job.records import (
     Committed,
     DesiredChanged,
     Forgotten,
@@ -48,7 +48,7 @@ from runtime.job.records import (
     StoreSurveyed,
     WorkerFaulted,
 )
-from runtime.job.state import JobPhase, begun_from, round_number
+from everstep.runtime.job.state import JobPhase, begun_from, round_number
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 

@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from runtime.job.messages import Flaw, Holding, Refusal, Restore
-from runtime.job.nodes import NodePhase
-from runtime.job.state import State
+from everstep.runtime.job.messages import Flaw, Holding, Refusal, Restore
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.state import State
 
 NAMED = 8
 """Runs of shards that the reason of a choice names."""

@@ -9,7 +9,7 @@ are numbered in a dictionary that versions share: it only ever grows, and a vers
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from runtime.job.nodes import LIVE, NodePhase, NodeState
+from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState
 
 CHUNK = 64
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
-from runtime.job import restore
-from runtime.job.messages import Member, Round
-from runtime.job.nodes import NodePhase, NodeState
-from runtime.job.records import Reason
-from runtime.job.sizes import attainable, by_index, size
-from runtime.job.spec import JobSpec, Placement, RoleSpec
-from runtime.job.state import JobPhase, State, next_round, round_number
-from runtime.job.topology import ordered, switches
+from everstep.runtime.job import restore
+from everstep.runtime.job.messages import Member, Round
+from everstep.runtime.job.nodes import NodePhase, NodeState
+from everstep.runtime.job.records import Reason
+from everstep.runtime.job.sizes import attainable, by_index, size
+from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec
+from everstep.runtime.job.state import JobPhase, State, next_round, round_number
+from everstep.runtime.job.topology import ordered, switches
 
 NAMED = 16
 """Hosts that a round's reason names; the round itself has them all."""

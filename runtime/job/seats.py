@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from runtime.job.messages import Action, Directive, Join, Member, Round, Seat
-from runtime.job.nodes import NodePhase
-from runtime.job.state import JobPhase, State, round_number
+from everstep.runtime.job.messages import Action, Directive, Join, Member, Round, Seat
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.state import JobPhase, State, round_number
 
 LOOKED_AT = 64
 """Neighbours in rank order among which another host is looked for: a round of 10,000 nodes of one host costs little."""

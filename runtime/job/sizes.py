@@ -11,11 +11,11 @@ from itertools import count, islice
 import msgspec
 from msgspec.structs import replace
 
-from runtime.job.nodes import JOINED, LIVE, NodePhase, NodeState
-from runtime.job.policy import DECISIONS, memory_of, more_memory
-from runtime.job.records import Decision, NodeRequested, Reason
-from runtime.job.spec import CleanPodPolicy, JobSpec, Placement, Resources
-from runtime.job.state import JobPhase, State
+from everstep.runtime.job.nodes import JOINED, LIVE, NodePhase, NodeState
+from everstep.runtime.job.policy import DECISIONS, memory_of, more_memory
+from everstep.runtime.job.records import Decision, NodeRequested, Reason
+from everstep.runtime.job.spec import CleanPodPolicy, JobSpec, Placement, Resources
+from everstep.runtime.job.state import JobPhase, State
 
 _GONE = (NodePhase.RELEASED, NodePhase.LOST)
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 
-from runtime.job.checkpoints import Checkpoint, Shards
-from runtime.job.messages import Holding
-from runtime.job.nodes import NodeState
-from runtime.job.records import FaultJudged
-from runtime.job.roster import Roster
-from runtime.job.state import State
+from everstep.runtime.job.checkpoints import Checkpoint, Shards
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.job.nodes import NodeState
+from everstep.runtime.job.records import FaultJudged
+from everstep.runtime.job.roster import Roster
+from everstep.runtime.job.state import State
 
 SCHEMA = 2
 """Raised when a field of the state changes its meaning, comes or goes."""

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from runtime.job.topology import TopologyError, switches
+from everstep.runtime.job.topology import TopologyError, switches
 
 GIB = 1 << 30
 KEEP_LAST = 3

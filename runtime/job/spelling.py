@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from runtime.job import values
-from runtime.job.spec import (
+from everstep.runtime.job import values
+from everstep.runtime.job.spec import (
     CleanPodPolicy,
     EndingPolicy,
     HangPolicy,

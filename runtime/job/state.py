@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from runtime.job import checkpoints as stored
-from runtime.job import conditions as conditions_
-from runtime.job.checkpoints import Checkpoints, Doubt, with_found, with_manifest, with_shard, without_refused
-from runtime.job.conditions import Condition
-from runtime.job.messages import Action, Flaw, Refusal, Round
-from runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, moved
-from runtime.job.phases import JOB, JobPhase
-from runtime.job.records import (
+from everstep.runtime.job import checkpoints as stored
+from everstep.runtime.job import conditions as conditions_
+from everstep.runtime.job.checkpoints import Checkpoints, Doubt, with_found, with_manifest, with_shard, without_refused
+from everstep.runtime.job.conditions import Condition
+from everstep.runtime.job.messages import Action, Flaw, Refusal, Round
+from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, moved
+from everstep.runtime.job.phases import JOB, JobPhase
+from everstep.runtime.job.records import (
     Committed,
     Decision,
     DesiredChanged,
@@ -48,7 +48,7 @@ from runtime.job.records import (
     StoreSurveyed,
     WorkerFaulted,
 )
-from runtime.job.roster import Roster
+from everstep.runtime.job.roster import Roster
 
 KEPT_WORLDS = 64
 """Rounds whose world size the state remembers."""

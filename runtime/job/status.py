@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from runtime.job.nodes import NodePhase, NodeState
-from runtime.job.policy import stragglers
-from runtime.job.rounds import rank_order
-from runtime.job.state import State
+from everstep.runtime.job.nodes import NodePhase, NodeState
+from everstep.runtime.job.policy import stragglers
+from everstep.runtime.job.rounds import rank_order
+from everstep.runtime.job.state import State
 
 
 def told(state: State) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from runtime.job.spec import NodeEvent
+from everstep.runtime.job.spec import NodeEvent
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|[KMGT]i?)?")
 _UNITS = {"m": 1e-3, **{f"{u}i": 1 << 10 * n for n, u in enumerate("KMGT", 1)}, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.job.spec import FaultRule, Hang, JobSpec, Oom, Patience, Resources, RoleSpec
-from runtime.job.spelling import HANG, JOB, OOM, PATIENCE, ROLE, RULE, Fields
+from everstep.runtime.job.spec import FaultRule, Hang, JobSpec, Oom, Patience, Resources, RoleSpec
+from everstep.runtime.job.spelling import HANG, JOB, OOM, PATIENCE, ROLE, RULE, Fields
 
 
 def mapping_of(spec: JobSpec) -> Mapping[str, Any]:

@@ -3,6 +3,5 @@ starts the master.
 
 `torchrun` are the flags of torch's own launcher, `flags` the parser with ours beside them, `options` what they mean
 together. The story begins in `run`: `meeting` finds or hosts the master, `host` is the master's process, the node
-itself is `runtime.agent`. May import `runtime.job`, `runtime.master`, `runtime.agent`, `runtime.platform`,
-`runtime.store`, `runtime.checkpoint` and `runtime.diagnosis`; torch only where a flag asks for it (`auto`, `gpu`).
+itself is `runtime.agent`. torch is imported only where a flag asks for it (`auto`, `gpu`).
 """

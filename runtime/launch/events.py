@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.agent.workers import WorkerEnd
-from runtime.job.messages import Seat
+from everstep.runtime.agent.workers import WorkerEnd
+from everstep.runtime.job.messages import Seat
 
 AGENT, WORKER = "AGENT", "WORKER"
 

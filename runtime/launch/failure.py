@@ -8,8 +8,8 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from runtime.agent.environment import ERROR_FILE_VARIABLE
-from runtime.agent.workers import WorkerEnd
+from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
+from everstep.runtime.agent.workers import WorkerEnd
 
 
 def failure_lines(script: str, failures: Sequence[WorkerEnd], first_rank: int) -> Iterator[str]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import msgspec
 from aiohttp import web
 
-from runtime.door import BadBody, Door, application_of, body_of
-from runtime.job.messages import Action, Directive, Heartbeat
-from runtime.master import Outcome
-from runtime.tls import Credentials
+from everstep.runtime.door import BadBody, Door, application_of, body_of
+from everstep.runtime.job.messages import Action, Directive, Heartbeat
+from everstep.runtime.master import Outcome
+from everstep.runtime.tls import Credentials
 
 SILENCE_S = 4.0
 """An agent that waits for its master asks more often."""

@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.flaghelp import Flags
-from runtime.job.spec import KEEP_LAST
-from runtime.launch import torchrun
+from everstep.runtime.flaghelp import Flags
+from everstep.runtime.job.spec import KEEP_LAST
+from everstep.runtime.launch import torchrun
 
 EXAMPLES = """examples:
   everstep launch --standalone --nproc-per-node 2 train.py --epochs 3

@@ -1,4 +1,4 @@
-"""`python -m runtime.launch.host`: the master of a launched job, in a process of its own beside one of the nodes.
+"""`python -m everstep.runtime.launch.host`: the master of a launched job, a process beside one of the nodes.
 
 It outlives its node where other nodes need it, and is started again by that node when it is killed. What it must know
 comes on stdin (the token must not stand in a command line); lines for people go to stderr. SIGTERM ends the job,
@@ -20,16 +20,16 @@ from typing import Any
 
 import msgspec
 
-from runtime.agent.forkserver import die_with_parent
-from runtime.diagnosis.admitting import Admission, admitting, check_port
-from runtime.job.spec import JobSpec
-from runtime.launch.farewell import Farewell
-from runtime.launch.scratch import discard, own
-from runtime.master import Outcome, Progress, find_master, run
-from runtime.master.run import CannotListen, listening
-from runtime.platform.joined import JoinedPlatform
-from runtime.store import Store, open_store
-from runtime.tls import Credentials, credentials_of
+from everstep.runtime.agent.forkserver import die_with_parent
+from everstep.runtime.diagnosis.admitting import Admission, admitting, check_port
+from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.launch.farewell import Farewell
+from everstep.runtime.launch.scratch import discard, own
+from everstep.runtime.master import Outcome, Progress, find_master, run
+from everstep.runtime.master.run import CannotListen, listening
+from everstep.runtime.platform.joined import JoinedPlatform
+from everstep.runtime.store import Store, open_store
+from everstep.runtime.tls import Credentials, credentials_of
 
 BAD_INPUT = 2
 FENCED = 76

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from runtime.job.spec import KEEP_LAST, EndingPolicy, JobSpec, Patience, Placement, RoleSpec
-from runtime.launch.rendezvous import Rendezvous, parse_conf
+from everstep.runtime.job.spec import KEEP_LAST, EndingPolicy, JobSpec, Patience, Placement, RoleSpec
+from everstep.runtime.launch.rendezvous import Rendezvous, parse_conf
 
 if TYPE_CHECKING:
-    from runtime.job.reader import Said
-    from runtime.launch.options import Launch
+    from everstep.runtime.job.reader import Said
+    from everstep.runtime.launch.options import Launch
 
 ROLE = "worker"
 """Of all nodes, to the master, where no spec names roles; ROLE_NAME is the user's."""
@@ -44,7 +44,7 @@ def read_spec(told: argparse.Namespace, nodes: tuple[int, int], slots: int) -> t
     Flags that are as by default say nothing. Raises ValueError in one line: the file cannot be read, is wrong, says
     otherwise than a flag.
     """
-    from runtime.job.reader import SpecError, role_names, spec_of
+    from everstep.runtime.job.reader import SpecError, role_names, spec_of
 
     name = told.job_spec
     try:
@@ -69,7 +69,7 @@ def _role(asked: str, known: list[str], name: str) -> str:
 
 
 def _said(told: argparse.Namespace, role: str, nodes: tuple[int, int], slots: int) -> "Iterator[Said]":
-    from runtime.job.reader import Said
+    from everstep.runtime.job.reader import Said
 
     yield Said("--rdzv-id", ("job",), told.rdzv_id, firm=told.rdzv_id != "none")
     yield Said("everstep launch", ("placement",), Placement.JOINED.value)

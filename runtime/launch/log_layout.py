@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.agent.environment import ERROR_FILE_VARIABLE
-from runtime.agent.logs import Direct, Launched, LogPlan, Redirected, Streams, Teed
-from runtime.agent.output import Output
+from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
+from everstep.runtime.agent.logs import Direct, Launched, LogPlan, Redirected, Streams, Teed
+from everstep.runtime.agent.output import Output
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std

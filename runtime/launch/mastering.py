@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import msgspec
 
-from runtime.agent.output import Pipe
-from runtime.launch.host import REFUSED, Hosting
+from everstep.runtime.agent.output import Pipe
+from everstep.runtime.launch.host import REFUSED, Hosting
 
 _TRY_AGAIN = 75
 _PAUSE_S = 1.0
@@ -60,7 +60,7 @@ class Master:
         lines = Pipe(self._told)
         try:
             self._process = process = subprocess.Popen(
-                [sys.executable, "-m", "runtime.launch.host"],
+                [sys.executable, "-m", "everstep.runtime.launch.host"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=lines.write_end,

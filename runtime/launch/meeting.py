@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from runtime.own_folder import own_folder
-from runtime.token import shared_token
+from everstep.runtime.own_folder import own_folder
+from everstep.runtime.token import shared_token
 
 TOKEN_VARIABLE = "EVERSTEP_JOB_TOKEN"
 _RESOLVE_S = 5.0

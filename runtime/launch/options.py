@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.agent.logs import LogPlan, streams_of
-from runtime.checkpoint.cadence import share_of
-from runtime.diagnosis.switchbox import Box, parse_box
-from runtime.job.spec import Hang, HangPolicy, JobSpec
-from runtime.launch.affinity import Cpus, cpus_of
-from runtime.launch.job import ROLE, read_spec
-from runtime.launch.log_layout import check_name
-from runtime.launch.rendezvous import Rendezvous, parse_conf, split_endpoint
+from everstep.runtime.agent.logs import LogPlan, streams_of
+from everstep.runtime.checkpoint.cadence import share_of
+from everstep.runtime.diagnosis.switchbox import Box, parse_box
+from everstep.runtime.job.spec import Hang, HangPolicy, JobSpec
+from everstep.runtime.launch.affinity import Cpus, cpus_of
+from everstep.runtime.launch.job import ROLE, read_spec
+from everstep.runtime.launch.log_layout import check_name
+from everstep.runtime.launch.rendezvous import Rendezvous, parse_conf, split_endpoint
 
 _STATIC_PORT = 29500
 _DYNAMIC_PORT = 29400
@@ -74,7 +74,7 @@ class Launch:
     rendezvous: Rendezvous
     max_restarts: int
     command: tuple[str, ...]
-    """As `runtime.agent.script` reads it."""
+    """As `everstep.runtime.agent.script` reads it."""
     plain: bool
     """Workers are started by exec."""
     preload: tuple[str, ...]
@@ -299,7 +299,7 @@ def _alone(nodes: int, why: str) -> None:
 
 
 def _command(told: argparse.Namespace, environment: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
-    """The command in the words of `runtime.agent.script`, and whether it must be started by exec."""
+    """The command in the words of `everstep.runtime.agent.script`, and whether it must be started by exec."""
     script, arguments = told.training_script, tuple(told.training_script_args)
     if told.run_path:
         _file(script, "--run-path")

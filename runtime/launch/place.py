@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.agent.ports import free_ports
-from runtime.launch import meeting
-from runtime.launch.options import Launch
-from runtime.launch.probe import Answer, ask
-from runtime.launch.scratch import Scratch
-from runtime.master.journal import find_master
-from runtime.store import Store, open_store
-from runtime.tls import FOR_ALL, Credentials, credentials_of
+from everstep.runtime.agent.ports import free_ports
+from everstep.runtime.launch import meeting
+from everstep.runtime.launch.options import Launch
+from everstep.runtime.launch.probe import Answer, ask
+from everstep.runtime.launch.scratch import Scratch
+from everstep.runtime.master.journal import find_master
+from everstep.runtime.store import Store, open_store
+from everstep.runtime.tls import FOR_ALL, Credentials, credentials_of
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ import http.client
 import ssl
 from enum import StrEnum
 
-from runtime.job.messages import JOB_HEADER
-from runtime.tls import Credentials, mismatch
-from runtime.tls_transport import SPEAKS_TLS
+from everstep.runtime.job.messages import JOB_HEADER
+from everstep.runtime.tls import Credentials, mismatch
+from everstep.runtime.tls_transport import SPEAKS_TLS
 
 _TIMEOUT_S = 5.0
 _LONGEST = 1000

@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from runtime.agent.admitted import run_checked
-from runtime.agent.agent import Agent
-from runtime.agent.environment import own_device
-from runtime.agent.logs import LaunchLogs
-from runtime.agent.output import Outputs
-from runtime.agent.ports import free_ports
-from runtime.agent.settings import Settings
-from runtime.agent.surroundings import Ending, Surroundings
-from runtime.checkpoint.keeper import Keeper
-from runtime.diagnosis import admitting
-from runtime.diagnosis.admitting import Admission, check_port
-from runtime.diagnosis.checked import Checked
-from runtime.diagnosis.errors import NoQuorumError
-from runtime.job.messages import Holding, Refusal
-from runtime.job.records import JobResult, Reason
-from runtime.launch.events import About, EventLog, logger_of
-from runtime.launch.failure import copy_error_file, failure_lines
-from runtime.launch.host import Hosting
-from runtime.launch.job import job_of
-from runtime.launch.log_layout import SpecifiedLogs, load
-from runtime.launch.mastering import Master
-from runtime.launch.options import Launch
-from runtime.launch.place import Place, find_place, nobody_hosts
-from runtime.launch.scratch import Scratch, discard
-from runtime.master.journal import find_master
-from runtime.own_folder import own_folder
+from everstep.runtime.agent.admitted import run_checked
+from everstep.runtime.agent.agent import Agent
+from everstep.runtime.agent.environment import own_device
+from everstep.runtime.agent.logs import LaunchLogs
+from everstep.runtime.agent.output import Outputs
+from everstep.runtime.agent.ports import free_ports
+from everstep.runtime.agent.settings import Settings
+from everstep.runtime.agent.surroundings import Ending, Surroundings
+from everstep.runtime.checkpoint.keeper import Keeper
+from everstep.runtime.diagnosis import admitting
+from everstep.runtime.diagnosis.admitting import Admission, check_port
+from everstep.runtime.diagnosis.checked import Checked
+from everstep.runtime.diagnosis.errors import NoQuorumError
+from everstep.runtime.job.messages import Holding, Refusal
+from everstep.runtime.job.records import JobResult, Reason
+from everstep.runtime.launch.events import About, EventLog, logger_of
+from everstep.runtime.launch.failure import copy_error_file, failure_lines
+from everstep.runtime.launch.host import Hosting
+from everstep.runtime.launch.job import job_of
+from everstep.runtime.launch.log_layout import SpecifiedLogs, load
+from everstep.runtime.launch.mastering import Master
+from everstep.runtime.launch.options import Launch
+from everstep.runtime.launch.place import Place, find_place, nobody_hosts
+from everstep.runtime.launch.scratch import Scratch, discard
+from everstep.runtime.master.journal import find_master
+from everstep.runtime.own_folder import own_folder
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from runtime import processes
-from runtime.platform import debris
-from runtime.platform.registry import Registered, Registry
+from everstep.runtime import processes
+from everstep.runtime.platform import debris
+from everstep.runtime.platform.registry import Registered, Registry
 
 _STARTING_S = 3600.0
 """So long a job's secret is kept although none of its nodes is there yet."""

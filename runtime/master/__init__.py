@@ -1,12 +1,11 @@
 """The master: the shell around the brain. HTTP server, journal, clock, and the loop that makes nodes as wanted.
 
 The story begins in `run.run`. `desk` stands between: it feeds events to the brain, journals what it decides and only
-then shows the new state to everybody else. May import `runtime.job`, `runtime.store`, `runtime.platform`,
-`runtime.faults`.
+then shows the new state to everybody else.
 """
 
-from runtime.master.journal import JournalError, find_master, read_journal
-from runtime.master.progress import Progress
-from runtime.master.run import CannotListen, Outcome, run
+from everstep.runtime.master.journal import JournalError, find_master, read_journal
+from everstep.runtime.master.progress import Progress
+from everstep.runtime.master.run import CannotListen, Outcome, run
 
 __all__ = ["CannotListen", "JournalError", "Outcome", "Progress", "find_master", "read_journal", "run"]

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
-from runtime.job.brain import Refused
-from runtime.job.messages import PROTOCOL, Holding, Join, WorkerExit
+from everstep.runtime.job.brain import Refused
+from everstep.runtime.job.messages import PROTOCOL, Holding, Join, WorkerExit
 
 LARGEST_BODY = 1 << 20
 """Bytes."""

@@ -11,20 +11,20 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
-from runtime import faults
-from runtime.checkpoint.keys import checkpoints_of, folder_of
-from runtime.checkpoint.retention import Kept, delete, unneeded
-from runtime.job.brain import Brain, Journal, Refused, WriteManifest
-from runtime.job.events import DeletionDue, Event, ManifestWritten, RestoreFailed, Tick
-from runtime.job.messages import Unrestored
-from runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
-from runtime.job.spec import JobSpec
-from runtime.job.state import JobPhase, State, begun_from, round_number
-from runtime.master import journal as journals
-from runtime.master import manifest, segments, snapshots
-from runtime.master.retry import retried
-from runtime.master.survey import survey
-from runtime.store import Store, StoreError
+from everstep.runtime import faults
+from everstep.runtime.checkpoint.keys import checkpoints_of, folder_of
+from everstep.runtime.checkpoint.retention import Kept, delete, unneeded
+from everstep.runtime.job.brain import Brain, Journal, Refused, WriteManifest
+from everstep.runtime.job.events import DeletionDue, Event, ManifestWritten, RestoreFailed, Tick
+from everstep.runtime.job.messages import Unrestored
+from everstep.runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
+from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.job.state import JobPhase, State, begun_from, round_number
+from everstep.runtime.master import journal as journals
+from everstep.runtime.master import manifest, segments, snapshots
+from everstep.runtime.master.retry import retried
+from everstep.runtime.master.survey import survey
+from everstep.runtime.store import Store, StoreError
 
 CONFIRM_S = 5.0
 """How often a master that writes nothing looks whether it still is the job's."""

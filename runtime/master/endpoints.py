@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from runtime.checkpoint.keys import folder_of
-from runtime.job import seats
-from runtime.job.brain import Refused, UnknownNode
-from runtime.job.events import (
+from everstep.runtime.checkpoint.keys import folder_of
+from everstep.runtime.job import seats
+from everstep.runtime.job.brain import Refused, UnknownNode
+from everstep.runtime.job.events import (
     HeartbeatSeen,
     Joined,
     LeaveAnnounced,
@@ -25,7 +25,7 @@ from runtime.job.events import (
     StacksDumped,
     WorkerExited,
 )
-from runtime.job.messages import (
+from everstep.runtime.job.messages import (
     JOB_HEADER,
     Ack,
     Action,
@@ -39,12 +39,12 @@ from runtime.job.messages import (
     Unrestored,
     WorkerExit,
 )
-from runtime.job.sizes import size
-from runtime.job.state import State
-from runtime.master import bodies
-from runtime.master.desk import Desk
-from runtime.tls import Credentials
-from runtime.token import Bearer
+from everstep.runtime.job.sizes import size
+from everstep.runtime.job.state import State
+from everstep.runtime.master import bodies
+from everstep.runtime.master.desk import Desk
+from everstep.runtime.tls import Credentials
+from everstep.runtime.token import Bearer
 
 JOIN_POLL_S = 20.0
 HEARTBEAT_POLL_S = 5.0

@@ -11,12 +11,12 @@ from uuid import uuid4
 
 import msgspec
 
-from runtime import faults
-from runtime.job.records import VERSION, MasterClaimed, Record
-from runtime.job.state import State, fold
-from runtime.master import segments, snapshots
-from runtime.master.segments import JournalError, Segment
-from runtime.store import NoSuchKey, Store, StoreError
+from everstep.runtime import faults
+from everstep.runtime.job.records import VERSION, MasterClaimed, Record
+from everstep.runtime.job.state import State, fold
+from everstep.runtime.master import segments, snapshots
+from everstep.runtime.master.segments import JournalError, Segment
+from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 __all__ = ["Fenced", "Journal", "JournalError", "Master", "claim", "find_master", "read_journal", "read_state"]
 

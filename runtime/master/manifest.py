@@ -1,11 +1,11 @@
 """The commit of a checkpoint: its manifest, made once, when every shard lies whole in the store."""
 
-from runtime import faults
-from runtime.checkpoint.commits import commit_of, encoded
-from runtime.checkpoint.keys import manifest_key
-from runtime.job.brain import WriteManifest
-from runtime.job.messages import Holding
-from runtime.store import NoSuchKey, Store
+from everstep.runtime import faults
+from everstep.runtime.checkpoint.commits import commit_of, encoded
+from everstep.runtime.checkpoint.keys import manifest_key
+from everstep.runtime.job.brain import WriteManifest
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.store import NoSuchKey, Store
 
 
 def commit(store: Store, job: str, asked: WriteManifest) -> str:

@@ -9,13 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from runtime.door import Seldom
-from runtime.job.events import NodeCreated, NodeGone
-from runtime.job.sizes import Wanted, wanted
-from runtime.job.state import NodePhase
-from runtime.master.desk import Desk
-from runtime.platform import Gone, Node, NodeRequest, Platform
-from runtime.processes import is_shortage
+from everstep.runtime.door import Seldom
+from everstep.runtime.job.events import NodeCreated, NodeGone
+from everstep.runtime.job.sizes import Wanted, wanted
+from everstep.runtime.job.state import NodePhase
+from everstep.runtime.master.desk import Desk
+from everstep.runtime.platform import Gone, Node, NodeRequest, Platform
+from everstep.runtime.processes import is_shortage
 
 LOOK_AGAIN_S = 2.0
 """How often the platform is looked at although nothing changed."""

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from runtime.store import StoreError
+from everstep.runtime.store import StoreError
 
 PATIENCE_S = 300.0
 """As long as an agent's dead-man timer, by default: afterwards there is nobody left to decide for."""

@@ -13,24 +13,24 @@ from typing import Literal
 
 import msgspec
 
-from runtime.checkpoint.keys import folder_of
-from runtime.door import RESERVE, STRANGERS, listen
-from runtime.job.case import Refused
-from runtime.job.events import Opened, ScaleAsked, StopAsked, Survey
-from runtime.job.messages import Heartbeat
-from runtime.job.sizes import Wanted
-from runtime.job.spec import JobSpec, problems
-from runtime.master import journal
-from runtime.master.desk import Desk
-from runtime.master.endpoints import Endpoints
-from runtime.master.progress import Progress, Reporter
-from runtime.master.reconcile import Reconciler
-from runtime.master.server import serving
-from runtime.master.survey import survey
-from runtime.master.telemetry import Telemetry
-from runtime.platform import NodeRequest, Platform
-from runtime.store import Store
-from runtime.tls import Credentials
+from everstep.runtime.checkpoint.keys import folder_of
+from everstep.runtime.door import RESERVE, STRANGERS, listen
+from everstep.runtime.job.case import Refused
+from everstep.runtime.job.events import Opened, ScaleAsked, StopAsked, Survey
+from everstep.runtime.job.messages import Heartbeat
+from everstep.runtime.job.sizes import Wanted
+from everstep.runtime.job.spec import JobSpec, problems
+from everstep.runtime.master import journal
+from everstep.runtime.master.desk import Desk
+from everstep.runtime.master.endpoints import Endpoints
+from everstep.runtime.master.progress import Progress, Reporter
+from everstep.runtime.master.reconcile import Reconciler
+from everstep.runtime.master.server import serving
+from everstep.runtime.master.survey import survey
+from everstep.runtime.master.telemetry import Telemetry
+from everstep.runtime.platform import NodeRequest, Platform
+from everstep.runtime.store import Store
+from everstep.runtime.tls import Credentials
 
 TRY_AGAIN = 75
 TERMINATED = 143

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime import faults
-from runtime.job.records import VERSION
-from runtime.store import NoSuchKey, Store
+from everstep.runtime import faults
+from everstep.runtime.job.records import VERSION
+from everstep.runtime.store import NoSuchKey, Store
 
 BLOCK = 128
 """Segments in one object of the archive: a report reads a job of 10^6 records in a thousand requests."""

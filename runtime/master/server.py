@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from runtime.door import BODY_S, STRANGERS, BadBody, Door, body_of, server_of
-from runtime.job.brain import Refused
-from runtime.master.endpoints import Endpoints
+from everstep.runtime.door import BODY_S, STRANGERS, BadBody, Door, body_of, server_of
+from everstep.runtime.job.brain import Refused
+from everstep.runtime.master.endpoints import Endpoints
 
 
 @contextlib.asynccontextmanager

@@ -9,10 +9,10 @@ another schema, or the file was damaged) is passed over. The segments stay, all 
 import logging
 from collections.abc import Iterator
 
-from runtime import faults
-from runtime.job.snapshot import SnapshotError, restore, snapshot
-from runtime.job.state import State
-from runtime.store import NoSuchKey, Store
+from everstep.runtime import faults
+from everstep.runtime.job.snapshot import SnapshotError, restore, snapshot
+from everstep.runtime.job.state import State
+from everstep.runtime.store import NoSuchKey, Store
 
 KEPT = 2
 RECORDS = 1000

@@ -7,15 +7,15 @@ bytes are not what they were, whoever reads them finds out.
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from runtime.checkpoint.commits import Commit, checked
-from runtime.checkpoint.errors import RestoreError
-from runtime.checkpoint.keys import Folder, Place, checkpoints_of, folder_of, grouped, manifest_key, place_of
-from runtime.job.checkpoints import KEPT, Checkpoint
-from runtime.job.events import Survey
-from runtime.job.messages import Flaw, Holding, Refusal
-from runtime.job.records import Stored
-from runtime.job.state import State
-from runtime.store import Store
+from everstep.runtime.checkpoint.commits import Commit, checked
+from everstep.runtime.checkpoint.errors import RestoreError
+from everstep.runtime.checkpoint.keys import Folder, Place, checkpoints_of, folder_of, grouped, manifest_key, place_of
+from everstep.runtime.job.checkpoints import KEPT, Checkpoint
+from everstep.runtime.job.events import Survey
+from everstep.runtime.job.messages import Flaw, Holding, Refusal
+from everstep.runtime.job.records import Stored
+from everstep.runtime.job.state import State
+from everstep.runtime.store import Store
 
 _AT_ONCE = 8
 """Manifests that are read at once."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from runtime.store import NoSuchKey, Store, StoreError
+from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 VERSION = 1
 WHOLE = 720

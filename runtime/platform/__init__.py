@@ -1,6 +1,6 @@
 """Where nodes come from, behind one Protocol: processes of this machine (`process`), or pods (`kubernetes`).
 
-May import `runtime.job` and the standard library. The story begins in `process`; `registry` is what outlives a master,
+The story begins in `process`; `registry` is what outlives a master,
 `limits` what a node may use, `debris` what a dead one leaves, `gang` how pods may come together. The master compares
 what it wants with `observe()` and calls `create` and `delete`; both may be repeated without harm.
 """
@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from runtime.job.spec import Resources
+from everstep.runtime.job.spec import Resources
 
 
 class NodeRequest(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class NodeRequest(msgspec.Struct, frozen=True):
     environment: Mapping[str, str]
     """EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER...; never written into a command line."""
     arguments: Sequence[str]
-    """For `python -m runtime.agent`."""
+    """For `python -m everstep.runtime.agent`."""
     resources: Resources = Resources()
     """What it may use at most; what a platform cannot limit it says once."""
     priority: int = 0

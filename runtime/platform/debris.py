@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime import processes
+from everstep.runtime import processes
 
 SHARED_MEMORY = Path("/dev/shm")
 

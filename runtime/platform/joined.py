@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from runtime.platform import Gone, Node, NodeRequest
+from everstep.runtime.platform import Gone, Node, NodeRequest
 
 
 class JoinedPlatform:

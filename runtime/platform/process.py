@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from runtime import processes
-from runtime.platform import Gone, Node, NodeRequest, debris, limits
-from runtime.platform.registry import Registered, Registry
+from everstep.runtime import processes
+from everstep.runtime.platform import Gone, Node, NodeRequest, debris, limits
+from everstep.runtime.platform.registry import Registered, Registry
 
 _GATE = 'read -r go && exec "$@" </dev/null'
 """Run by sh as the node's first program; without a word from its maker it ends."""
@@ -39,7 +39,7 @@ class ProcessPlatform:
         self,
         run_dir: Path,
         job: str,
-        command: Sequence[str] = (sys.executable, "-m", "runtime.agent"),
+        command: Sequence[str] = (sys.executable, "-m", "everstep.runtime.agent"),
         shared_memory: Path = debris.SHARED_MEMORY,
         say: Callable[[str], None] = _say,
         own_groups: Path = limits.OWN,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from runtime.report.history import History, RoundSpan
-from runtime.report.ledger import Ledger
+from everstep.runtime.report.history import History, RoundSpan
+from everstep.runtime.report.ledger import Ledger
 
 COLUMNS = 1000
 """Places of the x axis that a line tells apart: of more values it has the lowest and the highest at each."""

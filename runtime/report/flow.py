@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from runtime.report.read import Run
+from everstep.runtime.report.read import Run
 
 WIDTH, HEIGHT, GAP = 150, 58, 14
 ARROW = 34

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate, zip_longest
 from typing import Any, NamedTuple
 
-from runtime.job import records as job
+from everstep.runtime.job import records as job
 
 Told = (
     job.MasterClaimed

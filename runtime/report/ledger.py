@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
 
-from runtime.report.history import History
+from everstep.runtime.report.history import History
 
 SHOWN = 200
 """Restarts that are told one by one, the newest of them."""

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from runtime.pages import environment
-from runtime.report import charts, flow
-from runtime.report.charts import Chart, Timeline
-from runtime.report.history import History, Restart
-from runtime.report.ledger import SHOWN, Ledger, ledger
-from runtime.report.read import Run
+from everstep.runtime.pages import environment
+from everstep.runtime.report import charts, flow
+from everstep.runtime.report.charts import Chart, Timeline
+from everstep.runtime.report.history import History, Restart
+from everstep.runtime.report.ledger import SHOWN, Ledger, ledger
+from everstep.runtime.report.read import Run
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from runtime.job import records as job
-from runtime.master import segments
-from runtime.report.history import History, Told, history
-from runtime.store import NoSuchKey, Store
+from everstep.runtime.job import records as job
+from everstep.runtime.master import segments
+from everstep.runtime.report.history import History, Told, history
+from everstep.runtime.store import NoSuchKey, Store
 
 MOST_NOTES = 20
 """Unreadable lines of a journal that are named one by one."""

@@ -1,7 +1,7 @@
 """Objects under one prefix: what every part of a run knows. A directory, or a prefix of an S3 bucket (MinIO).
 
 All safety rests on `create`: of any number of writers of one key exactly one is told `True`. Readers never see a
-half-written object. Imports nothing else of Everstep. The story begins in `protocol`.
+half-written object. The story begins in `protocol`.
 """
 
 import os
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.store.cache import Cache, download
-from runtime.store.directory import DirectoryStore
-from runtime.store.pace import Pace
-from runtime.store.protocol import Entry, NoSuchKey, Store, StoreError, TooLarge, TooShort
+from everstep.runtime.store.cache import Cache, download
+from everstep.runtime.store.directory import DirectoryStore
+from everstep.runtime.store.pace import Pace
+from everstep.runtime.store.protocol import Entry, NoSuchKey, Store, StoreError, TooLarge, TooShort
 
 if TYPE_CHECKING:
-    from runtime.store.s3 import S3Objects
+    from everstep.runtime.store.s3 import S3Objects
 
 __all__ = [
     "DirectoryStore",
@@ -51,8 +51,8 @@ def open_store(
     """
     scheme, colon, _ = uri.partition("://")
     if in_s3(uri):
-        from runtime.store.s3 import S3Store  # Only here: minio takes a quarter of a second to import.
-        from runtime.store.s3_settings import settings_of
+        from everstep.runtime.store.s3 import S3Store  # Only here: minio takes a quarter of a second to import.
+        from everstep.runtime.store.s3_settings import settings_of
 
         return S3Store(settings_of(uri, environment), Pace(bytes_per_s), read_only)
     if colon and scheme != "file":
@@ -62,8 +62,8 @@ def open_store(
 
 def open_objects(bucket: str, environment: Mapping[str, str] = os.environ) -> "S3Objects":
     """All that is in a bucket (`s3://bucket`), under whatever names others gave it: to be read. Raises StoreError."""
-    from runtime.store.s3 import S3Objects
-    from runtime.store.s3_settings import settings_of
+    from everstep.runtime.store.s3 import S3Objects
+    from everstep.runtime.store.s3_settings import settings_of
 
     return S3Objects(settings_of(bucket, environment))
 
@@ -77,7 +77,7 @@ def place_of(uri: str, environment: Mapping[str, str] = os.environ) -> Path:
     """The folder of this machine that holds the finished data at `uri`: the directory itself, or its copy's place."""
     if not in_s3(uri):
         return Path(absolute(uri))
-    from runtime.store.s3_settings import settings_of
+    from everstep.runtime.store.s3_settings import settings_of
 
     settings = settings_of(uri, environment)
     return Cache(environment).place(settings.endpoint, settings.uri)

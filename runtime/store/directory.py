@@ -22,9 +22,9 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from runtime.store.direct import past_the_cache, read_at, write_at
-from runtime.store.pace import Pace
-from runtime.store.protocol import Entry, NoSuchKey, StoreError, TooShort, check_key, check_prefix
+from everstep.runtime.store.direct import past_the_cache, read_at, write_at
+from everstep.runtime.store.pace import Pace
+from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError, TooShort, check_key, check_prefix
 
 _CHUNK = 64 << 20
 _PARALLEL = 4

@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from runtime.store.pace import Pace
-from runtime.store.protocol import Entry, NoSuchKey, StoreError, TooShort, check_key, check_prefix
-from runtime.store.s3_requests import Answer, Requests
-from runtime.store.s3_settings import Settings
+from everstep.runtime.store.pace import Pace
+from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError, TooShort, check_key, check_prefix
+from everstep.runtime.store.s3_requests import Answer, Requests
+from everstep.runtime.store.s3_settings import Settings
 
 PART = 16 << 20
 """Bytes of a part, and of a range of a parallel read. A single request carries up to twice as much."""

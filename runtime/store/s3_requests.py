@@ -24,8 +24,8 @@ from minio.error import MinioException, S3Error
 from urllib3 import PoolManager, Retry, Timeout
 from urllib3.exceptions import HTTPError
 
-from runtime.store.protocol import Entry, NoSuchKey, StoreError
-from runtime.store.s3_settings import Settings
+from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError
+from everstep.runtime.store.s3_settings import Settings
 
 ATTEMPTS = 6
 """Of one request; the pauses between them add up to 3 s at most."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from runtime.store.protocol import StoreError, check_key
+from everstep.runtime.store.protocol import StoreError, check_key
 
 ENDPOINTS = ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL")
 ACCESS_KEY, SECRET_KEY, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"

@@ -3,13 +3,13 @@
 The story begins in `target` (here or on Argo, and why), goes on in `manifest` (what a cluster needs besides), `route`
 (what is asked of an Argo) with its two ways there, `argo_server` (Hera's WorkflowsService) and `custom_resource` (the
 kubernetes client), and ends in `follow` (the run, to its end) and `view` (a tree on a terminal, lines otherwise).
-Hera, requests and kubernetes are imported when a route is opened, not before. May import `runtime.workflow` only.
+Hera, requests and kubernetes are imported when a route is opened, not before.
 """
 
-from runtime.submission.manifest import ClusterOptions, NotForAClusterError, for_argo
-from runtime.submission.route import ApiError, Route
-from runtime.submission.submit import Submitted, submit
-from runtime.submission.target import Target, TargetError, choose
+from everstep.runtime.submission.manifest import ClusterOptions, NotForAClusterError, for_argo
+from everstep.runtime.submission.route import ApiError, Route
+from everstep.runtime.submission.submit import Submitted, submit
+from everstep.runtime.submission.target import Target, TargetError, choose
 
 __all__ = [
     "ApiError", "ClusterOptions", "NotForAClusterError", "Route", "Submitted", "Target", "TargetError", "choose",

@@ -13,7 +13,7 @@ import requests
 from hera.workflows import WorkflowsService, models
 from pydantic import ValidationError
 
-from runtime.submission.route import ANSWER_S, CONNECT_S, SILENCE_S, ApiError, Trouble, trouble_of
+from everstep.runtime.submission.route import ANSWER_S, CONNECT_S, SILENCE_S, ApiError, Trouble, trouble_of
 
 FALSE = ("", "0", "false", "no", "off")
 LIST_OF_ONE = "listOptions.fieldSelector"

@@ -14,8 +14,8 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError, NewConnectionError, ReadTimeoutError
 
-from runtime.submission.kube_files import config_files
-from runtime.submission.route import ANSWER_S, CONNECT_S, SILENCE_S, ApiError, Trouble, trouble_of
+from everstep.runtime.submission.kube_files import config_files
+from everstep.runtime.submission.route import ANSWER_S, CONNECT_S, SILENCE_S, ApiError, Trouble, trouble_of
 
 GROUP, VERSION, PLURAL = "argoproj.io", "v1alpha1", "workflows"
 STREAM_S = 240

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.submission.route import ApiError, Route, Trouble
-from runtime.submission.submit import ENDED
-from runtime.submission.tree import Row, offloaded, rows
+from everstep.runtime.submission.route import ApiError, Route, Trouble
+from everstep.runtime.submission.submit import ENDED
+from everstep.runtime.submission.tree import Row, offloaded, rows
 
 LONGEST_WAIT_S = 30.0
 REDRAW_S = 0.5

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from runtime.submission.manifest import DIGEST
-from runtime.submission.route import ApiError, Route, Trouble
+from everstep.runtime.submission.manifest import DIGEST
+from everstep.runtime.submission.route import ApiError, Route, Trouble
 
 WAITS_S = (1.0, 3.0, 6.0)
 """Before each further try of a submission whose answer was lost."""

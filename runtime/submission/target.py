@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from runtime.submission.route import ApiError, Route
+from everstep.runtime.submission.route import ApiError, Route
 
 
 class TargetError(ValueError):
@@ -34,7 +34,7 @@ def choose(wanted: Literal["auto", "local", "argo"], environment: Mapping[str, s
     namespace = namespace or environment.get("ARGO_NAMESPACE", "")
     try:
         if environment.get("ARGO_SERVER", "").strip():
-            from runtime.submission.argo_server import ArgoServer
+            from everstep.runtime.submission.argo_server import ArgoServer
 
             return Target(ArgoServer(environment, namespace), "ARGO_SERVER")
         return _by_context(environment, namespace) if wanted == "argo" else _perhaps(environment, namespace)
@@ -43,7 +43,7 @@ def choose(wanted: Literal["auto", "local", "argo"], environment: Mapping[str, s
 
 
 def _by_context(environment: Mapping[str, str], namespace: str) -> Target:
-    from runtime.submission.custom_resource import CustomResource
+    from everstep.runtime.submission.custom_resource import CustomResource
 
     route = CustomResource(environment, namespace)
     if not route.serves_argo():
@@ -57,7 +57,7 @@ def _by_context(environment: Mapping[str, str], namespace: str) -> Target:
 def _perhaps(environment: Mapping[str, str], namespace: str) -> Target:
     if not _configured(environment):
         return Target(None, "no ARGO_SERVER, no kube config")
-    from runtime.submission.custom_resource import CustomResource
+    from everstep.runtime.submission.custom_resource import CustomResource
 
     try:
         route = CustomResource(environment, namespace)
@@ -70,6 +70,6 @@ def _perhaps(environment: Mapping[str, str], namespace: str) -> Target:
 
 def _configured(environment: Mapping[str, str]) -> bool:
     """Whether there is a kube configuration at all; the kubernetes client is slow to import."""
-    from runtime.submission.kube_files import config_files
+    from everstep.runtime.submission.kube_files import config_files
 
     return bool(config_files(environment) or environment.get("KUBERNETES_SERVICE_HOST"))

@@ -10,12 +10,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from runtime.submission.follow import View, last_lines
-from runtime.submission.route import Route
-from runtime.submission.tree import Row
-from runtime.terminal import as_text
-from runtime.workflow.nodes import Phase
-from runtime.workflow.view import LAST_LINES, MARKS, PLAIN_EVERY_S
+from everstep.runtime.submission.follow import View, last_lines
+from everstep.runtime.submission.route import Route
+from everstep.runtime.submission.tree import Row
+from everstep.runtime.terminal import as_text
+from everstep.runtime.workflow.nodes import Phase
+from everstep.runtime.workflow.view import LAST_LINES, MARKS, PLAIN_EVERY_S
 
 
 @contextmanager

@@ -6,11 +6,11 @@ lm-dataformat's own reader yields raw lines for `.jsonl.gz`, dictionaries for `.
 reads the eleventh file of an archive before the third; so these few lines read its archives.
 """
 
-from runtime.text.borders import Extent, extents
-from runtime.text.documents import Piece, Reader, piece
-from runtime.text.errors import TextError
-from runtime.text.files import KINDS, find
-from runtime.text.source import Facts, facts, open_bytes
+from everstep.runtime.text.borders import Extent, extents
+from everstep.runtime.text.documents import Piece, Reader, piece
+from everstep.runtime.text.errors import TextError
+from everstep.runtime.text.files import KINDS, find
+from everstep.runtime.text.source import Facts, facts, open_bytes
 
 __all__ = [
     "KINDS",

@@ -11,9 +11,9 @@ import zipfile
 from dataclasses import dataclass
 from io import RawIOBase
 
-from runtime.text import source
-from runtime.text.errors import TextError
-from runtime.text.files import Kind, kind_of
+from everstep.runtime.text import source
+from everstep.runtime.text.errors import TextError
+from everstep.runtime.text.files import Kind, kind_of
 
 _ZST_MAGIC = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = range(0x184D2A50, 0x184D2A60)

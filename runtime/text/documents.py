@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from runtime.text import source
-from runtime.text.borders import Extent
-from runtime.text.errors import TextError
-from runtime.text.files import Kind
+from everstep.runtime.text import source
+from everstep.runtime.text.borders import Extent
+from everstep.runtime.text.errors import TextError
+from everstep.runtime.text.files import Kind
 
 _BUFFER = 1 << 20
 _ROWS = 256

@@ -5,9 +5,9 @@ import glob
 import re
 from pathlib import Path
 
-from runtime.store import StoreError
-from runtime.text import source
-from runtime.text.errors import TextError
+from everstep.runtime.store import StoreError
+from everstep.runtime.text import source
+from everstep.runtime.text.errors import TextError
 
 
 class Kind(enum.Enum):

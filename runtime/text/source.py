@@ -7,10 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from runtime.store import Entry, NoSuchKey, StoreError, open_objects
+from everstep.runtime.store import Entry, NoSuchKey, StoreError, open_objects
 
 if TYPE_CHECKING:
-    from runtime.store.s3 import S3Objects
+    from everstep.runtime.store.s3 import S3Objects
 
 S3 = "s3://"
 _SMALLEST, _LARGEST = 64 << 10, 4 << 20

@@ -1,13 +1,12 @@
 """The embedded executor: runs an Argo Workflow manifest as processes of this machine, with Argo's semantics.
 
 The story begins in `manifest` (what is understood, and what is refused by name: `schema`, `validate`), goes on in
-`engine` (pure: what happens next) and ends in `executor` (pods, event log, `workflow.json`). May import only
-`runtime.faults` and `runtime.rotate` of the rest of Everstep.
+`engine` (pure: what happens next) and ends in `executor` (pods, event log, `workflow.json`).
 """
 
-from runtime.workflow.executor import RunOptions, RunResult, execute, run
-from runtime.workflow.manifest import Manifest, ManifestError, parse, problems
-from runtime.workflow.runfolder import CannotWriteError, check_name
+from everstep.runtime.workflow.executor import RunOptions, RunResult, execute, run
+from everstep.runtime.workflow.manifest import Manifest, ManifestError, parse, problems
+from everstep.runtime.workflow.runfolder import CannotWriteError, check_name
 
 __all__ = [
     "CannotWriteError",

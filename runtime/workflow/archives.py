@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from runtime.workflow.inside import BadPathError, inside
+from everstep.runtime.workflow.inside import BadPathError, inside
 
 GZIP = b"\x1f\x8b"
 GZIP_HEAD = 10

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime import web
-from runtime.workflow import archives, remote
-from runtime.workflow.archives import LIMITS, ArchiveError, Limits
-from runtime.workflow.inside import BadPathError, inside
-from runtime.workflow.library import Library, NotThereError
+from everstep.runtime import web
+from everstep.runtime.workflow import archives, remote
+from everstep.runtime.workflow.archives import LIMITS, ArchiveError, Limits
+from everstep.runtime.workflow.inside import BadPathError, inside
+from everstep.runtime.workflow.library import Library, NotThereError
 
 FRESH = ".fresh-"
 """What the name of a folder begins with in which an artifact is packed, beside its place."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from runtime import atomic
-from runtime.workflow.ends import NOT_SET
-from runtime.workflow.engine import Engine
-from runtime.workflow.events import Event, NodeSet, NodesResumed, ShutdownAsked
-from runtime.workflow.nodes import Node, NodeType, Phase, node_id
+from everstep.runtime import atomic
+from everstep.runtime.workflow.ends import NOT_SET
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.events import Event, NodeSet, NodesResumed, ShutdownAsked
+from everstep.runtime.workflow.nodes import Node, NodeType, Phase, node_id
 
 
 class Ask(msgspec.Struct, frozen=True):

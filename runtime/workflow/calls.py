@@ -5,12 +5,12 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from runtime.workflow.expressions import ExpressionError, evaluate, paths
-from runtime.workflow.expressions.values import go_json, parameter_text
-from runtime.workflow.fields import LEAVES, kind_of, listed
-from runtime.workflow.library import Library, NotThereError
-from runtime.workflow.scope import Scope
-from runtime.workflow.tags import FUNCTIONS, reads, substitute, tags
+from everstep.runtime.workflow.expressions import ExpressionError, evaluate, paths
+from everstep.runtime.workflow.expressions.values import go_json, parameter_text
+from everstep.runtime.workflow.fields import LEAVES, kind_of, listed
+from everstep.runtime.workflow.library import Library, NotThereError
+from everstep.runtime.workflow.scope import Scope
+from everstep.runtime.workflow.tags import FUNCTIONS, reads, substitute, tags
 
 FAIL_FAST = "template has failed or errored children and failFast enabled"
 MARK = "artifact"

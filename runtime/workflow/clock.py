@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from runtime.workflow.events import Event, PodStarted
+from everstep.runtime.workflow.events import Event, PodStarted
 
 Seconds = Callable[[], float]
 Began = Callable[[int], int]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from runtime.workflow.fields import listed
+from everstep.runtime.workflow.fields import listed
 
 KILLED = (137, 143)
 """Exit codes of a sidecar that was ended after main: no failure."""

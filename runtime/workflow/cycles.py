@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runtime.workflow.depends import needs
-from runtime.workflow.fields import listed
-from runtime.workflow.library import Library
-from runtime.workflow.references import looped
-from runtime.workflow.schema import Problem, Where
+from everstep.runtime.workflow.depends import needs
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.references import looped
+from everstep.runtime.workflow.schema import Problem, Where
 
 Templates = Mapping[str, Mapping[str, Any]]
 Place = tuple[str, str]

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from runtime.workflow import graph, outputs
-from runtime.workflow.calls import (
+from everstep.runtime.workflow import graph, outputs
+from everstep.runtime.workflow.calls import (
     FAIL_FAST,
     Call,
     arguments_of,
@@ -14,17 +14,17 @@ from runtime.workflow.calls import (
     own_scope,
     unset,
 )
-from runtime.workflow.depends import Ancestry, depends_of, needs, satisfied
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.expressions.govaluate import should_run
-from runtime.workflow.groups import LoopRun
-from runtime.workflow.loops import expand, loops
-from runtime.workflow.nodes import Node, NodeType, Phase
-from runtime.workflow.scope import Scope, aggregated, artifacts_of, named, read_of
-from runtime.workflow.tags import reads, substitute
+from everstep.runtime.workflow.depends import Ancestry, depends_of, needs, satisfied
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.govaluate import should_run
+from everstep.runtime.workflow.groups import LoopRun
+from everstep.runtime.workflow.loops import expand, loops
+from everstep.runtime.workflow.nodes import Node, NodeType, Phase
+from everstep.runtime.workflow.scope import Scope, aggregated, artifacts_of, named, read_of
+from everstep.runtime.workflow.tags import reads, substitute
 
 if TYPE_CHECKING:
-    from runtime.workflow.engine import Engine
+    from everstep.runtime.workflow.engine import Engine
 
 NEVER = "{{{{{}}}}} is never set: on Argo this would wait for ever"
 

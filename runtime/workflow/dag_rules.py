@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from runtime.workflow.depends import OF_LOOPS, STATES, depends_of, needs
-from runtime.workflow.references import looped
-from runtime.workflow.schema import Problem, Where, nearest
+from everstep.runtime.workflow.depends import OF_LOOPS, STATES, depends_of, needs
+from everstep.runtime.workflow.references import looped
+from everstep.runtime.workflow.schema import Problem, Where, nearest
 
 
 def styles(tasks: Sequence[Mapping[str, Any]], here: Where) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from runtime.workflow.expressions import ExpressionError, evaluate
+from everstep.runtime.workflow.expressions import ExpressionError, evaluate
 
 STATES = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted", "Daemoned", "AnySucceeded", "AllFailed")
 OF_LOOPS = ("AnySucceeded", "AllFailed")

@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.expressions.bounds import int64
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.bounds import int64
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([^0-9.]*)")

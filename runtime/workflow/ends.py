@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING, Any
 
-from runtime.workflow.containers import Ended, verdict
-from runtime.workflow.durations import DurationError, seconds, whole
-from runtime.workflow.events import NodeSet, NodesResumed, PodEnded
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.expressions.values import parameter_text
-from runtime.workflow.fields import listed
-from runtime.workflow.nodes import Node, NodeType, Outputs, Phase
+from everstep.runtime.workflow.containers import Ended, verdict
+from everstep.runtime.workflow.durations import DurationError, seconds, whole
+from everstep.runtime.workflow.events import NodeSet, NodesResumed, PodEnded
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.values import parameter_text
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.nodes import Node, NodeType, Outputs, Phase
 
 if TYPE_CHECKING:
-    from runtime.workflow.engine import Engine
+    from everstep.runtime.workflow.engine import Engine
 
 TOO_LONG = "Pod was active on the node longer than the specified deadline"
 TOO_LATE = "Step exceeded its deadline"

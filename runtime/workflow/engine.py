@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from runtime.workflow import ends, variables
-from runtime.workflow.calls import Call
-from runtime.workflow.containers import probe_of
-from runtime.workflow.dag import DagRun
-from runtime.workflow.events import (
+from everstep.runtime.workflow import ends, variables
+from everstep.runtime.workflow.calls import Call
+from everstep.runtime.workflow.containers import probe_of
+from everstep.runtime.workflow.dag import DagRun
+from everstep.runtime.workflow.events import (
     Event,
     GateOpened,
     NodeSet,
@@ -26,17 +26,17 @@ from runtime.workflow.events import (
     RunResumed,
     ShutdownAsked,
 )
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.expressions.bounds import metered
-from runtime.workflow.gates import Found
-from runtime.workflow.hooks import Hooks
-from runtime.workflow.limits import Limits
-from runtime.workflow.making import Gate, Maker
-from runtime.workflow.manifest import Manifest
-from runtime.workflow.nodes import MOST, Node, NodeType, Phase
-from runtime.workflow.retries import RetryRun
-from runtime.workflow.root import Root
-from runtime.workflow.steps import StepsRun
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.bounds import metered
+from everstep.runtime.workflow.gates import Found
+from everstep.runtime.workflow.hooks import Hooks
+from everstep.runtime.workflow.limits import Limits
+from everstep.runtime.workflow.making import Gate, Maker
+from everstep.runtime.workflow.manifest import Manifest
+from everstep.runtime.workflow.nodes import MOST, Node, NodeType, Phase
+from everstep.runtime.workflow.retries import RetryRun
+from everstep.runtime.workflow.root import Root
+from everstep.runtime.workflow.steps import StepsRun
 
 
 class Composite(Protocol):

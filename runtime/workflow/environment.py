@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from runtime.workflow.fields import listed
-from runtime.workflow.library import Library, NotThereError
-from runtime.workflow.pod_rules import quantity
-from runtime.workflow.schema import Problem, Where
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.library import Library, NotThereError
+from everstep.runtime.workflow.pod_rules import quantity
+from everstep.runtime.workflow.schema import Problem, Where
 
 _REFERENCE = re.compile(r"\$(\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
 WHOLE = ("metadata.labels", "metadata.annotations")

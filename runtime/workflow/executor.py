@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime import faults
-from runtime.rotate import Rotation
-from runtime.workflow import asks, clock, leftovers, readiness, runfolder, status
-from runtime.workflow.archives import LIMITS, Limits
-from runtime.workflow.containers import probe_of
-from runtime.workflow.engine import Engine
-from runtime.workflow.events import (
+from everstep.runtime import faults
+from everstep.runtime.rotate import Rotation
+from everstep.runtime.workflow import asks, clock, leftovers, readiness, runfolder, status
+from everstep.runtime.workflow.archives import LIMITS, Limits
+from everstep.runtime.workflow.containers import probe_of
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.events import (
     Event,
     EventLog,
     GateOpened,
@@ -27,16 +27,16 @@ from runtime.workflow.events import (
     ShutdownAsked,
     read_events,
 )
-from runtime.workflow.launch import Launch
-from runtime.workflow.library import Library
-from runtime.workflow.manifest import NO_LIBRARY, Manifest, parse
-from runtime.workflow.nodes import Node, Phase
-from runtime.workflow.pods import namespaces
-from runtime.workflow.runner import Processes, Runner, start_time
-from runtime.workflow.sandbox import Sandbox
-from runtime.workflow.sandbox import check as check_sandbox
-from runtime.workflow.shared import Shared
-from runtime.workflow.starting import Starter
+from everstep.runtime.workflow.launch import Launch
+from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.manifest import NO_LIBRARY, Manifest, parse
+from everstep.runtime.workflow.nodes import Node, Phase
+from everstep.runtime.workflow.pods import namespaces
+from everstep.runtime.workflow.runner import Processes, Runner, start_time
+from everstep.runtime.workflow.sandbox import Sandbox
+from everstep.runtime.workflow.sandbox import check as check_sandbox
+from everstep.runtime.workflow.shared import Shared
+from everstep.runtime.workflow.starting import Starter
 
 LOOK_EVERY_S = 0.3
 """How often it is looked whether others gave back a lock."""

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from runtime.workflow.reading import ReadError, read_text
-from runtime.workflow.schema import Problem, Where
+from everstep.runtime.workflow.reading import ReadError, read_text
+from everstep.runtime.workflow.schema import Problem, Where
 
 WORKFLOW_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 FIELD_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,127}")

@@ -7,11 +7,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from runtime.workflow.library import KINDS, WORKFLOW_TEMPLATES, Library
-from runtime.workflow.manifest import ManifestError
-from runtime.workflow.pipelines import declared
-from runtime.workflow.reading import Document, ReadError, read
-from runtime.workflow.schema import Problem, Where, dotted
+from everstep.runtime.workflow.library import KINDS, WORKFLOW_TEMPLATES, Library
+from everstep.runtime.workflow.manifest import ManifestError
+from everstep.runtime.workflow.pipelines import declared
+from everstep.runtime.workflow.reading import Document, ReadError, read
+from everstep.runtime.workflow.schema import Problem, Where, dotted
 
 ENDINGS = (".yaml", ".yml", ".json")
 

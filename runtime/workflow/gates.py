@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from runtime.workflow.durations import DurationError, seconds
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.fields import listed
-from runtime.workflow.library import Library, NotThereError
+from everstep.runtime.workflow.durations import DurationError, seconds
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.library import Library, NotThereError
 
 MEMO_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 

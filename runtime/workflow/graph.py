@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from runtime.workflow.nodes import Node, NodeType, Phase
+from everstep.runtime.workflow.nodes import Node, NodeType, Phase
 
 if TYPE_CHECKING:
-    from runtime.workflow.engine import Engine
+    from everstep.runtime.workflow.engine import Engine
 
 
 def outbound(nodes: Mapping[str, Node], name: str) -> list[str]:

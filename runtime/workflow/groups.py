@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from runtime.workflow.nodes import Node, Phase
+from everstep.runtime.workflow.nodes import Node, Phase
 
 if TYPE_CHECKING:
-    from runtime.workflow.engine import Engine
+    from everstep.runtime.workflow.engine import Engine
 
 
 class LoopRun:

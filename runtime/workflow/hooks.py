@@ -4,14 +4,14 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from runtime.workflow.calls import Call
-from runtime.workflow.expressions import ExpressionError, holds, paths
-from runtime.workflow.nodes import Node, Phase
-from runtime.workflow.scope import Scope, outputs_of
-from runtime.workflow.tags import FUNCTIONS, reads, substitute
+from everstep.runtime.workflow.calls import Call
+from everstep.runtime.workflow.expressions import ExpressionError, holds, paths
+from everstep.runtime.workflow.nodes import Node, Phase
+from everstep.runtime.workflow.scope import Scope, outputs_of
+from everstep.runtime.workflow.tags import FUNCTIONS, reads, substitute
 
 if TYPE_CHECKING:
-    from runtime.workflow.engine import Engine
+    from everstep.runtime.workflow.engine import Engine
 
 
 class Hooker(Protocol):

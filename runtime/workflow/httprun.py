@@ -10,11 +10,12 @@ import os
 import signal
 import ssl
 import sys
+from pathlib import Path
 from typing import Any
 
-sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+sys.path.append(str(Path(__file__).absolute().parents[3]))
 
-from runtime import web
+from everstep.runtime import web
 
 BODY_BYTES = 16 << 20
 """Of an answer: what is longer is an error, as nobody could read such a result."""

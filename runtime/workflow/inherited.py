@@ -11,7 +11,7 @@ from fnmatch import translate
 from functools import cache
 from typing import NamedTuple
 
-from runtime.store.s3_settings import ACCESS_KEY, CA_FILES, ENDPOINTS, REGIONS, SECRET_KEY, TOKEN
+from everstep.runtime.store.s3_settings import ACCESS_KEY, CA_FILES, ENDPOINTS, REGIONS, SECRET_KEY, TOKEN
 
 
 class Variables(NamedTuple):
@@ -46,10 +46,10 @@ LISTED = (
 NEVER = ("EVERSTEP_POD", "EVERSTEP_JOB_TOKEN")
 OF_THE_STORE = Variables(
     tuple(dict.fromkeys((*ENDPOINTS, ACCESS_KEY, SECRET_KEY, TOKEN, *REGIONS, *CA_FILES))),
-    "the store and its keys, only for Everstep's own steps (a container whose command is `python -m steps.NAME`), as "
-    "only these are given the Secret on Argo",
+    "the store and its keys, only for Everstep's own steps (a container whose command is `python -m "
+    "everstep.steps.NAME`), as only these are given the Secret on Argo",
 )
-_OWN_STEP = re.compile(r"steps\.[a-z]+")
+_OWN_STEP = re.compile(r"everstep\.steps\.[a-z]+")
 
 
 def inherited(environment: Mapping[str, str], more: Iterable[str] = (), command: Sequence[str] = ()) -> dict[str, str]:

@@ -9,25 +9,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime import web
-from runtime.workflow import artifacts, containers, progress, repository, requests, status, volumes
-from runtime.workflow.archives import LIMITS, Limits
-from runtime.workflow.calls import LOCATIONS
-from runtime.workflow.clock import Clock
-from runtime.workflow.durations import seconds
-from runtime.workflow.engine import Engine
-from runtime.workflow.environment import Told, expanded, facts_of, told
-from runtime.workflow.events import PodEnded
-from runtime.workflow.expressions import ExpressionError, evaluate
-from runtime.workflow.expressions.values import go_json
-from runtime.workflow.fields import listed
-from runtime.workflow.inherited import inherited
-from runtime.workflow.inside import BadPathError
-from runtime.workflow.library import Library
-from runtime.workflow.nodes import Node, node_id, pod_name
-from runtime.workflow.pods import NOT_STARTED, SCRIPT, Pod, PodError, check_command
-from runtime.workflow.sandbox import Sandbox
-from runtime.workflow.tags import substitute
+from everstep.runtime import web
+from everstep.runtime.workflow import artifacts, containers, progress, repository, requests, status, volumes
+from everstep.runtime.workflow.archives import LIMITS, Limits
+from everstep.runtime.workflow.calls import LOCATIONS
+from everstep.runtime.workflow.clock import Clock
+from everstep.runtime.workflow.durations import seconds
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.environment import Told, expanded, facts_of, told
+from everstep.runtime.workflow.events import PodEnded
+from everstep.runtime.workflow.expressions import ExpressionError, evaluate
+from everstep.runtime.workflow.expressions.values import go_json
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.inherited import inherited
+from everstep.runtime.workflow.inside import BadPathError
+from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.nodes import Node, node_id, pod_name
+from everstep.runtime.workflow.pods import NOT_STARTED, SCRIPT, Pod, PodError, check_command
+from everstep.runtime.workflow.sandbox import Sandbox
+from everstep.runtime.workflow.tags import substitute
 
 
 class Launch:

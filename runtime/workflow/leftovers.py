@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from runtime import processes
+from everstep.runtime import processes
 
 
 def end(run_dir: Path) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from runtime.workflow.fields import KINDS as KINDS_OF_TEMPLATES
-from runtime.workflow.fields import kind_of
-from runtime.workflow.reading import ReadError, read_text
-from runtime.workflow.schema import Problem, Where, nearest
+from everstep.runtime.workflow.fields import KINDS as KINDS_OF_TEMPLATES
+from everstep.runtime.workflow.fields import kind_of
+from everstep.runtime.workflow.reading import ReadError, read_text
+from everstep.runtime.workflow.schema import Problem, Where, nearest
 
 WORKFLOW_TEMPLATES = ("WorkflowTemplate", "ClusterWorkflowTemplate")
 TYPE_LABEL = "workflows.argoproj.io/configmap-type"

@@ -3,11 +3,11 @@
 from collections import deque
 from typing import TYPE_CHECKING
 
-from runtime.workflow.calls import Call
-from runtime.workflow.nodes import Node, NodeType
+from everstep.runtime.workflow.calls import Call
+from everstep.runtime.workflow.nodes import Node, NodeType
 
 if TYPE_CHECKING:
-    from runtime.workflow.engine import Engine
+    from everstep.runtime.workflow.engine import Engine
 
 
 class Limits:

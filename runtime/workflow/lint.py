@@ -9,12 +9,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from runtime.workflow import lint_calls, lint_fields, lint_scripts, lint_texts, manifest
-from runtime.workflow.expressions.bounds import metered
-from runtime.workflow.fields import listed
-from runtime.workflow.library import WORKFLOW_TEMPLATES, Library
-from runtime.workflow.reading import Document
-from runtime.workflow.schema import BEYOND, Problem, Where, dotted
+from everstep.runtime.workflow import lint_calls, lint_fields, lint_scripts, lint_texts, manifest
+from everstep.runtime.workflow.expressions.bounds import metered
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.library import WORKFLOW_TEMPLATES, Library
+from everstep.runtime.workflow.reading import Document
+from everstep.runtime.workflow.schema import BEYOND, Problem, Where, dotted
 
 RUNS_HERE = "here"
 """Code of what Argo would do and this machine does not."""

@@ -4,14 +4,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.expressions.json_text import read_json
-from runtime.workflow.fields import listed
-from runtime.workflow.library import Library
-from runtime.workflow.loops import expand
-from runtime.workflow.schema import Problem, nearest
-from runtime.workflow.tags import tags
-from runtime.workflow.walk import Called, hooks, tasks, template_of, templates
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.json_text import read_json
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.loops import expand
+from everstep.runtime.workflow.schema import Problem, nearest
+from everstep.runtime.workflow.tags import tags
+from everstep.runtime.workflow.walk import Called, hooks, tasks, template_of, templates
 
 Found = tuple[str, bool, Problem]
 

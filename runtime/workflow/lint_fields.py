@@ -7,18 +7,18 @@ import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runtime.workflow import gates
-from runtime.workflow.calls import UNLISTED
-from runtime.workflow.durations import DurationError, seconds, whole
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.fields import METRIC_NAME, kind_of, listed
-from runtime.workflow.library import Library, NotThereError
-from runtime.workflow.lint_scripts import PYTHON
-from runtime.workflow.patch import patched
-from runtime.workflow.reading import ReadError, read_text
-from runtime.workflow.schema import Problem, Where, typed
-from runtime.workflow.tags import each_text, reads
-from runtime.workflow.walk import At, hooks, tasks, templates
+from everstep.runtime.workflow import gates
+from everstep.runtime.workflow.calls import UNLISTED
+from everstep.runtime.workflow.durations import DurationError, seconds, whole
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.fields import METRIC_NAME, kind_of, listed
+from everstep.runtime.workflow.library import Library, NotThereError
+from everstep.runtime.workflow.lint_scripts import PYTHON
+from everstep.runtime.workflow.patch import patched
+from everstep.runtime.workflow.reading import ReadError, read_text
+from everstep.runtime.workflow.schema import Problem, Where, typed
+from everstep.runtime.workflow.tags import each_text, reads
+from everstep.runtime.workflow.walk import At, hooks, tasks, templates
 
 Found = tuple[str, bool, Problem]
 

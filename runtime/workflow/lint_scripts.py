@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runtime.workflow.library import Library
-from runtime.workflow.schema import Problem
-from runtime.workflow.walk import tasks, template_of, templates
+from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.schema import Problem
+from everstep.runtime.workflow.walk import tasks, template_of, templates
 
 Found = tuple[str, bool, Problem]
 PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")

@@ -7,16 +7,22 @@ from typing import Any
 
 from lark import Tree
 
-from runtime.workflow.depends import Ancestry, DependsError, depends_of, needs, satisfied
-from runtime.workflow.expressions import ExpressionError, ExpressionSyntaxError, UnknownNameError, evaluate, paths
-from runtime.workflow.expressions.expr_grammar import parse
-from runtime.workflow.expressions.govaluate import should_run
-from runtime.workflow.expressions.values import parameter_text
-from runtime.workflow.fields import LEAVES, kind_of, listed
-from runtime.workflow.library import Library
-from runtime.workflow.schema import Problem, Where
-from runtime.workflow.tags import FUNCTIONS, LATE, each_text, substitute, tags, without_tags
-from runtime.workflow.walk import At, Called, hooks, tasks, template_of, templates
+from everstep.runtime.workflow.depends import Ancestry, DependsError, depends_of, needs, satisfied
+from everstep.runtime.workflow.expressions import (
+    ExpressionError,
+    ExpressionSyntaxError,
+    UnknownNameError,
+    evaluate,
+    paths,
+)
+from everstep.runtime.workflow.expressions.expr_grammar import parse
+from everstep.runtime.workflow.expressions.govaluate import should_run
+from everstep.runtime.workflow.expressions.values import parameter_text
+from everstep.runtime.workflow.fields import LEAVES, kind_of, listed
+from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.schema import Problem, Where
+from everstep.runtime.workflow.tags import FUNCTIONS, LATE, each_text, substitute, tags, without_tags
+from everstep.runtime.workflow.walk import At, Called, hooks, tasks, template_of, templates
 
 Found = tuple[str, bool, Problem]
 ROOTS = ("workflow", "inputs", "outputs", "tasks", "steps", "item", "pod", "node", "retries", "lastRetry")

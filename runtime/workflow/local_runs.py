@@ -1,13 +1,13 @@
-"""docs/local-runs.md, made of variables and limits of the code: `python -m runtime.workflow.local_runs` prints it."""
+"""docs/local-runs.md, made of the code's variables and limits: `python -m everstep.runtime.workflow.local_runs`."""
 
-from runtime.workflow.archives import LIMITS, UNPACKED
-from runtime.workflow.inherited import LISTED, OF_THE_STORE
+from everstep.runtime.workflow.archives import LIMITS, UNPACKED
+from everstep.runtime.workflow.inherited import LISTED, OF_THE_STORE
 
 DOCS = """\
 # What a local run gives its pods, and what it keeps from them
 
-Made from `runtime/workflow/inherited.py` by `python -m runtime.workflow.local_runs > docs/local-runs.md`; a test keeps
-it true.
+Made from `runtime/workflow/inherited.py` by `python -m everstep.runtime.workflow.local_runs > docs/local-runs.md`; a
+test keeps it true.
 
 A local run is no sandbox: pods are processes of whoever runs them, and may do on this machine what that person may do.
 What follows keeps mistakes and careless manifests from doing harm; it holds no program that means it.

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.expressions.bounds import int64, metered, written
-from runtime.workflow.expressions.govaluate import should_run
-from runtime.workflow.expressions.json_text import Number, read_json
-from runtime.workflow.expressions.values import go_json, go_text, parameter_text
-from runtime.workflow.nodes import MOST, TOO_MANY
-from runtime.workflow.scope import Scope
-from runtime.workflow.tags import substitute, tags
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.bounds import int64, metered, written
+from everstep.runtime.workflow.expressions.govaluate import should_run
+from everstep.runtime.workflow.expressions.json_text import Number, read_json
+from everstep.runtime.workflow.expressions.values import go_json, go_text, parameter_text
+from everstep.runtime.workflow.nodes import MOST, TOO_MANY
+from everstep.runtime.workflow.scope import Scope
+from everstep.runtime.workflow.tags import substitute, tags
 
 WIDEST = 1_000_000
 """Of a number in a text, as Go's fmt has it."""

@@ -4,20 +4,20 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runtime.workflow import ends, gates
-from runtime.workflow.calls import Call, ConfigMapError, own_scope, prepare
-from runtime.workflow.dag import DagRun
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.fields import PODS, PROCESSES, kind_of
-from runtime.workflow.gates import Found, Lock, Memo
-from runtime.workflow.nodes import TOO_MANY, Node, NodeType, Outputs, Phase
-from runtime.workflow.patch import patched
-from runtime.workflow.retries import RetryRun
-from runtime.workflow.steps import StepsRun
-from runtime.workflow.tags import substitute
+from everstep.runtime.workflow import ends, gates
+from everstep.runtime.workflow.calls import Call, ConfigMapError, own_scope, prepare
+from everstep.runtime.workflow.dag import DagRun
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.fields import PODS, PROCESSES, kind_of
+from everstep.runtime.workflow.gates import Found, Lock, Memo
+from everstep.runtime.workflow.nodes import TOO_MANY, Node, NodeType, Outputs, Phase
+from everstep.runtime.workflow.patch import patched
+from everstep.runtime.workflow.retries import RetryRun
+from everstep.runtime.workflow.steps import StepsRun
+from everstep.runtime.workflow.tags import substitute
 
 if TYPE_CHECKING:
-    from runtime.workflow.engine import Engine
+    from everstep.runtime.workflow.engine import Engine
 
 MAX_DEPTH = 100
 """How deep templates may call each other."""

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runtime.workflow import cycles, environment, pod_rules, requests, schema, validate, volumes
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.expressions.bounds import metered
-from runtime.workflow.fields import listed
-from runtime.workflow.library import Library, missing_secrets, with_defaults
-from runtime.workflow.reading import ReadError, read_text
-from runtime.workflow.schema import Problem
+from everstep.runtime.workflow import cycles, environment, pod_rules, requests, schema, validate, volumes
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.bounds import metered
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.library import Library, missing_secrets, with_defaults
+from everstep.runtime.workflow.reading import ReadError, read_text
+from everstep.runtime.workflow.schema import Problem
 
 GROUP, KIND = "argoproj.io/", "Workflow"
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")

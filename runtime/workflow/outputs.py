@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.workflow.calls import Artifacts, artifact_named
-from runtime.workflow.expressions import ExpressionError, evaluate
-from runtime.workflow.expressions.values import go_text, parameter_text
-from runtime.workflow.fields import listed
-from runtime.workflow.nodes import Outputs
-from runtime.workflow.scope import Scope
-from runtime.workflow.tags import FUNCTIONS, tags
+from everstep.runtime.workflow.calls import Artifacts, artifact_named
+from everstep.runtime.workflow.expressions import ExpressionError, evaluate
+from everstep.runtime.workflow.expressions.values import go_text, parameter_text
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.nodes import Outputs
+from everstep.runtime.workflow.scope import Scope
+from everstep.runtime.workflow.tags import FUNCTIONS, tags
 
 
 def of_template(template: Mapping[str, Any], scope: Scope, artifacts: Artifacts) -> Outputs:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.workflow import schema
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.reading import ReadError, read_text
+from everstep.runtime.workflow import schema
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.reading import ReadError, read_text
 
 WRONG = "Error applying PodSpecPatch"
 BY_NAME = ("containers", "initContainers", "env", "volumes", "volumeMounts", "ports")

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runtime.workflow.reading import Document, ReadError, read_text
+from everstep.runtime.workflow.reading import Document, ReadError, read_text
 
 DECLARED = """
 import os, runpy, sys

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from runtime.workflow.fields import LABEL_VALUE, listed
-from runtime.workflow.schema import Problem, Where
+from everstep.runtime.workflow.fields import LABEL_VALUE, listed
+from everstep.runtime.workflow.schema import Problem, Where
 
 ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

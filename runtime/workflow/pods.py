@@ -20,17 +20,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from runtime import atomic
-from runtime.workflow import artifacts, isolation
-from runtime.workflow.containers import of_pod, several
-from runtime.workflow.environment import Told
-from runtime.workflow.expressions.values import parameter_text
-from runtime.workflow.fields import listed
-from runtime.workflow.inside import inside
-from runtime.workflow.repository import Repository
-from runtime.workflow.sandbox import Sandbox, homes
-from runtime.workflow.spawner import RESULT_BYTES
-from runtime.workflow.volumes import SECRETS
+from everstep.runtime import atomic
+from everstep.runtime.workflow import artifacts, isolation
+from everstep.runtime.workflow.containers import of_pod, several
+from everstep.runtime.workflow.environment import Told
+from everstep.runtime.workflow.expressions.values import parameter_text
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.inside import inside
+from everstep.runtime.workflow.repository import Repository
+from everstep.runtime.workflow.sandbox import Sandbox, homes
+from everstep.runtime.workflow.spawner import RESULT_BYTES
+from everstep.runtime.workflow.volumes import SECRETS
 
 MARK = "EVERSTEP_POD_MARK"
 SCRIPT = "/argo/staging/script"

@@ -7,8 +7,8 @@ import os
 import re
 from pathlib import Path
 
-from runtime.workflow.engine import Engine
-from runtime.workflow.nodes import Node, NodeType, Phase, node_id
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.nodes import Node, NodeType, Phase, node_id
 
 FILE = "/var/run/argo/progress"
 LEAVES = (NodeType.POD, NodeType.HTTP, NodeType.SUSPEND)

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.workflow.fields import listed
+from everstep.runtime.workflow.fields import listed
 
 EVERY_S = 1.0
 TIMEOUT_S = 1.0

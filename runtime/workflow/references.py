@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runtime.workflow.fields import kind_of, listed
-from runtime.workflow.tags import each_text, tags
+from everstep.runtime.workflow.fields import kind_of, listed
+from everstep.runtime.workflow.tags import each_text, tags
 
 PREFIXES = ("item.", "steps.", "inputs.", "outputs.", "pod.", "workflow.", "tasks.")
 """A tag that begins so must be known; any other is text."""

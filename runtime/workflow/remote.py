@@ -16,9 +16,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from runtime import web
-from runtime.workflow.fields import listed
-from runtime.workflow.library import Library
+from everstep.runtime import web
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.library import Library
 
 TOKEN_BYTES = 1 << 20
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from runtime import atomic, web
-from runtime.store import NoSuchKey, Store, StoreError, open_store
-from runtime.store.s3_settings import ENDPOINTS
-from runtime.workflow import artifacts, remote
-from runtime.workflow.archives import LIMITS, Limits
-from runtime.workflow.artifacts import UNUSABLE, ArtifactError
-from runtime.workflow.calls import UNLISTED
-from runtime.workflow.inside import inside
-from runtime.workflow.library import Library, NotThereError
+from everstep.runtime import atomic, web
+from everstep.runtime.store import NoSuchKey, Store, StoreError, open_store
+from everstep.runtime.store.s3_settings import ENDPOINTS
+from everstep.runtime.workflow import artifacts, remote
+from everstep.runtime.workflow.archives import LIMITS, Limits
+from everstep.runtime.workflow.artifacts import UNUSABLE, ArtifactError
+from everstep.runtime.workflow.calls import UNLISTED
+from everstep.runtime.workflow.inside import inside
+from everstep.runtime.workflow.library import Library, NotThereError
 
 KEY_FORMAT = "{{workflow.name}}/{{pod.name}}"
 CHUNK = 16 << 20

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime.workflow.expressions import ExpressionError, holds
-from runtime.workflow.fields import listed
-from runtime.workflow.library import Library, NotThereError
-from runtime.workflow.schema import Problem, Where
+from everstep.runtime.workflow.expressions import ExpressionError, holds
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.library import Library, NotThereError
+from everstep.runtime.workflow.schema import Problem, Where
 
 TIMEOUT_S = 30
 

@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runtime.workflow.calls import Call
-from runtime.workflow.durations import LONGEST_S, DurationError, seconds, whole
-from runtime.workflow.expressions import ExpressionError, holds
-from runtime.workflow.expressions.operations import power
-from runtime.workflow.nodes import Node, Phase
-from runtime.workflow.scope import Scope
-from runtime.workflow.tags import FUNCTIONS
+from everstep.runtime.workflow.calls import Call
+from everstep.runtime.workflow.durations import LONGEST_S, DurationError, seconds, whole
+from everstep.runtime.workflow.expressions import ExpressionError, holds
+from everstep.runtime.workflow.expressions.operations import power
+from everstep.runtime.workflow.nodes import Node, Phase
+from everstep.runtime.workflow.scope import Scope
+from everstep.runtime.workflow.tags import FUNCTIONS
 
 if TYPE_CHECKING:
-    from runtime.workflow.engine import Engine
+    from everstep.runtime.workflow.engine import Engine
 
 
 class Decision(NamedTuple):

@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from runtime.workflow import gates
-from runtime.workflow.calls import Call
-from runtime.workflow.expressions import ExpressionError, holds
-from runtime.workflow.fields import kind_of
-from runtime.workflow.library import NotThereError
-from runtime.workflow.making import Gate
-from runtime.workflow.nodes import Node, Phase
-from runtime.workflow.scope import Scope
-from runtime.workflow.tags import FUNCTIONS, substitute
+from everstep.runtime.workflow import gates
+from everstep.runtime.workflow.calls import Call
+from everstep.runtime.workflow.expressions import ExpressionError, holds
+from everstep.runtime.workflow.fields import kind_of
+from everstep.runtime.workflow.library import NotThereError
+from everstep.runtime.workflow.making import Gate
+from everstep.runtime.workflow.nodes import Node, Phase
+from everstep.runtime.workflow.scope import Scope
+from everstep.runtime.workflow.tags import FUNCTIONS, substitute
 
 if TYPE_CHECKING:
-    from runtime.workflow.engine import Engine
+    from everstep.runtime.workflow.engine import Engine
 
 EXIT_SUFFIX = ".onExit"
 

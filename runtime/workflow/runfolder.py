@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime import atomic, faults
-from runtime.workflow.library import Library
-from runtime.workflow.manifest import NAME, NO_LIBRARY, ManifestError
-from runtime.workflow.sandbox import Sandbox
+from everstep.runtime import atomic, faults
+from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.manifest import NAME, NO_LIBRARY, ManifestError
+from everstep.runtime.workflow.sandbox import Sandbox
 
 RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.workflow.manifest import ManifestError
+from everstep.runtime.workflow.manifest import ManifestError
 
 PRIVATE = ("/root", "/home", "/run")
 SHARED = ("jobs", "logs", "nodes")

@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.expressions.json_text import read_json
-from runtime.workflow.expressions.values import go_json, parameter_text
-from runtime.workflow.fields import listed
-from runtime.workflow.nodes import Node, Phase, node_id
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.json_text import read_json
+from everstep.runtime.workflow.expressions.values import go_json, parameter_text
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.nodes import Node, Phase, node_id
 
 Scope = dict[str, Any]
 """Values by dotted name. None: an output of a skipped task that has no default."""

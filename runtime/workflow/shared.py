@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from runtime import atomic
-from runtime.workflow.gates import Found, Lock, Memo
+from everstep.runtime import atomic
+from everstep.runtime.workflow.gates import Found, Lock, Memo
 
 
 class Shared:

@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Callable
 from itertools import islice
 
-from runtime import faults, web
-from runtime.workflow import artifacts
-from runtime.workflow.clock import Clock
-from runtime.workflow.engine import Engine
-from runtime.workflow.events import Event, PodEnded, PodLoading, PodStarted
-from runtime.workflow.launch import Launch
-from runtime.workflow.library import NotThereError
-from runtime.workflow.nodes import Node
-from runtime.workflow.pods import NOT_STARTED, PodError
-from runtime.workflow.runner import Runner
+from everstep.runtime import faults, web
+from everstep.runtime.workflow import artifacts
+from everstep.runtime.workflow.clock import Clock
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.events import Event, PodEnded, PodLoading, PodStarted
+from everstep.runtime.workflow.launch import Launch
+from everstep.runtime.workflow.library import NotThereError
+from everstep.runtime.workflow.nodes import Node
+from everstep.runtime.workflow.pods import NOT_STARTED, PodError
+from everstep.runtime.workflow.runner import Runner
 
 STARTS = 16
 """How many pods are started side by side, before the launcher looks at anything else."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from runtime import atomic, faults
-from runtime.workflow.engine import Engine
-from runtime.workflow.nodes import Node, NodeType, Outputs, fnv32a, node_id, pod_name
-from runtime.workflow.progress import Progress
+from everstep.runtime import atomic, faults
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.nodes import Node, NodeType, Outputs, fnv32a, node_id, pod_name
+from everstep.runtime.workflow.progress import Progress
 
 EVERY_S = 1.0
 """How old `workflow.json` may become while something happens, if it is quickly written."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from runtime.workflow.expressions import (
+from everstep.runtime.workflow.expressions import (
     Expanded,
     ExpressionError,
     ExpressionSyntaxError,
@@ -17,9 +17,9 @@ from runtime.workflow.expressions import (
     expand,
     paths,
 )
-from runtime.workflow.expressions.bounds import Meter, metered
-from runtime.workflow.expressions.sprig import SPRIG
-from runtime.workflow.expressions.values import go_json, go_text
+from everstep.runtime.workflow.expressions.bounds import Meter, metered
+from everstep.runtime.workflow.expressions.sprig import SPRIG
+from everstep.runtime.workflow.expressions.values import go_json, go_text
 
 _UNQUOTABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 LATE = ("retries", "lastRetry", "item", "workflow.status", "workflow.failures")

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from itertools import count
 from typing import Any, NamedTuple
 
-from runtime.workflow import dag_rules, fields
-from runtime.workflow.depends import Ancestry, depends_of, needs
-from runtime.workflow.expressions import ExpressionError
-from runtime.workflow.expressions.values import parameter_text
-from runtime.workflow.fields import kind_of, listed
-from runtime.workflow.library import Library, NotThereError
-from runtime.workflow.references import always, items, looped, produced, unclosed, unknown
-from runtime.workflow.schema import Problem, Where, nearest
-from runtime.workflow.tags import reads, substitute, tags
+from everstep.runtime.workflow import dag_rules, fields
+from everstep.runtime.workflow.depends import Ancestry, depends_of, needs
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.values import parameter_text
+from everstep.runtime.workflow.fields import kind_of, listed
+from everstep.runtime.workflow.library import Library, NotThereError
+from everstep.runtime.workflow.references import always, items, looped, produced, unclosed, unknown
+from everstep.runtime.workflow.schema import Problem, Where, nearest
+from everstep.runtime.workflow.tags import reads, substitute, tags
 
 GLOBALS = (
     "name", "namespace", "mainEntrypoint", "serviceAccountName", "uid", "creationTimestamp", "scheduledTime",

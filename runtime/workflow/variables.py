@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from runtime.workflow.calls import Call, from_config_map, parameters_json
-from runtime.workflow.expressions import ExpressionError, evaluate
-from runtime.workflow.expressions.values import go_json, parameter_text
-from runtime.workflow.fields import listed
-from runtime.workflow.nodes import Node, NodeType, pod_name
-from runtime.workflow.scope import Scope, moment
-from runtime.workflow.tags import FUNCTIONS
+from everstep.runtime.workflow.calls import Call, from_config_map, parameters_json
+from everstep.runtime.workflow.expressions import ExpressionError, evaluate
+from everstep.runtime.workflow.expressions.values import go_json, parameter_text
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.nodes import Node, NodeType, pod_name
+from everstep.runtime.workflow.scope import Scope, moment
+from everstep.runtime.workflow.tags import FUNCTIONS
 
 if TYPE_CHECKING:
-    from runtime.workflow.engine import Engine
+    from everstep.runtime.workflow.engine import Engine
 
 STRFTIME = "ABHIMSYZabdmpyz"
 """Parts of the creation time, as strftime names them, that have a variable each ("Workflow Variables")."""

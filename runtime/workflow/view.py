@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from runtime.terminal import as_text
-from runtime.workflow.engine import Engine
-from runtime.workflow.nodes import Node, NodeType, Phase
-from runtime.workflow.status import log_name
+from everstep.runtime.terminal import as_text
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.nodes import Node, NodeType, Phase
+from everstep.runtime.workflow.status import log_name
 
 MARKS = {
     Phase.PENDING: ("○", "dim"), Phase.RUNNING: ("●", "yellow"), Phase.SUCCEEDED: ("✔", "green"),

@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime.workflow.environment import WHOLE, known_field, resource
-from runtime.workflow.fields import listed
-from runtime.workflow.inside import BadPathError, inside
-from runtime.workflow.library import Library, NotThereError
-from runtime.workflow.schema import BEYOND, Problem, Where
+from everstep.runtime.workflow.environment import WHOLE, known_field, resource
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.inside import BadPathError, inside
+from everstep.runtime.workflow.library import Library, NotThereError
+from everstep.runtime.workflow.schema import BEYOND, Problem, Where
 
 KINDS = (
     "emptyDir", "ephemeral", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim", "hostPath",

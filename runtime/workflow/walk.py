@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from runtime.workflow.fields import listed
-from runtime.workflow.library import Library, NotThereError
-from runtime.workflow.schema import Where
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.library import Library, NotThereError
+from everstep.runtime.workflow.schema import Where
 
 
 class At(NamedTuple):

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from steps.check.config import Config
-from steps.lazy import lazily
+from everstep.steps.check.config import Config
+from everstep.steps.lazy import lazily
 
 if TYPE_CHECKING:
-    from steps.check.template import task
+    from everstep.steps.check.template import task
 
 __all__ = ["Config", "task"]
-__getattr__ = lazily("steps.check.template", "task")
+__getattr__ = lazily("everstep.steps.check.template", "task")

@@ -1,8 +1,8 @@
-"""`python -m steps.check --nodes 2`."""
+"""`python -m everstep.steps.check --nodes 2`."""
 
-from steps.check.config import Config
-from steps.check.run import run
-from steps.entry import main
+from everstep.steps.check.config import Config
+from everstep.steps.check.run import run
+from everstep.steps.entry import main
 
 if __name__ == "__main__":
     main("check", Config, run)

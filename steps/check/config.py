@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from steps.entry import StepError
+from everstep.steps.entry import StepError
 
 
 @dataclass(frozen=True)
@@ -13,9 +13,9 @@ class Config:
     named exactly.
 
     Examples:
-      python -m steps.check --nodes 4 --timeout 120
-      python -m steps.check --nodes 8 --min-nodes 6 --exclude-straggler True
-      python -m steps.check --switchbox-check True --box-pairs "0:1 2:3" --min-bandwidth 20000
+      python -m everstep.steps.check --nodes 4 --timeout 120
+      python -m everstep.steps.check --nodes 8 --min-nodes 6 --exclude-straggler True
+      python -m everstep.steps.check --switchbox-check True --box-pairs "0:1 2:3" --min-bandwidth 20000
     """
 
     nodes: int = 2
@@ -45,7 +45,7 @@ class Config:
 
     def check(self) -> None:
         """Raise StepError for numbers that contradict themselves and pairs that cannot be read."""
-        from runtime.diagnosis.switchbox import SwitchboxError, parse_box
+        from everstep.runtime.diagnosis.switchbox import SwitchboxError, parse_box
 
         if self.nodes < 1:
             raise StepError(f"--nodes {self.nodes}: at least 1 is needed")

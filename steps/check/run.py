@@ -6,18 +6,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from steps.check.config import Config
-from steps.entry import NO_QUORUM, TRY_AGAIN, Result, StepError
+from everstep.steps.check.config import Config
+from everstep.steps.entry import NO_QUORUM, TRY_AGAIN, Result, StepError
 
 
 def run(config: Config) -> Result:
     """Raises StepError with exit code 3 when fewer than `min_nodes` are usable; the verdict is written all the same."""
-    from runtime.diagnosis import telling
-    from runtime.diagnosis.errors import MeasuringError
-    from runtime.diagnosis.evidence import Round
-    from runtime.diagnosis.local import check_here
-    from runtime.diagnosis.switchbox import SwitchboxError, parse_box
-    from runtime.diagnosis.verdicts import usable
+    from everstep.runtime.diagnosis import telling
+    from everstep.runtime.diagnosis.errors import MeasuringError
+    from everstep.runtime.diagnosis.evidence import Round
+    from everstep.runtime.diagnosis.local import check_here
+    from everstep.runtime.diagnosis.switchbox import SwitchboxError, parse_box
+    from everstep.runtime.diagnosis.verdicts import usable
 
     def on_round(told: Round) -> None:
         print(telling.round_line(told), file=sys.stderr, flush=True)

@@ -6,11 +6,11 @@ parts, so that pipelines can declare it and the step itself starts without hera.
 
 from typing import TYPE_CHECKING
 
-from steps.corpus.config import Config
-from steps.lazy import lazily
+from everstep.steps.corpus.config import Config
+from everstep.steps.lazy import lazily
 
 if TYPE_CHECKING:
-    from steps.corpus.template import task
+    from everstep.steps.corpus.template import task
 
 __all__ = ["Config", "task"]
-__getattr__ = lazily("steps.corpus.template", "task")
+__getattr__ = lazily("everstep.steps.corpus.template", "task")

@@ -1,8 +1,8 @@
-"""`python -m steps.corpus --source 'texts/*.jsonl'`"""
+"""`python -m everstep.steps.corpus --source 'texts/*.jsonl'`"""
 
-from steps.corpus.config import Config
-from steps.corpus.run import run
-from steps.entry import main
+from everstep.steps.corpus.config import Config
+from everstep.steps.corpus.run import run
+from everstep.steps.entry import main
 
 if __name__ == "__main__":
     main("corpus", Config, run)

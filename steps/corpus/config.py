@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from steps.entry import StepError
+from everstep.steps.entry import StepError
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,6 @@ class Config:
         if not self.text_key:
             raise StepError("--text-key is empty: give the key of the text in each line, such as text")
         if self.source:
-            from steps.corpus.sources import find
+            from everstep.steps.corpus.sources import find
 
             find(self.source)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.data import finished
-from steps.corpus.archive import ArchiveWriter, Split
-from steps.corpus.config import Config
-from steps.corpus.sources import Source, find, from_files, standard_library
-from steps.entry import Result, StepError
-from steps.progress import Progress
+from everstep.runtime.data import finished
+from everstep.steps.corpus.archive import ArchiveWriter, Split
+from everstep.steps.corpus.config import Config
+from everstep.steps.corpus.sources import Source, find, from_files, standard_library
+from everstep.steps.entry import Result, StepError
+from everstep.steps.progress import Progress
 
 MANIFEST = "corpus.json"
 FORMAT = 2

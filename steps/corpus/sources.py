@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import text
-from steps.entry import StepError
+from everstep.runtime import text
+from everstep.steps.entry import StepError
 
 _NOT_TEXT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}
 

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from steps.evaluate.config import Config
-from steps.lazy import lazily
+from everstep.steps.evaluate.config import Config
+from everstep.steps.lazy import lazily
 
 if TYPE_CHECKING:
-    from steps.evaluate.template import task
+    from everstep.steps.evaluate.template import task
 
 __all__ = ["Config", "task"]
-__getattr__ = lazily("steps.evaluate.template", "task")
+__getattr__ = lazily("everstep.steps.evaluate.template", "task")

@@ -4,14 +4,14 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runtime.store import NoSuchKey, open_store
-from steps.entry import StepError
+from everstep.runtime.store import NoSuchKey, open_store
+from everstep.steps.entry import StepError
 
 if TYPE_CHECKING:
     import torch
     from transformers.models.llama import LlamaForCausalLM
 
-    from runtime.checkpoint.commits import Commit
+    from everstep.runtime.checkpoint.commits import Commit
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,22 @@ class Trained:
 
 def read_manifest(uri: str) -> "Commit":
     """What the checkpoint's manifest says. Raises StepError when there is no committed checkpoint, or not all of it."""
-    from runtime.checkpoint.commits import read_commit
-    from runtime.checkpoint.errors import RestoreError
+    from everstep.runtime.checkpoint.commits import read_commit
+    from everstep.runtime.checkpoint.errors import RestoreError
 
     try:
         return read_commit(open_store(uri, read_only=True), "")
     except RestoreError as error:
         raise StepError(f"--checkpoint {uri}: {error}") from None
     except NoSuchKey:
-        mend = "give the URI that steps.train told"
+        mend = "give the URI that everstep.steps.train told"
         raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json); {mend}") from None
 
 
 def read(uri: str) -> Trained:
     """Read and verify all shards, as many as there are. Raises StepError: damaged, or not of our training script."""
-    from runtime.checkpoint.committed import read_committed
-    from runtime.checkpoint.errors import RestoreError
+    from everstep.runtime.checkpoint.committed import read_committed
+    from everstep.runtime.checkpoint.errors import RestoreError
 
     commit = read_manifest(uri)
     try:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from steps.entry import StepError
-from steps.model import directory
-from steps.model.directory import TINY
+from everstep.steps.entry import StepError
+from everstep.steps.model import directory
+from everstep.steps.model.directory import TINY
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import LlamaForCausalLM
 
-    from runtime.data import Tokens
+    from everstep.runtime.data import Tokens
 
 
 def spread(total: int, wanted: int) -> list[int]:

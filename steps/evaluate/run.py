@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime.data.errors import DatasetError
-from steps.entry import Result, StepError
-from steps.evaluate.checkpoint import read, read_manifest
-from steps.evaluate.config import Config
-from steps.model.directory import MANIFEST, TINY
+from everstep.runtime.data.errors import DatasetError
+from everstep.steps.entry import Result, StepError
+from everstep.steps.evaluate.checkpoint import read, read_manifest
+from everstep.steps.evaluate.config import Config
+from everstep.steps.model.directory import MANIFEST, TINY
 
 if TYPE_CHECKING:
-    from runtime.data import TokenDataset
-    from steps.evaluate.checkpoint import Trained
+    from everstep.runtime.data import TokenDataset
+    from everstep.steps.evaluate.checkpoint import Trained
 
 VERSION = 1
 PROMPT_TOKENS = 12
@@ -23,7 +23,7 @@ PROMPT_TOKENS = 12
 
 def run(config: Config) -> Result:
     """Raises StepError for a checkpoint or a dataset that is not there or does not fit."""
-    from runtime.data import finished, open_dataset
+    from everstep.runtime.data import finished, open_dataset
 
     for name in ("checkpoint", "validation"):
         if not getattr(config, name):
@@ -54,7 +54,7 @@ def _short(value: float) -> str:
 
 def _digest(config: Config, data: "TokenDataset") -> str:
     """Content decides the name: the checkpoint's manifest, the dataset's, and what is asked."""
-    from runtime.checkpoint.commits import encoded
+    from everstep.runtime.checkpoint.commits import encoded
 
     manifest = encoded(read_manifest(config.checkpoint))
     asked = [VERSION, config.model, config.windows, config.sample_tokens, data.split, dict(data.meta)]
@@ -66,9 +66,9 @@ def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
     os.environ.setdefault("OMP_NUM_THREADS", threads)
     import torch
 
-    from runtime.data import finished
-    from steps.evaluate import measure
-    from steps.train.llama import build_model
+    from everstep.runtime.data import finished
+    from everstep.steps.evaluate import measure
+    from everstep.steps.train.llama import build_model
 
     torch.set_num_threads(int(threads))
     trained = read(config.checkpoint)
@@ -111,7 +111,7 @@ def _sample(config: Config, data: "TokenDataset", model: Any) -> dict[str, str]:
         return {}
     from tokenizers import Tokenizer
 
-    from steps.evaluate import measure
+    from everstep.steps.evaluate import measure
 
     tokenizer = Tokenizer.from_file(str(data.tokenizer))
     prompt = data.tokens[:PROMPT_TOKENS]

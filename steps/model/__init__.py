@@ -6,11 +6,11 @@ carries, `run` puts it into the store, once. No hub is asked for anything.
 
 from typing import TYPE_CHECKING
 
-from steps.lazy import lazily
-from steps.model.config import Config
+from everstep.steps.lazy import lazily
+from everstep.steps.model.config import Config
 
 if TYPE_CHECKING:
-    from steps.model.template import task
+    from everstep.steps.model.template import task
 
 __all__ = ["Config", "task"]
-__getattr__ = lazily("steps.model.template", "task")
+__getattr__ = lazily("everstep.steps.model.template", "task")

@@ -1,8 +1,8 @@
-"""`python -m steps.model --model smollm2`"""
+"""`python -m everstep.steps.model --model smollm2`"""
 
-from steps.entry import main
-from steps.model.config import Config
-from steps.model.run import run
+from everstep.steps.entry import main
+from everstep.steps.model.config import Config
+from everstep.steps.model.run import run
 
 if __name__ == "__main__":
     main("model", Config, run)

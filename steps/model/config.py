@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from steps.model import directory, smollm2
-from steps.model.directory import TINY
+from everstep.steps.model import directory, smollm2
+from everstep.steps.model.directory import TINY
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from runtime.store import NoSuchKey, Store, StoreError, absolute, in_s3, local_folder, open_store
-from steps.entry import StepError
+from everstep.runtime.store import NoSuchKey, Store, StoreError, absolute, in_s3, local_folder, open_store
+from everstep.steps.entry import StepError
 
 TINY = "tiny"
 """The model of about 5 million random weights that needs no files."""
@@ -46,7 +46,9 @@ def check_finished(model: str, sequence_length: int = 1) -> dict[str, Any]:
     """The same for what workers shall read: in S3 it must be finished by a step. Raises StepError."""
     config = check(model, sequence_length)
     if in_s3(model) and not is_finished(model):
-        raise StepError(f"--model {model}: not in the store yet; `python -m steps.model --model {model}` puts it there")
+        raise StepError(
+            f"--model {model}: not in the store yet; `python -m everstep.steps.model --model {model}` puts it there"
+        )
     return config
 
 
@@ -63,7 +65,7 @@ def opened(model: str) -> Store:
     """Its files, to be read. Raises StepError for a name that is no place."""
     if not in_s3(model) and not Path(model).is_dir():
         raise StepError(
-            f"--model {model}: neither `{TINY}` nor a directory; steps.model makes one of smollm2 and s3://"
+            f"--model {model}: neither `{TINY}` nor a directory; everstep.steps.model makes one of smollm2 and s3://"
         )
     return open_store(model, read_only=True)
 

@@ -5,12 +5,12 @@ import json
 import sys
 from typing import Any
 
-from runtime.data import finished
-from runtime.store import NoSuchKey, Store, StoreError, download, in_s3
-from steps.entry import Result, StepError
-from steps.model import directory, smollm2
-from steps.model.config import Config
-from steps.model.directory import MANIFEST, TINY
+from everstep.runtime.data import finished
+from everstep.runtime.store import NoSuchKey, Store, StoreError, download, in_s3
+from everstep.steps.entry import Result, StepError
+from everstep.steps.model import directory, smollm2
+from everstep.steps.model.config import Config
+from everstep.steps.model.directory import MANIFEST, TINY
 
 KINDS = (".safetensors", ".json", ".txt", ".model", ".jinja")
 """What is fetched: weights, configuration, tokenizer. The same weights in other formats are left."""

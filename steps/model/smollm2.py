@@ -8,7 +8,7 @@ import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 
-from steps.entry import StepError
+from everstep.steps.entry import StepError
 
 NAME = "smollm2"
 FORMAT = 1

@@ -11,11 +11,11 @@ run. Imported without its heavy parts, so that pipelines can declare it and the 
 
 from typing import TYPE_CHECKING
 
-from steps.lazy import lazily
-from steps.preprocess.config import Config
+from everstep.steps.lazy import lazily
+from everstep.steps.preprocess.config import Config
 
 if TYPE_CHECKING:
-    from steps.preprocess.template import task
+    from everstep.steps.preprocess.template import task
 
 __all__ = ["Config", "task"]
-__getattr__ = lazily("steps.preprocess.template", "task")
+__getattr__ = lazily("everstep.steps.preprocess.template", "task")

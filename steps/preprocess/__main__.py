@@ -1,9 +1,9 @@
-"""`python -m steps.preprocess --input runs/store/corpora/...`; spark-submit runs this file too."""
+"""`python -m everstep.steps.preprocess --input runs/store/corpora/...`; spark-submit runs this file too."""
 
-from steps.entry import main
-from steps.preprocess.arguments import parse
-from steps.preprocess.config import Config
-from steps.preprocess.run import run
+from everstep.steps.entry import main
+from everstep.steps.preprocess.arguments import parse
+from everstep.steps.preprocess.config import Config
+from everstep.steps.preprocess.run import run
 
 if __name__ == "__main__":
     main("preprocess", Config, run, parse)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TypeVar
 
 from everstep.flags import field_help
-from steps.preprocess.config import TYPES
+from everstep.steps.preprocess.config import TYPES
 
 C = TypeVar("C")
 MEGATRON = (

@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from runtime import text
-from runtime.data import write_index
-from steps.preprocess.parts import Part
+from everstep.runtime import text
+from everstep.runtime.data import write_index
+from everstep.steps.preprocess.parts import Part
 
 _CHUNK = 64 << 20
 NONE = np.empty(0, np.uint32)

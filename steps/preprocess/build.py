@@ -11,21 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data import CACHED_DTYPE, token_dtype, write_cached_index, write_index
-from runtime.store import absolute, in_s3
-from runtime.text import Reader
-from steps.preprocess.assemble import NONE, Source, assemble
-from steps.preprocess.cleaning import DUPLICATE, Cleaning, mended
-from steps.preprocess.config import Config
-from steps.preprocess.inputs import Input, sample
-from steps.preprocess.job import Tokenized, recipe, splits_of, tokenize
-from steps.preprocess.masters import Kind, kind_of
-from steps.preprocess.page import Length, Page, render
-from steps.preprocess.parts import Samples
-from steps.preprocess.session import SUBMITTED
-from steps.preprocess.shard import Job
-from steps.preprocess.vocabulary import SAMPLE_BYTES, Vocabulary, load, train
-from steps.preprocess.workspace import shelf
+from everstep.runtime.data import CACHED_DTYPE, token_dtype, write_cached_index, write_index
+from everstep.runtime.store import absolute, in_s3
+from everstep.runtime.text import Reader
+from everstep.steps.preprocess.assemble import NONE, Source, assemble
+from everstep.steps.preprocess.cleaning import DUPLICATE, Cleaning, mended
+from everstep.steps.preprocess.config import Config
+from everstep.steps.preprocess.inputs import Input, sample
+from everstep.steps.preprocess.job import Tokenized, recipe, splits_of, tokenize
+from everstep.steps.preprocess.masters import Kind, kind_of
+from everstep.steps.preprocess.page import Length, Page, render
+from everstep.steps.preprocess.parts import Samples
+from everstep.steps.preprocess.session import SUBMITTED
+from everstep.steps.preprocess.shard import Job
+from everstep.steps.preprocess.vocabulary import SAMPLE_BYTES, Vocabulary, load, train
+from everstep.steps.preprocess.workspace import shelf
 
 Outputs = Mapping[tuple[str, str], Path]
 """Prefixes of the datasets, by split and key."""

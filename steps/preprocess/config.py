@@ -4,9 +4,9 @@ import enum
 import re
 from dataclasses import dataclass
 
-from runtime.store import NoSuchKey, in_s3, open_store
-from steps.entry import StepError
-from steps.preprocess.masters import Kind, kind_of
+from everstep.runtime.store import NoSuchKey, in_s3, open_store
+from everstep.steps.entry import StepError
+from everstep.steps.preprocess.masters import Kind, kind_of
 
 SMALLEST_VOCABULARY = 257
 """256 bytes and the token that ends a document."""
@@ -106,7 +106,7 @@ class Config:
     def check(self) -> None:
         """Raise StepError for input or a tokenizer that is not there and for values that cannot be."""
         if self.input and self.output_prefix:
-            from steps.preprocess.inputs import found
+            from everstep.steps.preprocess.inputs import found
 
             found(self.input)
         elif self.input:
@@ -114,7 +114,7 @@ class Config:
                 open_store(self.input, read_only=True).get("corpus.json", 0, 0)
             except NoSuchKey:
                 raise StepError(
-                    f"--input {self.input}: no corpus (no corpus.json); make one with python -m steps.corpus, "
+                    f"--input {self.input}: no corpus (no corpus.json); make one with python -m everstep.steps.corpus, "
                     "or give --output-prefix to tokenize files as they are"
                 ) from None
         self._check_tokenizer()
@@ -135,7 +135,7 @@ class Config:
                     )
 
     def _check_tokenizer(self) -> None:
-        from steps.preprocess.vocabulary import gpt2_files, tokenizer_file
+        from everstep.steps.preprocess.vocabulary import gpt2_files, tokenizer_file
 
         kind = self.tokenizer_type
         if self.train_tokenizer and (self.tokenizer or kind):

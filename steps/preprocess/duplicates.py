@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from runtime import text
+from everstep.runtime import text
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.text import open_bytes
+from everstep.runtime.text import open_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

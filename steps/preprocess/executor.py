@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from steps.entry import StepError
-from steps.preprocess.java import Java, check_user, find_java, unsuited
+from everstep.steps.entry import StepError
+from everstep.steps.preprocess.java import Java, check_user, find_java, unsuited
 
 CLASS = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 _ARGUMENTS = {

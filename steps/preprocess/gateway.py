@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from steps.entry import TRY_AGAIN, StepError
-from steps.preprocess.java import Java, unsuited
+from everstep.steps.entry import TRY_AGAIN, StepError
+from everstep.steps.preprocess.java import Java, unsuited
 
 SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 MACHINE = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")

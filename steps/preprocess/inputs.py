@@ -1,4 +1,4 @@
-"""What is read: a corpus that steps.corpus made, with its two splits, or a user's files."""
+"""What is read: a corpus that everstep.steps.corpus made, with its two splits, or a user's files."""
 
 import hashlib
 import json
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from runtime import text
-from runtime.store import absolute, open_store
-from steps.entry import StepError
-from steps.preprocess.plan import shards
+from everstep.runtime import text
+from everstep.runtime.store import absolute, open_store
+from everstep.steps.entry import StepError
+from everstep.steps.preprocess.plan import shards
 
 MANIFEST, SPLITS = "corpus.json", ("train", "validation")
 _PLACES = 64
@@ -34,7 +34,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What steps.corpus made: a folder, or below an s3:// address. Its files are read from where they are."""
+    """What everstep.steps.corpus made: a folder, or below an s3:// address. Its files are read from where they are."""
 
     uri: str
     digest: str
@@ -64,7 +64,7 @@ def corpus(given: str) -> Corpus:
         documents = meta["documents"] + meta["validation_documents"]
     except (ValueError, KeyError, TypeError):
         raise StepError(
-            f"{uri}/{MANIFEST}: not the manifest of a corpus; make it again with python -m steps.corpus"
+            f"{uri}/{MANIFEST}: not the manifest of a corpus; make it again with python -m everstep.steps.corpus"
         ) from None
     there = {entry.key for entry in store.list("")}
     if missing := [name for split in SPLITS for name in files[split] if name not in there]:

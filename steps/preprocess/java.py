@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from steps.entry import StepError
+from everstep.steps.entry import StepError
 
 OLDEST = 17
 """Spark 4 needs it."""

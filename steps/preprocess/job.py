@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.store import NoSuchKey, Store, in_s3
-from runtime.text import Reader
-from steps.entry import TRY_AGAIN, StepError
-from steps.preprocess import progress
-from steps.preprocess.cleaning import UNREADABLE
-from steps.preprocess.config import Config
-from steps.preprocess.encoding import How, Recipe, make_encoder
-from steps.preprocess.inputs import Input, sample
-from steps.preprocess.masters import Kind, kind_of, local_cores
-from steps.preprocess.parts import Kept
-from steps.preprocess.plan import Shard, shards, task_count
-from steps.preprocess.shard import REFUSED, VALIDATION, Job, Refused, Written, write_shards
-from steps.preprocess.vocabulary import Vocabulary
-from steps.preprocess.workspace import opened
+from everstep.runtime.store import NoSuchKey, Store, in_s3
+from everstep.runtime.text import Reader
+from everstep.steps.entry import TRY_AGAIN, StepError
+from everstep.steps.preprocess import progress
+from everstep.steps.preprocess.cleaning import UNREADABLE
+from everstep.steps.preprocess.config import Config
+from everstep.steps.preprocess.encoding import How, Recipe, make_encoder
+from everstep.steps.preprocess.inputs import Input, sample
+from everstep.steps.preprocess.masters import Kind, kind_of, local_cores
+from everstep.steps.preprocess.parts import Kept
+from everstep.steps.preprocess.plan import Shard, shards, task_count
+from everstep.steps.preprocess.shard import REFUSED, VALIDATION, Job, Refused, Written, write_shards
+from everstep.steps.preprocess.vocabulary import Vocabulary
+from everstep.steps.preprocess.workspace import opened
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -77,7 +77,7 @@ def plan(config: Config, given: Input) -> list[Shard]:
 
 def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) -> Tokenized:
     """Run the planned shards on Spark. `told` gives the job, when Spark has started. Raises StepError."""
-    from steps.preprocess.session import SUBMITTED, failures, spark
+    from everstep.steps.preprocess.session import SUBMITTED, failures, spark
 
     planned = plan(config, given)
     if not planned:
@@ -137,7 +137,7 @@ def splits_of(written: list[Written]) -> list[Kept]:
 
 
 def _later(context: "SparkContext", job: Job, splits: list[Kept]) -> dict[int, np.ndarray]:
-    from steps.preprocess.duplicates import Hashes, later_ones
+    from everstep.steps.preprocess.duplicates import Hashes, later_ones
 
     # What is trained on comes first: so nothing of it is left for validation.
     order = sorted(range(len(splits)), key=lambda number: splits[number].split == VALIDATION)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steps.entry import StepError
+from everstep.steps.entry import StepError
 
 ATTEMPTS = 3
 POD_VARIABLE = "EVERSTEP_POD"
 """Name of the step's own pod."""
-EXECUTOR = ("python", "-m", "steps.preprocess.executor")
+EXECUTOR = ("python", "-m", "everstep.steps.preprocess.executor")
 LABELS = {"everstep/step": "preprocess"}
 """Of executors' pods, so that the step's own may reach them (templates/chart/files/network.yaml)."""
 ENCRYPTED = {"spark.network.crypto.enabled": "true", "spark.network.crypto.cipher": "AES/GCM/NoPadding"}
@@ -69,7 +69,7 @@ class Pod:
     address: str
     """Its IP."""
     template: Mapping[str, Any]
-    """A pod spec like its own, see runtime.platform.kubernetes."""
+    """A pod spec like its own, see everstep.runtime.platform.kubernetes."""
 
 
 def has_secret(defaults: str) -> bool:

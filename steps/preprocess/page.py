@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.pages import environment
-from steps.preprocess.config import Config
-from steps.preprocess.parts import Sample
+from everstep.runtime.pages import environment
+from everstep.steps.preprocess.config import Config
+from everstep.steps.preprocess.parts import Sample
 
 WHOLE = "document"
 """The split of files, of which nothing but what is held out for validation is told apart."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from steps.preprocess.cleaning import Document
+from everstep.steps.preprocess.cleaning import Document
 
 SAMPLES = 12
 _SHOWN = 1200

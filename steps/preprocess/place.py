@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from runtime import atomic
-from runtime.store import NoSuchKey, StoreError, open_store
-from steps.entry import StepError
+from everstep.runtime import atomic
+from everstep.runtime.store import NoSuchKey, StoreError, open_store
+from everstep.steps.entry import StepError
 
 S3 = "s3://"
 

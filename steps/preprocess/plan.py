@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from runtime.text import Extent, Piece, piece
+from everstep.runtime.text import Extent, Piece, piece
 
 SMALLEST = 1 << 20
 LARGEST = 64 << 20

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from steps.entry import Result, StepError
-from steps.preprocess import inputs, vocabulary
-from steps.preprocess.build import build, elsewhere, vocabulary_of
-from steps.preprocess.config import Config
-from steps.preprocess.page import WHOLE
-from steps.preprocess.place import Place, place_of
-from steps.preprocess.run import PAGE, shown
-from steps.preprocess.shard import VALIDATION
-from steps.preprocess.workspace import workspace
+from everstep.steps.entry import Result, StepError
+from everstep.steps.preprocess import inputs, vocabulary
+from everstep.steps.preprocess.build import build, elsewhere, vocabulary_of
+from everstep.steps.preprocess.config import Config
+from everstep.steps.preprocess.page import WHOLE
+from everstep.steps.preprocess.place import Place, place_of
+from everstep.steps.preprocess.run import PAGE, shown
+from everstep.steps.preprocess.shard import VALIDATION
+from everstep.steps.preprocess.workspace import workspace
 
 VERSION = 2
 """Of PREFIX_preprocess.json."""

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import atomic
-from runtime.store import NoSuchKey, in_s3
-from steps.preprocess.workspace import COUNTS, opened
+from everstep.runtime import atomic
+from everstep.runtime.store import NoSuchKey, in_s3
+from everstep.steps.preprocess.workspace import COUNTS, opened
 
 _INTERVAL_S, _STORE_INTERVAL_S = 0.5, 5.0
 ARGO_FILE = "ARGO_PROGRESS_FILE"

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from runtime.data import finished
-from runtime.store import open_store, place_of
-from steps.entry import Result, StepError
-from steps.preprocess import inputs
-from steps.preprocess.config import CLEANING, Config
+from everstep.runtime.data import finished
+from everstep.runtime.store import open_store, place_of
+from everstep.steps.entry import Result, StepError
+from everstep.steps.preprocess import inputs
+from everstep.steps.preprocess.config import CLEANING, Config
 
 MANIFEST, TOKENIZER, PAGE = "dataset.json", "tokenizer.json", "dataset.html"
 FORMAT = 3
@@ -20,13 +20,15 @@ FORMAT = 3
 def run(config: Config) -> Result:
     """Make the dataset, or find that it is there. Raises StepError for input or a tokenizer that is none."""
     if not config.input:
-        raise StepError("--input is missing: give the folder that steps.corpus made, or files and --output-prefix")
+        raise StepError(
+            "--input is missing: give the folder that everstep.steps.corpus made, or files and --output-prefix"
+        )
     if config.train_tokenizer:
-        from steps.preprocess import training
+        from everstep.steps.preprocess import training
 
         return training.run(config)
     if config.output_prefix:
-        from steps.preprocess import prefix
+        from everstep.steps.preprocess import prefix
 
         return prefix.run(config)
     corpus = inputs.corpus(config.input)
@@ -60,7 +62,7 @@ def shown(config: Config, page: bytes) -> Path:
 
 def _digest(config: Config, corpus: inputs.Corpus) -> str:
     """Of everything that changes the tokens, and of nothing else: 16 hexadecimal digits."""
-    from steps.preprocess.vocabulary import tokenizer_files
+    from everstep.steps.preprocess.vocabulary import tokenizer_files
 
     same = ("eod_token", "append_eod", "on_error", "jsonl_keys", "tokenizer_type", *CLEANING)
     wanted: dict[str, Any] = {"format": FORMAT, **{name: getattr(config, name) for name in same}}
@@ -72,8 +74,8 @@ def _digest(config: Config, corpus: inputs.Corpus) -> str:
 
 def _make(config: Config, corpus: inputs.Corpus, key: str) -> tuple[dict[str, Any], float]:
     """The dataset and the seconds that Spark's job took."""
-    from steps.preprocess.build import build, elsewhere, vocabulary_of
-    from steps.preprocess.workspace import workspace
+    from everstep.steps.preprocess.build import build, elsewhere, vocabulary_of
+    from everstep.steps.preprocess.workspace import workspace
 
     given = corpus.read()
     words = vocabulary_of(config, given)

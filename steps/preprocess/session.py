@@ -18,15 +18,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps.entry import TRY_AGAIN, StepError, uninterrupted
-from steps.preprocess import gateway, masters
-from steps.preprocess.java import check_user, find_java
-from steps.preprocess.scratch import scratch
+from everstep.steps.entry import TRY_AGAIN, StepError, uninterrupted
+from everstep.steps.preprocess import gateway, masters
+from everstep.steps.preprocess.java import check_user, find_java
+from everstep.steps.preprocess.scratch import scratch
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from runtime.platform.kubernetes import Access
+    from everstep.runtime.platform.kubernetes import Access
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """In the environment of what spark-submit runs."""
@@ -149,7 +149,7 @@ def _submitted() -> "SparkContext":
 
 def _root() -> str:
     """Where workers find this package."""
-    return str(Path(__file__).parents[2])
+    return str(Path(__file__).parents[3])
 
 
 def _origin(package: str) -> str:
@@ -201,7 +201,7 @@ def _address(master: str) -> str:
 
 def own_pod(environment: Mapping[str, str]) -> masters.Pod:
     """The pod in which this step runs. Raises StepError."""
-    from runtime.platform.kubernetes import Access, KubeError, template_of
+    from everstep.runtime.platform.kubernetes import Access, KubeError, template_of
 
     name = environment.get(masters.POD_VARIABLE, "")
     if not name:
@@ -226,7 +226,7 @@ def own_pod(environment: Mapping[str, str]) -> masters.Pod:
 
 
 async def _read(access: "Access", name: str) -> dict[str, Any]:
-    from runtime.platform.kubernetes import KubeApi
+    from everstep.runtime.platform.kubernetes import KubeApi
 
     async with KubeApi(access) as api:
         return await api.own_pod(name)

@@ -16,14 +16,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from runtime import faults
-from runtime.store import NoSuchKey, Store, in_s3
-from runtime.text import Reader, TextError
-from steps.preprocess.cleaning import HASH_BYTES, NOTHING, UNREADABLE, Cleaner, Cleaning
-from steps.preprocess.encoding import Recipe, encoder
-from steps.preprocess.parts import Kept, Sample, Samples, Split
-from steps.preprocess.plan import Shard
-from steps.preprocess.workspace import Teller, opened, scratch
+from everstep.runtime import faults
+from everstep.runtime.store import NoSuchKey, Store, in_s3
+from everstep.runtime.text import Reader, TextError
+from everstep.steps.preprocess.cleaning import HASH_BYTES, NOTHING, UNREADABLE, Cleaner, Cleaning
+from everstep.steps.preprocess.encoding import Recipe, encoder
+from everstep.steps.preprocess.parts import Kept, Sample, Samples, Split
+from everstep.steps.preprocess.plan import Shard
+from everstep.steps.preprocess.workspace import Teller, opened, scratch
 
 VALIDATION = "validation"
 """The split of documents that are held out."""

@@ -4,8 +4,8 @@ from functools import cache
 
 from hera.workflows import Container
 
-from steps.preprocess.config import Config
-from steps.template import StepTask, step_task, step_template
+from everstep.steps.preprocess.config import Config
+from everstep.steps.template import StepTask, step_task, step_template
 
 
 @cache

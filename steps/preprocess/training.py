@@ -9,15 +9,15 @@ import html
 import json
 import sys
 
-from runtime.data import finished
-from steps.entry import Result, StepError
-from steps.model.directory import MANIFEST
-from steps.preprocess import inputs
-from steps.preprocess.build import trained
-from steps.preprocess.config import Config
-from steps.preprocess.place import place_of
-from steps.preprocess.run import PAGE, shown
-from steps.preprocess.vocabulary import Vocabulary
+from everstep.runtime.data import finished
+from everstep.steps.entry import Result, StepError
+from everstep.steps.model.directory import MANIFEST
+from everstep.steps.preprocess import inputs
+from everstep.steps.preprocess.build import trained
+from everstep.steps.preprocess.config import Config
+from everstep.steps.preprocess.place import place_of
+from everstep.steps.preprocess.run import PAGE, shown
+from everstep.steps.preprocess.vocabulary import Vocabulary
 
 FILE = "tokenizer.json"
 

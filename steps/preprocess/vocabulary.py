@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.store import NoSuchKey, in_s3, local_folder
-from steps.entry import StepError
-from steps.model.directory import MANIFEST
-from steps.preprocess.config import Config, TokenizerType
+from everstep.runtime.store import NoSuchKey, in_s3, local_folder
+from everstep.steps.entry import StepError
+from everstep.steps.model.directory import MANIFEST
+from everstep.steps.preprocess.config import Config, TokenizerType
 
 EOD = "<|endoftext|>"
 SAMPLE_BYTES = 48 << 20
@@ -42,7 +42,7 @@ def tokenizer_file(given: str, flag: str) -> Path:
     try:
         path = local_folder(given, MANIFEST) if in_s3(given) else Path(given.removeprefix("file://"))
     except NoSuchKey:
-        raise StepError(f"{flag} {given}: no finished model there; steps.model makes one") from None
+        raise StepError(f"{flag} {given}: no finished model there; everstep.steps.model makes one") from None
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         what = "no tokenizer.json in this folder" if path.is_dir() else "no such file or folder"

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from runtime.store import Store, in_s3, open_store
-from steps.entry import TRY_AGAIN, StepError
+from everstep.runtime.store import Store, in_s3, open_store
+from everstep.steps.entry import TRY_AGAIN, StepError
 
 COUNTS = struct.Struct("<QQQQ")
 """Documents, tokens, bytes of text and stored bytes read so far: what a task's `.progress` holds."""

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from steps.lazy import lazily
-from steps.report.config import Config
+from everstep.steps.lazy import lazily
+from everstep.steps.report.config import Config
 
 if TYPE_CHECKING:
-    from steps.report.template import on_exit
+    from everstep.steps.report.template import on_exit
 
 __all__ = ["Config", "on_exit"]
-__getattr__ = lazily("steps.report.template", "on_exit")
+__getattr__ = lazily("everstep.steps.report.template", "on_exit")

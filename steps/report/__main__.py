@@ -1,4 +1,4 @@
-"""`python -m steps.report --run NAME`: the page of a run."""
+"""`python -m everstep.steps.report --run NAME`: the page of a run."""
 
 import json
 import os
@@ -7,15 +7,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from steps.entry import Result, main
-from steps.report.config import Config
+from everstep.steps.entry import Result, main
+from everstep.steps.report.config import Config
 
 
 def run(config: Config) -> Result:
     """Read the run, write `<outputs>/report.html`, and a copy into the run's folder where there is one."""
-    from runtime.report import read_run, render
-    from runtime.report.page import overview
-    from runtime.store import open_store
+    from everstep.runtime.report import read_run, render
+    from everstep.runtime.report.page import overview
+    from everstep.runtime.store import open_store
 
     place = os.environ.get("EVERSTEP_RUN_DIR")
     folder = Path(place) if place else None

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from steps.entry import StepError
+from everstep.steps.entry import StepError
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from functools import cache
 
 from hera.workflows import Container, Workflow
 
-from steps.report.config import Config
-from steps.template import step_template
+from everstep.steps.report.config import Config
+from everstep.steps.template import step_template
 
 
 @cache

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from steps.lazy import lazily
-from steps.train.config import Config
+from everstep.steps.lazy import lazily
+from everstep.steps.train.config import Config
 
 if TYPE_CHECKING:
-    from steps.train.template import task
+    from everstep.steps.train.template import task
 
 __all__ = ["Config", "task"]
-__getattr__ = lazily("steps.train.template", "task")
+__getattr__ = lazily("everstep.steps.train.template", "task")

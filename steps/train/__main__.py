@@ -1,8 +1,8 @@
-"""`python -m steps.train --dataset URI`."""
+"""`python -m everstep.steps.train --dataset URI`."""
 
-from steps.entry import main
-from steps.train.config import Config
-from steps.train.run import run
+from everstep.steps.entry import main
+from everstep.steps.train.config import Config
+from everstep.steps.train.run import run
 
 if __name__ == "__main__":
     main("train", Config, run)

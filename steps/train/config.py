@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint.cadence import share_of
-from runtime.job.spec import KEEP_LAST
-from runtime.platform.gang import Gang
-from runtime.store import NoSuchKey, open_store
-from steps.entry import StepError
-from steps.model import directory
-from steps.model.directory import TINY
-from steps.train.job import job_of, ranks
+from everstep.runtime.checkpoint.cadence import share_of
+from everstep.runtime.job.spec import KEEP_LAST
+from everstep.runtime.platform.gang import Gang
+from everstep.runtime.store import NoSuchKey, open_store
+from everstep.steps.entry import StepError
+from everstep.steps.model import directory
+from everstep.steps.model.directory import TINY
+from everstep.steps.train.job import job_of, ranks
 
 LLAMA = Path(__file__).with_name("llama.py")
 EVERY = 50

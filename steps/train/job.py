@@ -4,12 +4,12 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steps.entry import StepError
+from everstep.steps.entry import StepError
 
 if TYPE_CHECKING:
-    from runtime.job.reader import Said
-    from runtime.job.spec import JobSpec
-    from steps.train.config import Config
+    from everstep.runtime.job.reader import Said
+    from everstep.runtime.job.spec import JobSpec
+    from everstep.steps.train.config import Config
 
 ROLE = "worker"
 """The role that the flags are about."""
@@ -31,8 +31,8 @@ def job_of(config: "Config") -> "JobSpec":
 
     With a spec, a flag that is as by default says nothing.
     """
-    from runtime.job.reader import SpecError, spec_of
-    from runtime.job.spec import JobSpec, Patience, RoleSpec
+    from everstep.runtime.job.reader import SpecError, spec_of
+    from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
 
     if not config.job_spec:
         patience = Patience(
@@ -69,7 +69,7 @@ def _text(given: str) -> tuple[str, str]:
 
 
 def _said(config: "Config") -> "list[Said]":
-    from runtime.job.reader import Said
+    from everstep.runtime.job.reader import Said
 
     usual = {field.name: field.default for field in dataclasses.fields(config)}
     said = [Said("--job", ("job",), config.job, firm=config.job != usual["job"])]

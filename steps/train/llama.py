@@ -1,6 +1,6 @@
 """Train a Llama in plain PyTorch: copy this file and make it yours. The lines with `everstep.` make it survive.
 
-    python -m steps.train --dataset runs/store/datasets/DIGEST --script my_copy.py
+    python -m everstep.steps.train --dataset runs/store/datasets/DIGEST --script my_copy.py
 
 `--model tiny` has about 5 million random weights; a Hugging Face directory of a Llama goes on from its weights.
 Everything after a restart is a function of (seed, consumed samples, world size): no worker's death changes a weight.
@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 import everstep
-from runtime.data import open_dataset
-from steps.model.directory import folder
+from everstep.runtime.data import open_dataset
+from everstep.steps.model.directory import folder
 
 TINY: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4}
 
@@ -27,9 +27,13 @@ TINY: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidde
 def arguments() -> argparse.Namespace:
     """The flags; steps/train passes those of its config."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", required=True, help="folder or URI of a token dataset (steps.preprocess makes it)")
     parser.add_argument(
-        "--model", default="tiny", help="tiny, or a Llama: a Hugging Face directory or the URI that steps.model told"
+        "--dataset", required=True, help="folder or URI of a token dataset (everstep.steps.preprocess makes it)"
+    )
+    parser.add_argument(
+        "--model",
+        default="tiny",
+        help="tiny, or a Llama: a Hugging Face directory or the URI that everstep.steps.model told",
     )
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--sequence-length", type=int, default=96, help="tokens a sample")

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from runtime.platform.gang import Gang
-from runtime.tls import Credentials, credentials_of
-from runtime.token import shared_token
-from steps.train.staged import shared_bytes
+from everstep.runtime.platform.gang import Gang
+from everstep.runtime.tls import Credentials, credentials_of
+from everstep.runtime.token import shared_token
+from everstep.steps.train.staged import shared_bytes
 
 if TYPE_CHECKING:
-    from runtime.job.spec import JobSpec
-    from runtime.platform import Platform
-    from runtime.platform.kubernetes import Access, Scheduling
-    from steps.train.config import Config
+    from everstep.runtime.job.spec import JobSpec
+    from everstep.runtime.platform import Platform
+    from everstep.runtime.platform.kubernetes import Access, Scheduling
+    from everstep.steps.train.config import Config
 
 HARDWARE = 201
 """The exit code of a node that the check found unfit, where the spec lists none for faulty hardware."""
@@ -59,7 +59,7 @@ async def place_of(
 ) -> AsyncIterator[Place]:
     """This machine, or the cluster. Raises KubeError where the cluster refuses to tell or to make what is needed."""
     if pod := environment.get(POD_VARIABLE):
-        from runtime.platform.kubernetes import Access
+        from everstep.runtime.platform.kubernetes import Access
 
         access, scheduling = Access.of_this_pod(environment), scheduling_of(config, spec)
         more: dict[str, Any] = {"taints": config.taint_hosts, "tls": config.tls}
@@ -68,7 +68,7 @@ async def place_of(
         return
     if ignored := config.for_schedulers():
         _tell(f"{', '.join(ignored)}: nodes are processes of this machine, which no scheduler places")
-    from runtime.platform.process import ProcessPlatform
+    from everstep.runtime.platform.process import ProcessPlatform
 
     async def stopped() -> bool:
         return stopped_for_good(folder)
@@ -79,7 +79,7 @@ async def place_of(
 
 def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
     """What the flags tell the cluster's scheduler."""
-    from runtime.platform.kubernetes import Scheduling, minimum_of
+    from everstep.runtime.platform.kubernetes import Scheduling, minimum_of
 
     return Scheduling(
         Gang(config.gang), config.queue, config.priority_class, config.extra_priority_class, minimum_of(spec)
@@ -101,7 +101,7 @@ async def pods_beside(
 
     `taints`: hosts to avoid are marked for everybody. `tls`: between all of them.
     """
-    from runtime.platform.kubernetes import (
+    from everstep.runtime.platform.kubernetes import (
         KubeApi,
         KubernetesPlatform,
         end_of,
@@ -115,7 +115,7 @@ async def pods_beside(
         wishes_made,
         with_shared_memory,
     )
-    from runtime.platform.kubernetes.platform import shared_token as token_of
+    from everstep.runtime.platform.kubernetes.platform import shared_token as token_of
 
     async with KubeApi(access) as api:
         own = await api.own_pod(pod)
@@ -147,8 +147,8 @@ async def checking(config: "Config", place: Place) -> AsyncIterator[tuple[int, l
     if not config.network_check:
         yield 0, []
         return
-    from runtime.agent.ports import free_ports
-    from runtime.diagnosis.admitting import Admission, admitting, check_port
+    from everstep.runtime.agent.ports import free_ports
+    from everstep.runtime.diagnosis.admitting import Admission, admitting, check_port
 
     spec, patience = place.spec, place.spec.patience
     roles = [role for role in spec.roles.values() if not role.waits_for]  # Others come when these have joined.

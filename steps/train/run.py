@@ -16,16 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from steps.entry import TRY_AGAIN, Result, StepError, Terminated, of_the_disk
-from steps.model.directory import TINY
-from steps.train.config import Config
-from steps.train.job import job_of
-from steps.train.nodes import checking, heard, place_of
+from everstep.steps.entry import TRY_AGAIN, Result, StepError, Terminated, of_the_disk
+from everstep.steps.model.directory import TINY
+from everstep.steps.train.config import Config
+from everstep.steps.train.job import job_of
+from everstep.steps.train.nodes import checking, heard, place_of
 
 if TYPE_CHECKING:
-    from runtime.job.spec import JobSpec
-    from runtime.master import Outcome, Progress
-    from runtime.store import Store
+    from everstep.runtime.job.spec import JobSpec
+    from everstep.runtime.master import Outcome, Progress
+    from everstep.runtime.store import Store
 
 RUN_DIR_VARIABLE = "EVERSTEP_RUN_DIR"
 ENDED = ("succeeded", "failed", "no_quorum")
@@ -36,12 +36,12 @@ LINES_EVERY_S = 0.5
 
 def run(config: Config) -> Result:
     """Train to the end. Raises StepError: 1 the script's own error, 3 too few nodes, 75 the next try may do better."""
-    from runtime.master import CannotListen, JournalError
-    from runtime.platform.kubernetes import KubeError
-    from runtime.store import StoreError, open_store
+    from everstep.runtime.master import CannotListen, JournalError
+    from everstep.runtime.platform.kubernetes import KubeError
+    from everstep.runtime.store import StoreError, open_store
 
     if not config.dataset:
-        raise StepError("--dataset: missing; give the URI that steps.preprocess told")
+        raise StepError("--dataset: missing; give the URI that everstep.steps.preprocess told")
     if config.model == TINY and not config.script:
         print("model tiny: random weights, trained from nothing", file=sys.stderr)
     store, spec = open_store(config.store), job_of(config)
@@ -82,7 +82,7 @@ def run(config: Config) -> Result:
 async def _train(
     config: Config, spec: "JobSpec", store: "Store", folder: Path, show: "Callable[[Progress], None]"
 ) -> "Outcome":
-    from runtime.master import run as run_master
+    from everstep.runtime.master import run as run_master
 
     asked, stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -190,8 +190,8 @@ def asked(config: Config, spec: "JobSpec") -> dict[str, Any]:
 def history(store: "Store", job: str) -> dict[str, int]:
     """Rounds that were formed, restarts (rounds that broke, but not those whose checkpoint was passed over: they did
     nothing yet) and masters, from the job's journal."""
-    from runtime.job.records import MasterClaimed, Reason, RoundBroken, RoundFormed
-    from runtime.master import read_journal
+    from everstep.runtime.job.records import MasterClaimed, Reason, RoundBroken, RoundFormed
+    from everstep.runtime.master import read_journal
 
     records = list(read_journal(store, job))
     counted = {"rounds": RoundFormed, "restarts": RoundBroken, "masters": MasterClaimed}
@@ -202,7 +202,7 @@ def history(store: "Store", job: str) -> dict[str, int]:
 
 def parameters(store: "Store", checkpoint: str) -> int | None:
     """Numbers in the tensors under `model` of a checkpoint, read from its safetensors header; None without any."""
-    from runtime.checkpoint.commits import read_commit
+    from everstep.runtime.checkpoint.commits import read_commit
 
     key = read_commit(store, checkpoint).shards(checkpoint)[0].key
     length = int.from_bytes(store.get(key, 0, 8), "little")

@@ -3,10 +3,10 @@
 import json
 from typing import TYPE_CHECKING
 
-from steps.model.directory import TINY, opened
+from everstep.steps.model.directory import TINY, opened
 
 if TYPE_CHECKING:
-    from steps.train.config import Config
+    from everstep.steps.train.config import Config
 
 BYTES_A_PARAMETER = 12
 """Of steps/train/llama.py: a weight and AdamW's two moments, in float32."""
@@ -19,8 +19,8 @@ def shared_bytes(config: "Config") -> int:
 
     The ranks of a node stage one copy of a replicated state; `state_bytes` says what it is for a script of the user's.
     """
-    from runtime.checkpoint.keeper import SLOTS
-    from runtime.checkpoint.segment import segment_bytes
+    from everstep.runtime.checkpoint.keeper import SLOTS
+    from everstep.runtime.checkpoint.segment import segment_bytes
 
     state = int(config.state_bytes)
     if not state and not config.script and config.model != TINY:

@@ -5,10 +5,10 @@ from functools import cache
 
 from hera.workflows import Container
 
-from runtime.job.spec import JobSpec
-from runtime.job.writer import mapping_of
-from steps.template import StepTask, step_task, step_template
-from steps.train.config import Config
+from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.job.writer import mapping_of
+from everstep.steps.template import StepTask, step_task, step_template
+from everstep.steps.train.config import Config
 
 
 @cache

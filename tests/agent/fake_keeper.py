@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runtime.agent.agent import Agent
-from runtime.agent.keeping import Place
-from runtime.agent.link import Fetched, Segment, Slot, Staged
-from runtime.agent.output import NodeLog
-from runtime.agent.settings import settings_of
-from runtime.agent.surroundings import Surroundings
-from runtime.job.messages import Holding, Seat
-from runtime.master.journal import find_master
-from runtime.platform.debris import memory_prefix
-from runtime.store import open_store
-from runtime.tls import credentials_of
+from everstep.runtime.agent.agent import Agent
+from everstep.runtime.agent.keeping import Place
+from everstep.runtime.agent.link import Fetched, Segment, Slot, Staged
+from everstep.runtime.agent.output import NodeLog
+from everstep.runtime.agent.settings import settings_of
+from everstep.runtime.agent.surroundings import Surroundings
+from everstep.runtime.job.messages import Holding, Seat
+from everstep.runtime.master.journal import find_master
+from everstep.runtime.platform.debris import memory_prefix
+from everstep.runtime.store import open_store
+from everstep.runtime.tls import credentials_of
 
 
 class FakeKeeper:

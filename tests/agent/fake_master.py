@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from runtime.job.messages import (
+from everstep.runtime.job.messages import (
     JOB_HEADER,
     Ack,
     Action,

@@ -11,7 +11,7 @@ import aiohttp
 import psutil
 import pytest
 
-from runtime.job.messages import (
+from everstep.runtime.job.messages import (
     Action,
     Dumped,
     Finished,
@@ -27,7 +27,7 @@ from tests.wire import FAR, Wire
 
 REPORTS = """
 import json, os, sys, threading
-from runtime.agent.link import Link, Report
+from everstep.runtime.agent.link import Link, Report
 link = Link.from_environment()
 link.tell(Report(1, {"pid": os.getpid(), "argv": json.dumps(sys.argv[1:]), "loss": float("nan")}))
 """
@@ -259,7 +259,7 @@ def test_told_to_dump_the_agent_writes_the_stacks_of_every_rank_to_its_log_and_t
 def test_told_to_persist_the_agent_puts_the_newest_state_into_the_store(job: Any, masters: Any, ended: Any) -> None:
     script = """
 import threading
-from runtime.agent.link import *
+from everstep.runtime.agent.link import *
 link = Link.from_environment()
 segment = link.ask(Announce(100), Segment)
 slot = link.ask(Acquire(7), Slot)
@@ -299,8 +299,8 @@ def test_a_killed_agent_takes_along_its_workers_and_what_they_started(job: Any, 
 def test_workers_train_on_without_a_master_and_the_journal_leads_to_the_next(
     job: Any, masters: Any, ended: Any
 ) -> None:
-    from runtime.master.journal import claim
-    from runtime.store import open_store
+    from everstep.runtime.master.journal import claim
+    from everstep.runtime.store import open_store
 
     async def story() -> None:
         async with masters(epoch=1) as master:
@@ -388,7 +388,7 @@ def test_a_fork_server_that_dies_is_replaced_and_its_workers_are_a_fault(job: An
 def test_what_is_staged_is_served_and_a_persisted_shard_is_told(job: Any, masters: Any, ended: Any) -> None:
     script = """
 import mmap, os, threading
-from runtime.agent.link import *
+from everstep.runtime.agent.link import *
 link = Link.from_environment()
 assert link.ask(Fetch(), Fetched).path == "/some/where"
 segment = link.ask(Announce(100), Segment)
@@ -442,6 +442,6 @@ def _agent(node: Any) -> int:
 
 
 def _lives(pid: int) -> bool:
-    from runtime.processes import start_time
+    from everstep.runtime.processes import start_time
 
     return start_time(pid) is not None

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.agent.beacons import Beacons
-from runtime.agent.memory import OomCounter, own_counter
+from everstep.runtime.agent.beacons import Beacons
+from everstep.runtime.agent.memory import OomCounter, own_counter
 
 
 class Shown:

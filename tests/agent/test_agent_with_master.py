@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from runtime.job.spec import JobSpec, RoleSpec
-from runtime.master import run
-from runtime.platform import debris
-from runtime.platform.process import ProcessPlatform, end_nodes
-from runtime.store import open_store
-from runtime.tls import Credentials
+from everstep.runtime.job.spec import JobSpec, RoleSpec
+from everstep.runtime.master import run
+from everstep.runtime.platform import debris
+from everstep.runtime.platform.process import ProcessPlatform, end_nodes
+from everstep.runtime.store import open_store
+from everstep.runtime.tls import Credentials
 
 SCRIPT = """
 import os, signal, sys
 import torch
 import torch.distributed as dist
-from runtime.agent.link import Link, Report
-from runtime.checkpoint.checkpointer import Checkpointer
-from runtime.tls import Credentials
+from everstep.runtime.agent.link import Link, Report
+from everstep.runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.tls import Credentials
 
 link = Link.from_environment()
 dist.init_process_group("gloo")

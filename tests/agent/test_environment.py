@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from runtime.agent.environment import worker_command, worker_environment
-from runtime.agent.ports import free_port
-from runtime.agent.settings import Settings, settings_of
-from runtime.job.messages import Seat
+from everstep.runtime.agent.environment import worker_command, worker_environment
+from everstep.runtime.agent.ports import free_port
+from everstep.runtime.agent.settings import Settings, settings_of
+from everstep.runtime.job.messages import Seat
 
 SEAT = Seat(
     epoch=1, round=4, role="worker", group_rank=1, group_world_size=2, first_rank=3, world_size=6,

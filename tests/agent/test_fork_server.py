@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import pytest
 
-from runtime.agent.environment import ERROR_FILE_VARIABLE
-from runtime.agent.forkserver import signal_group
-from runtime.agent.output import NodeLog
-from runtime.agent.script import TRACEBACK_VARIABLE
-from runtime.agent.workers import Start, WorkerEnd, Workers
+from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
+from everstep.runtime.agent.forkserver import signal_group
+from everstep.runtime.agent.output import NodeLog
+from everstep.runtime.agent.script import TRACEBACK_VARIABLE
+from everstep.runtime.agent.workers import Start, WorkerEnd, Workers
 
 DEADLINE_S = 60
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from runtime.agent.client import MasterClient, NoPlace
-from runtime.job.messages import JOB_HEADER, Ack, Action, Directive, Heartbeat, WorkerExit
+from everstep.runtime.agent.client import MasterClient, NoPlace
+from everstep.runtime.job.messages import JOB_HEADER, Ack, Action, Directive, Heartbeat, WorkerExit
 
 CHANCE = random.Random(0)
 

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from aiohttp import ClientSession, web
 
-from runtime.agent import server
-from runtime.agent.server import application
-from runtime.door import Door, application_of, listen
-from runtime.job.messages import Holding
-from runtime.tls import Credentials
+from everstep.runtime.agent import server
+from everstep.runtime.agent.server import application
+from everstep.runtime.door import Door, application_of, listen
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.tls import Credentials
 from tests.credentials import credentials
 
 SIZE = 64 << 20

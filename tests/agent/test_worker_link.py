@@ -10,9 +10,9 @@ from unittest.mock import create_autospec
 import msgspec
 import pytest
 
-from runtime.agent.keeping import Keeper
-from runtime.agent.link import Acquire, Done, Hello, Link, LinkError, Slot, Staged, Welcome
-from runtime.agent.socket_server import LinkServer
+from everstep.runtime.agent.keeping import Keeper
+from everstep.runtime.agent.link import Acquire, Done, Hello, Link, LinkError, Slot, Staged, Welcome
+from everstep.runtime.agent.socket_server import LinkServer
 from tests.fake_agent import seat
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from everstep.cli import main
 from everstep.commands.check import own_end
-from runtime.agent.ports import free_port
-from runtime.diagnosis.orders import Over
-from runtime.diagnosis.verdicts import Health, Verdict
+from everstep.runtime.agent.ports import free_port
+from everstep.runtime.diagnosis.orders import Over
+from everstep.runtime.diagnosis.verdicts import Health, Verdict
 from tests.check.test_check_step import late_s
 
 Ended = tuple[int, str]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from steps.check import Config
-from steps.entry import StepError
+from everstep.steps.check import Config
+from everstep.steps.entry import StepError
 from tests.harness import wait_until
 
 
@@ -22,7 +22,14 @@ def check(tmp_path: Path, *flags: str, faults: Sequence[str] = ()) -> tuple[int,
     marks = tmp_path / "faults"
     marks.mkdir(parents=True)
     environment = {**os.environ, "EVERSTEP_FAULT": ";".join(faults), "EVERSTEP_FAULT_DIR": str(marks)}
-    command = [sys.executable, "-m", "steps.check", f"--store={tmp_path}/store", f"--outputs={tmp_path}/out", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "everstep.steps.check",
+        f"--store={tmp_path}/store",
+        f"--outputs={tmp_path}/out",
+        *flags,
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert len(list(marks.iterdir())) == len(faults), done.stderr
     verdict = tmp_path / "out/verdict.json"
@@ -114,7 +121,7 @@ def test_a_node_that_hangs_is_faulty_when_the_time_is_up(tmp_path: Path) -> None
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_check_that_is_ended_leaves_no_process(tmp_path: Path, signum: signal.Signals, code: int) -> None:
     fault = {"EVERSTEP_FAULT": "check.matmul,node=local-1=stop", "EVERSTEP_FAULT_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "steps.check", f"--store={tmp_path}/store", f"--outputs={tmp_path}/out"]
+    command = [sys.executable, "-m", "everstep.steps.check", f"--store={tmp_path}/store", f"--outputs={tmp_path}/out"]
     step = subprocess.Popen(command, env={**os.environ, **fault}, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: (tmp_path / "check.matmul").exists(), "the fault")
     step.send_signal(signum)

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from runtime.checkpoint.alone import Alone
-from runtime.checkpoint.checkpointer import Checkpointer
-from runtime.store import DirectoryStore, StoreError
+from everstep.runtime.checkpoint.alone import Alone
+from everstep.runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.store import DirectoryStore, StoreError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.store import DirectoryStore
+from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
 
 

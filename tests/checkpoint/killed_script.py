@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from runtime.agent.link import Link
-from runtime.checkpoint.checkpointer import Checkpointer
-from runtime.checkpoint.tree import flatten
+from everstep.runtime.agent.link import Link
+from everstep.runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.checkpoint.tree import flatten
 
 PR_SET_PDEATHSIG = 1
 

@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._pytree import tree_map
 
-from runtime.agent.link import Link
-from runtime.checkpoint.alone import Alone
-from runtime.checkpoint.checkpointer import Checkpointer
-from runtime.store import open_store
+from everstep.runtime.agent.link import Link
+from everstep.runtime.checkpoint.alone import Alone
+from everstep.runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.store import open_store
 
 
 def build(world_size: int, mesh: str) -> torch.nn.Module:

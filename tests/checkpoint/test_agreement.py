@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-from runtime.checkpoint.agreement import from_rank_0, largest
-from runtime.checkpoint.alone import Alone
-from runtime.checkpoint.tree import flatten
-from runtime.store import DirectoryStore
+from everstep.runtime.checkpoint.agreement import from_rank_0, largest
+from everstep.runtime.checkpoint.alone import Alone
+from everstep.runtime.checkpoint.tree import flatten
+from everstep.runtime.store import DirectoryStore
 from tests.checkpoint.agreeing_ranks import CASES
 from tests.harness import PATIENCE_S, ROOT
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from runtime.checkpoint import beginning
-from runtime.checkpoint.checkpointer import Checkpointer, mapped_ahead
-from runtime.checkpoint.segment import NewSegment, SegmentFile
+from everstep.runtime.checkpoint import beginning
+from everstep.runtime.checkpoint.checkpointer import Checkpointer, mapped_ahead
+from everstep.runtime.checkpoint.segment import NewSegment, SegmentFile
 
 
 def mapped_bytes(path: str) -> int:

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.checkpoint.alone import EVERY, Agree, Alone
-from runtime.checkpoint.committed import read_committed
-from runtime.checkpoint.errors import UnreachableError
-from runtime.checkpoint.examine import problems, stored
-from runtime.checkpoint.reshard import read_whole
-from runtime.checkpoint.tree import Tree, flatten
-from runtime.store import DirectoryStore, Store, StoreError
+from everstep.runtime.checkpoint.alone import EVERY, Agree, Alone
+from everstep.runtime.checkpoint.committed import read_committed
+from everstep.runtime.checkpoint.errors import UnreachableError
+from everstep.runtime.checkpoint.examine import problems, stored
+from everstep.runtime.checkpoint.reshard import read_whole
+from everstep.runtime.checkpoint.tree import Tree, flatten
+from everstep.runtime.store import DirectoryStore, Store, StoreError
 from tests.examples import examples
 
 JOB = "jobs/j/checkpoints/"

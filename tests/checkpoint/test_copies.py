@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.agent.link import Fetched, Staged
-from runtime.checkpoint.errors import SegmentError
-from runtime.checkpoint.layout import json_bytes, plan, state_capacity
-from runtime.checkpoint.segment import SegmentFile
-from runtime.checkpoint.stage import Stager
-from runtime.checkpoint.tree import flatten
-from runtime.job.messages import Restore
-from runtime.job.restore import choose
+from everstep.runtime.agent.link import Fetched, Staged
+from everstep.runtime.checkpoint.errors import SegmentError
+from everstep.runtime.checkpoint.layout import json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.segment import SegmentFile
+from everstep.runtime.checkpoint.stage import Stager
+from everstep.runtime.checkpoint.tree import flatten
+from everstep.runtime.job.messages import Restore
+from everstep.runtime.job.restore import choose
 from tests.fake_agent import PATIENCE_S, Node
 from tests.harness import wait_until
 

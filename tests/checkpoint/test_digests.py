@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.checkpoint import digests, restore
-from runtime.checkpoint.digests import Arriving, Digests, seal
-from runtime.checkpoint.errors import RestoreError
+from everstep.runtime.checkpoint import digests, restore
+from everstep.runtime.checkpoint.digests import Arriving, Digests, seal
+from everstep.runtime.checkpoint.errors import RestoreError
 from tests.checkpoint.test_restoring import staged
 
 

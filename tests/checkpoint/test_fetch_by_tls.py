@@ -10,15 +10,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from runtime.agent.server import application
-from runtime.checkpoint import fetch as fetching
-from runtime.checkpoint.copies import _ask
-from runtime.checkpoint.digests import seal
-from runtime.checkpoint.errors import DamagedError, UnreachableError
-from runtime.checkpoint.fetch import fetch, read
-from runtime.door import Door, application_of, listen
-from runtime.job.messages import Holding
-from runtime.tls import Credentials
+from everstep.runtime.agent.server import application
+from everstep.runtime.checkpoint import fetch as fetching
+from everstep.runtime.checkpoint.copies import _ask
+from everstep.runtime.checkpoint.digests import seal
+from everstep.runtime.checkpoint.errors import DamagedError, UnreachableError
+from everstep.runtime.checkpoint.fetch import fetch, read
+from everstep.runtime.door import Door, application_of, listen
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.tls import Credentials
 from tests.checkpoint.test_restoring import staged
 from tests.credentials import credentials
 

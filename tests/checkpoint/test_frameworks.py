@@ -13,9 +13,9 @@ import torch
 
 import everstep.training
 from everstep.flash_checkpoint import DdpCheckpointer, StorageType
-from runtime.checkpoint.errors import RestoreError
-from runtime.checkpoint.examine import problems, stored
-from runtime.store import DirectoryStore
+from everstep.runtime.checkpoint.errors import RestoreError
+from everstep.runtime.checkpoint.examine import problems, stored
+from everstep.runtime.store import DirectoryStore
 
 FOLDER = Path(__file__).parent
 

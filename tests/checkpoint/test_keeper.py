@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.agent.link import LinkError, Staged
-from runtime.checkpoint import beginning
-from runtime.checkpoint.checkpointer import Checkpointer
-from runtime.checkpoint.errors import KeeperError, SegmentError
-from runtime.checkpoint.held import Held, Segments, copies_of
-from runtime.checkpoint.keeper import Keeper
-from runtime.checkpoint.slots import Identity
-from runtime.job.messages import Flaw, Holding, Restore
-from runtime.store import DirectoryStore, StoreError
-from runtime.tls import Credentials
+from everstep.runtime.agent.link import LinkError, Staged
+from everstep.runtime.checkpoint import beginning
+from everstep.runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
+from everstep.runtime.checkpoint.held import Held, Segments, copies_of
+from everstep.runtime.checkpoint.keeper import Keeper
+from everstep.runtime.checkpoint.slots import Identity
+from everstep.runtime.job.messages import Flaw, Holding, Restore
+from everstep.runtime.store import DirectoryStore, StoreError
+from everstep.runtime.tls import Credentials
 from tests.fake_agent import PATIENCE_S
 from tests.harness import wait_until
 

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.checkpoint.errors import RestoreError, StateError
-from runtime.checkpoint.layout import SMALL, json_bytes, plan, read_shard, state_capacity
-from runtime.checkpoint.segment import PAGE
-from runtime.checkpoint.stage import Stager
-from runtime.checkpoint.tree import flatten
+from everstep.runtime.checkpoint.errors import RestoreError, StateError
+from everstep.runtime.checkpoint.layout import SMALL, json_bytes, plan, read_shard, state_capacity
+from everstep.runtime.checkpoint.segment import PAGE
+from everstep.runtime.checkpoint.stage import Stager
+from everstep.runtime.checkpoint.tree import flatten
 from tests.examples import examples
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.checkpoint import mapping
-from runtime.checkpoint.mapping import allocate, huge_page, mapped, populate
+from everstep.runtime.checkpoint import mapping
+from everstep.runtime.checkpoint.mapping import allocate, huge_page, mapped, populate
 
 SIZE = (32 << 20) + 5000
 """No multiple of any page."""

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.agent.link import LinkError
-from runtime.checkpoint.alone import Alone
-from runtime.checkpoint.checkpointer import Checkpointer
-from runtime.job.messages import Restore
-from runtime.store import DirectoryStore, Entry, StoreError
+from everstep.runtime.agent.link import LinkError
+from everstep.runtime.checkpoint.alone import Alone
+from everstep.runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.job.messages import Restore
+from everstep.runtime.store import DirectoryStore, Entry, StoreError
 
 
 class Trouble(Enum):

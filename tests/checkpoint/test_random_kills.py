@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.checkpoint.examine import problems, stored
-from runtime.job.brain import WriteManifest
-from runtime.job.messages import Holding
-from runtime.job.restore import choose
-from runtime.master.manifest import commit
-from runtime.store import DirectoryStore
+from everstep.runtime.checkpoint.examine import problems, stored
+from everstep.runtime.job.brain import WriteManifest
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.job.restore import choose
+from everstep.runtime.master.manifest import commit
+from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
 
 SCRIPT = Path(__file__).parent / "killed_script.py"

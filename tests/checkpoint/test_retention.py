@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.checkpoint.alone import Alone
-from runtime.checkpoint.examine import problems, stored
-from runtime.checkpoint.keys import shard_key
-from runtime.checkpoint.retention import DEBRIS_S, Found, Kept, Place, delete, surplus, unneeded
-from runtime.checkpoint.tree import flatten
-from runtime.store import DirectoryStore
+from everstep.runtime.checkpoint.alone import Alone
+from everstep.runtime.checkpoint.examine import problems, stored
+from everstep.runtime.checkpoint.keys import shard_key
+from everstep.runtime.checkpoint.retention import DEBRIS_S, Found, Kept, Place, delete, surplus, unneeded
+from everstep.runtime.checkpoint.tree import flatten
+from everstep.runtime.store import DirectoryStore
 
 JOB = "jobs/j/checkpoints/"
 

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.checkpoint.digests import seal
-from runtime.checkpoint.layout import Layout, json_bytes, plan, read_shard, state_capacity
-from runtime.checkpoint.restore import restore
-from runtime.checkpoint.rows import LEAST, SMALL, rows_of
-from runtime.checkpoint.stage import Stager
-from runtime.checkpoint.tree import Tree, Walker, flatten
+from everstep.runtime.checkpoint.digests import seal
+from everstep.runtime.checkpoint.layout import Layout, json_bytes, plan, read_shard, state_capacity
+from everstep.runtime.checkpoint.restore import restore
+from everstep.runtime.checkpoint.rows import LEAST, SMALL, rows_of
+from everstep.runtime.checkpoint.stage import Stager
+from everstep.runtime.checkpoint.tree import Tree, Walker, flatten
 
 
 def laid_out(tree: Tree) -> tuple[Layout, bytes]:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.checkpoint.commits import read_commit
-from runtime.checkpoint.committed import read_committed
-from runtime.checkpoint.examine import stored
-from runtime.job.brain import WriteManifest
-from runtime.job.messages import Holding, Restore
-from runtime.job.restore import choose
-from runtime.master.manifest import commit
-from runtime.store import DirectoryStore
+from everstep.runtime.checkpoint.commits import read_commit
+from everstep.runtime.checkpoint.committed import read_committed
+from everstep.runtime.checkpoint.examine import stored
+from everstep.runtime.job.brain import WriteManifest
+from everstep.runtime.job.messages import Holding, Restore
+from everstep.runtime.job.restore import choose
+from everstep.runtime.master.manifest import commit
+from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
 
 SCRIPT = Path(__file__).parent / "sharded_script.py"

@@ -12,10 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from runtime.checkpoint import walk
-from runtime.checkpoint.layout import json_bytes
-from runtime.checkpoint.pieces import local
-from runtime.checkpoint.tree import Tree, Walker, flatten
+from everstep.runtime.checkpoint import walk
+from everstep.runtime.checkpoint.layout import json_bytes
+from everstep.runtime.checkpoint.pieces import local
+from everstep.runtime.checkpoint.tree import Tree, Walker, flatten
 
 
 @pytest.fixture(params=[1024, 5], autouse=True)

@@ -4,8 +4,8 @@ import sys
 
 import torch
 
-from runtime.agent.link import Link
-from runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.agent.link import Link
+from everstep.runtime.checkpoint.checkpointer import Checkpointer
 
 
 def main(iterations: int, result: str) -> None:

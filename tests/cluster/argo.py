@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from runtime.platform.kubernetes.pods import JOB
+from everstep.runtime.platform.kubernetes.pods import JOB
 from tests.cluster import images, node
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import ADMIN, NODES, PLANE

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import psutil
 
 from everstep.commands.status import OUT_OF_SERVICE
-from runtime.job.records import Reason
-from steps.train.nodes import POD_VARIABLE
+from everstep.runtime.job.records import Reason
+from everstep.steps.train.nodes import POD_VARIABLE
 from tests import minio
 from tests.cluster import images, lifecycle, network, node, plane, processes
 from tests.cluster.costs import Cost, cost
@@ -133,7 +133,7 @@ def marked(*wanted: str) -> list[psutil.Process]:
 
 def step_of(training: Training) -> psutil.Process:
     """The step's own process."""
-    (found,) = (one for one in marked(f"{POD_VARIABLE}={training.pod}") if "steps.train" in one.cmdline())
+    (found,) = (one for one in marked(f"{POD_VARIABLE}={training.pod}") if "everstep.steps.train" in one.cmdline())
     return found
 
 
@@ -143,7 +143,7 @@ def worker_of(training: Training, name: str) -> psutil.Process:
     def found() -> psutil.Process | None:
         with suppress(psutil.Error):
             there = marked(f"EVERSTEP_JOB={training.job}", f"EVERSTEP_NODE={name}")
-            servers = {one.pid for one in there if "runtime.agent.forkserver" in one.cmdline()}
+            servers = {one.pid for one in there if "everstep.runtime.agent.forkserver" in one.cmdline()}
             return next((one for one in there if one.ppid() in servers), None)
         return None
 

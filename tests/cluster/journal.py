@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from runtime.job.records import Reason
+from everstep.runtime.job.records import Reason
 
 Records = list[dict[str, Any]]
 

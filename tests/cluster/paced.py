@@ -10,7 +10,7 @@ import time
 import torch
 
 import everstep
-from runtime.store import NoSuchKey, StoreError, open_store
+from everstep.runtime.store import NoSuchKey, StoreError, open_store
 
 LOOK_EVERY_S = 0.5
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.store import open_store
+from everstep.runtime.store import open_store
 from tests.cluster import argo, faults, images, layout, processes
 from tests.cluster.argo import ByArgo
 from tests.cluster.lifecycle import Cluster

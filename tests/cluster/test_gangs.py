@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from runtime.platform.kubernetes.pods import waiting_for
+from everstep.runtime.platform.kubernetes.pods import waiting_for
 from tests.cluster import coscheduling, volcano
 from tests.cluster.extras import MINIMUM, SPEC, classes, crowded, goes_on_with, phases
 from tests.cluster.layout import node_name

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.platform import NodeRequest
-from runtime.platform.kubernetes import Access, KubeApi, KubeError, KubernetesPlatform, Owner
-from runtime.platform.kubernetes.platform import shared_token
-from runtime.platform.kubernetes.workflow import will_not_return
+from everstep.runtime.platform import NodeRequest
+from everstep.runtime.platform.kubernetes import Access, KubeApi, KubeError, KubernetesPlatform, Owner
+from everstep.runtime.platform.kubernetes.platform import shared_token
+from everstep.runtime.platform.kubernetes.workflow import will_not_return
 from tests.cluster import images, layout, plane
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.namespace import OF_TRAINING, SERVICE_ACCOUNT

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.store import Store, open_store
-from runtime.submission.manifest import OWN_POD
-from steps.preprocess.masters import LABELS
+from everstep.runtime.store import Store, open_store
+from everstep.runtime.submission.manifest import OWN_POD
+from everstep.steps.preprocess.masters import LABELS
 from tests.cluster import images
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.namespace import OF_SPARK, STORE_SECRET
@@ -33,7 +33,7 @@ def driver(cluster: Cluster, name: str, *arguments: str) -> dict[str, Any]:
     known = [{"name": key, "valueFrom": {"secretKeyRef": {"name": STORE_SECRET, "key": key}}} for key in cluster.store]
     container = {
         **container, "image": images.HOST, "workingDir": "/tmp", "env": [OWN_POD, *known],
-        "command": ["python", "-m", "steps.preprocess", *arguments],
+        "command": ["python", "-m", "everstep.steps.preprocess", *arguments],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }  # fmt: skip
     security = {"runAsNonRoot": True, "runAsUser": NOBODY, "fsGroup": NOBODY}
@@ -86,7 +86,7 @@ def test_executors_are_pods_one_is_lost_and_the_bytes_are_those_of_local_mode(cl
     here = ["--output-prefix", f"{uri}/here/result", "--spark-master", "local[2]"]
     here += ["--store", str(tmp_path / "store"), "--outputs", str(tmp_path / "outputs")]
     subprocess.run(
-        [sys.executable, "-m", "steps.preprocess", *given, *here],
+        [sys.executable, "-m", "everstep.steps.preprocess", *given, *here],
         cwd=ROOT,
         env={**os.environ, **cluster.store},
         check=True,

@@ -16,12 +16,12 @@ from typing import Any
 
 from hera.workflows import Workflow
 
+from everstep.runtime.data.sampler import Sampler, sample_count
+from everstep.runtime.platform.kubernetes.pods import NODE, ended, selector
+from everstep.runtime.store import Store, open_store
+from everstep.runtime.submission.manifest import ClusterOptions, for_argo
+from everstep.steps.train.template import template as train_template
 from everstep.version import IMAGE
-from runtime.data.sampler import Sampler, sample_count
-from runtime.platform.kubernetes.pods import NODE, ended, selector
-from runtime.store import Store, open_store
-from runtime.submission.manifest import ClusterOptions, for_argo
-from steps.train.template import template as train_template
 from tests.cluster import images
 from tests.cluster.layout import ADMIN, NAMESPACE
 from tests.cluster.lifecycle import Cluster

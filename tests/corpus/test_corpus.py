@@ -13,10 +13,10 @@ import pytest
 import zstandard
 from lm_dataformat import Archive, Reader
 
-from runtime.store import open_store
-from steps.corpus import Config, archive
-from steps.corpus.run import run
-from steps.entry import Result, StepError
+from everstep.runtime.store import open_store
+from everstep.steps.corpus import Config, archive
+from everstep.steps.corpus.run import run
+from everstep.steps.entry import Result, StepError
 from tests.minio import MinIO
 
 
@@ -174,7 +174,9 @@ def test_a_single_document_cannot_be_held_out(tmp_path: Path) -> None:
 
 
 def as_process(*flags: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*prefix, sys.executable, "-m", "steps.corpus", *flags], capture_output=True, text=True)
+    return subprocess.run(
+        [*prefix, sys.executable, "-m", "everstep.steps.corpus", *flags], capture_output=True, text=True
+    )
 
 
 def test_the_process_ends_with_code_2_and_one_line(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.data import DatasetError, IndexedWriter, open_dataset
+from everstep.runtime.data import DatasetError, IndexedWriter, open_dataset
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.data import finished
-from runtime.store import local_folder
+from everstep.runtime.data import finished
+from everstep.runtime.store import local_folder
 from tests.minio import MinIO
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.data import DatasetError, IndexedDataset, IndexedWriter, token_dtype, write_index
+from everstep.runtime.data import DatasetError, IndexedDataset, IndexedWriter, token_dtype, write_index
 
 HEADER = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1)
 

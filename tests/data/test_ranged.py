@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.data import DatasetError, IndexedDataset, IndexedWriter, RangedTokens, open_dataset
-from runtime.store import DirectoryStore, open_store
-from runtime.store.cache import BYTES, FOLDER
+from everstep.runtime.data import DatasetError, IndexedDataset, IndexedWriter, RangedTokens, open_dataset
+from everstep.runtime.store import DirectoryStore, open_store
+from everstep.runtime.store.cache import BYTES, FOLDER
 from tests.minio import MinIO
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.data import Sampler, sample_count
-from runtime.data.sampler import permutation
+from everstep.runtime.data import Sampler, sample_count
+from everstep.runtime.data.sampler import permutation
 
 seeds = st.integers(-(2**63), 2**64 - 1)
 

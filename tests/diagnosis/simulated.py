@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
-from runtime.diagnosis.evidence import FAILED_S, Measurement, Round
-from runtime.diagnosis.rounds import Plan, next_round
+from everstep.runtime.diagnosis.evidence import FAILED_S, Measurement, Round
+from everstep.runtime.diagnosis.rounds import Plan, next_round
 
 Links = dict[str, float]
 """Node -> seconds that an all-reduce takes with it, where not 0.1: its whole group waits for it."""

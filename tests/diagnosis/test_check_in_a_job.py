@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from runtime.diagnosis import checked
-from runtime.diagnosis.coordinator import Coordinator
-from runtime.diagnosis.errors import UnknownNodeError
-from runtime.diagnosis.evidence import Measurement
-from runtime.diagnosis.measuring import started
-from runtime.diagnosis.node import check_node
-from runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Stop, Told, Work
-from runtime.diagnosis.verdicts import Health, Verdict
-from runtime.store import StoreError
-from runtime.tls import Credentials
+from everstep.runtime.diagnosis import checked
+from everstep.runtime.diagnosis.coordinator import Coordinator
+from everstep.runtime.diagnosis.errors import UnknownNodeError
+from everstep.runtime.diagnosis.evidence import Measurement
+from everstep.runtime.diagnosis.measuring import started
+from everstep.runtime.diagnosis.node import check_node
+from everstep.runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Stop, Told, Work
+from everstep.runtime.diagnosis.verdicts import Health, Verdict
+from everstep.runtime.store import StoreError
+from everstep.runtime.tls import Credentials
 
 
 def test_a_new_node_is_checked_with_a_healthy_partner_and_named_when_it_fails(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.diagnosis.evidence import Round, weigh
-from runtime.diagnosis.rounds import Plan, adjacent, next_round
+from everstep.runtime.diagnosis.evidence import Round, weigh
+from everstep.runtime.diagnosis.rounds import Plan, adjacent, next_round
 from tests.diagnosis.simulated import check, fault_sets, names
 
 ALL = range(2, 17)

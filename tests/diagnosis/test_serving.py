@@ -8,19 +8,19 @@ from typing import Any
 import aiohttp
 import pytest
 
-from runtime.diagnosis.coordinator import Coordinator
-from runtime.diagnosis.errors import (
+from everstep.runtime.diagnosis.coordinator import Coordinator
+from everstep.runtime.diagnosis.errors import (
     CoordinatorLostError,
     NoQuorumError,
     RefusedError,
     TakenNameError,
     UnknownNodeError,
 )
-from runtime.diagnosis.evidence import Measurement
-from runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Together, Told, Work
-from runtime.diagnosis.serving import HttpLink, serving
-from runtime.door import Door, listen
-from runtime.tls import Credentials
+from everstep.runtime.diagnosis.evidence import Measurement
+from everstep.runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Together, Told, Work
+from everstep.runtime.diagnosis.serving import HttpLink, serving
+from everstep.runtime.door import Door, listen
+from everstep.runtime.tls import Credentials
 
 ONE = Arrive("node-1", "b", "127.0.0.1")
 

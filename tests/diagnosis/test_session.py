@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.diagnosis.evidence import Measurement
-from runtime.diagnosis.orders import Arrive, Over, Stage, Stop, Together, Told, Work
-from runtime.diagnosis.session import Session
-from runtime.diagnosis.verdicts import Health
+from everstep.runtime.diagnosis.evidence import Measurement
+from everstep.runtime.diagnosis.orders import Arrive, Over, Stage, Stop, Together, Told, Work
+from everstep.runtime.diagnosis.session import Session
+from everstep.runtime.diagnosis.verdicts import Health
 from tests.diagnosis.simulated import names
 
 

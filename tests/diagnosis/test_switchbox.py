@@ -2,7 +2,15 @@
 
 import pytest
 
-from runtime.diagnosis.switchbox import Box, CudaLinks, SwitchboxError, measure, missing_devices, parse_box, verdict
+from everstep.runtime.diagnosis.switchbox import (
+    Box,
+    CudaLinks,
+    SwitchboxError,
+    measure,
+    missing_devices,
+    parse_box,
+    verdict,
+)
 
 
 def test_pairs_are_read_as_device_numbers() -> None:

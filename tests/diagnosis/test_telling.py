@@ -3,9 +3,9 @@
 import io
 import json
 
-from runtime.diagnosis import telling
-from runtime.diagnosis.evidence import Measurement, Round
-from runtime.diagnosis.verdicts import Verdict, judge
+from everstep.runtime.diagnosis import telling
+from everstep.runtime.diagnosis.evidence import Measurement, Round
+from everstep.runtime.diagnosis.verdicts import Verdict, judge
 from tests.diagnosis.simulated import check, names
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from runtime.diagnosis.evidence import Measurement, Round, slow_above_s
-from runtime.diagnosis.verdicts import Health, Verdict, avoided_hosts, judge, named, usable
+from everstep.runtime.diagnosis.evidence import Measurement, Round, slow_above_s
+from everstep.runtime.diagnosis.verdicts import Health, Verdict, avoided_hosts, judge, named, usable
 from tests.diagnosis.simulated import check, names
 
 

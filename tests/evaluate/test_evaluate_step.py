@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.data import IndexedWriter
-from runtime.store import open_store
-from steps.entry import StepError
-from steps.evaluate import Config
-from steps.evaluate.run import run
+from everstep.runtime.data import IndexedWriter
+from everstep.runtime.store import open_store
+from everstep.steps.entry import StepError
+from everstep.steps.evaluate import Config
+from everstep.steps.evaluate.run import run
 
 TEXT = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog sat"] * 12
 
@@ -49,8 +49,8 @@ def make_checkpoint(store: Path, vocab_size: int) -> str:
     import torch
     from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
-    from runtime.checkpoint.alone import Alone
-    from runtime.checkpoint.tree import flatten
+    from everstep.runtime.checkpoint.alone import Alone
+    from everstep.runtime.checkpoint.tree import flatten
 
     torch.manual_seed(1)
     sizes: dict = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -82,7 +82,7 @@ def test_the_exported_directory_loads_in_transformers_with_the_same_weights(sett
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from steps.evaluate.checkpoint import read
+    from everstep.steps.evaluate.checkpoint import read
 
     result = run(setting.config)
     model = AutoModelForCausalLM.from_pretrained(result.outputs["model"])
@@ -107,7 +107,7 @@ def test_the_result_names_both_perplexities_and_a_sample(setting: Setting) -> No
 
 def test_a_second_run_finds_what_the_first_one_made(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(setting.config)
-    monkeypatch.setattr("steps.evaluate.run._evaluate", None)
+    monkeypatch.setattr("everstep.steps.evaluate.run._evaluate", None)
     assert run(setting.config) == first
 
 

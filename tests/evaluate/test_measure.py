@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steps.entry import StepError
-from steps.evaluate import Config
-from steps.evaluate.measure import perplexity, spread, write
+from everstep.steps.entry import StepError
+from everstep.steps.evaluate import Config
+from everstep.steps.evaluate.measure import perplexity, spread, write
 
 
 def small_llama(seed: int = 0):

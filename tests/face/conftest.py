@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.job.events import NodeGone
-from runtime.job.messages import Holding
-from runtime.job.records import Committed
-from runtime.job.spec import RoleSpec
-from runtime.master import journal
-from runtime.store import open_store
+from everstep.runtime.job.events import NodeGone
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.job.records import Committed
+from everstep.runtime.job.spec import RoleSpec
+from everstep.runtime.master import journal
+from everstep.runtime.store import open_store
 from tests.job.world import World, platform
 
 

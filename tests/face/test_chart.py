@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.platform.kubernetes.switches import KEY, NAME
+from everstep.runtime.platform.kubernetes.switches import KEY, NAME
 from tests.golang import NoGoError, built
 from tests.harness import ROOT
 

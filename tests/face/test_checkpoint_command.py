@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from everstep.cli import main
-from runtime.checkpoint.alone import Alone
-from runtime.checkpoint.tree import flatten
-from runtime.store import open_store
+from everstep.runtime.checkpoint.alone import Alone
+from everstep.runtime.checkpoint.tree import flatten
+from everstep.runtime.store import open_store
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def test_importing_everstep_imports_nothing_heavy() -> None:
 
 
 def test_building_the_pipeline_needs_neither_torch_nor_spark() -> None:
-    code = "from pipelines.llama_finetune import Config, build\nConfig().check()\nbuild(Config()).to_yaml()"
+    code = "from everstep.pipelines.llama_finetune import Config, build\nConfig().check()\nbuild(Config()).to_yaml()"
     assert not modules_after(code) & {"torch", "transformers", "pyspark", "numpy"}
 
 

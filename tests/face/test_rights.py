@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.platform import NodeRequest
-from runtime.platform.kubernetes.pods import Owner, pod_of
-from runtime.workflow.expressions import evaluate
-from steps.preprocess.masters import Pod, pod_template
+from everstep.runtime.platform import NodeRequest
+from everstep.runtime.platform.kubernetes.pods import Owner, pod_of
+from everstep.runtime.workflow.expressions import evaluate
+from everstep.steps.preprocess.masters import Pod, pod_template
 from tests.harness import ROOT
 
 FILES = ROOT / "templates/chart/files"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from everstep.cli import main
-from runtime.job.records import JobEnded, JobResult
-from runtime.master import journal
-from runtime.store import open_store
+from everstep.runtime.job.records import JobEnded, JobResult
+from everstep.runtime.master import journal
+from everstep.runtime.store import open_store
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from everstep.cli import main
-from runtime.master import journal, snapshots
-from runtime.store import open_store
+from everstep.runtime.master import journal, snapshots
+from everstep.runtime.store import open_store
 
 
 def test_it_tells_conditions_restarts_round_checkpoint_and_nodes(

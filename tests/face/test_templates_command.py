@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from everstep.cli import main
-from runtime.submission.manifest import NEEDED_KEYS
+from everstep.runtime.submission.manifest import NEEDED_KEYS
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "templates" / "chart" / "files"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.faults import parse_rules
+from everstep.runtime.faults import parse_rules
 
-PASS = "from runtime import faults\nfor n in range(10): faults.point('loop', iteration=n)\nprint('through')"
+PASS = "from everstep.runtime import faults\nfor n in range(10): faults.point('loop', iteration=n)\nprint('through')"
 
 
 def run(folder: Path, rules: str, **environment: str) -> subprocess.CompletedProcess[str]:

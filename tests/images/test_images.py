@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steps.reuse import STEPS
+from everstep.steps.reuse import STEPS
 from supply.lock import locked
 from tests.datasets import write_dataset
 from tests.harness import ROOT
@@ -93,7 +93,7 @@ def test_it_has_a_named_user_no_tools_and_only_pinned_packages(builder: Builder,
 
 def test_its_steps_start(builder: Builder, image: str) -> None:
     for name in STEPS_OF[image]:
-        ended = builder.run(image, ["python", "-m", f"steps.{name}", "--help"])
+        ended = builder.run(image, ["python", "-m", f"everstep.steps.{name}", "--help"])
         assert ended.code == 0, f"{name}: {ended.text}"
 
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 
-from runtime.job.snapshot import restore, snapshot
-from runtime.job.spec import (
+from everstep.runtime.job.snapshot import restore, snapshot
+from everstep.runtime.job.spec import (
     EndingPolicy,
     FaultRule,
     Hang,

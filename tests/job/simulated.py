@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.job.brain import Refused
-from runtime.job.events import Event, NodeGone, ScaleAsked, StopAsked
-from runtime.job.records import JobResult, Record
-from runtime.job.spec import JobSpec, Placement
-from runtime.job.state import State, fold
+from everstep.runtime.job.brain import Refused
+from everstep.runtime.job.events import Event, NodeGone, ScaleAsked, StopAsked
+from everstep.runtime.job.records import JobResult, Record
+from everstep.runtime.job.spec import JobSpec, Placement
+from everstep.runtime.job.state import State, fold
 from tests.job.simulated_agent import Agent
 from tests.job.simulated_master import Master, Segments, Violation
 

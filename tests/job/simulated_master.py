@@ -5,9 +5,9 @@ by compare and set; nobody is answered, and nothing is done, before what it foll
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from runtime.job import seats
-from runtime.job.brain import Brain, Journal, Refused, UnknownNode, WriteManifest
-from runtime.job.events import (
+from everstep.runtime.job import seats
+from everstep.runtime.job.brain import Brain, Journal, Refused, UnknownNode, WriteManifest
+from everstep.runtime.job.events import (
     DeletionDue,
     Event,
     HeartbeatSeen,
@@ -23,8 +23,8 @@ from runtime.job.events import (
     Tick,
     WorkerExited,
 )
-from runtime.job.messages import Action, Heartbeat, Join
-from runtime.job.records import (
+from everstep.runtime.job.messages import Action, Heartbeat, Join
+from everstep.runtime.job.records import (
     MasterClaimed,
     NodeJoined,
     NodeLost,
@@ -33,9 +33,9 @@ from runtime.job.records import (
     RoundBroken,
     RoundFormed,
 )
-from runtime.job.sizes import wanted
-from runtime.job.spec import Placement
-from runtime.job.state import State, begun_from, fold
+from everstep.runtime.job.sizes import wanted
+from everstep.runtime.job.spec import Placement
+from everstep.runtime.job.state import State, begun_from, fold
 
 if TYPE_CHECKING:
     from tests.job.simulated import Simulation

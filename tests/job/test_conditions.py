@@ -1,10 +1,10 @@
 """The conditions of a job: one holds, earlier ones stay, each with reason, message and times."""
 
-from runtime.job.conditions import KEPT, ConditionType
-from runtime.job.events import NodeFinishedRound, NodeGone, Opened, ScaleAsked, StopAsked
-from runtime.job.messages import Finished
-from runtime.job.spec import RoleSpec
-from runtime.job.state import fold
+from everstep.runtime.job.conditions import KEPT, ConditionType
+from everstep.runtime.job.events import NodeFinishedRound, NodeGone, Opened, ScaleAsked, StopAsked
+from everstep.runtime.job.messages import Finished
+from everstep.runtime.job.spec import RoleSpec
+from everstep.runtime.job.state import fold
 from tests.job.world import World, platform
 
 C = ConditionType

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from runtime.job import policy
-from runtime.job.records import Reason
+from everstep.runtime.job import policy
+from everstep.runtime.job.records import Reason
 
 
 def test_every_reason_has_one_row() -> None:
@@ -16,5 +16,5 @@ def test_every_exit_code_has_a_reason_with_a_decision() -> None:
 
 
 def test_the_rendered_table_is_the_one_in_the_docs() -> None:
-    docs = Path(policy.__file__).parents[2] / "docs/faults.md"
-    assert docs.read_text() == policy.render(), "run: python -m runtime.job.policy > docs/faults.md"
+    docs = Path(__file__).parents[2] / "docs/faults.md"
+    assert docs.read_text() == policy.render(), "run: python -m everstep.runtime.job.policy > docs/faults.md"

@@ -2,12 +2,12 @@
 
 import pytest
 
-from runtime.job.events import NodeFinishedRound, StopAsked, Tick
-from runtime.job.messages import Finished
-from runtime.job.nodes import NodePhase
-from runtime.job.records import JobResult, MasterAway, NodeRequested
-from runtime.job.spec import RoleSpec
-from runtime.job.state import JobPhase
+from everstep.runtime.job.events import NodeFinishedRound, StopAsked, Tick
+from everstep.runtime.job.messages import Finished
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.records import JobResult, MasterAway, NodeRequested
+from everstep.runtime.job.spec import RoleSpec
+from everstep.runtime.job.state import JobPhase
 from tests.job.world import World, by_themselves, platform
 
 

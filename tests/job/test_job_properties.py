@@ -5,8 +5,8 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.job.brain import Refused
-from runtime.job.events import (
+from everstep.runtime.job.brain import Refused
+from everstep.runtime.job.events import (
     DeletionDue,
     LeaveAnnounced,
     ManifestWritten,
@@ -18,10 +18,10 @@ from runtime.job.events import (
     Tick,
     WorkerExited,
 )
-from runtime.job.messages import Finished, Holding, Leaving, Persisted, WorkerExit
-from runtime.job.nodes import NodePhase
-from runtime.job.snapshot import restore, snapshot
-from runtime.job.spec import (
+from everstep.runtime.job.messages import Finished, Holding, Leaving, Persisted, WorkerExit
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.snapshot import restore, snapshot
+from everstep.runtime.job.spec import (
     EndingPolicy,
     FaultRule,
     Hang,
@@ -34,7 +34,7 @@ from runtime.job.spec import (
     RoleSpec,
     StragglerPolicy,
 )
-from runtime.job.state import fold
+from everstep.runtime.job.state import fold
 from tests.examples import examples
 from tests.job.world import World, by_themselves, platform
 

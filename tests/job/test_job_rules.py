@@ -2,16 +2,16 @@
 
 import pytest
 
-from runtime.job import restore
-from runtime.job.brain import Brain, Journal
-from runtime.job.events import Event, Joined, NodeFinishedRound, NodeGone, Opened, ScaleAsked, WorkerExited
-from runtime.job.messages import Action, Finished, Holding, Join, Member, WorkerExit
-from runtime.job.nodes import NodePhase, UnlistedTransition
-from runtime.job.policy import reason_of
-from runtime.job.records import JobResult, MasterClaimed, NodeRequested, Reason, Record
-from runtime.job.seats import directive, peer, seat
-from runtime.job.spec import JobSpec, Patience, RoleSpec, problems
-from runtime.job.state import State, apply, fold
+from everstep.runtime.job import restore
+from everstep.runtime.job.brain import Brain, Journal
+from everstep.runtime.job.events import Event, Joined, NodeFinishedRound, NodeGone, Opened, ScaleAsked, WorkerExited
+from everstep.runtime.job.messages import Action, Finished, Holding, Join, Member, WorkerExit
+from everstep.runtime.job.nodes import NodePhase, UnlistedTransition
+from everstep.runtime.job.policy import reason_of
+from everstep.runtime.job.records import JobResult, MasterClaimed, NodeRequested, Reason, Record
+from everstep.runtime.job.seats import directive, peer, seat
+from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec, problems
+from everstep.runtime.job.state import State, apply, fold
 
 
 class Job:

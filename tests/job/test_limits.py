@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from runtime.job.events import NodeFinishedRound, NodeGone, ScaleAsked, StopAsked, WorkerExited
-from runtime.job.messages import Finished, WorkerExit
-from runtime.job.nodes import NodePhase
-from runtime.job.policy import more_memory, reason_of
-from runtime.job.records import Decision, FaultJudged, JobResult, NodeRequested, Reason, RoundBroken
-from runtime.job.sizes import wanted
-from runtime.job.spec import (
+from everstep.runtime.job.events import NodeFinishedRound, NodeGone, ScaleAsked, StopAsked, WorkerExited
+from everstep.runtime.job.messages import Finished, WorkerExit
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.policy import more_memory, reason_of
+from everstep.runtime.job.records import Decision, FaultJudged, JobResult, NodeRequested, Reason, RoundBroken
+from everstep.runtime.job.sizes import wanted
+from everstep.runtime.job.spec import (
     GIB,
     CleanPodPolicy,
     EndingPolicy,

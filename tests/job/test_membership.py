@@ -2,15 +2,15 @@
 
 import pytest
 
-from runtime.job.events import Joined, NodeGone, ScaleAsked, Tick
-from runtime.job.messages import Action, Join
-from runtime.job.nodes import NodePhase
-from runtime.job.records import DesiredChanged, NodeRequested
-from runtime.job.rounds import rank_order
-from runtime.job.seats import directive, seat_for
-from runtime.job.sizes import wanted
-from runtime.job.spec import JobSpec, Resources, RoleSpec
-from runtime.job.state import JobPhase
+from everstep.runtime.job.events import Joined, NodeGone, ScaleAsked, Tick
+from everstep.runtime.job.messages import Action, Join
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.records import DesiredChanged, NodeRequested
+from everstep.runtime.job.rounds import rank_order
+from everstep.runtime.job.seats import directive, seat_for
+from everstep.runtime.job.sizes import wanted
+from everstep.runtime.job.spec import JobSpec, Resources, RoleSpec
+from everstep.runtime.job.state import JobPhase
 from tests.job.world import World, by_themselves, platform
 
 

@@ -3,13 +3,13 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.job.checkpoints import KEPT
-from runtime.job.events import ManifestWritten, Opened, RestoreFailed, ShardStored, Survey
-from runtime.job.messages import Flaw, Holding, Persisted, Refusal, Unrestored
-from runtime.job.nodes import NodePhase
-from runtime.job.records import FaultJudged, JobResult, PassedOver, Reason, RoundBroken, Stored, StoreSurveyed
-from runtime.job.snapshot import restore, snapshot
-from runtime.job.spec import RoleSpec
+from everstep.runtime.job.checkpoints import KEPT
+from everstep.runtime.job.events import ManifestWritten, Opened, RestoreFailed, ShardStored, Survey
+from everstep.runtime.job.messages import Flaw, Holding, Persisted, Refusal, Unrestored
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.records import FaultJudged, JobResult, PassedOver, Reason, RoundBroken, Stored, StoreSurveyed
+from everstep.runtime.job.snapshot import restore, snapshot
+from everstep.runtime.job.spec import RoleSpec
 from tests.job.world import World, platform
 
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from runtime.job.nodes import LIVE, NodePhase, NodeState
-from runtime.job.roster import CHUNK, Roster
+from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState
+from everstep.runtime.job.roster import CHUNK, Roster
 
 NODES = st.builds(
     NodeState,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from runtime.job.snapshot import SCHEMA, SnapshotError, restore, snapshot
-from runtime.job.state import State
+from everstep.runtime.job.snapshot import SCHEMA, SnapshotError, restore, snapshot
+from everstep.runtime.job.state import State
 
 
 def test_the_state_before_the_first_record_comes_back() -> None:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from runtime.job.reader import Said, SpecError, spec_of
-from runtime.job.spec import (
+from everstep.runtime.job.reader import Said, SpecError, spec_of
+from everstep.runtime.job.spec import (
     GIB,
     CleanPodPolicy,
     EndingPolicy,
@@ -20,7 +20,7 @@ from runtime.job.spec import (
     RestartScope,
     RoleSpec,
 )
-from runtime.job.writer import mapping_of
+from everstep.runtime.job.writer import mapping_of
 
 SEED = """
 job: horovod-elastic

@@ -6,10 +6,10 @@ from types import FrameType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.job.checkpoints import Checkpoint, Checkpoints, Shards, with_shard
-from runtime.job.messages import Holding
-from runtime.job.snapshot import restore, snapshot
-from runtime.job.state import State
+from everstep.runtime.job.checkpoints import Checkpoint, Checkpoints, Shards, with_shard
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.job.snapshot import restore, snapshot
+from everstep.runtime.job.state import State
 
 MANY = 10_000
 

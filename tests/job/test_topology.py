@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.job.topology import TopologyError, ordered, switches
+from everstep.runtime.job.topology import TopologyError, ordered, switches
 
 LINES = """
 asw-0 psw-0 192.168.0.0

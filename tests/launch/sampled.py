@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data import Sampler, open_dataset, sample_count
+from everstep.runtime.data import Sampler, open_dataset, sample_count
 from tests.datasets import write_dataset
 
 LENGTH, BATCH, SEED = 16, 7, 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.agent.ports import free_port
+from everstep.runtime.agent.ports import free_port
 from tests.launch import sampled
 from tests.launch.launchers import Launcher, until
 from tests.launch.networks import Network

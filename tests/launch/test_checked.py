@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from runtime.agent.ports import free_port
+from everstep.runtime.agent.ports import free_port
 from tests.launch.launchers import EVERSTEP, Launcher, until
 from tests.launch.nodes import QUICK, SCRIPT, Nodes
 

@@ -3,13 +3,13 @@
 import asyncio
 import random
 
-from runtime.agent.client import MasterClient
-from runtime.agent.ports import free_port
-from runtime.door import listen
-from runtime.launch.farewell import Farewell
-from runtime.launch.probe import Answer, ask
-from runtime.master import Outcome
-from runtime.tls import Credentials
+from everstep.runtime.agent.client import MasterClient
+from everstep.runtime.agent.ports import free_port
+from everstep.runtime.door import listen
+from everstep.runtime.launch.farewell import Farewell
+from everstep.runtime.launch.probe import Answer, ask
+from everstep.runtime.master import Outcome
+from everstep.runtime.tls import Credentials
 
 TOKEN = "of the job"
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.launch.flags import Parser
+from everstep.runtime.launch.flags import Parser
 from tests.examples import examples
 
 torchrun = pytest.importorskip("torch.distributed.run")

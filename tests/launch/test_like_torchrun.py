@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime.agent.ports import free_port
+from everstep.runtime.agent.ports import free_port
 from tests.launch.launchers import Ended, Pair
 
 ENVIRONMENT = """

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from runtime.job.spec import JobSpec, RoleSpec
-from runtime.launch import mastering
-from runtime.launch.host import Hosting
+from everstep.runtime.job.spec import JobSpec, RoleSpec
+from everstep.runtime.launch import mastering
+from everstep.runtime.launch.host import Hosting
 
 
 def test_a_master_that_is_told_to_end_while_it_is_down_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launch import meeting, probe
-from runtime.launch.probe import Answer, ask
-from runtime.own_folder import own_folder
-from runtime.tls import Credentials
+from everstep.runtime.launch import meeting, probe
+from everstep.runtime.launch.probe import Answer, ask
+from everstep.runtime.own_folder import own_folder
+from everstep.runtime.tls import Credentials
 from tests.launch.launchers import EVERSTEP, Launcher
 
 

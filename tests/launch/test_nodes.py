@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from runtime.agent.ports import free_port
+from everstep.runtime.agent.ports import free_port
 from tests.launch.launchers import EVERSTEP, Launcher, until
 from tests.launch.nodes import SCRIPT, Nodes
 

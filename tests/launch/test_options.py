@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from runtime.agent.logs import Streams
-from runtime.job.spec import Hang, HangPolicy, Placement
-from runtime.launch.flags import Parser
-from runtime.launch.job import job_of
-from runtime.launch.options import Launch, Meeting, options
-from runtime.launch.rendezvous import parse_conf, split_endpoint
+from everstep.runtime.agent.logs import Streams
+from everstep.runtime.job.spec import Hang, HangPolicy, Placement
+from everstep.runtime.launch.flags import Parser
+from everstep.runtime.launch.job import job_of
+from everstep.runtime.launch.options import Launch, Meeting, options
+from everstep.runtime.launch.rendezvous import parse_conf, split_endpoint
 
 
 @pytest.fixture(autouse=True)

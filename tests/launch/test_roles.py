@@ -2,7 +2,7 @@
 
 import random
 
-from runtime.agent.ports import free_port
+from everstep.runtime.agent.ports import free_port
 from tests.launch.launchers import EVERSTEP, Launcher
 
 SCRIPT = """

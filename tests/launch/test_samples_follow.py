@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from runtime.agent.ports import free_port
+from everstep.runtime.agent.ports import free_port
 from tests.launch import sampled
 from tests.launch.launchers import EVERSTEP, Launcher, until
 

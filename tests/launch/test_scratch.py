@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launch.scratch import Scratch, discard
-from runtime.platform import debris
-from runtime.platform.registry import Registered, Registry
-from runtime.token import shared_token
+from everstep.runtime.launch.scratch import Scratch, discard
+from everstep.runtime.platform import debris
+from everstep.runtime.platform.registry import Registered, Registry
+from everstep.runtime.token import shared_token
 from tests.launch.launchers import DEADLINE_S
 
 

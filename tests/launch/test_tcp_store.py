@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from runtime.agent.ports import free_port
-from runtime.agent.tcp_store import bound, narrow_torchs_store
+from everstep.runtime.agent.ports import free_port
+from everstep.runtime.agent.tcp_store import bound, narrow_torchs_store
 from tests.launch.launchers import EVERSTEP, Launcher
 
 ELSEWHERE = "127.0.0.2"
@@ -92,7 +92,7 @@ def test_it_listens_where_the_other_ranks_look_for_it(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     if host == "node-1":  # Its address is no loopback's.
-        monkeypatch.setattr("runtime.agent.tcp_store._is_loopback", lambda _: False)
+        monkeypatch.setattr("everstep.runtime.agent.tcp_store._is_loopback", lambda _: False)
     listener = bound(host, 0, one_machine)
     assert (listener.getsockname()[0] if listener else None) == address
     if listener:

@@ -5,8 +5,8 @@ import os
 import select
 from pathlib import Path
 
-from runtime.agent.logs import LaunchLogs, LogPlan, Streams
-from runtime.agent.output import Pipe, write_lines
+from everstep.runtime.agent.logs import LaunchLogs, LogPlan, Streams
+from everstep.runtime.agent.output import Pipe, write_lines
 
 
 async def teed(folder: Path, pieces: list[tuple[int, bytes]]) -> bytes:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runtime.launch.affinity import cpus_of
-from runtime.launch.events import logger_of
+from everstep.runtime.launch.affinity import cpus_of
+from everstep.runtime.launch.events import logger_of
 from tests.launch.launchers import Ended, Pair
 
 torch = pytest.importorskip("torch")

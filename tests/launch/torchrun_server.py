@@ -14,7 +14,7 @@ def launch(told: dict[str, Any], added: dict[str, str], parent: int) -> NoReturn
     """Be `python -m torch.distributed.run` in that folder."""
     from torch.distributed import run
 
-    from runtime.agent.forkserver import die_with_parent
+    from everstep.runtime.agent.forkserver import die_with_parent
 
     die_with_parent(parent)
     os.setsid()

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from runtime.job.spec import JobSpec, Patience, RoleSpec
-from runtime.master import run, snapshots
-from runtime.platform import Gone, Node, NodeRequest
-from runtime.store import DirectoryStore
-from runtime.tls import Credentials
+from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
+from everstep.runtime.master import run, snapshots
+from everstep.runtime.platform import Gone, Node, NodeRequest
+from everstep.runtime.store import DirectoryStore
+from everstep.runtime.tls import Credentials
 
 JOB = "j"
 PATIENCE = Patience(join_window_s=300.0, replacement_wait_s=300.0, silence_s=300.0, leave_s=300.0)

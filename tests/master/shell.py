@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from runtime.job.events import Opened
-from runtime.job.messages import Finished, Heartbeat, Holding, Join, Persisted, Seat
-from runtime.job.spec import JobSpec
-from runtime.master.desk import Desk
-from runtime.master.endpoints import Endpoints, Reply
-from runtime.master.journal import Fenced, claim
-from runtime.store import Entry, NoSuchKey, StoreError
-from runtime.tls import Credentials
+from everstep.runtime.job.events import Opened
+from everstep.runtime.job.messages import Finished, Heartbeat, Holding, Join, Persisted, Seat
+from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.master.desk import Desk
+from everstep.runtime.master.endpoints import Endpoints, Reply
+from everstep.runtime.master.journal import Fenced, claim
+from everstep.runtime.store import Entry, NoSuchKey, StoreError
+from everstep.runtime.tls import Credentials
 
 TOKEN = "t0ken"
 T = TypeVar("T")

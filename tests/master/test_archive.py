@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.job.records import DesiredChanged
-from runtime.job.state import State, fold
-from runtime.master import segments, snapshots
-from runtime.master.journal import Fenced, Journal, claim, find_master, read_journal, read_state
-from runtime.master.segments import JournalError
-from runtime.store import Entry, StoreError
+from everstep.runtime.job.records import DesiredChanged
+from everstep.runtime.job.state import State, fold
+from everstep.runtime.master import segments, snapshots
+from everstep.runtime.master.journal import Fenced, Journal, claim, find_master, read_journal, read_state
+from everstep.runtime.master.segments import JournalError
+from everstep.runtime.store import Entry, StoreError
 from tests.master.shell import TroubledStore
 
 BLOCK = 2
@@ -376,7 +376,7 @@ def _check(store: Turns) -> None:
 
 
 def test_a_store_of_files_archives_as_well(tmp_path: Path) -> None:
-    from runtime.store import DirectoryStore
+    from everstep.runtime.store import DirectoryStore
 
     store = DirectoryStore(tmp_path)
     journal, state = claim(store, "j", "a:1", 1.0)

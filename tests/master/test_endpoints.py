@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.job import reports
-from runtime.job.case import Case
-from runtime.job.events import StacksDumped, StopAsked
-from runtime.job.messages import (
+from everstep.runtime.job import reports
+from everstep.runtime.job.case import Case
+from everstep.runtime.job.events import StacksDumped, StopAsked
+from everstep.runtime.job.messages import (
     JOB_HEADER,
     Ack,
     Action,
@@ -27,11 +27,11 @@ from runtime.job.messages import (
     Scale,
     WorkerExit,
 )
-from runtime.job.records import DesiredChanged, NodeLeaving
-from runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
-from runtime.master import read_journal
-from runtime.master.bodies import LARGEST_BODY
-from runtime.master.endpoints import Reply
+from everstep.runtime.job.records import DesiredChanged, NodeLeaving
+from everstep.runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
+from everstep.runtime.master import read_journal
+from everstep.runtime.master.bodies import LARGEST_BODY
+from everstep.runtime.master.endpoints import Reply
 from tests.examples import examples
 from tests.master.shell import TOKEN, Shell, TroubledStore, in_virtual_time
 

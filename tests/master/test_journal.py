@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.job.records import DesiredChanged
-from runtime.job.state import fold
-from runtime.master import segments
-from runtime.master.desk import Clock
-from runtime.master.journal import Fenced, Journal, JournalError, Replayed, claim, find_master, read_journal
-from runtime.store import DirectoryStore, Entry
+from everstep.runtime.job.records import DesiredChanged
+from everstep.runtime.job.state import fold
+from everstep.runtime.master import segments
+from everstep.runtime.master.desk import Clock
+from everstep.runtime.master.journal import Fenced, Journal, JournalError, Replayed, claim, find_master, read_journal
+from everstep.runtime.store import DirectoryStore, Entry
 
 
 def test_the_newest_claim_tells_where_the_master_is(tmp_path: Path) -> None:

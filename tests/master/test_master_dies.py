@@ -16,14 +16,24 @@ import aiohttp
 import msgspec
 import pytest
 
-from runtime.agent.client import MasterClient
-from runtime.faults import FAULT_DIR_VARIABLE, FAULT_VARIABLE
-from runtime.job.messages import Action, Directive, Finished, Heartbeat, Holding, Join, Persisted, Seat, WorkerExit
-from runtime.job.records import JobEnded, MasterClaimed, NodeFinished, NodeLost, Record, RoundFormed
-from runtime.job.state import fold
-from runtime.master import Outcome, find_master, read_journal
-from runtime.master.journal import claim
-from runtime.store import DirectoryStore
+from everstep.runtime.agent.client import MasterClient
+from everstep.runtime.faults import FAULT_DIR_VARIABLE, FAULT_VARIABLE
+from everstep.runtime.job.messages import (
+    Action,
+    Directive,
+    Finished,
+    Heartbeat,
+    Holding,
+    Join,
+    Persisted,
+    Seat,
+    WorkerExit,
+)
+from everstep.runtime.job.records import JobEnded, MasterClaimed, NodeFinished, NodeLost, Record, RoundFormed
+from everstep.runtime.job.state import fold
+from everstep.runtime.master import Outcome, find_master, read_journal
+from everstep.runtime.master.journal import claim
+from everstep.runtime.store import DirectoryStore
 from tests.harness import ROOT, wait_until
 from tests.master.master_process import JOB
 

@@ -15,14 +15,25 @@ import aiohttp
 import msgspec
 import pytest
 
-from runtime.job.messages import Ack, Action, Directive, Finished, Heartbeat, Holding, Join, Persisted, Seat, WorkerExit
-from runtime.job.records import FaultJudged, NodeLost, NodeRequested, Reason, RoundFormed
-from runtime.job.spec import JobSpec, Patience, Resources, RoleSpec
-from runtime.master import CannotListen, Outcome, Progress, find_master, read_journal, run
-from runtime.master.journal import Master
-from runtime.platform import Gone, Node, NodeRequest
-from runtime.store import DirectoryStore
-from runtime.tls import Credentials
+from everstep.runtime.job.messages import (
+    Ack,
+    Action,
+    Directive,
+    Finished,
+    Heartbeat,
+    Holding,
+    Join,
+    Persisted,
+    Seat,
+    WorkerExit,
+)
+from everstep.runtime.job.records import FaultJudged, NodeLost, NodeRequested, Reason, RoundFormed
+from everstep.runtime.job.spec import JobSpec, Patience, Resources, RoleSpec
+from everstep.runtime.master import CannotListen, Outcome, Progress, find_master, read_journal, run
+from everstep.runtime.master.journal import Master
+from everstep.runtime.platform import Gone, Node, NodeRequest
+from everstep.runtime.store import DirectoryStore
+from everstep.runtime.tls import Credentials
 from tests.harness import PATIENCE_S
 
 PATIENCE = Patience(join_window_s=PATIENCE_S, replacement_wait_s=PATIENCE_S, silence_s=PATIENCE_S, leave_s=PATIENCE_S)
@@ -205,7 +216,7 @@ class ShortOfFiles(DictPlatform):
 def test_a_master_without_a_descriptor_left_looks_again_and_tells_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("runtime.master.reconcile.LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr("everstep.runtime.master.reconcile.LOOK_AGAIN_S", 0.01)
     platform = ShortOfFiles()
 
     async def story(job: Job) -> None:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.job.messages import Heartbeat
-from runtime.job.spec import JobSpec, RoleSpec
-from runtime.master.bodies import LARGEST_BODY
-from runtime.master.run import listening
-from runtime.master.server import BODY_S, serving
+from everstep.runtime.job.messages import Heartbeat
+from everstep.runtime.job.spec import JobSpec, RoleSpec
+from everstep.runtime.master.bodies import LARGEST_BODY
+from everstep.runtime.master.run import listening
+from everstep.runtime.master.server import BODY_S, serving
 from tests.examples import examples
 from tests.master.shell import TOKEN, Shell, TroubledStore
 

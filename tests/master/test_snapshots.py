@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.job.records import DesiredChanged
-from runtime.job.spec import JobSpec, Patience, RoleSpec
-from runtime.job.state import State, fold
-from runtime.master import read_journal, snapshots
-from runtime.master.journal import claim
-from runtime.store import DirectoryStore
+from everstep.runtime.job.records import DesiredChanged
+from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
+from everstep.runtime.job.state import State, fold
+from everstep.runtime.master import read_journal, snapshots
+from everstep.runtime.master.journal import claim
+from everstep.runtime.store import DirectoryStore
 from tests.master.shell import Shell, Trouble, TroubledStore, in_virtual_time
 
 SPEC = JobSpec("j", {"worker": RoleSpec(2, 1)}, Patience(silence_s=1e6, join_timeout_s=1e6, no_progress=0), hosts="")

@@ -4,8 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from runtime.master.telemetry import Telemetry
-from runtime.store import StoreError, open_store
+from everstep.runtime.master.telemetry import Telemetry
+from everstep.runtime.store import StoreError, open_store
 
 
 def test_a_node_hears_of_what_lies_in_the_store_only(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.job import records as job
-from runtime.master import telemetry
-from runtime.master.telemetry import FIRST, GROUPS, Line, Telemetry, thinned
-from runtime.report.history import history
-from runtime.report.ledger import ledger
-from runtime.store import DirectoryStore
+from everstep.runtime.job import records as job
+from everstep.runtime.master import telemetry
+from everstep.runtime.master.telemetry import FIRST, GROUPS, Line, Telemetry, thinned
+from everstep.runtime.report.history import history
+from everstep.runtime.report.ledger import ledger
+from everstep.runtime.store import DirectoryStore
 from tests.report.test_history import at, broken, formed
 
 RECORDS = [formed(0, 1), broken(2000, 1, 2000), formed(2010, 2, 1990), broken(5000, 2, 4980), formed(5005, 3, 4980)]

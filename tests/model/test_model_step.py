@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from runtime.data import finished
-from runtime.store import open_store
-from steps.entry import StepError
-from steps.model import Config, directory, smollm2
-from steps.model.run import run
-from steps.train import Config as Train
+from everstep.runtime.data import finished
+from everstep.runtime.store import open_store
+from everstep.steps.entry import StepError
+from everstep.steps.model import Config, directory, smollm2
+from everstep.steps.model.run import run
+from everstep.steps.train import Config as Train
 from tests.minio import MinIO
 
 
@@ -52,7 +52,7 @@ def test_a_model_in_s3_is_fetched_into_the_store_once_and_read_from_there(
     for path in [*llama.iterdir(), llama / "config.json"]:
         open_store(theirs).put(path.name, path)
     open_store(theirs).put("pytorch_model.bin", b"the same in another format")
-    with pytest.raises(StepError, match=r"python -m steps.model"):
+    with pytest.raises(StepError, match=r"python -m everstep.steps.model"):
         Train(model=theirs).check()
     config = Config(model=theirs, store=ours)
     config.check()
@@ -97,7 +97,14 @@ def test_smollm2_is_converted_once_to_a_llama_that_knows_paris(tmp_path: Path) -
     except StepError as why:
         pytest.skip(str(why))
     store = str(tmp_path / "store")
-    command = [sys.executable, "-m", "steps.model", "--model=smollm2", f"--store={store}", f"--outputs={tmp_path}/out"]
+    command = [
+        sys.executable,
+        "-m",
+        "everstep.steps.model",
+        "--model=smollm2",
+        f"--store={store}",
+        f"--outputs={tmp_path}/out",
+    ]
     subprocess.run(command, check=True, timeout=900)
     uri = (tmp_path / "out/uri").read_text()
     assert (tmp_path / "out/tokenizer").read_text() == uri
@@ -109,7 +116,7 @@ def test_smollm2_is_converted_once_to_a_llama_that_knows_paris(tmp_path: Path) -
 
     from transformers import AutoTokenizer
 
-    from steps.train.llama import build_model
+    from everstep.steps.train.llama import build_model
 
     tokenizer = AutoTokenizer.from_pretrained(uri)
     tokens = tokenizer("The capital of France is", return_tensors="pt")["input_ids"]

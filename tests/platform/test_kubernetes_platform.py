@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from runtime.platform import Gone, NodeRequest
-from runtime.platform.gang import Gang
-from runtime.platform.kubernetes import Access, KubeApi, KubeError, KubernetesPlatform, Owner, Scheduling
-from runtime.platform.kubernetes.api import ALLOWED_S
-from runtime.platform.kubernetes.platform import FORCE_AFTER_S, shared_token
-from runtime.platform.kubernetes.pods import pod_name, pod_of
+from everstep.runtime.platform import Gone, NodeRequest
+from everstep.runtime.platform.gang import Gang
+from everstep.runtime.platform.kubernetes import Access, KubeApi, KubeError, KubernetesPlatform, Owner, Scheduling
+from everstep.runtime.platform.kubernetes.api import ALLOWED_S
+from everstep.runtime.platform.kubernetes.platform import FORCE_AFTER_S, shared_token
+from everstep.runtime.platform.kubernetes.pods import pod_name, pod_of
 from tests.platform.pod_api import PodApi
 
 JOB = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10-train"

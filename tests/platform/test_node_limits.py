@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.job.spec import Resources
-from runtime.platform import Gone, NodeRequest, limits
-from runtime.platform.process import ProcessPlatform, end_nodes
+from everstep.runtime.job.spec import Resources
+from everstep.runtime.platform import Gone, NodeRequest, limits
+from everstep.runtime.platform.process import ProcessPlatform, end_nodes
 from tests.memory_groups import listed, memory_group
 
 DEADLINE_S = 30

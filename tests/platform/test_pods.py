@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from runtime.agent.settings import Settings
-from runtime.job.spec import GIB, JobSpec, Resources, RoleSpec
-from runtime.platform import NodeRequest
-from runtime.platform.gang import Gang
-from runtime.platform.kubernetes import Owner, template_of, with_shared_memory
-from runtime.platform.kubernetes.pods import pod_name, pod_of, waiting_for
-from runtime.platform.kubernetes.scheduling import Scheduling, groups_of, may_be_placed, minimum_of, scheduled
+from everstep.runtime.agent.settings import Settings
+from everstep.runtime.job.spec import GIB, JobSpec, Resources, RoleSpec
+from everstep.runtime.platform import NodeRequest
+from everstep.runtime.platform.gang import Gang
+from everstep.runtime.platform.kubernetes import Owner, template_of, with_shared_memory
+from everstep.runtime.platform.kubernetes.pods import pod_name, pod_of, waiting_for
+from everstep.runtime.platform.kubernetes.scheduling import Scheduling, groups_of, may_be_placed, minimum_of, scheduled
 
 JOB = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10-train"
 OWNER = Owner("llama-finetune-x7k2", "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10")
@@ -57,7 +57,7 @@ def test_it_has_what_the_step_has_but_nothing_of_argos_and_no_access_to_the_api(
     spec = pod()["spec"]
     (agent,) = spec["containers"]
     assert agent["image"] == "registry.example/everstep:1"
-    assert agent["command"] == ["python", "-m", "runtime.agent"]
+    assert agent["command"] == ["python", "-m", "everstep.runtime.agent"]
     assert agent["volumeMounts"] == [{"name": "shared-memory", "mountPath": "/dev/shm"}]
     assert [one["name"] for one in spec["volumes"]] == ["shared-memory"]
     assert [one["name"] for one in agent["env"]] == [

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from runtime import processes
-from runtime.platform import Gone, NodeRequest, debris, process
-from runtime.platform.process import ProcessPlatform, end_nodes
-from runtime.platform.registry import Registered, Registry
+from everstep.runtime import processes
+from everstep.runtime.platform import Gone, NodeRequest, debris, process
+from everstep.runtime.platform.process import ProcessPlatform, end_nodes
+from everstep.runtime.platform.registry import Registered, Registry
 
 DEADLINE_S = 30
 SLEEPS = "import threading; print(flush=True); threading.Event().wait()"
@@ -259,7 +259,7 @@ def test_a_pid_that_another_process_has_now_is_never_killed(tmp_path: Path, job:
 
 
 def test_a_node_whose_maker_dies_before_it_is_registered_ends(tmp_path: Path) -> None:
-    from runtime.platform import process
+    from everstep.runtime.platform import process
 
     waits = subprocess.Popen(
         ["/bin/sh", "-c", process._GATE, "x", "touch", str(tmp_path / "ran")], stdin=subprocess.PIPE

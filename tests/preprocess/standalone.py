@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from runtime.agent.ports import free_port
-from steps.preprocess.java import Java, find_java, unsuited
-from steps.preprocess.masters import ENCRYPTED
+from everstep.runtime.agent.ports import free_port
+from everstep.steps.preprocess.java import Java, find_java, unsuited
+from everstep.steps.preprocess.masters import ENCRYPTED
 from tests.harness import wait_until
 
 SPARK = Path(pyspark.__file__).parent

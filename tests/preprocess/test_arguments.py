@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from steps.entry import StepError
-from steps.preprocess import Config
-from steps.preprocess.arguments import parse
+from everstep.steps.entry import StepError
+from everstep.steps.preprocess import Config
+from everstep.steps.preprocess.arguments import parse
 
 
 def parsed(*arguments: str) -> Config:
-    return parse(Config, "python -m steps.preprocess", "", arguments)
+    return parse(Config, "python -m everstep.steps.preprocess", "", arguments)
 
 
 def test_megatrons_command_line_is_understood_with_abbreviations_and_repetition() -> None:
@@ -58,7 +58,7 @@ def test_a_wrong_flag_is_told_in_one_line(given: str, capsys: pytest.CaptureFixt
         parsed(*given.split())
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    assert told.startswith("python -m steps.preprocess: ")
+    assert told.startswith("python -m everstep.steps.preprocess: ")
     assert told.count("\n") == 1
 
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steps.preprocess.cleaning import digest_of
-from steps.preprocess.duplicates import Hashes, Slice, by_kind, later
+from everstep.steps.preprocess.cleaning import digest_of
+from everstep.steps.preprocess.duplicates import Hashes, Slice, by_kind, later
 from tests.examples import examples
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from steps.preprocess import encoding
-from steps.preprocess.encoding import (
+from everstep.steps.preprocess import encoding
+from everstep.steps.preprocess.encoding import (
     BLOCK,
     HARD_CASES,
     How,
@@ -18,7 +18,7 @@ from steps.preprocess.encoding import (
     not_for_tiktoken,
     proven_encoder,
 )
-from steps.preprocess.vocabulary import train
+from everstep.steps.preprocess.vocabulary import train
 from tests.examples import examples
 
 TEXTS = ["def walk(self):\n        return self.next()  # don't\n", "The naïve café's 東京 1234 times.\n\n"] * 20

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from steps.entry import StepError
-from steps.preprocess import Config, gateway, masters
-from steps.preprocess.executor import command
-from steps.preprocess.java import Java, version
-from steps.preprocess.job import cores
-from steps.preprocess.masters import Kind, kind_of
-from steps.preprocess.session import own_pod, settings, spark
+from everstep.steps.entry import StepError
+from everstep.steps.preprocess import Config, gateway, masters
+from everstep.steps.preprocess.executor import command
+from everstep.steps.preprocess.java import Java, version
+from everstep.steps.preprocess.job import cores
+from everstep.steps.preprocess.masters import Kind, kind_of
+from everstep.steps.preprocess.session import own_pod, settings, spark
 from tests.harness import ROOT
 
 OWN: dict[str, Any] = {
@@ -120,7 +120,7 @@ def test_executors_on_kubernetes_are_pods_like_the_driver_and_end_with_it(tmp_pa
     assert masters.kubernetes("k8s://https://api:6443", POD, 2, tmp_path)["spark.master"] == "k8s://https://api:6443"
     made = json.loads(masters.pod_template(POD))
     (container,) = made["spec"]["containers"]
-    assert container["command"] == ["python", "-m", "steps.preprocess.executor"]
+    assert container["command"] == ["python", "-m", "everstep.steps.preprocess.executor"]
     assert container["env"] == OWN["containers"][0]["env"]  # by reference: no secret stands in it
     assert container["volumeMounts"] == OWN["containers"][0]["volumeMounts"]
     assert "resources" not in container

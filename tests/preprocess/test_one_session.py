@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from runtime.data import IndexedDataset
-from runtime.store import open_store
-from steps.corpus import Config as CorpusConfig
-from steps.corpus import archive
-from steps.corpus.run import run as make_corpus
-from steps.entry import StepError
-from steps.preprocess import Config, place, session
-from steps.preprocess.cleaning import digest_of
-from steps.preprocess.run import run
-from steps.preprocess.vocabulary import train
+from everstep.runtime.data import IndexedDataset
+from everstep.runtime.store import open_store
+from everstep.steps.corpus import Config as CorpusConfig
+from everstep.steps.corpus import archive
+from everstep.steps.corpus.run import run as make_corpus
+from everstep.steps.entry import StepError
+from everstep.steps.preprocess import Config, place, session
+from everstep.steps.preprocess.cleaning import digest_of
+from everstep.steps.preprocess.run import run
+from everstep.steps.preprocess.vocabulary import train
 from tests.minio import MinIO
 
 TEXTS = [

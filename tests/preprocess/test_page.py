@@ -6,9 +6,9 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from steps.preprocess import Config
-from steps.preprocess.page import Length, Page, render, short
-from steps.preprocess.parts import Sample
+from everstep.steps.preprocess import Config
+from everstep.steps.preprocess.page import Length, Page, render, short
+from everstep.steps.preprocess.parts import Sample
 
 FACTS = {"documents": 120, "dropped": {"too short": 7, "too long": 0}, "mended": 3, "vocab_size": 32000}
 
@@ -53,4 +53,4 @@ def test_large_numbers_are_told_shortly() -> None:
 
 
 def test_the_page_is_installed_with_its_package() -> None:
-    assert resources.files("steps.preprocess").joinpath("page.html").is_file()
+    assert resources.files("everstep.steps.preprocess").joinpath("page.html").is_file()

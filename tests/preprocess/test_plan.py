@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.text import Extent
-from runtime.text.files import Kind
-from steps.preprocess.plan import LARGEST, shards, task_count
+from everstep.runtime.text import Extent
+from everstep.runtime.text.files import Kind
+from everstep.steps.preprocess.plan import LARGEST, shards, task_count
 
 
 def extent(name: int, gaps: list[int]) -> Extent:

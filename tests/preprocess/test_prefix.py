@@ -14,10 +14,10 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from runtime import faults
-from runtime.data import IndexedDataset
-from runtime.store import open_store
-from steps.preprocess.vocabulary import train
+from everstep.runtime import faults
+from everstep.runtime.data import IndexedDataset
+from everstep.runtime.store import open_store
+from everstep.steps.preprocess.vocabulary import train
 from tests.harness import wait_until
 from tests.minio import MinIO
 from tests.preprocess.standalone import SPARK, Cluster, secret, spark_environment, standalone
@@ -50,7 +50,7 @@ def command(given: Path, out: Path, *more: str) -> list[str]:
 
 def ended(
     *arguments: str,
-    program: tuple[str, ...] = (sys.executable, "-m", "steps.preprocess"),
+    program: tuple[str, ...] = (sys.executable, "-m", "everstep.steps.preprocess"),
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[int, str]:
     """Exit code and what was told."""
@@ -186,7 +186,7 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_has_a_final_name(given: Pat
     arguments = command(given, tmp_path, "--output-prefix", str(disk / "result"), "--tasks", "4")
     script = 'mount -t tmpfs -o size=128k none "$0" && { "$@"; code=$?; ls -A "$0"; exit $code; }'
     code, told = ended(
-        *arguments, program=(*enter, "sh", "-c", script, str(disk), sys.executable, "-m", "steps.preprocess")
+        *arguments, program=(*enter, "sh", "-c", script, str(disk), sys.executable, "-m", "everstep.steps.preprocess")
     )
     assert code == 2, told
     assert f"preprocess: no space left on the disk of {disk}" in told.splitlines()[-1]
@@ -215,7 +215,7 @@ def test_workers_that_are_killed_in_the_middle_change_no_byte(
 
 def test_a_killed_command_is_taken_up_where_its_tasks_were(given: Path, tmp_path: Path) -> None:
     arguments = command(given, tmp_path, "--tasks", "40")
-    process = subprocess.Popen([sys.executable, "-m", "steps.preprocess", *arguments], stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-m", "everstep.steps.preprocess", *arguments], stderr=subprocess.PIPE)
     wait_until(
         lambda: list(tmp_path.glob(".result*/*.done")) or process.poll() is not None, "a task that is done", DEADLINE_S
     )

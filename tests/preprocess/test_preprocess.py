@@ -14,15 +14,15 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from runtime.data import IndexedDataset, open_dataset
-from steps.corpus import Config as CorpusConfig
-from steps.corpus import archive
-from steps.corpus.run import run as make_corpus
-from steps.entry import Result, StepError
-from steps.preprocess import Config, gateway
-from steps.preprocess.java import find_java, version
-from steps.preprocess.run import run
-from steps.preprocess.session import spark
+from everstep.runtime.data import IndexedDataset, open_dataset
+from everstep.steps.corpus import Config as CorpusConfig
+from everstep.steps.corpus import archive
+from everstep.steps.corpus.run import run as make_corpus
+from everstep.steps.entry import Result, StepError
+from everstep.steps.preprocess import Config, gateway
+from everstep.steps.preprocess.java import find_java, version
+from everstep.steps.preprocess.run import run
+from everstep.steps.preprocess.session import spark
 from tests.harness import wait_until
 
 DEADLINE_S = 600.0
@@ -97,7 +97,7 @@ def test_nothing_but_the_dataset_is_left(made: tuple[Config, Result]) -> None:
 def test_a_second_run_finds_the_dataset_without_spark(made: tuple[Config, Result], tmp_path: Path) -> None:
     config, result = made
     program = (
-        "import sys; from steps.preprocess import Config; from steps.preprocess.run import run\n"
+        "import sys; from everstep.steps.preprocess import Config; from everstep.steps.preprocess.run import run\n"
         f"print(run({config!r}).outputs['uri'])\n"
         "print([name for name in ('pyspark', 'hera', 'tokenizers', 'torch') if name in sys.modules])"
     )
@@ -117,7 +117,7 @@ def without_java(folder: Path) -> str:
 
 def process(config: Config, **environment: str) -> subprocess.Popen[str]:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in vars(config).items()]
-    command = [sys.executable, "-m", "steps.preprocess", *flags]
+    command = [sys.executable, "-m", "everstep.steps.preprocess", *flags]
     return subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.PIPE, text=True)
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.store import open_store
-from runtime.text import extents
-from steps.entry import TRY_AGAIN, StepError
-from steps.preprocess import Config
-from steps.preprocess.cleaning import UNREADABLE
-from steps.preprocess.job import first_byte, require_all, whole
-from steps.preprocess.plan import shards
-from steps.preprocess.progress import ARGO_FILE, Done, Total, done, line, told
-from steps.preprocess.shard import REFUSED, Refused, Written
-from steps.preprocess.workspace import COUNTS
+from everstep.runtime.store import open_store
+from everstep.runtime.text import extents
+from everstep.steps.entry import TRY_AGAIN, StepError
+from everstep.steps.preprocess import Config
+from everstep.steps.preprocess.cleaning import UNREADABLE
+from everstep.steps.preprocess.job import first_byte, require_all, whole
+from everstep.steps.preprocess.plan import shards
+from everstep.steps.preprocess.progress import ARGO_FILE, Done, Total, done, line, told
+from everstep.steps.preprocess.shard import REFUSED, Refused, Written
+from everstep.steps.preprocess.workspace import COUNTS
 from tests.harness import wait_until
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from steps.preprocess.scratch import scratch
+from everstep.steps.preprocess.scratch import scratch
 from tests.harness import ROOT
 
 HOLDS = """
 import signal
-from steps.preprocess.scratch import scratch
+from everstep.steps.preprocess.scratch import scratch
 with scratch() as folder:
     (folder / "blocks").write_bytes(bytes(1000))
     print(folder, flush=True)

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.data import IndexedDataset, write_cached_index, write_index
-from runtime.store import open_store
-from runtime.text import extents
-from steps.preprocess.assemble import NONE, Source, assemble, kept_ranges
-from steps.preprocess.cleaning import Cleaning, digest_of
-from steps.preprocess.duplicates import Hashes, by_kind
-from steps.preprocess.encoding import How, Recipe
-from steps.preprocess.parts import SAMPLES, Part, Samples
-from steps.preprocess.plan import shards
-from steps.preprocess.shard import Job, Refused, Written, shard_key, write_shard, write_shards
-from steps.preprocess.vocabulary import train
-from steps.preprocess.workspace import shelf
+from everstep.runtime.data import IndexedDataset, write_cached_index, write_index
+from everstep.runtime.store import open_store
+from everstep.runtime.text import extents
+from everstep.steps.preprocess.assemble import NONE, Source, assemble, kept_ranges
+from everstep.steps.preprocess.cleaning import Cleaning, digest_of
+from everstep.steps.preprocess.duplicates import Hashes, by_kind
+from everstep.steps.preprocess.encoding import How, Recipe
+from everstep.steps.preprocess.parts import SAMPLES, Part, Samples
+from everstep.steps.preprocess.plan import shards
+from everstep.steps.preprocess.shard import Job, Refused, Written, shard_key, write_shard, write_shards
+from everstep.steps.preprocess.vocabulary import train
+from everstep.steps.preprocess.workspace import shelf
 from tests.minio import MinIO
 
 DOCUMENTS = ["ab", "", "\u00e9", "xyz"]
@@ -253,7 +253,7 @@ def test_shards_in_a_store_are_those_of_a_folder_and_are_taken_again(tmp_path: P
 
 def test_an_attempt_that_was_first_does_not_count_without_its_files(tmp_path: Path) -> None:
     """A killed driver's task may end after the next driver has removed what it wrote."""
-    from steps.preprocess.shard import _commit
+    from everstep.steps.preprocess.shard import _commit
 
     job, (first,) = tokenize(tmp_path, DOCUMENTS)
     (planned,) = shards("document", extents(str(tmp_path / "a.jsonl")), 1)
@@ -270,7 +270,7 @@ def test_an_attempt_that_was_first_does_not_count_without_its_files(tmp_path: Pa
 def test_of_two_attempts_of_a_shard_one_counts_and_the_others_files_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from steps.preprocess import shard as module
+    from everstep.steps.preprocess import shard as module
 
     job, (first,) = tokenize(tmp_path, DOCUMENTS)
     (planned,) = shards("document", extents(str(tmp_path / "a.jsonl")), 1)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from steps.corpus import Config as CorpusConfig
-from steps.corpus.run import run as make_corpus
-from steps.entry import StepError
-from steps.preprocess import Config
-from steps.preprocess.run import run
-from steps.preprocess.vocabulary import tokenizer_file
+from everstep.steps.corpus import Config as CorpusConfig
+from everstep.steps.corpus.run import run as make_corpus
+from everstep.steps.entry import StepError
+from everstep.steps.preprocess import Config
+from everstep.steps.preprocess.run import run
+from everstep.steps.preprocess.vocabulary import tokenizer_file
 
 TEXTS = [f"value_{number} = compute({number}, na\u00efve)\n" * 5 for number in range(60)]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from runtime.job import records as job
-from runtime.job.messages import Holding, Member, Restore, Round
-from runtime.store import open_store
+from everstep.runtime.job import records as job
+from everstep.runtime.job.messages import Holding, Member, Restore, Round
+from everstep.runtime.store import open_store
 
 BEGIN = 1_780_000_000.0
 UID = "5b1c9d2e-7f30-4c11-9a52-0a4c2f6b7d01"

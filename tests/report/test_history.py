@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.job import records as job
-from runtime.job.messages import Member, Restore, Round
-from runtime.report.history import Point, _Trained, history
+from everstep.runtime.job import records as job
+from everstep.runtime.job.messages import Member, Restore, Round
+from everstep.runtime.report.history import Point, _Trained, history
 
 
 def formed(time: float, number: int, iteration: int | None = None) -> job.RoundFormed:

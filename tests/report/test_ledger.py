@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.report.history import History, Point, Restart, RoundSpan
-from runtime.report.ledger import Part, ledger
+from everstep.runtime.report.history import History, Point, Restart, RoundSpan
+from everstep.runtime.report.ledger import Part, ledger
 
 
 def restart(time: float, seconds: float | None) -> Restart:

@@ -5,13 +5,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.job.messages import Holding
-from runtime.job.records import Committed, Record, ShardPersisted
-from runtime.master import segments
-from runtime.master.journal import claim, read_journal
-from runtime.report import read_run
-from runtime.report.history import history
-from runtime.store import DirectoryStore
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.job.records import Committed, Record, ShardPersisted
+from everstep.runtime.master import segments
+from everstep.runtime.master.journal import claim, read_journal
+from everstep.runtime.report import read_run
+from everstep.runtime.report.history import history
+from everstep.runtime.store import DirectoryStore
 
 UID = "u"
 JOB = f"{UID}-train"

@@ -5,11 +5,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 
-from runtime.report import Run, read_run, render
-from runtime.report.charts import LANES
-from runtime.report.history import History, Point, Restart, RoundSpan
-from runtime.report.page import overview
-from runtime.store import open_store
+from everstep.runtime.report import Run, read_run, render
+from everstep.runtime.report.charts import LANES
+from everstep.runtime.report.history import History, Point, Restart, RoundSpan
+from everstep.runtime.report.page import overview
+from everstep.runtime.store import open_store
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 

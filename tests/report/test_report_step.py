@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 from hera.workflows import DAG, Workflow
 
-from steps import report
-from steps.report.__main__ import failures
+from everstep.steps import report
+from everstep.steps.report.__main__ import failures
 from tests.harness import PATIENCE_S
 
 
@@ -18,7 +18,7 @@ def step(*flags: str, run_dir: Path | None = None) -> subprocess.CompletedProces
     environment = {key: value for key, value in os.environ.items() if key != "EVERSTEP_RUN_DIR"}
     if run_dir is not None:
         environment["EVERSTEP_RUN_DIR"] = str(run_dir)
-    command = [sys.executable, "-m", "steps.report", *flags]
+    command = [sys.executable, "-m", "everstep.steps.report", *flags]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 

@@ -11,7 +11,7 @@ import pytest
 STEP = '''
 import sys, time
 from dataclasses import dataclass
-from steps.entry import Result, StepError, main
+from everstep.steps.entry import Result, StepError, main
 
 @dataclass(frozen=True)
 class Config:
@@ -82,7 +82,7 @@ def test_told_to_end_within_an_import_a_step_ends_right_after_it(tmp_path: Path)
     """There an exception could be lost, and leave the lock of imports to nobody."""
     script = """
 import signal
-from steps import entry
+from everstep.steps import entry
 seen = []
 signal.signal(signal.SIGALRM, lambda *_: seen.append("again"))
 inside = compile("import signal; signal.raise_signal(signal.SIGTERM); went_on = True", "<frozen importlib._x>", "exec")

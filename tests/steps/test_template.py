@@ -4,7 +4,7 @@ from typing import Any
 
 from hera.workflows import DAG, Workflow
 
-from steps import train
+from everstep.steps import train
 
 
 def two_trainings() -> dict[str, Any]:

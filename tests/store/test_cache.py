@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.data import finished
-from runtime.store import NoSuchKey, Store, StoreError, local_folder, open_store
-from runtime.store.cache import Cache
+from everstep.runtime.data import finished
+from everstep.runtime.store import NoSuchKey, Store, StoreError, local_folder, open_store
+from everstep.runtime.store.cache import Cache
 from tests.minio import MinIO
 
 Data = Callable[[str, int], str]
@@ -109,7 +109,9 @@ def test_what_was_not_used_for_longest_makes_room_and_what_is_used_stays(
 ) -> None:
     monkeypatch.setenv("EVERSTEP_CACHE_BYTES", "2500000")
     old, newer, newest = (data(name, 1_000_000) for name in ("a", "b", "c"))
-    script = "import sys; from runtime.store import local_folder; print(local_folder(sys.argv[1], 'done.json'))"
+    script = (
+        "import sys; from everstep.runtime.store import local_folder; print(local_folder(sys.argv[1], 'done.json'))"
+    )
 
     def fetched_by_another_process(uri: str) -> Path:
         return Path(

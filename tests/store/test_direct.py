@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.store import DirectoryStore, StoreError, direct, directory
-from runtime.store.direct import BLOCK
+from everstep.runtime.store import DirectoryStore, StoreError, direct, directory
+from everstep.runtime.store.direct import BLOCK
 
 SIZE = 5 * BLOCK + 77
 CHUNK = 2 * BLOCK

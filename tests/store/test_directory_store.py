@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.store import DirectoryStore, NoSuchKey, StoreError, require_space
+from everstep.runtime.store import DirectoryStore, NoSuchKey, StoreError, require_space
 
 
 def test_a_half_written_object_is_never_seen(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_half_written_object_is_never_seen(tmp_path: Path) -> None:
 
 def test_a_writer_that_is_killed_leaves_no_object(tmp_path: Path) -> None:
     script = (
-        "import os, signal, sys; from runtime.store import DirectoryStore\n"
+        "import os, signal, sys; from everstep.runtime.store import DirectoryStore\n"
         "os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)\n"
         "DirectoryStore(sys.argv[1]).put('key', b'x' * 100000)"
     )
@@ -83,7 +83,7 @@ def test_too_little_space_is_known_beforehand(tmp_path: Path) -> None:
 
 
 KILLED = (
-    "import os, signal, stat, sys; from runtime.store import DirectoryStore\n"
+    "import os, signal, stat, sys; from everstep.runtime.store import DirectoryStore\n"
     "os.fsync = lambda fd: stat.S_ISREG(os.fstat(fd).st_mode) and os.kill(os.getpid(), signal.{0})\n"
     "DirectoryStore(sys.argv[1]).put('jobs/j/checkpoints/000001-000000001/x', b'x' * 100000)"
 )

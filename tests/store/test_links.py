@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.store import DirectoryStore, NoSuchKey, StoreError
+from everstep.runtime.store import DirectoryStore, NoSuchKey, StoreError
 
 SECRET = b"outside"
 KEY = "a/b/object"

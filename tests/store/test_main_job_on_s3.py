@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.store import open_store
+from everstep.runtime.store import open_store
 from tests.harness import ROOT, Pipeline
 from tests.minio import MinIO
 

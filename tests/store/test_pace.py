@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.store import DirectoryStore, open_store
-from runtime.store.pace import CHUNK, Pace
+from everstep.runtime.store import DirectoryStore, open_store
+from everstep.runtime.store.pace import CHUNK, Pace
 from tests.minio import MinIO
 
 

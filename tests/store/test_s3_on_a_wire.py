@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.store import NoSuchKey, Store, StoreError, open_store
+from everstep.runtime.store import NoSuchKey, Store, StoreError, open_store
 from tests.minio import MinIO
 from tests.store.wire import Trouble, Wire, once, through
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from everstep.cli import main
-from runtime.store import Store, StoreError, absolute, open_store
-from runtime.store import s3 as s3_module
-from runtime.store.s3 import PART, S3Store, _text
+from everstep.runtime.store import Store, StoreError, absolute, open_store
+from everstep.runtime.store import s3 as s3_module
+from everstep.runtime.store.s3 import PART, S3Store, _text
 from tests.harness import wait_until
 from tests.minio import BUCKET, MinIO, running
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.store import DirectoryStore, NoSuchKey, Store, StoreError, open_store
+from everstep.runtime.store import DirectoryStore, NoSuchKey, Store, StoreError, open_store
 from tests.examples import examples
 from tests.harness import PATIENCE_S
 from tests.minio import MinIO

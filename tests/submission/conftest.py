@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.submission import Route, choose
+from everstep.runtime.submission import Route, choose
 from tests.submission.clusters import ArgoApi, Cluster, KubeApi, Served
 
 Environment = dict[str, str]
@@ -66,7 +66,7 @@ def manifest() -> Callable[..., dict[str, Any]]:
     """A workflow with one step, as it is submitted."""
 
     def make(name: str = "drill-1", said: str = "hello") -> dict[str, Any]:
-        from runtime.submission import ClusterOptions, for_argo
+        from everstep.runtime.submission import ClusterOptions, for_argo
 
         step = {"name": "main", "container": {"image": "busybox:1.36", "command": ["echo"], "args": [said, ""]}}
         spec = {

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from runtime.submission import choose, submit
-from runtime.submission.follow import UNSEEN, updates
-from runtime.submission.route import ApiError
-from runtime.submission.run import watch
+from everstep.runtime.submission import choose, submit
+from everstep.runtime.submission.follow import UNSEEN, updates
+from everstep.runtime.submission.route import ApiError
+from everstep.runtime.submission.run import watch
 from tests.submission.clusters import BREAK, DELETED, END, Cluster
 from tests.submission.conftest import Environment
 
@@ -43,7 +43,7 @@ def states(phase: str, code: str = "0", message: str = "") -> list[Any]:
 
 def train_pod() -> str:
     """The step's pod, as Argo names it."""
-    from runtime.workflow.nodes import pod_name
+    from everstep.runtime.workflow.nodes import pod_name
 
     return pod_name("drill-1", "drill-1.train", "train")
 
@@ -234,7 +234,7 @@ def test_nobody_who_takes_a_run_up_is_told(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("runtime.submission.follow.TAKEN_UP_S", -1.0)
+    monkeypatch.setattr("everstep.runtime.submission.follow.TAKEN_UP_S", -1.0)
     made = submit(route, manifest())
     cluster.states = [{}, *states("Succeeded")]
     assert watch(route, made.workflow, logs=False) == 0

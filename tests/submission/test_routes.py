@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from runtime.submission import ApiError, ClusterOptions, Route, Target, TargetError, choose, for_argo, submit
-from runtime.submission.argo_server import server_url
-from runtime.submission.route import Trouble
+from everstep.runtime.submission import ApiError, ClusterOptions, Route, Target, TargetError, choose, for_argo, submit
+from everstep.runtime.submission.argo_server import server_url
+from everstep.runtime.submission.route import Trouble
 from tests.submission.clusters import Cluster
 from tests.submission.conftest import Environment, kube_config
 

@@ -3,8 +3,8 @@
 import pytest
 
 from everstep.cli import main
-from runtime.platform.kubernetes import Owner
-from runtime.platform.kubernetes.sizes import sizes_in, wishes_of
+from everstep.runtime.platform.kubernetes import Owner
+from everstep.runtime.platform.kubernetes.sizes import sizes_in, wishes_of
 from tests.submission.clusters import Cluster
 
 Environment = dict[str, str]

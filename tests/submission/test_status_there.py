@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from everstep.cli import main
-from runtime.master import journal
-from runtime.platform.kubernetes import Owner
-from runtime.platform.kubernetes.sizes import wishes_of
-from runtime.store import open_store
-from runtime.submission.lost import LATE_S, overdue
+from everstep.runtime.master import journal
+from everstep.runtime.platform.kubernetes import Owner
+from everstep.runtime.platform.kubernetes.sizes import wishes_of
+from everstep.runtime.store import open_store
+from everstep.runtime.submission.lost import LATE_S, overdue
 from tests.job.world import World, platform
 from tests.submission.clusters import Cluster
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from runtime.submission.follow import View
-from runtime.submission.tree import exit_code, nodes_of, offloaded, outputs, rows
-from runtime.submission.view import table
-from runtime.workflow.nodes import Phase
+from everstep.runtime.submission.follow import View
+from everstep.runtime.submission.tree import exit_code, nodes_of, offloaded, outputs, rows
+from everstep.runtime.submission.view import table
+from everstep.runtime.workflow.nodes import Phase
 
 GOLDEN = Path(__file__).parents[1] / "workflow" / "golden"
 

@@ -22,7 +22,7 @@ def write_dataset(folder: Path) -> None:
     """Of this project's own text."""
     import numpy as np
 
-    from runtime.data.indexed import IndexedWriter
+    from everstep.runtime.data.indexed import IndexedWriter
 
     text = (Path(__file__).parents[2] / "runtime/job/messages.py").read_bytes() * 10
     told = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.agent.ports import free_port
+from everstep.runtime.agent.ports import free_port
 from tests.harness import ROUNDS
 from tests.launch import sampled
 from tests.launch.launchers import Launcher, until

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.data import Sampler, sample_count
+from everstep.runtime.data import Sampler, sample_count
 from tests.harness import ROOT, ROUNDS, TrainStep, wait_until
 
 ITERATIONS, BATCH, LENGTH, SEED = 300 + 400 * ROUNDS, 7, 64, 3

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from runtime.text import Reader, TextError, borders, documents, extents, find, piece
+from everstep.runtime.text import Reader, TextError, borders, documents, extents, find, piece
 
 
 @pytest.fixture(autouse=True)

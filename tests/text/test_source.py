@@ -9,8 +9,8 @@ import zstandard
 from minio import Minio
 from pyarrow import parquet, table
 
-from runtime.store import Store, StoreError, open_store
-from runtime.text import Reader, TextError, extents, facts, find, open_bytes, piece
+from everstep.runtime.store import Store, StoreError, open_store
+from everstep.runtime.text import Reader, TextError, extents, facts, find, open_bytes, piece
 from tests.minio import MinIO
 
 LINES = [f'{{"text": "document {number} {"x" * (number % 50)}"}}\n'.encode() for number in range(3000)]

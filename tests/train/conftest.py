@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.data import IndexedWriter
+from everstep.runtime.data import IndexedWriter
 
 VOCAB = 64
 

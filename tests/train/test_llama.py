@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steps.train.config import LLAMA
+from everstep.steps.train.config import LLAMA
 
 
 def train(store: Path, dataset: Path, model: Path, iterations: int) -> dict:
@@ -32,7 +32,7 @@ def test_two_undisturbed_trainings_give_the_same_bytes(tmp_path: Path, dataset: 
 def test_tiny_has_the_same_random_weights_for_a_seed() -> None:
     import torch
 
-    from steps.train.llama import build_model
+    from everstep.steps.train.llama import build_model
 
     one, two, other = (build_model("tiny", 32, seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -40,21 +40,21 @@ def test_tiny_has_the_same_random_weights_for_a_seed() -> None:
 
 
 def test_tiny_has_about_five_million_parameters() -> None:
-    from steps.train.llama import build_model
+    from everstep.steps.train.llama import build_model
 
     count = sum(parameter.numel() for parameter in build_model("tiny", 8192, 0).parameters())
     assert 4_000_000 < count < 6_000_000
 
 
 def test_a_model_that_lacks_tokens_of_the_dataset_is_refused(model: Path) -> None:
-    from steps.train.llama import build_model
+    from everstep.steps.train.llama import build_model
 
     with pytest.raises(SystemExit, match="64 tokens, the dataset's tokenizer has 65"):
         build_model(str(model), 65, 0)
 
 
 def test_the_learning_rate_rises_to_its_peak_then_falls_to_a_tenth() -> None:
-    from steps.train.llama import learning_rate
+    from everstep.steps.train.llama import learning_rate
 
     rates = [learning_rate(iteration, 1.0, 10, 100) for iteration in range(1, 101)]
     assert rates[9] == max(rates) == 1.0

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from steps.train.config import Config
-from steps.train.staged import parameters, shared_bytes
+from everstep.steps.train.config import Config
+from everstep.steps.train.staged import parameters, shared_bytes
 
 
 def model(folder: Path, numbers: int) -> str:

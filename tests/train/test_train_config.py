@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from steps.entry import StepError
-from steps.train import Config
-from steps.train.config import LLAMA
+from everstep.steps.entry import StepError
+from everstep.steps.train import Config
+from everstep.steps.train.config import LLAMA
 
 
 def model_folder(folder: Path, **changes: object) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.checkpoint.layout import read_shard
+from everstep.runtime.checkpoint.layout import read_shard
 
 
 @dataclass
@@ -31,7 +31,14 @@ def step(folder: Path, *flags: str, fault: str = "") -> Ended:
     marks.mkdir(parents=True)
     environment = {**os.environ, "EVERSTEP_RUN_DIR": f"{folder}/run", "EVERSTEP_FAULT": fault}
     environment["EVERSTEP_FAULT_DIR"] = str(marks)
-    command = [sys.executable, "-m", "steps.train", f"--store={folder}/store", f"--outputs={folder}/out", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "everstep.steps.train",
+        f"--store={folder}/store",
+        f"--outputs={folder}/out",
+        *flags,
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     if fault:
         assert any(marks.iterdir()), f"the fault did not fire: {done.stderr}"

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from runtime.job.spec import JobSpec, RoleSpec
-from runtime.platform.gang import Gang
-from runtime.platform.kubernetes import Access, KubeError, Scheduling
-from runtime.platform.kubernetes.workflow import is_over
-from steps.train.config import Config
-from steps.train.nodes import heard, place_of, pods_beside, scheduling_of
+from everstep.runtime.job.spec import JobSpec, RoleSpec
+from everstep.runtime.platform.gang import Gang
+from everstep.runtime.platform.kubernetes import Access, KubeError, Scheduling
+from everstep.runtime.platform.kubernetes.workflow import is_over
+from everstep.steps.train.config import Config
+from everstep.steps.train.nodes import heard, place_of, pods_beside, scheduling_of
 from tests.platform.pod_api import PodApi
 
 UID = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10"

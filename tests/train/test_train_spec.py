@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from everstep.job import EndingPolicy, JobSpec, Patience, Resources, RestartPolicy, RoleSpec
-from steps import train
-from steps.entry import StepError
-from steps.train import Config
-from steps.train.job import job_of, ranks
+from everstep.steps import train
+from everstep.steps.entry import StepError
+from everstep.steps.train import Config
+from everstep.steps.train.job import job_of, ranks
 
 README = Path(__file__).parents[2] / "README.md"
 ROLES = """
@@ -102,7 +102,7 @@ def test_a_spec_in_python_travels_in_the_manifest() -> None:
 def test_the_step_refuses_it_with_exit_code_2_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("replicaSpecs:\n  worker: {replicas: 2, minReplicas: 3}\n")
     run = subprocess.run(
-        [sys.executable, "-m", "steps.train", "--job-spec", "job.yaml"],
+        [sys.executable, "-m", "everstep.steps.train", "--job-spec", "job.yaml"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 2

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime.checkpoint.commits import commit_of, encoded
-from runtime.job.messages import Holding
-from runtime.master import Progress
-from runtime.store import open_store
-from runtime.token import shared_token
-from steps.entry import StepError
-from steps.train import Config
-from steps.train.nodes import stopped_for_good
-from steps.train.run import ProgressLines, parameters, run
+from everstep.runtime.checkpoint.commits import commit_of, encoded
+from everstep.runtime.job.messages import Holding
+from everstep.runtime.master import Progress
+from everstep.runtime.store import open_store
+from everstep.runtime.token import shared_token
+from everstep.steps.entry import StepError
+from everstep.steps.train import Config
+from everstep.steps.train.nodes import stopped_for_good
+from everstep.steps.train.run import ProgressLines, parameters, run
 
 
 def test_a_retry_finds_the_token_of_the_first_try(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_an_unexpected_error_of_the_master_is_one_line_and_asks_for_another_try(
     async def fails(*_: object, **__: object) -> None:
         raise KeyError("two\nlines")
 
-    monkeypatch.setattr("runtime.master.run", fails)
+    monkeypatch.setattr("everstep.runtime.master.run", fails)
     monkeypatch.setenv("EVERSTEP_RUN_DIR", str(tmp_path / "run"))
     with pytest.raises(StepError) as caught:
         run(Config(dataset="d", script="mine.py", store=str(tmp_path / "store"), job="j"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.agent.ports import free_port
+from everstep.runtime.agent.ports import free_port
 from tests.datasets import write_dataset
 from tests.harness import ROOT
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from everstep.runtime.job.policy import reason_of
+from everstep.runtime.job.records import Reason
 from everstep.training import DIVERGED, WATCHED, Context, _Session
-from runtime.job.policy import reason_of
-from runtime.job.records import Reason
 
 
 def session(restored: int, iteration: int, told: list[Any] | None = None) -> Any:

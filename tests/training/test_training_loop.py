@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import everstep
-from runtime.checkpoint.layout import read_shard
-from runtime.data import Sampler, open_dataset
-from runtime.store import DirectoryStore, open_store
+from everstep.runtime.checkpoint.layout import read_shard
+from everstep.runtime.data import Sampler, open_dataset
+from everstep.runtime.store import DirectoryStore, open_store
 from tests.fake_agent import Node
 
 

@@ -18,19 +18,19 @@ from typing import Any
 
 import msgspec
 
-from runtime.workflow import ManifestError, RunOptions, events, execute, parse, status
-from runtime.workflow.engine import Engine
-from runtime.workflow.expressions import ExpressionError, evaluate
-from runtime.workflow.expressions.builtins import BUILTINS, PREDICATES
-from runtime.workflow.expressions.govaluate import should_run
-from runtime.workflow.expressions.sprig import SPRIG
-from runtime.workflow.fields import listed
-from runtime.workflow.library import Library
-from runtime.workflow.lint import findings
-from runtime.workflow.manifest import with_arguments
-from runtime.workflow.reading import Document, ReadError, read_text
-from runtime.workflow.schema import KINDS
-from runtime.workflow.tags import FUNCTIONS
+from everstep.runtime.workflow import ManifestError, RunOptions, events, execute, parse, status
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.expressions import ExpressionError, evaluate
+from everstep.runtime.workflow.expressions.builtins import BUILTINS, PREDICATES
+from everstep.runtime.workflow.expressions.govaluate import should_run
+from everstep.runtime.workflow.expressions.sprig import SPRIG
+from everstep.runtime.workflow.fields import listed
+from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.lint import findings
+from everstep.runtime.workflow.manifest import with_arguments
+from everstep.runtime.workflow.reading import Document, ReadError, read_text
+from everstep.runtime.workflow.schema import KINDS
+from everstep.runtime.workflow.tags import FUNCTIONS
 
 GOLDEN = Path(__file__).with_name("golden")
 EXPECTED = (ManifestError, ReadError, ExpressionError)
@@ -298,7 +298,7 @@ class Files:
 
 async def execute_it(rng: random.Random, manifest: dict[str, Any], library: Library) -> None:
     """By the executor, for some seconds; then somebody stops it."""
-    from runtime.workflow.asks import Ask, ask
+    from everstep.runtime.workflow.asks import Ask, ask
 
     with tempfile.TemporaryDirectory(prefix="everstep-fuzz-") as folder:
         options = RunOptions(name="w", runs=Path(folder), library=library)

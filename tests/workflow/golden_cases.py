@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from runtime.workflow import ManifestError, RunOptions, execute
-from runtime.workflow.asks import Ask, ask
-from runtime.workflow.library import Library
+from everstep.runtime.workflow import ManifestError, RunOptions, execute
+from everstep.runtime.workflow.asks import Ask, ask
+from everstep.runtime.workflow.library import Library
 
 AT_ONCE, TIMED_AT_ONCE = 40, 10
 CLOCKS = ("sleep ", "[sleep,", "activeDeadlineSeconds", "golden/actions", "duration:", "maxAge:", "timeout:")

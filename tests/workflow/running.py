@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from runtime.workflow import RunOptions, execute
-from runtime.workflow.library import Library
+from everstep.runtime.workflow import RunOptions, execute
+from everstep.runtime.workflow.library import Library
 
 
 def workflow(templates: list[Any], **spec: Any) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-import runtime.workflow
-from runtime.workflow import RunOptions, clock, execute
-from runtime.workflow.events import PodEnded, PodStarted, RunCreated, read_events
-from runtime.workflow.nodes import Phase
+import everstep.runtime.workflow
+from everstep.runtime.workflow import RunOptions, clock, execute
+from everstep.runtime.workflow.events import PodEnded, PodStarted, RunCreated, read_events
+from everstep.runtime.workflow.nodes import Phase
 from tests.harness import wait_until
 
 HOUR_S = 3600.0
@@ -116,7 +116,7 @@ def test_a_step_outlives_a_clock_that_is_set_forward_by_an_hour(
 
 
 def test_only_the_clock_looks_at_the_machines() -> None:
-    for path in Path(str(runtime.workflow.__file__)).parent.rglob("*.py"):
+    for path in Path(str(everstep.runtime.workflow.__file__)).parent.rglob("*.py"):
         for one in ast.walk(ast.parse(path.read_text())):
             if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == "time":
                 assert one.attr != "time" or path.name == "clock.py", path

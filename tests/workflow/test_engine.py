@@ -7,10 +7,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as some
 
-from runtime.workflow import ManifestError, parse
-from runtime.workflow.engine import Engine
-from runtime.workflow.events import Event, PodEnded, PodStarted, RunCreated, RunResumed
-from runtime.workflow.nodes import Phase, fnv32a
+from everstep.runtime.workflow import ManifestError, parse
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.events import Event, PodEnded, PodStarted, RunCreated, RunResumed
+from everstep.runtime.workflow.nodes import Phase, fnv32a
 from tests.workflow.running import workflow
 
 DIAMOND = """

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from runtime.workflow import parse
-from runtime.workflow.engine import Engine
-from runtime.workflow.events import GateOpened, PodEnded, PodStarted, RunCreated
-from runtime.workflow.expressions import evaluate
-from runtime.workflow.library import Library
-from runtime.workflow.nodes import Node
-from runtime.workflow.tags import FUNCTIONS
+from everstep.runtime.workflow import parse
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.events import GateOpened, PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.expressions import evaluate
+from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.nodes import Node
+from everstep.runtime.workflow.tags import FUNCTIONS
 
 CREATED = 1767225845.0
 """2026-01-01T00:04:05Z, a Thursday."""

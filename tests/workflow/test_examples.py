@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from runtime.workflow import ManifestError, RunOptions, execute
-from runtime.workflow.asks import ask
-from runtime.workflow.library import KINDS, Library
-from runtime.workflow.lint import findings
-from runtime.workflow.reading import Document, read
+from everstep.runtime.workflow import ManifestError, RunOptions, execute
+from everstep.runtime.workflow.asks import ask
+from everstep.runtime.workflow.library import KINDS, Library
+from everstep.runtime.workflow.lint import findings
+from everstep.runtime.workflow.reading import Document, read
 from tests.workflow.published import CLUSTER, DICE_OF, EXPECTED, IMAGES, OBJECTS, PROGRAMS
 
 EXAMPLES = os.environ.get("ARGO_EXAMPLES")

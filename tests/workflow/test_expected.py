@@ -25,9 +25,9 @@ import pytest
 import yaml
 from minio import Minio
 
-from runtime.workflow import RunOptions, execute
-from runtime.workflow.engine import Engine
-from runtime.workflow.library import Library
+from everstep.runtime.workflow import RunOptions, execute
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.library import Library
 from tests.minio import BUCKET, MinIO
 
 EXPECTED = Path(__file__).with_name("expected")

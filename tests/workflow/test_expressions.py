@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from runtime.workflow import expressions
-from runtime.workflow.expressions import ExpressionError, evaluate
-from runtime.workflow.expressions.govaluate import should_run
-from runtime.workflow.tags import FUNCTIONS
+from everstep.runtime.workflow import expressions
+from everstep.runtime.workflow.expressions import ExpressionError, evaluate
+from everstep.runtime.workflow.expressions.govaluate import should_run
+from everstep.runtime.workflow.tags import FUNCTIONS
 
 KNOWN = {"inputs.parameters.n": "3", "nothing": None, "list": ["b", "a"], "json": '{"a": [{"b": 5}]}'}
 

@@ -9,19 +9,19 @@ import pytest
 import yaml
 
 from everstep.cli import main
-from runtime.workflow import ManifestError, parse
-from runtime.workflow.engine import Engine
-from runtime.workflow.events import PodEnded, PodStarted, RunCreated
-from runtime.workflow.expressions import ExpressionError, ExpressionSyntaxError, bounds, evaluate, regexp
-from runtime.workflow.expressions.govaluate import should_run
-from runtime.workflow.lint import findings
-from runtime.workflow.loops import expand
-from runtime.workflow.nodes import MOST, Phase
-from runtime.workflow.pods import RESULT_BYTES, Pod
-from runtime.workflow.reading import Document, ReadError, read_text
-from runtime.workflow.sandbox import NoSandboxError, Sandbox, check
-from runtime.workflow.status import LOG_NAME, log_name
-from runtime.workflow.tags import FUNCTIONS, substitute, tags
+from everstep.runtime.workflow import ManifestError, parse
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.events import PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.expressions import ExpressionError, ExpressionSyntaxError, bounds, evaluate, regexp
+from everstep.runtime.workflow.expressions.govaluate import should_run
+from everstep.runtime.workflow.lint import findings
+from everstep.runtime.workflow.loops import expand
+from everstep.runtime.workflow.nodes import MOST, Phase
+from everstep.runtime.workflow.pods import RESULT_BYTES, Pod
+from everstep.runtime.workflow.reading import Document, ReadError, read_text
+from everstep.runtime.workflow.sandbox import NoSandboxError, Sandbox, check
+from everstep.runtime.workflow.status import LOG_NAME, log_name
+from everstep.runtime.workflow.tags import FUNCTIONS, substitute, tags
 from tests.workflow import fuzz
 from tests.workflow.running import log, run, sh, workflow
 

@@ -7,9 +7,9 @@ from typing import Any
 import psutil
 import pytest
 
-from runtime.workflow import RunOptions, execute
-from runtime.workflow.asks import Ask, ask
-from runtime.workflow.pods import namespaces
+from everstep.runtime.workflow import RunOptions, execute
+from everstep.runtime.workflow.asks import Ask, ask
+from everstep.runtime.workflow.pods import namespaces
 from tests.harness import PATIENCE_S, wait_until
 from tests.workflow.running import log, run, sh, workflow
 

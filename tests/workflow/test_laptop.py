@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from runtime.workflow import ManifestError, parse
-from runtime.workflow.library import Library
+from everstep.runtime.workflow import ManifestError, parse
+from everstep.runtime.workflow.library import Library
 from tests.workflow.running import log, ran, sh
 
 SECRET = {"kind": "Secret", "metadata": {"name": "me"}, "stringData": {"user": "ann", "password": "sesame"}}
@@ -182,7 +182,7 @@ def test_without_namespaces_it_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in ("executor", "pods"):
-        monkeypatch.setattr(f"runtime.workflow.{module}.namespaces", lambda: False)
+        monkeypatch.setattr(f"everstep.runtime.workflow.{module}.namespaces", lambda: False)
     twice: dict[str, Any] = {
         "name": "main",
         "steps": [[{"name": "a", "template": "a"}], [{"name": "b", "template": "a"}]],

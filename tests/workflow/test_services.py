@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from runtime.agent.ports import free_port
-from runtime.store import StoreError
-from runtime.workflow.library import Library
-from runtime.workflow.repository import Repository
+from everstep.runtime.agent.ports import free_port
+from everstep.runtime.store import StoreError
+from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.repository import Repository
 from tests.minio import BUCKET, MinIO
 from tests.workflow.running import ran
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runtime.workflow import RunOptions, execute
-from runtime.workflow.gates import Lock, Memo
-from runtime.workflow.shared import Shared
+from everstep.runtime.workflow import RunOptions, execute
+from everstep.runtime.workflow.gates import Lock, Memo
+from everstep.runtime.workflow.shared import Shared
 from tests.harness import PATIENCE_S
 
 LOCK = Lock("default/Mutex/one", 1)

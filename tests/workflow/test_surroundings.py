@@ -17,17 +17,17 @@ from rich.console import Console
 from everstep.cli import main
 from everstep.errors import BadInput
 from everstep.pipeline import Submission
+from everstep.runtime.terminal import as_text
+from everstep.runtime.workflow import inherited
+from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow.events import PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.local_runs import render
+from everstep.runtime.workflow.manifest import parse
+from everstep.runtime.workflow.runfolder import beside
+from everstep.runtime.workflow.view import _Plain, table
+from everstep.steps.reuse import STEPS
 from everstep.surroundings import checked_variables
-from runtime.terminal import as_text
-from runtime.workflow import inherited
-from runtime.workflow.engine import Engine
-from runtime.workflow.events import PodEnded, PodStarted, RunCreated
-from runtime.workflow.library import Library
-from runtime.workflow.local_runs import render
-from runtime.workflow.manifest import parse
-from runtime.workflow.runfolder import beside
-from runtime.workflow.view import _Plain, table
-from steps.reuse import STEPS
 from tests.harness import ROOT
 from tests.workflow.running import log, ran, sh
 
@@ -54,7 +54,7 @@ def test_pods_get_what_they_need_and_no_token() -> None:
         **NEEDED, "WANDB_API_KEY": "t", "AWS_ACCESS_KEY_ID": "a",
     }  # fmt: skip
     of_store = {**STORE, "AWS_SECRET_ACCESS_KEY": "t", "AWS_SESSION_TOKEN": "t"}
-    assert inherited.inherited(everything, (), ["python", "-m", "steps.train", "--store=s3://b"]) == {
+    assert inherited.inherited(everything, (), ["python", "-m", "everstep.steps.train", "--store=s3://b"]) == {
         **NEEDED,
         **of_store,
     }
@@ -69,10 +69,10 @@ def test_every_step_of_ours_gets_the_store(step: Any) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["sh", "-c", "python -m steps.train"],
+        ["sh", "-c", "python -m everstep.steps.train"],
         ["python", "-m", "stepsxtrain"],
-        ["python", "-m", "steps.train.evil"],
-        ["/tmp/python", "-m", "steps.train"],
+        ["python", "-m", "everstep.steps.train.evil"],
+        ["/tmp/python", "-m", "everstep.steps.train"],
         ["python"],
     ],
 )
@@ -82,7 +82,7 @@ def test_nobody_else_gets_the_store(command: list[str]) -> None:
 
 def test_the_list_is_the_documentation() -> None:
     told = (ROOT / "docs/local-runs.md").read_text()
-    assert told == render(), "run: python -m runtime.workflow.local_runs > docs/local-runs.md"
+    assert told == render(), "run: python -m everstep.runtime.workflow.local_runs > docs/local-runs.md"
 
 
 def test_containers_of_every_kind_get_only_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

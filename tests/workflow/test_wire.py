@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from runtime import web
-from runtime.workflow import RunOptions, execute, remote
-from runtime.workflow.asks import Ask, ask
-from runtime.workflow.library import Library
+from everstep.runtime import web
+from everstep.runtime.workflow import RunOptions, execute, remote
+from everstep.runtime.workflow.asks import Ask, ask
+from everstep.runtime.workflow.library import Library
 from tests.harness import PATIENCE_S, wait_until
 from tests.workflow.running import log, ran, sh, workflow
 from tests.workflow.test_laptop import BASIC, SECRET

@@ -3,19 +3,19 @@
 The story begins in `platform` (the Platform of a job); `pods` says what a pod of ours looks like and what one that
 ended tells (pure), `scheduling` what its scheduler is told (pure; `groups` makes the PodGroups that some want), `known`
 what the API has told so far (pure), `api` asks it, `workflow` is whom all belongs to, `switches` where machines hang in
-the network, `sizes` how somebody scales the job, `taints` how unfit machines are marked. May import `runtime.job`,
-`runtime.platform` and aiohttp; the few requests needed are plain HTTP, after Kubernetes' API concepts ("Efficient
+the network, `sizes` how somebody scales the job, `taints` how unfit machines are marked.
+The few requests needed are plain HTTP by aiohttp, after Kubernetes' API concepts ("Efficient
 detection of changes", "Resource versions").
 """
 
-from runtime.platform.kubernetes.api import Access, KubeApi, KubeError
-from runtime.platform.kubernetes.groups import groups_deleted, groups_made
-from runtime.platform.kubernetes.platform import KubernetesPlatform
-from runtime.platform.kubernetes.pods import Owner, template_of, with_shared_memory
-from runtime.platform.kubernetes.scheduling import Scheduling, minimum_of
-from runtime.platform.kubernetes.sizes import wishes, wishes_made
-from runtime.platform.kubernetes.switches import topology_of
-from runtime.platform.kubernetes.workflow import end_of, owner_of, will_not_return
+from everstep.runtime.platform.kubernetes.api import Access, KubeApi, KubeError
+from everstep.runtime.platform.kubernetes.groups import groups_deleted, groups_made
+from everstep.runtime.platform.kubernetes.platform import KubernetesPlatform
+from everstep.runtime.platform.kubernetes.pods import Owner, template_of, with_shared_memory
+from everstep.runtime.platform.kubernetes.scheduling import Scheduling, minimum_of
+from everstep.runtime.platform.kubernetes.sizes import wishes, wishes_made
+from everstep.runtime.platform.kubernetes.switches import topology_of
+from everstep.runtime.platform.kubernetes.workflow import end_of, owner_of, will_not_return
 
 __all__ = [
     "Access", "KubeApi", "KubeError", "KubernetesPlatform", "Owner", "Scheduling", "end_of", "groups_deleted",

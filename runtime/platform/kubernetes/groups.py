@@ -2,10 +2,10 @@
 
 from http import HTTPStatus
 
-from runtime.platform.gang import Gang
-from runtime.platform.kubernetes.api import Kind, KubeApi, KubeError
-from runtime.platform.kubernetes.pods import Owner
-from runtime.platform.kubernetes.scheduling import Scheduling, group_name, groups_of
+from everstep.runtime.platform.gang import Gang
+from everstep.runtime.platform.kubernetes.api import Kind, KubeApi, KubeError
+from everstep.runtime.platform.kubernetes.pods import Owner
+from everstep.runtime.platform.kubernetes.scheduling import Scheduling, group_name, groups_of
 
 KINDS: dict[Gang, Kind] = {
     Gang.VOLCANO: "podgroups.scheduling.volcano.sh", Gang.COSCHEDULING: "podgroups.scheduling.x-k8s.io",

@@ -7,8 +7,8 @@ was asked for.
 from collections.abc import Iterable
 from typing import Any
 
-from runtime.platform import Gone, Node
-from runtime.platform.kubernetes.pods import ended, gone_of, node_of
+from everstep.runtime.platform import Gone, Node
+from everstep.runtime.platform.kubernetes.pods import ended, gone_of, node_of
 
 Pod = dict[str, Any]
 

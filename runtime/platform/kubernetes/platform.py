@@ -15,10 +15,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from runtime.platform import Gone, Node, NodeRequest
-from runtime.platform.kubernetes.api import KubeApi, KubeError, Pauses
-from runtime.platform.kubernetes.known import Known
-from runtime.platform.kubernetes.pods import (
+from everstep.runtime.platform import Gone, Node, NodeRequest
+from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError, Pauses
+from everstep.runtime.platform.kubernetes.known import Known
+from everstep.runtime.platform.kubernetes.pods import (
     GRACE_S,
     TOKEN_KEY,
     Owner,
@@ -31,8 +31,8 @@ from runtime.platform.kubernetes.pods import (
     selector,
     waiting_for,
 )
-from runtime.platform.kubernetes.scheduling import PLAIN, Scheduling, may_be_placed, scheduled
-from runtime.platform.kubernetes.taints import taint
+from everstep.runtime.platform.kubernetes.scheduling import PLAIN, Scheduling, may_be_placed, scheduled
+from everstep.runtime.platform.kubernetes.taints import taint
 
 FORCE_AFTER_S = 2.0 * GRACE_S
 """A pod that was told to end so long ago and is still there is on a host that nobody hears of: it is forgotten."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.job.values import quantity
-from runtime.platform import Gone, Node, NodeRequest
+from everstep.runtime.job.values import quantity
+from everstep.runtime.platform import Gone, Node, NodeRequest
 
 JOB, NODE, ROLE, NAME = "everstep/job", "everstep/node", "everstep/role", "everstep/job-name"
 """Labels (the job by its digest: names of jobs may be too long for one), and the annotation with the job's name."""
@@ -29,7 +29,7 @@ HOST, IP, HOST_IP = "EVERSTEP_HOST", "EVERSTEP_IP", "EVERSTEP_HOST_IP"
 TOKEN_KEY = "token"
 OOM_KILLED = 247
 """The exit code that means out of memory in the table of faults; a container killed for it ends with 137 or 0."""
-COMMAND = ("python", "-m", "runtime.agent")
+COMMAND = ("python", "-m", "everstep.runtime.agent")
 OF_ARGO = ("/argo", "/var/run/argo", "/mainctrfs")
 """Folders that only Argo's own containers need."""
 KEPT = (

@@ -9,9 +9,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.job.spec import JobSpec
-from runtime.platform.gang import Gang
-from runtime.platform.kubernetes.pods import DELETION_COST, FIRST_TO_GO, JOB, Owner, Pod, digest, secret_name
+from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.platform.gang import Gang
+from everstep.runtime.platform.kubernetes.pods import DELETION_COST, FIRST_TO_GO, JOB, Owner, Pod, digest, secret_name
 
 GROUP_NAME = "scheduling.k8s.io/group-name"
 PREEMPTABLE = "volcano.sh/preemptable"

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from runtime.platform.kubernetes.api import KubeApi, KubeError
-from runtime.platform.kubernetes.pods import JOB, NAME, Owner, digest, secret_name
+from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
+from everstep.runtime.platform.kubernetes.pods import JOB, NAME, Owner, digest, secret_name
 
 KEY = "replicas"
 LOOK_AGAIN_S = 3.0

@@ -2,8 +2,8 @@
 
 from http import HTTPStatus
 
-from runtime.job.topology import TopologyError, switches
-from runtime.platform.kubernetes.api import KubeApi, KubeError
+from everstep.runtime.job.topology import TopologyError, switches
+from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
 
 NAME, KEY = "node-topology-config", "topology_config"
 

@@ -6,7 +6,7 @@ Opt-in: a job that keeps to its own pods only avoids them; to mark a node needs 
 from collections.abc import Callable
 from http import HTTPStatus
 
-from runtime.platform.kubernetes.api import KubeApi, KubeError
+from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
 
 TAINT = {"key": "everstep/unfit", "effect": "NoSchedule"}
 

@@ -10,8 +10,8 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
-from runtime.platform.kubernetes.api import KubeApi, KubeError
-from runtime.platform.kubernetes.pods import Owner
+from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
+from everstep.runtime.platform.kubernetes.pods import Owner
 
 ANSWER_S = 5.0
 """A process that is told to end has no time to wait for long."""

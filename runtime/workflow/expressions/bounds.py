@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from runtime.workflow.expressions.errors import ExpressionError, ExpressionSyntaxError
+from everstep.runtime.workflow.expressions.errors import ExpressionError, ExpressionSyntaxError
 
 WORK, EVENT, NODE = 500_000, 1_000_000, 200
 """Steps of one evaluation; of all that follows from one event or belongs to one manifest's check; and what each item of

@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from runtime.workflow.expressions.bounds import int64, made, wrapped, written
-from runtime.workflow.expressions.errors import ExpressionError
-from runtime.workflow.expressions.json_text import read_json
-from runtime.workflow.expressions.jsonpath import jsonpath
-from runtime.workflow.expressions.operations import is_number
-from runtime.workflow.expressions.values import go_json, go_pretty_json, go_text, go_type
+from everstep.runtime.workflow.expressions.bounds import int64, made, wrapped, written
+from everstep.runtime.workflow.expressions.errors import ExpressionError
+from everstep.runtime.workflow.expressions.json_text import read_json
+from everstep.runtime.workflow.expressions.jsonpath import jsonpath
+from everstep.runtime.workflow.expressions.operations import is_number
+from everstep.runtime.workflow.expressions.values import go_json, go_pretty_json, go_text, go_type
 
 
 def as_int(value: Any) -> int:

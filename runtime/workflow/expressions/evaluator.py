@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lark import Token, Tree
 
-from runtime.workflow.expressions.bounds import (
+from everstep.runtime.workflow.expressions.bounds import (
     CALL,
     CHARACTERS_A_STEP,
     EVALUATION,
@@ -18,11 +18,16 @@ from runtime.workflow.expressions.bounds import (
     metered,
     of_one_evaluation,
 )
-from runtime.workflow.expressions.builtins import AT_ONCE, BUILTINS, PREDICATES
-from runtime.workflow.expressions.errors import ExpressionError, ExpressionSyntaxError, UnknownNameError, pointed
-from runtime.workflow.expressions.expr_grammar import REMEMBERED, parse, unquoted
-from runtime.workflow.expressions.operations import OPERATIONS, NoSuchOperationError, is_number
-from runtime.workflow.expressions.values import go_text, go_type
+from everstep.runtime.workflow.expressions.builtins import AT_ONCE, BUILTINS, PREDICATES
+from everstep.runtime.workflow.expressions.errors import (
+    ExpressionError,
+    ExpressionSyntaxError,
+    UnknownNameError,
+    pointed,
+)
+from everstep.runtime.workflow.expressions.expr_grammar import REMEMBERED, parse, unquoted
+from everstep.runtime.workflow.expressions.operations import OPERATIONS, NoSuchOperationError, is_number
+from everstep.runtime.workflow.expressions.values import go_text, go_type
 
 
 class Pointed(NamedTuple):

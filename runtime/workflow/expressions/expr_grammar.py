@@ -13,8 +13,8 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedToken
 from lark.lexer import Lexer
 
-from runtime.workflow.expressions.bounds import TOKEN, TOKENS, TOO_LONG, check_nesting, metered
-from runtime.workflow.expressions.errors import ExpressionSyntaxError, pointed
+from everstep.runtime.workflow.expressions.bounds import TOKEN, TOKENS, TOO_LONG, check_nesting, metered
+from everstep.runtime.workflow.expressions.errors import ExpressionSyntaxError, pointed
 
 GRAMMAR = r"""
 ?start: sequence

@@ -15,11 +15,11 @@ from lark.exceptions import LarkError, VisitError
 from lark.lexer import Lexer
 from lark.visitors import Transformer_NonRecursive
 
-from runtime.workflow.expressions import regexp
-from runtime.workflow.expressions.bounds import TOKEN, TOKENS, metered, wrapped, written
-from runtime.workflow.expressions.errors import ExpressionError
-from runtime.workflow.expressions.operations import power, quotient
-from runtime.workflow.expressions.values import go_text
+from everstep.runtime.workflow.expressions import regexp
+from everstep.runtime.workflow.expressions.bounds import TOKEN, TOKENS, metered, wrapped, written
+from everstep.runtime.workflow.expressions.errors import ExpressionError
+from everstep.runtime.workflow.expressions.operations import power, quotient
+from everstep.runtime.workflow.expressions.values import go_text
 
 GRAMMAR = r"""
 ?start: separated

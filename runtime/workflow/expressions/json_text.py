@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any
 
-from runtime.workflow.expressions.bounds import NESTING, metered
-from runtime.workflow.expressions.errors import ExpressionError
+from everstep.runtime.workflow.expressions.bounds import NESTING, metered
+from everstep.runtime.workflow.expressions.errors import ExpressionError
 
 _STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _HALF, _LONE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]"), re.compile("[\ud800-\udfff]")

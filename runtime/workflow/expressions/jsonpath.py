@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from runtime.workflow.expressions.bounds import Meter, metered
-from runtime.workflow.expressions.errors import ExpressionError
-from runtime.workflow.expressions.json_text import read_json
+from everstep.runtime.workflow.expressions.bounds import Meter, metered
+from everstep.runtime.workflow.expressions.errors import ExpressionError
+from everstep.runtime.workflow.expressions.json_text import read_json
 
 _STEP = re.compile(
     r"""(?P<deep>\.\.)?(?:\.?(?P<name>[A-Za-z_$][\w$-]*)|\.?(?P<star>\*)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from runtime.workflow.expressions import regexp
-from runtime.workflow.expressions.bounds import made, wrapped, written
+from everstep.runtime.workflow.expressions import regexp
+from everstep.runtime.workflow.expressions.bounds import made, wrapped, written
 
 
 class NoSuchOperationError(Exception):

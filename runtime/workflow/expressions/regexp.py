@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from runtime.workflow.expressions.bounds import metered, written
-from runtime.workflow.expressions.errors import ExpressionError
+from everstep.runtime.workflow.expressions.bounds import metered, written
+from everstep.runtime.workflow.expressions.errors import ExpressionError
 
 MEMORY = 8 << 20
 """Bytes for a compiled pattern and its automaton; RE2's own bound. Go bounds repetitions: x{1000} at most."""

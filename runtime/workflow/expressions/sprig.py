@@ -14,13 +14,13 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from runtime.workflow.expressions import regexp
-from runtime.workflow.expressions.bounds import INT_MAX, INT_MIN, made, wrapped, written
-from runtime.workflow.expressions.builtins import joined, replaced, unique, unique_key
-from runtime.workflow.expressions.errors import ExpressionError
-from runtime.workflow.expressions.json_text import read_json
-from runtime.workflow.expressions.values import go_json, go_pretty_json, go_text
-from runtime.workflow.expressions.versions import allows
+from everstep.runtime.workflow.expressions import regexp
+from everstep.runtime.workflow.expressions.bounds import INT_MAX, INT_MIN, made, wrapped, written
+from everstep.runtime.workflow.expressions.builtins import joined, replaced, unique, unique_key
+from everstep.runtime.workflow.expressions.errors import ExpressionError
+from everstep.runtime.workflow.expressions.json_text import read_json
+from everstep.runtime.workflow.expressions.values import go_json, go_pretty_json, go_text
+from everstep.runtime.workflow.expressions.versions import allows
 
 _OCTAL = re.compile(r"^([+-]?)0(?=[0-7])")
 

@@ -6,9 +6,9 @@ import re
 import secrets
 from typing import Any
 
-from runtime.workflow.expressions.bounds import metered
-from runtime.workflow.expressions.errors import ExpressionError
-from runtime.workflow.expressions.json_text import Number
+from everstep.runtime.workflow.expressions.bounds import metered
+from everstep.runtime.workflow.expressions.errors import ExpressionError
+from everstep.runtime.workflow.expressions.json_text import Number
 
 
 def go_type(value: Any) -> str:

@@ -6,7 +6,7 @@
 import re
 from typing import Any, NamedTuple
 
-from runtime.workflow.expressions.errors import ExpressionError
+from everstep.runtime.workflow.expressions.errors import ExpressionError
 
 _PART = r"\d{1,18}|x|X|\*"
 _WRITTEN = rf"v?({_PART})(?:\.({_PART}))?(?:\.({_PART}))?(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?"
