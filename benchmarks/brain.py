@@ -6,15 +6,15 @@
 import sys
 import time
 
+from everstep.runtime.job.assignments import seat_for
 from everstep.runtime.job.brain import Brain
 from everstep.runtime.job.events import HeartbeatSeen, Joined, NodeGone, Opened
-from everstep.runtime.job.messages import Heartbeat, Join
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import MasterClaimed
-from everstep.runtime.job.seats import seat_for
 from everstep.runtime.job.snapshot import restore, snapshot
 from everstep.runtime.job.spec import JobSpec, RoleSpec
 from everstep.runtime.job.state import fold, round_number
+from everstep.runtime.protocol.messages import Heartbeat, Join
 
 
 def join(brain: Brain, name: str, now: float) -> None:

@@ -35,15 +35,15 @@ from torch.distributed.fsdp import fully_shard
 
 import everstep
 from benchmarks.checkpoint import MINIO, OTHERS, STORE, Seen, Told
-from everstep.runtime.agent.link import Fetch, Fetched
-from everstep.runtime.checkpoint.commits import read_commit
-from everstep.runtime.checkpoint.fetch import fetch
-from everstep.runtime.checkpoint.keys import grouped
-from everstep.runtime.checkpoint.segment import SegmentFile
-from everstep.runtime.job.messages import Holding
+from everstep.runtime.checkpoint.shard.fetch import fetch
+from everstep.runtime.checkpoint.shard.segment import SegmentFile
+from everstep.runtime.checkpoint.stored.keys import grouped
+from everstep.runtime.checkpoint.stored.manifest import read_commit
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.protocol.worker_link import Fetch, Fetched
 from everstep.runtime.store import Store, in_s3, open_store
 from everstep.runtime.store.s3_settings import settings_of
-from everstep.runtime.tls import Credentials
 
 LAYERS = 64
 """Of the model that FSDP2 shards; each has a weight and two moments."""

@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.acceptance import Line
-from everstep.runtime.workflow import RunOptions, parse, run, status
-from everstep.runtime.workflow.engine import Engine
-from everstep.runtime.workflow.events import PodEnded, PodStarted, RunCreated
-from everstep.runtime.workflow.library import Library
-from everstep.runtime.workflow.lint import findings
-from everstep.runtime.workflow.reading import read_text
+from everstep.runtime.workflow import RunOptions, parse, run
+from everstep.runtime.workflow.engine.engine import Engine
+from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.lint.findings import findings
+from everstep.runtime.workflow.manifest.library import Library
+from everstep.runtime.workflow.manifest.yaml_source import read_text
+from everstep.runtime.workflow.run import status
 
 STEPS = 200
 SIZES = (1000, 2000, 5000)

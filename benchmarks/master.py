@@ -31,9 +31,9 @@ from rich.table import Table
 from benchmarks.simulated_agents import Add, Beats, Drop, Seated, serve
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
 from everstep.runtime.master import find_master, run
+from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.platform import Gone, Node, NodeRequest
 from everstep.runtime.store import DirectoryStore
-from everstep.runtime.tls import Credentials, credentials_of
 
 JOB = "benchmark"
 TOKEN = "benchmark"

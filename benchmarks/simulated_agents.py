@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from everstep.runtime.agent.talk import Talk
-from everstep.runtime.job.messages import Action, Directive, Join, Seat
-from everstep.runtime.tls import Credentials
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol.messages import Action, Directive, Join, Seat
 
 CONNECTING = 256
 """Connections that one process opens at once: what a machine's queue of unaccepted ones takes."""

@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from everstep.runtime.flaghelp import Flags
+from everstep.runtime.display.flaghelp import Flags
 from everstep.version import VERSION
 
 VERBS = {

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.errors import BadInput
 from everstep.leaving import leave
+from everstep.options import Submission
 from everstep.version import IMAGE
 
 if TYPE_CHECKING:
-    from everstep.pipeline import Submission
     from everstep.runtime.submission import Route
 
 
-def made_for(manifest: dict[str, Any], name: str, namespace: str, how: "Submission") -> dict[str, Any]:
+def made_for(manifest: dict[str, Any], name: str, namespace: str, how: Submission) -> dict[str, Any]:
     """The manifest as that namespace gets it. Raises BadInput."""
     from everstep.runtime.submission.manifest import ClusterOptions, NotForAClusterError, for_argo
     from everstep.runtime.workflow import ManifestError, check_name
@@ -36,7 +36,7 @@ def made_for(manifest: dict[str, Any], name: str, namespace: str, how: "Submissi
 
 
 def run_there(
-    manifest: dict[str, Any], route: "Route", reason: str, how: "Submission", another: Callable[[], str] | None
+    manifest: dict[str, Any], route: "Route", reason: str, how: Submission, another: Callable[[], str] | None
 ) -> int:
     """Submit, say where it is, and watch it unless --detach: then the process ends here. Raises BadInput for what the
     Argo refuses.

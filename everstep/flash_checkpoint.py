@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from everstep.runtime.checkpoint.checkpointer import Checkpointer
-from everstep.runtime.checkpoint.committed import sources_in
 from everstep.runtime.checkpoint.errors import RestoreError
-from everstep.runtime.checkpoint.examine import stored
-from everstep.runtime.checkpoint.reshard import Shard, open_shards, verified, whole_state
+from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verified, whole_state
+from everstep.runtime.checkpoint.stored.committed import sources_in
+from everstep.runtime.checkpoint.stored.verify import stored
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.training import Checkpoints
 
 if TYPE_CHECKING:
-    from everstep.runtime.checkpoint.dcp import Reader
+    from everstep.runtime.checkpoint.worker.dcp import Reader
 
 __all__ = ["DdpCheckpointer", "FsdpShardCheckpointer", "StorageType"]
 
@@ -98,7 +98,7 @@ class FsdpShardCheckpointer(_Flash):
 
     def get_storage_reader(self, resuming_path: str = "") -> "Reader | None":
         """For `dist_cp.load_state_dict` and `load_sharded_optimizer_state_dict`; None when there is no checkpoint."""
-        from everstep.runtime.checkpoint.dcp import Reader
+        from everstep.runtime.checkpoint.worker.dcp import Reader
 
         shards = self._shards(resuming_path)
         return Reader(shards, "saved") if shards else None

@@ -21,9 +21,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from everstep.runtime.checkpoint.checkpointer import Checkpointer
 from everstep.runtime.checkpoint.errors import StateError
-from everstep.runtime.checkpoint.tree import decode
+from everstep.runtime.checkpoint.state.flatten import decode
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.training import Checkpoints
 
 __all__ = ["EverstepCallback"]

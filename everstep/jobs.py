@@ -64,7 +64,7 @@ def _which(steps: Iterable[str]) -> str:
 
 def state_of(uri: str, job: str, name: str) -> tuple["Store", "State"]:
     """What the job's journal says, and where it lies. Raises BadInput."""
-    from everstep.runtime.master.journal import JournalError, read_state
+    from everstep.runtime.journal.journal import JournalError, read_state
     from everstep.runtime.store import StoreError, open_store
 
     try:
@@ -79,7 +79,7 @@ def state_of(uri: str, job: str, name: str) -> tuple["Store", "State"]:
 
 def master_of(found: Found, name: str) -> str:
     """host:port of its newest master, which need not live. Raises BadInput."""
-    from everstep.runtime.master.journal import JournalError, find_master
+    from everstep.runtime.journal.journal import JournalError, find_master
     from everstep.runtime.store import StoreError
 
     try:

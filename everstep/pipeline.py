@@ -9,22 +9,20 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
-
-import tyro
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from everstep import flags
 from everstep.errors import TRY_AGAIN, BadInput
+from everstep.options import Submission
+from everstep.runtime.display.terminal import as_text
 from everstep.runtime.store import StoreError, absolute, open_store
-from everstep.runtime.terminal import as_text
 from everstep.surroundings import checked_variables, limits_of_archives
 
 if TYPE_CHECKING:
     from hera.workflows import Workflow
 
-    from everstep.runtime.workflow.sandbox import Sandbox
+    from everstep.runtime.workflow.pods.sandbox import Sandbox
 
 C = TypeVar("C")
 
@@ -42,83 +40,6 @@ def parameter(name: str) -> str:
 
 ANNOTATION = "workflows.argoproj.io"
 """Of what Argo's UI shows: a title and a description."""
-SWITCH = tyro.constructors.PrimitiveConstructorSpec(
-    nargs=0,
-    metavar="",
-    instance_from_str=lambda _: True,
-    is_instance=lambda value: isinstance(value, bool),
-    str_from_instance=lambda _: [],
-)
-"""A flag without a value."""
-
-
-@dataclass(frozen=True)
-class Submission:
-    """How and where to run; the same flags for every pipeline."""
-
-    target: Literal["auto", "local", "argo"] = "auto"
-    """local: on this machine. argo: on Argo Workflows, through the Argo Server of ARGO_SERVER (ARGO_TOKEN) or the
-    current kube context. auto: argo if ARGO_SERVER is set or the context's cluster serves argoproj.io, else local."""
-    output: Annotated[Literal["", "yaml"], tyro.conf.arg(aliases=["-o"])] = ""
-    """yaml: print the manifest that would run, and do nothing else."""
-    name: str = ""
-    """Name of the run; an unfinished run of that name goes on where it stopped (Argo: is watched). Empty: made up."""
-    store: str = "runs/store"
-    """Keeps data, checkpoints and journals; runs share it. A directory, or s3://bucket/prefix (Argo needs that)."""
-    runs: str = "runs"
-    """Directory of the run folders."""
-    env: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Local: a variable of this shell that pods get besides the usual ones (docs/local-runs.md); NAME* for more."""
-    sandbox: Annotated[bool, SWITCH] = False
-    """Local: shut the steps' processes in: they see no home and no other process, write only to folders of their own
-    and the store, and have no privileges."""
-    no_network: Annotated[bool, SWITCH] = False
-    """With --sandbox: without a network, either."""
-    watch: Annotated[bool, SWITCH] = False
-    """Argo: show the run until it ends; so it is without --detach. Ctrl-C leaves it running."""
-    detach: Annotated[bool, SWITCH] = False
-    """Argo: submit, and do not wait."""
-    logs: Annotated[bool, SWITCH] = False
-    """Argo: every line of the steps' logs on stdout, instead of each step's newest."""
-    namespace: Annotated[str, tyro.conf.arg(aliases=["-n"])] = ""
-    """Argo: namespace; empty: ARGO_NAMESPACE, else the kube context's or the server's own."""
-    service_account: str = ""
-    """Argo: service account of the pods, and NAME-train of the train step's, NAME-spark of Spark's driver on k8s://.
-    Empty: the namespace's default."""
-    image: str = ""
-    """Argo: image of the steps."""
-    image_pull_secret: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Argo: Secret with the registry's credentials; may be given several times."""
-    store_secret: str = "everstep-store"
-    """Argo: Secret with the store's AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (AWS_REGION,
-    AWS_SESSION_TOKEN); empty: the pods have these variables by other means."""
-
-    def check(self, target: str, reason: str) -> None:
-        """Raise BadInput for flags that would have no effect there, or contradict each other."""
-        if self.watch and self.detach:
-            raise BadInput("--watch and --detach: say one of them")
-        if self.detach and self.logs:
-            raise BadInput("--logs and --detach: who does not wait sees no logs")
-        if self.no_network and not self.sandbox:
-            raise BadInput("--no-network: goes with --sandbox")
-        if target != "local" and self.sandbox:
-            raise BadInput(
-                f"--sandbox: only for the target local; pods of a cluster are shut in (target {target}, {reason})"
-            )
-        if target == "local":
-            plain = Submission()
-            names = ("watch", "detach", "logs", "namespace", "service_account", "image", "image_pull_secret",
-                     "store_secret")  # fmt: skip
-            given = [f"--{one.replace('_', '-')}" for one in names if getattr(self, one) != getattr(plain, one)]
-            if given:
-                raise BadInput(f"{', '.join(given)}: only for Argo, and the target is local ({reason})")
-        elif self.env:
-            raise BadInput(f"--env: only for local runs, and the target is argo ({reason}): templates name Secrets")
-        elif not self.store.startswith("s3://"):
-            raise BadInput(
-                f"target argo ({reason}): pods on many nodes share no folder: give --store s3://bucket/prefix "
-                "(or --target local)"
-            )
 
 
 def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
@@ -178,9 +99,9 @@ def _print(manifest: dict[str, Any]) -> int:
 
 def _lint(manifest: dict[str, Any]) -> None:
     """Raise BadInput with all that `everstep workflow lint` calls an error."""
-    from everstep.runtime.workflow.library import Library
-    from everstep.runtime.workflow.lint import findings
-    from everstep.runtime.workflow.reading import Document
+    from everstep.runtime.workflow.lint.findings import findings
+    from everstep.runtime.workflow.manifest.library import Library
+    from everstep.runtime.workflow.manifest.yaml_source import Document
 
     wrong = [one for one in findings(Document(manifest, ""), Library()) if one.error]
     if wrong:
@@ -211,7 +132,7 @@ def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
 
 
 def _sandbox(how: Submission) -> "Sandbox | None":
-    from everstep.runtime.workflow.sandbox import Sandbox
+    from everstep.runtime.workflow.pods.sandbox import Sandbox
 
     if not how.sandbox:
         return None
@@ -223,7 +144,7 @@ def _sandbox(how: Submission) -> "Sandbox | None":
 def _run_here(manifest: dict[str, Any], name: str, how: Submission, reason: str) -> int:
     from everstep.runtime.platform.process import end_nodes
     from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run
-    from everstep.runtime.workflow.view import watch
+    from everstep.runtime.workflow.run.view import watch
 
     folder, variables, limits = Path(how.runs) / name, checked_variables(how.env), limits_of_archives()
     try:

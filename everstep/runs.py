@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.errors import BadInput
-from everstep.runtime.terminal import as_text
+from everstep.runtime.display.terminal import as_text
 
 UNITS = (("d", "day", 86400), ("h", "hour", 3600), ("m", "minute", 60), ("s", "second", 1))
 FOLLOW_EVERY_S = 0.3
@@ -44,7 +44,7 @@ def workflow_of(folder: Path) -> dict[str, Any]:
 def got(workflow: Mapping[str, Any], now: float) -> str:
     """What `argo get` prints: the run's own lines, then its steps as a tree."""
     from everstep.runtime.submission import tree
-    from everstep.runtime.workflow.view import MARKS
+    from everstep.runtime.workflow.run.view import MARKS
 
     lines = [f"{name + ':':<20} {as_text(str(value))}".rstrip() for name, value in _facts(workflow, now)]
     table = [("STEP", "TEMPLATE", "PODNAME", "DURATION", "MESSAGE")]
@@ -112,8 +112,8 @@ def logged(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
 
     `follow`: until the run has ended.
     """
-    from everstep.runtime.rotate import read_on
-    from everstep.runtime.workflow.runfolder import launcher
+    from everstep.runtime.system.rotate import read_on
+    from everstep.runtime.workflow.run.run_folder import launcher
 
     read: dict[Path, int] = {}
     while True:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from everstep.errors import BadInput
 
 if TYPE_CHECKING:
-    from everstep.runtime.workflow.archives import Limits
+    from everstep.runtime.workflow.artifacts.archives import Limits
 
 
 def checked_variables(names: Sequence[str]) -> tuple[str, ...]:
     """What --env has named. Raises BadInput for what is not set here."""
-    from everstep.runtime.workflow.inherited import unknown
+    from everstep.runtime.workflow.pods.inherited import unknown
 
     for one in unknown(os.environ, names):
         value = "; it is passed on, not set here: write only its NAME" if "=" in one else ""
@@ -23,7 +23,7 @@ def checked_variables(names: Sequence[str]) -> tuple[str, ...]:
 
 def say_missing(run: str, names: Sequence[str]) -> None:
     """Of a run that is taken up: say what it once was given and has no more."""
-    from everstep.runtime.workflow.inherited import unknown
+    from everstep.runtime.workflow.pods.inherited import unknown
 
     for one in unknown(os.environ, names):
         print(f"{run}: its pods had the variable {one}, which is not set here: they go on without it", file=sys.stderr)
@@ -31,7 +31,7 @@ def say_missing(run: str, names: Sequence[str]) -> None:
 
 def limits_of_archives() -> "Limits":
     """As the environment says. Raises BadInput."""
-    from everstep.runtime.workflow.archives import Limits
+    from everstep.runtime.workflow.artifacts.archives import Limits
 
     try:
         return Limits.of(os.environ)

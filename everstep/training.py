@@ -34,16 +34,16 @@ import torch
 import torch.distributed as dist
 
 from everstep.runtime import faults
-from everstep.runtime.agent.link import Fetch, Fetched, Link, Report
 from everstep.runtime.agent.tcp_store import narrow_torchs_store
-from everstep.runtime.checkpoint.alone import Alone
-from everstep.runtime.checkpoint.checkpointer import Checkpointer as _Checkpointer
-from everstep.runtime.checkpoint.checkpointer import giving_up, mapped_ahead, sources_of
-from everstep.runtime.checkpoint.keys import checkpoints_of
-from everstep.runtime.checkpoint.reshard import Shard, open_shards, verified
-from everstep.runtime.checkpoint.segment import SegmentFile
+from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verified
+from everstep.runtime.checkpoint.shard.segment import SegmentFile
+from everstep.runtime.checkpoint.stored.keys import checkpoints_of
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer as _Checkpointer
+from everstep.runtime.checkpoint.worker.checkpointer import giving_up, mapped_ahead, sources_of
+from everstep.runtime.checkpoint.worker.standalone import Alone
 from everstep.runtime.data import DatasetError, Sampler, open_dataset, sample_count
 from everstep.runtime.job.spec import KEEP_LAST
+from everstep.runtime.protocol.worker_link import Fetch, Fetched, Link, Report
 from everstep.runtime.store import Store, StoreError, open_store
 
 __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report"]

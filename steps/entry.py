@@ -21,7 +21,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from everstep import flags
 from everstep.errors import BadInput
-from everstep.runtime import atomic
+from everstep.runtime.system import atomic
 
 BAD_INPUT = 2
 NO_QUORUM = 3
@@ -81,6 +81,14 @@ class Result:
 
 
 C = TypeVar("C", bound=StepConfig)
+
+
+def artifact(config: StepConfig, name: str, content: bytes) -> Path:
+    """A file of that name among the step's outputs."""
+    path = Path(config.outputs, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
 
 
 class Terminated(BaseException):

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from everstep.runtime.tls import Credentials, credentials_of
+from everstep.runtime.net.tls import Credentials, credentials_of
 
 
 @cache

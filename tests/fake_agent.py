@@ -15,7 +15,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from everstep.runtime.agent.link import (
+from everstep.runtime.checkpoint.node.keeper import Keeper
+from everstep.runtime.checkpoint.shard.segment import SegmentFile
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol.messages import Holding, Refusal, Restore, Seat
+from everstep.runtime.protocol.worker_link import (  # fmt: skip
     Acquire,
     Announce,
     Done,
@@ -29,12 +33,8 @@ from everstep.runtime.agent.link import (
     Staged,
     Unusable,
     Welcome,
-)  # fmt: skip
-from everstep.runtime.checkpoint.keeper import Keeper
-from everstep.runtime.checkpoint.segment import SegmentFile
-from everstep.runtime.job.messages import Holding, Refusal, Restore, Seat
+)
 from everstep.runtime.store import Store
-from everstep.runtime.tls import Credentials
 from tests.harness import wait_until
 
 

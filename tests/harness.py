@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from everstep.runtime.checkpoint.segment import SegmentFile
-from everstep.runtime.processes import running
+from everstep.runtime.checkpoint.shard.segment import SegmentFile
+from everstep.runtime.system.processes import running
 
 ROOT = Path(__file__).parents[1]
 SHARED_MEMORY = Path("/dev/shm")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime import atomic
+from everstep.runtime.system import atomic
 
 
 def test_a_block_that_fails_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from everstep.runtime import door as doors
-from everstep.runtime.door import AT_ONCE, Door, Seldom, listen, server_of
-from everstep.runtime.tls import Credentials
+from everstep.runtime.net import door as doors
+from everstep.runtime.net.door import AT_ONCE, Door, Seldom, listen, server_of
+from everstep.runtime.net.tls import Credentials
 from tests.credentials import credentials
 from tests.hostile import AT_TLS, KINDS, Crowd
 

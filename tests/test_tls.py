@@ -16,10 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from everstep.runtime.door import Door, listen, server_of
 from everstep.runtime.launch.probe import Answer, ask
-from everstep.runtime.tls import NAME, Credentials, credentials_of, mismatch
-from everstep.runtime.tls_transport import SPEAKS_TLS, TlsProtocol, TlsTransport
+from everstep.runtime.net.door import Door, listen, server_of
+from everstep.runtime.net.tls import NAME, Credentials, credentials_of, mismatch
+from everstep.runtime.net.tls_transport import SPEAKS_TLS, TlsProtocol, TlsTransport
 from tests.credentials import credentials
 
 SECONDS = 60.0

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.acceptance import Line
-from everstep.runtime.checkpoint.keys import MANIFEST
+from everstep.runtime.checkpoint.stored.keys import MANIFEST
 from everstep.runtime.data.indexed import IndexedWriter
 from everstep.runtime.job.records import RoundFormed, WorkerFaulted
-from everstep.runtime.master.journal import read_journal
+from everstep.runtime.journal.journal import read_journal
 from everstep.runtime.store import Store, open_store
 from tests.harness import ROOT, TrainStep, wait_until
 from tests.minio import running
@@ -221,7 +221,7 @@ def _training(folder: Path, uri: str, environment: dict[str, str]) -> TrainStep:
     """A step that trains the tiny model on this repository's own words for seconds."""
     data, told = folder / "dataset", {}
     data.mkdir()
-    text = (ROOT / "runtime/job/messages.py").read_bytes() * 5
+    text = (ROOT / "runtime/protocol/messages.py").read_bytes() * 5
     for split, part in (("train", text[:40_000]), ("validation", text[40_000:42_000])):
         with IndexedWriter(data / split, np.uint16) as writer:
             writer.add(np.frombuffer(part, dtype=np.uint8).astype(np.uint16))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.acceptance import Line
-from everstep.runtime.workflow.archives import LIMITS, ArchiveError, untar
+from everstep.runtime.workflow.artifacts.archives import LIMITS, ArchiveError, untar
 from tests.workflow.test_archives import GOOD_TAR, Place, good_zip
 
 INSIDE, ARCHIVES, WIRE, SURROUNDINGS, SERVICES = (

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.acceptance import Line, asked
-from everstep.runtime.checkpoint.commits import commit_of, encoded
-from everstep.runtime.checkpoint.keys import manifest_key, shard_key
+from everstep.runtime.checkpoint.stored.keys import manifest_key, shard_key
+from everstep.runtime.checkpoint.stored.manifest import commit_of, encoded
 from everstep.runtime.job.checkpoints import Checkpoints, with_shard
 from everstep.runtime.job.events import Survey
-from everstep.runtime.job.messages import Holding
 from everstep.runtime.job.records import Committed, Record, ShardPersisted
 from everstep.runtime.job.state import fold
-from everstep.runtime.master import journal, segments, snapshots
+from everstep.runtime.journal import journal, segments, snapshots
 from everstep.runtime.master.survey import survey
+from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import DirectoryStore, Store, open_store
 from tests.harness import ROOT
 from tests.minio import running

@@ -23,8 +23,8 @@ from benchmarks.acceptance import Line, asked, chosen, judge
 from benchmarks.hardening import tls
 from benchmarks.master import JOB, MIB, Scene, started
 from everstep.runtime.master import find_master
+from everstep.runtime.net.tls import Credentials
 from everstep.runtime.store import DirectoryStore
-from everstep.runtime.tls import Credentials
 from tests.hostile import AT_TLS, KINDS, Crowd
 
 AGENTS = 100

@@ -21,11 +21,11 @@ from typing import Any, cast
 
 from benchmarks.acceptance import Line, asked, chosen, judge
 from benchmarks.master import MIB, started
-from everstep.runtime.agent.server import application
-from everstep.runtime.checkpoint.fetch import read
-from everstep.runtime.door import Door, application_of, listen
-from everstep.runtime.job.messages import Holding
-from everstep.runtime.tls import Credentials, credentials_of
+from everstep.runtime.agent.peer_server import application
+from everstep.runtime.checkpoint.shard.fetch import read
+from everstep.runtime.net.door import Door, application_of, listen
+from everstep.runtime.net.tls import Credentials, credentials_of
+from everstep.runtime.protocol.messages import Holding
 
 JOB, TOKEN = "benchmark", "benchmark"
 SIZE = 1 << 30

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from everstep.errors import TRY_AGAIN, BadInput
 
 if TYPE_CHECKING:
-    from everstep.runtime.diagnosis.across import Across
-    from everstep.runtime.diagnosis.orders import Over
+    from everstep.runtime.diagnosis.messages import Over
+    from everstep.runtime.diagnosis.multi_machine import Across
     from everstep.runtime.diagnosis.switchbox import Box
 
 UNFIT = 3
@@ -97,8 +97,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _here(arguments: argparse.Namespace, box: "Box | None") -> int:
-    from everstep.runtime.diagnosis import telling
-    from everstep.runtime.diagnosis.local import check_here
+    from everstep.runtime.diagnosis import report
+    from everstep.runtime.diagnosis.single_machine import check_here
     from everstep.runtime.diagnosis.verdicts import usable
 
     nodes = 2 if arguments.nodes is None else arguments.nodes
@@ -111,14 +111,14 @@ def _here(arguments: argparse.Namespace, box: "Box | None") -> int:
             timeout_s=arguments.timeout,
             exclude_straggler=arguments.exclude_straggler,
             box=box,
-            on_round=lambda told: print(telling.round_line(told), file=sys.stderr, flush=True),
+            on_round=lambda told: print(report.round_line(told), file=sys.stderr, flush=True),
         )
     )
     if box is not None:
-        for line in telling.link_lines(rounds, box.min_bandwidth):
+        for line in report.link_lines(rounds, box.min_bandwidth):
             print(line, file=sys.stderr)
-    telling.tell(sys.stderr, verdicts, rounds)
-    print(telling.summary(verdicts, rounds), file=sys.stderr)
+    report.tell(sys.stderr, verdicts, rounds)
+    print(report.summary(verdicts, rounds), file=sys.stderr)
     if usable(verdicts) >= least:
         return 0
     print(f"everstep check: {usable(verdicts)} of {nodes} nodes are usable, {least} needed", file=sys.stderr)
@@ -129,8 +129,8 @@ def _across_options(
     arguments: argparse.Namespace, endpoint: str, environment: Mapping[str, str], box: "Box | None"
 ) -> "Across":
     """Raises BadInput that names the flag or the variable."""
-    from everstep.runtime.diagnosis import telling
-    from everstep.runtime.diagnosis.across import Across, Endpoint, shared_token
+    from everstep.runtime.diagnosis import report
+    from everstep.runtime.diagnosis.multi_machine import Across, Endpoint, shared_token
 
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -157,7 +157,7 @@ def _across_options(
         exclude_straggler=arguments.exclude_straggler,
         box=box,
         topology=_topology(arguments.topology),
-        on_round=lambda told: print(telling.round_line(told), file=sys.stderr, flush=True),
+        on_round=lambda told: print(report.round_line(told), file=sys.stderr, flush=True),
     )
 
 
@@ -182,8 +182,8 @@ def _topology(path: str | None) -> Any:
 
 
 def _across(options: "Across") -> int:
-    from everstep.runtime.diagnosis import telling
-    from everstep.runtime.diagnosis.across import check_across
+    from everstep.runtime.diagnosis import report
+    from everstep.runtime.diagnosis.multi_machine import check_across
 
     if options.rank == 0 and not options.endpoint.binds and "EVERSTEP_JOB_TOKEN" not in os.environ:
         print(
@@ -192,8 +192,8 @@ def _across(options: "Across") -> int:
         )
     outcome = asyncio.run(check_across(options))
     if outcome.verdicts:
-        telling.tell(sys.stderr, outcome.verdicts, outcome.rounds)
-        print(telling.summary(outcome.verdicts, outcome.rounds), file=sys.stderr)
+        report.tell(sys.stderr, outcome.verdicts, outcome.rounds)
+        print(report.summary(outcome.verdicts, outcome.rounds), file=sys.stderr)
     if outcome.refused:
         print(f"everstep check: {outcome.refused} requests without the token were refused", file=sys.stderr)
     code, told = own_end(outcome.over, options.least if options.least < options.most else 1)

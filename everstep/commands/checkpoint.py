@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.errors import BadInput
 
 if TYPE_CHECKING:
-    from everstep.runtime.checkpoint.examine import Stored
+    from everstep.runtime.checkpoint.stored.verify import Stored
     from everstep.runtime.store import Store
 
 _PLACES = ["jobs/", "datasets/", "models/", "runs/"]
@@ -84,7 +84,7 @@ def _ls(uri: str, output: str) -> int:
 
 
 def _verify(uri: str) -> int:
-    from everstep.runtime.checkpoint.examine import problems
+    from everstep.runtime.checkpoint.stored.verify import problems
 
     store, found = _below(uri)
     damaged = 0
@@ -130,8 +130,8 @@ def _export(uri: str, target: str) -> int:
 
 
 def _drop(uris: list[str]) -> int:
-    from everstep.runtime.checkpoint.keys import place_of
-    from everstep.runtime.checkpoint.retention import delete
+    from everstep.runtime.checkpoint.stored.keys import place_of
+    from everstep.runtime.checkpoint.stored.retention import delete
 
     dropped = []
     for uri in uris:  # Nothing goes before all of them are known.
@@ -146,8 +146,8 @@ def _drop(uris: list[str]) -> int:
 
 
 def _gc(uri: str, dry_run: bool) -> int:
-    from everstep.runtime.checkpoint.keys import checkpoints_of, grouped
-    from everstep.runtime.checkpoint.retention import Kept, delete, unneeded
+    from everstep.runtime.checkpoint.stored.keys import checkpoints_of, grouped
+    from everstep.runtime.checkpoint.stored.retention import Kept, delete, unneeded
     from everstep.runtime.store import open_store
 
     above, jobs, job = uri.rstrip("/").rpartition("/jobs/")
@@ -177,8 +177,8 @@ def _safetensors(store: "Store", entry: "Stored", path: Path) -> None:
     """The tensors of the state's `model`, under its own names; of a state without one, all by their key paths."""
     from safetensors.torch import save_file
 
-    from everstep.runtime.checkpoint.committed import read_committed
-    from everstep.runtime.checkpoint.tree import flatten
+    from everstep.runtime.checkpoint.state.flatten import flatten
+    from everstep.runtime.checkpoint.stored.committed import read_committed
 
     assert entry.commit is not None
     state, _ = read_committed(store, entry.folder, entry.commit)
@@ -191,7 +191,7 @@ def _safetensors(store: "Store", entry: "Stored", path: Path) -> None:
 
 
 def _hugging_face(store: "Store", entry: "Stored", path: Path) -> None:
-    from everstep.runtime.checkpoint.committed import read_committed
+    from everstep.runtime.checkpoint.stored.committed import read_committed
     from everstep.steps.entry import StepError
     from everstep.steps.evaluate.checkpoint import trained_of
 
@@ -213,7 +213,7 @@ def _aside(path: Path, write: Callable[[Path], Any]) -> None:
 
 def _below(uri: str) -> "tuple[Store, list[Stored]]":
     """The store, and what it has below the URI. Raises BadInput when that is no checkpoint at all."""
-    from everstep.runtime.checkpoint.examine import stored
+    from everstep.runtime.checkpoint.stored.verify import stored
     from everstep.runtime.store import open_store
 
     uri = uri.rstrip("/")

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from everstep import runs
 from everstep.errors import TRY_AGAIN, BadInput
-from everstep.runtime.terminal import as_text
+from everstep.runtime.display.terminal import as_text
 from everstep.surroundings import checked_variables, limits_of_archives, say_missing
 
 if TYPE_CHECKING:
-    from everstep.runtime.workflow.asks import Ask
-    from everstep.runtime.workflow.engine import Engine
-    from everstep.runtime.workflow.files import Loaded
-    from everstep.runtime.workflow.runfolder import Beside
+    from everstep.runtime.workflow.engine.engine import Engine
+    from everstep.runtime.workflow.manifest.files import Loaded
+    from everstep.runtime.workflow.run.control_requests import Ask
+    from everstep.runtime.workflow.run.run_folder import Beside
 
 STOPPED = 130
 POSITIONAL = {
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _load(arguments: argparse.Namespace, templates: bool = False) -> "Loaded":
     from everstep.runtime.workflow import ManifestError
-    from everstep.runtime.workflow.files import load
+    from everstep.runtime.workflow.manifest.files import load
 
     try:
         images = {name: _words(name, command) for name, command in _pairs(arguments.image, "--image").items()}
@@ -135,7 +135,7 @@ def _pairs(texts: list[str], flag: str) -> dict[str, str]:
 
 def _parameters(arguments: argparse.Namespace) -> dict[str, str]:
     from everstep.runtime.workflow.expressions.values import go_json
-    from everstep.runtime.workflow.reading import ReadError, read
+    from everstep.runtime.workflow.manifest.yaml_source import ReadError, read
 
     values: dict[str, str] = {}
     if arguments.parameter_file:
@@ -152,9 +152,9 @@ def _parameters(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _run(arguments: argparse.Namespace) -> int:
     from everstep.runtime.workflow import ManifestError, parse
-    from everstep.runtime.workflow.manifest import with_arguments
-    from everstep.runtime.workflow.runfolder import Beside
-    from everstep.runtime.workflow.sandbox import Sandbox
+    from everstep.runtime.workflow.manifest.parse import with_arguments
+    from everstep.runtime.workflow.pods.sandbox import Sandbox
+    from everstep.runtime.workflow.run.run_folder import Beside
 
     loaded = _load(arguments)
     manifest = with_arguments(loaded.document.value, _parameters(arguments), arguments.entrypoint)
@@ -209,9 +209,9 @@ def _execute(
     from everstep.runtime.platform.process import end_nodes
     from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name
     from everstep.runtime.workflow import run as run_workflow
-    from everstep.runtime.workflow.asks import AskError
-    from everstep.runtime.workflow.events import TornError
-    from everstep.runtime.workflow.view import watch
+    from everstep.runtime.workflow.engine.events import TornError
+    from everstep.runtime.workflow.run.control_requests import AskError
+    from everstep.runtime.workflow.run.view import watch
 
     try:
         check_name(name)
@@ -250,7 +250,7 @@ def _named(name: str, show: "Callable[[Engine, Path], None]") -> "Callable[[Engi
 
 
 def _lint(arguments: argparse.Namespace) -> int:
-    from everstep.runtime.workflow.lint import as_json, as_sarif, findings
+    from everstep.runtime.workflow.lint.findings import as_json, as_sarif, findings
 
     loaded = _load(arguments, templates=True)
     found = findings(loaded.document, loaded.library, loaded.others)
@@ -286,8 +286,8 @@ def _logs(arguments: argparse.Namespace) -> int:
 
 
 def _ask(arguments: argparse.Namespace, wish: "Ask") -> int:
-    from everstep.runtime.workflow.asks import AskError, ask, refusal
-    from everstep.runtime.workflow.runfolder import launcher
+    from everstep.runtime.workflow.run.control_requests import AskError, ask, refusal
+    from everstep.runtime.workflow.run.run_folder import launcher
 
     folder = runs.folder_of(arguments.runs, arguments.name)
     holder = launcher(folder)
@@ -310,7 +310,7 @@ def _ask(arguments: argparse.Namespace, wish: "Ask") -> int:
 def _taken_back(folder: Path, left: Path) -> bool:
     """Remove what was asked, so that no later launcher does it. False: one has done it, or will."""
     from everstep.runtime.workflow import ManifestError
-    from everstep.runtime.workflow.runfolder import lock
+    from everstep.runtime.workflow.run.run_folder import lock
 
     try:
         with lock(folder):
@@ -321,8 +321,8 @@ def _taken_back(folder: Path, left: Path) -> bool:
 
 
 def _resume(arguments: argparse.Namespace) -> int:
-    from everstep.runtime.workflow.asks import Ask
-    from everstep.runtime.workflow.runfolder import launcher
+    from everstep.runtime.workflow.run.control_requests import Ask
+    from everstep.runtime.workflow.run.run_folder import launcher
 
     if launcher(runs.folder_of(arguments.runs, arguments.name)) is not None:
         return _ask(arguments, Ask("resume", arguments.node_field_selector))
@@ -340,7 +340,7 @@ def _retry(arguments: argparse.Namespace) -> int:
 
 
 def _take_up(arguments: argparse.Namespace, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
-    from everstep.runtime.workflow.runfolder import beside
+    from everstep.runtime.workflow.run.run_folder import beside
 
     folder = runs.folder_of(arguments.runs, arguments.name)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -350,8 +350,8 @@ def _take_up(arguments: argparse.Namespace, restart: str = "", parameters: "Mapp
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from everstep.runtime.workflow.asks import Ask, ask
-    from everstep.runtime.workflow.runfolder import launcher
+    from everstep.runtime.workflow.run.control_requests import Ask, ask
+    from everstep.runtime.workflow.run.run_folder import launcher
 
     folder = runs.folder_of(arguments.runs, arguments.name)
     if arguments.what == "stop" and arguments.node_field_selector:
@@ -367,7 +367,7 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 
 def _set(arguments: argparse.Namespace) -> int:
-    from everstep.runtime.workflow.asks import Ask
+    from everstep.runtime.workflow.run.control_requests import Ask
 
     values = _pairs(arguments.output_parameter, "--output-parameter")
     return _ask(arguments, Ask("set", arguments.node_field_selector, arguments.phase, arguments.message, values))

@@ -14,19 +14,19 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from everstep.runtime import faults
-from everstep.runtime.agent.admitted import run_checked
 from everstep.runtime.agent.agent import Agent
+from everstep.runtime.agent.checked_start import run_checked
+from everstep.runtime.agent.dependencies import TRY_AGAIN, Ending, Surroundings
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.settings import Settings, settings_of
-from everstep.runtime.agent.surroundings import TRY_AGAIN, Ending, Surroundings
-from everstep.runtime.checkpoint.keeper import Keeper
-from everstep.runtime.diagnosis.admitting import check_port
-from everstep.runtime.diagnosis.checked import Checked
+from everstep.runtime.checkpoint.node.keeper import Keeper
+from everstep.runtime.diagnosis.admission import check_port
+from everstep.runtime.diagnosis.admission_client import Checked
 from everstep.runtime.diagnosis.errors import NoQuorumError
-from everstep.runtime.job.messages import Holding, Refusal
-from everstep.runtime.master.journal import find_master
+from everstep.runtime.journal.journal import find_master
+from everstep.runtime.net.tls import Credentials, credentials_of
+from everstep.runtime.protocol.messages import Holding, Refusal
 from everstep.runtime.store import Store, StoreError, open_store
-from everstep.runtime.tls import Credentials, credentials_of
 
 BAD_INPUT = 2
 

@@ -22,23 +22,23 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from everstep.runtime.agent.beacons import Beacons
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
-from everstep.runtime.agent.departure import Departure
-from everstep.runtime.agent.link import Fetched, Report, Welcome
-from everstep.runtime.agent.memory import OomCounter, own_counter
-from everstep.runtime.agent.outbox import Outbox
+from everstep.runtime.agent.dependencies import TRY_AGAIN, Ending, Leave, Surroundings
+from everstep.runtime.agent.oom import OomCounter, own_counter
+from everstep.runtime.agent.peer_server import application
 from everstep.runtime.agent.ports import free_port
-from everstep.runtime.agent.server import application
+from everstep.runtime.agent.progress_monitor import Beacons
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.agent.socket_server import LinkServer
+from everstep.runtime.agent.shutdown import Departure
 from everstep.runtime.agent.stacks import write_stacks
-from everstep.runtime.agent.starts import starts
-from everstep.runtime.agent.surroundings import TRY_AGAIN, Ending, Leave, Surroundings
 from everstep.runtime.agent.talk import Talk
+from everstep.runtime.agent.telemetry_sender import Outbox
+from everstep.runtime.agent.worker_server import LinkServer
+from everstep.runtime.agent.worker_specs import starts
 from everstep.runtime.agent.workers import WorkerEnd, Workers
-from everstep.runtime.door import Door, application_of, listen
-from everstep.runtime.job.messages import (
+from everstep.runtime.net.door import Door, application_of, listen
+from everstep.runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
+from everstep.runtime.protocol.messages import (
     JOB_HEADER,
     Action,
     Directive,
@@ -49,7 +49,7 @@ from everstep.runtime.job.messages import (
     Unrestored,
     WorkerExit,
 )
-from everstep.runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
+from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
 
 _UNKNOWN_YET_S = 0.5
 _AT_ONCE_S = 0.1

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from everstep.runtime.job.messages import (
+from everstep.runtime.net.tls import mismatch
+from everstep.runtime.protocol.messages import (
     Ack,
     Directive,
     Dumped,
@@ -29,7 +30,6 @@ from everstep.runtime.job.messages import (
     Unrestored,
     WorkerExit,
 )
-from everstep.runtime.tls import mismatch
 
 JOIN_TIMEOUT_S = 40.0
 HEARTBEAT_TIMEOUT_S = 15.0

@@ -3,9 +3,9 @@
 import string
 from collections.abc import Mapping, Sequence
 
-from everstep.runtime.agent.link import AGENT_VARIABLE, LOCAL_RANK_VARIABLE
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.job.messages import Seat
+from everstep.runtime.protocol.messages import Seat
+from everstep.runtime.protocol.worker_link import AGENT_VARIABLE, LOCAL_RANK_VARIABLE
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")

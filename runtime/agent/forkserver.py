@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import msgspec
 
-from everstep.runtime.agent.forking import LARGEST_PACKET, Exited, Forked, Ready, Signal, Spawn
+from everstep.runtime.agent.forkserver_client import LARGEST_PACKET, Exited, Forked, Ready, Signal, Spawn
 from everstep.runtime.agent.preload import preload, why_not_to_fork
 from everstep.runtime.agent.script import program, run_and_exit
 from everstep.runtime.agent.tcp_store import narrow_torchs_store

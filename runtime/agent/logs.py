@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep.runtime.agent.output import LAST_WORDS, Output, Pipe, write_all, write_lines
-from everstep.runtime.rotate import Rotation
+from everstep.runtime.system.rotate import Rotation
 
 ATTEMPTS = 16
 """Rounds whose logs stay; torchrun keeps all, but has few."""

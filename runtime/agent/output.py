@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from everstep.runtime.rotate import Rotation, appended
+from everstep.runtime.system.rotate import Rotation, appended
 
 LAST_WORDS = 16 << 10
 """Bytes of a worker's output that are kept for the error of a fault."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from everstep.runtime.agent.surroundings import Surroundings
+from everstep.runtime.agent.dependencies import Surroundings
 
 DUMP_S = 20.0
 """So long for one process; then it is left alone."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.runtime.job.messages import Action, Directive, Dumped, Finished, Heartbeat, Join, Leaving, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Dumped, Finished, Heartbeat, Join, Leaving, Seat
 
 
 class Talk:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everstep.runtime.agent.forking import Exited, Forked, ForkServer, ForkServerLost, Spawn
+from everstep.runtime.agent.forkserver_client import Exited, Forked, ForkServer, ForkServerLost, Spawn
 from everstep.runtime.agent.output import LAST_WORDS, Output
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
-from everstep.runtime.processes import start_time
+from everstep.runtime.system.processes import start_time
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from everstep.runtime.job.messages import Flaw, Refusal
+from everstep.runtime.protocol.messages import Flaw, Refusal
 
 
 class StateError(TypeError):

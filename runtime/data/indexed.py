@@ -15,10 +15,10 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from everstep.runtime import atomic
 from everstep.runtime.data.errors import DatasetError
 from everstep.runtime.data.ranged import RangedTokens, Tokens
 from everstep.runtime.store import NoSuchKey, in_s3, open_store
+from everstep.runtime.system import atomic
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

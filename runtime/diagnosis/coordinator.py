@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from everstep.runtime.diagnosis.errors import NoQuorumError, TakenNameError, UnknownNodeError
 from everstep.runtime.diagnosis.evidence import Round
-from everstep.runtime.diagnosis.orders import Arrive, Ask, Order, Over, Told
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Order, Over, Told
 from everstep.runtime.diagnosis.session import Session
 from everstep.runtime.diagnosis.verdicts import Verdict
 

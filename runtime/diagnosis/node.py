@@ -3,8 +3,8 @@
 import asyncio
 from typing import Protocol
 
-from everstep.runtime.diagnosis.measuring import Measuring
-from everstep.runtime.diagnosis.orders import Arrive, Ask, Order, Over, Stop, Together, Told, Work
+from everstep.runtime.diagnosis.measurement_process import Measuring
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Order, Over, Stop, Together, Told, Work
 from everstep.runtime.diagnosis.switchbox import Box
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from everstep.runtime.diagnosis.evidence import Measurement, Round
-from everstep.runtime.diagnosis.orders import Arrive, Order, Over, Stage, Stop, Together, Told, Work
+from everstep.runtime.diagnosis.messages import Arrive, Order, Over, Stage, Stop, Together, Told, Work
 from everstep.runtime.diagnosis.rounds import Plan, next_round
 from everstep.runtime.diagnosis.verdicts import Health, Verdict, judge, named, usable
 

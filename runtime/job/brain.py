@@ -5,14 +5,14 @@ the state by them: `reports` says what an event means, `consequences` what follo
 Everything else (seats, directives, nodes wanted) follows from a state. Only signs of life need no journal.
 """
 
-from everstep.runtime.job.case import Case, Journal, Refused, UnknownNode, WriteManifest
-from everstep.runtime.job.consequences import next_deadline, settle
 from everstep.runtime.job.events import Event, HeartbeatSeen
 from everstep.runtime.job.liveness import stands_still
+from everstep.runtime.job.on_event import take
 from everstep.runtime.job.records import MasterAway
-from everstep.runtime.job.reports import take
+from everstep.runtime.job.settle import next_deadline, settle
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.job.state import JobPhase, State
+from everstep.runtime.job.transaction import Case, Journal, Refused, UnknownNode, WriteManifest
 
 __all__ = ["Brain", "Journal", "Refused", "UnknownNode", "WriteManifest"]
 

@@ -7,8 +7,8 @@ from itertools import islice
 import msgspec
 from msgspec.structs import replace
 
-from everstep.runtime.job.messages import Holding, Refusal
 from everstep.runtime.job.records import Stored
+from everstep.runtime.protocol.messages import Holding, Refusal
 
 NAMED = 4
 """States, and reasons for each, that a line names."""

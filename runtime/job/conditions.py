@@ -3,9 +3,9 @@
 Part of the state, so derived from the journal alone: `told` says what a record means for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -23,9 +23,8 @@ from everstep.runtime.job.records import (
     RoundBroken,
     RoundFormed,
 )
-
-if TYPE_CHECKING:
-    from everstep.runtime.job.state import State
+from everstep.runtime.job.roster import Roster
+from everstep.runtime.protocol.messages import Round
 
 KEPT = 50
 """Conditions that are remembered."""
@@ -61,11 +60,26 @@ class Condition(msgspec.Struct, frozen=True):
     holds: bool = True
 
 
+class Facts(Protocol):
+    """What conditions are told from: a job's `state.State`."""
+
+    @property
+    def time(self) -> float: ...
+    @property
+    def round(self) -> Round | None: ...
+    @property
+    def nodes(self) -> Roster: ...
+    @property
+    def members(self) -> Mapping[str, int]: ...
+    @property
+    def conditions(self) -> tuple[Condition, ...]: ...
+
+
 _Told = tuple[ConditionType, str, str] | None
 C = ConditionType
 
 
-def told(state: "State", record: object) -> tuple[Condition, ...]:
+def told(state: Facts, record: object) -> tuple[Condition, ...]:
     """The conditions after the record; `state` is the state after it."""
     tell = _TOLD.get(type(record))
     fresh = tell(state, record) if tell else None
@@ -80,11 +94,11 @@ def told(state: "State", record: object) -> tuple[Condition, ...]:
     return (*known[:-1], *ended, Condition(kind, reason, message, state.time, state.time))[-KEPT:]
 
 
-def _claimed(state: "State", record: MasterClaimed) -> _Told:
+def _claimed(state: Facts, record: MasterClaimed) -> _Told:
     return None if state.conditions else (C.PENDING, "NodesAwaited", "no node has joined yet")
 
 
-def _awaited(state: "State", record: NodeRequested | NodeJoined) -> _Told:
+def _awaited(state: Facts, record: NodeRequested | NodeJoined) -> _Told:
     if state.round is not None or state.conditions[-1].type not in (C.PENDING, C.CREATING):
         return None
     joined, coming = state.nodes.total(JOINED), state.nodes.total((NodePhase.REQUESTED,))
@@ -93,16 +107,16 @@ def _awaited(state: "State", record: NodeRequested | NodeJoined) -> _Told:
     return C.PENDING, "NodesAwaited", f"{coming} nodes are asked for, none has joined yet"
 
 
-def _formed(state: "State", record: RoundFormed) -> _Told:
+def _formed(state: Facts, record: RoundFormed) -> _Told:
     return C.RUNNING, "RoundFormed", f"round {record.round.number}: {record.round.reason}"
 
 
-def _broken(state: "State", record: RoundBroken) -> _Told:
+def _broken(state: Facts, record: RoundBroken) -> _Told:
     kind = C.SCALING if record.reason in (Reason.GROW, Reason.SCALED) else C.RESTARTING
     return kind, _word(record.reason.value), record.detail
 
 
-def _desired(state: "State", record: DesiredChanged) -> _Told:
+def _desired(state: Facts, record: DesiredChanged) -> _Told:
     if state.conditions[-1].type not in (C.RUNNING, C.SCALING):
         return None
     asked = f"{record.nodes} {record.role} nodes are asked for" + (f": {record.detail}" if record.detail else "")
@@ -111,12 +125,12 @@ def _desired(state: "State", record: DesiredChanged) -> _Told:
     return C.SCALING, "SizeChanged", f"{asked}; {state.members.get(record.role, 0)} train"
 
 
-def _ended(state: "State", record: JobEnded) -> _Told:
+def _ended(state: Facts, record: JobEnded) -> _Told:
     kind = C.SUCCEEDED if record.result is JobResult.SUCCEEDED else C.FAILED
     return kind, f"Job{_word(record.result.value)}", record.reason
 
 
-def _reopened(state: "State", record: JobReopened) -> _Told:
+def _reopened(state: Facts, record: JobReopened) -> _Told:
     return C.PENDING, "JobReopened", "the job was taken up again; no node has joined yet"
 
 
@@ -124,7 +138,7 @@ def _word(text: str) -> str:
     return "".join(word.capitalize() for word in text.replace("_", " ").split())
 
 
-_TOLD: dict[type, Callable[["State", Any], _Told]] = {
+_TOLD: dict[type, Callable[[Facts, Any], _Told]] = {
     MasterClaimed: _claimed,
     NodeRequested: _awaited,
     NodeJoined: _awaited,

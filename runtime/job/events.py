@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from everstep.runtime.job.messages import (
+from everstep.runtime.job.records import Stored
+from everstep.runtime.protocol.messages import (
     Dumped,
     Finished,
     Heartbeat,
@@ -13,7 +14,6 @@ from everstep.runtime.job.messages import (
     Unrestored,
     WorkerExit,
 )
-from everstep.runtime.job.records import Stored
 
 
 @dataclass(frozen=True)

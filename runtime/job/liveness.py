@@ -10,11 +10,11 @@ nodes than among two.
 import heapq
 from collections.abc import Iterator
 
-from everstep.runtime.job.messages import Heartbeat
 from everstep.runtime.job.nodes import JOINED, NodePhase, NodeState
 from everstep.runtime.job.records import Reason
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.job.state import State
+from everstep.runtime.protocol.messages import Heartbeat
 
 
 class Liveness:

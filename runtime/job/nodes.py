@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from everstep.runtime.job.messages import Action, Holding
 from everstep.runtime.job.records import (
     Fact,
     HangOver,
@@ -26,6 +25,7 @@ from everstep.runtime.job.records import (
     RoundFormed,
     WorkerFaulted,
 )
+from everstep.runtime.protocol.messages import Action, Holding
 
 
 class NodePhase(StrEnum):

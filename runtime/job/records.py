@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from everstep.runtime.job.messages import Holding, Refusal, Round
+from everstep.runtime.protocol.messages import Holding, Refusal, Round
 
 VERSION = 1
 

@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from everstep.runtime.job.messages import Flaw, Holding, Refusal, Restore
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.state import State
+from everstep.runtime.protocol.messages import Flaw, Holding, Refusal, Restore
 
 NAMED = 8
 """Runs of shards that the reason of a choice names."""

@@ -13,13 +13,13 @@ from enum import StrEnum
 from itertools import islice
 
 from everstep.runtime.job import restore
-from everstep.runtime.job.messages import Member, Round
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.records import Reason
-from everstep.runtime.job.sizes import attainable, by_index, size
+from everstep.runtime.job.replicas import attainable, by_index, size
 from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec
 from everstep.runtime.job.state import JobPhase, State, next_round, round_number
 from everstep.runtime.job.topology import ordered, switches
+from everstep.runtime.protocol.messages import Member, Round
 
 NAMED = 16
 """Hosts that a round's reason names; the round itself has them all."""

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.job.checkpoints import Checkpoint, Shards
-from everstep.runtime.job.messages import Holding
 from everstep.runtime.job.nodes import NodeState
 from everstep.runtime.job.records import FaultJudged
 from everstep.runtime.job.roster import Roster
 from everstep.runtime.job.state import State
+from everstep.runtime.protocol.messages import Holding
 
 SCHEMA = 2
 """Raised when a field of the state changes its meaning, comes or goes."""

@@ -16,7 +16,6 @@ from everstep.runtime.job import checkpoints as stored
 from everstep.runtime.job import conditions as conditions_
 from everstep.runtime.job.checkpoints import Checkpoints, Doubt, with_found, with_manifest, with_shard, without_refused
 from everstep.runtime.job.conditions import Condition
-from everstep.runtime.job.messages import Action, Flaw, Refusal, Round
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, moved
 from everstep.runtime.job.phases import JOB, JobPhase
 from everstep.runtime.job.records import (
@@ -49,6 +48,7 @@ from everstep.runtime.job.records import (
     WorkerFaulted,
 )
 from everstep.runtime.job.roster import Roster
+from everstep.runtime.protocol.messages import Action, Flaw, Refusal, Round
 
 KEPT_WORLDS = 64
 """Rounds whose world size the state remembers."""

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from everstep.runtime.flaghelp import Flags
+from everstep.runtime.display.flaghelp import Flags
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.launch import torchrun
 

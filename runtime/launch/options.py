@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.runtime.agent.logs import LogPlan, streams_of
-from everstep.runtime.checkpoint.cadence import share_of
+from everstep.runtime.checkpoint.node.persist_interval import share_of
 from everstep.runtime.diagnosis.switchbox import Box, parse_box
 from everstep.runtime.job.spec import Hang, HangPolicy, JobSpec
 from everstep.runtime.launch.affinity import Cpus, cpus_of
-from everstep.runtime.launch.job import ROLE, read_spec
+from everstep.runtime.launch.job_spec import ROLE, read_spec
 from everstep.runtime.launch.log_layout import check_name
 from everstep.runtime.launch.rendezvous import Rendezvous, parse_conf, split_endpoint
 

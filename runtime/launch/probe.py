@@ -4,9 +4,9 @@ import http.client
 import ssl
 from enum import StrEnum
 
-from everstep.runtime.job.messages import JOB_HEADER
-from everstep.runtime.tls import Credentials, mismatch
-from everstep.runtime.tls_transport import SPEAKS_TLS
+from everstep.runtime.net.tls import Credentials, mismatch
+from everstep.runtime.net.tls_transport import SPEAKS_TLS
+from everstep.runtime.protocol.messages import JOB_HEADER
 
 _TIMEOUT_S = 5.0
 _LONGEST = 1000

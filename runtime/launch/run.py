@@ -11,32 +11,31 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from everstep.runtime.agent.admitted import run_checked
 from everstep.runtime.agent.agent import Agent
+from everstep.runtime.agent.checked_start import run_checked
+from everstep.runtime.agent.dependencies import Ending, Surroundings
 from everstep.runtime.agent.environment import own_device
 from everstep.runtime.agent.logs import LaunchLogs
 from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.ports import free_ports
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.agent.surroundings import Ending, Surroundings
-from everstep.runtime.checkpoint.keeper import Keeper
-from everstep.runtime.diagnosis import admitting
-from everstep.runtime.diagnosis.admitting import Admission, check_port
-from everstep.runtime.diagnosis.checked import Checked
+from everstep.runtime.checkpoint.node.keeper import Keeper
+from everstep.runtime.diagnosis.admission import TIMEOUT_S, Admission, check_port
+from everstep.runtime.diagnosis.admission_client import Checked
 from everstep.runtime.diagnosis.errors import NoQuorumError
-from everstep.runtime.job.messages import Holding, Refusal
 from everstep.runtime.job.records import JobResult, Reason
+from everstep.runtime.journal.journal import find_master
 from everstep.runtime.launch.events import About, EventLog, logger_of
 from everstep.runtime.launch.failure import copy_error_file, failure_lines
-from everstep.runtime.launch.host import Hosting
 from everstep.runtime.launch.job import job_of
+from everstep.runtime.launch.local_state import Scratch, discard
 from everstep.runtime.launch.log_layout import SpecifiedLogs, load
-from everstep.runtime.launch.mastering import Master
+from everstep.runtime.launch.master_main import Hosting
+from everstep.runtime.launch.master_process import Master
+from everstep.runtime.launch.node_identity import Place, find_place, nobody_hosts
 from everstep.runtime.launch.options import Launch
-from everstep.runtime.launch.place import Place, find_place, nobody_hosts
-from everstep.runtime.launch.scratch import Scratch, discard
-from everstep.runtime.master.journal import find_master
-from everstep.runtime.own_folder import own_folder
+from everstep.runtime.protocol.messages import Holding, Refusal
+from everstep.runtime.system.own_folder import own_folder
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -248,7 +247,7 @@ class _Node:
         if told.check:
             window_s, timeout_s = spec.patience.join_window_s, spec.patience.join_timeout_s
             admission = Admission(told.nodes, told.min_nodes, window_s, timeout_s, told.exclude_straggler)
-            spec = replace(spec, patience=replace(spec.patience, join_timeout_s=timeout_s + admitting.TIMEOUT_S))
+            spec = replace(spec, patience=replace(spec.patience, join_timeout_s=timeout_s + TIMEOUT_S))
         return Hosting(
             spec=spec,
             store=place.store.uri,

@@ -4,8 +4,8 @@ The story begins in `run.run`. `desk` stands between: it feeds events to the bra
 then shows the new state to everybody else.
 """
 
-from everstep.runtime.master.journal import JournalError, find_master, read_journal
+from everstep.runtime.journal.journal import JournalError, find_master, read_journal
+from everstep.runtime.master.master import CannotListen, Outcome, run
 from everstep.runtime.master.progress import Progress
-from everstep.runtime.master.run import CannotListen, Outcome, run
 
 __all__ = ["CannotListen", "JournalError", "Outcome", "Progress", "find_master", "read_journal", "run"]

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from everstep.runtime.checkpoint.keys import folder_of
-from everstep.runtime.job import seats
+from everstep.runtime.checkpoint.stored.keys import folder_of
+from everstep.runtime.job import assignments
 from everstep.runtime.job.brain import Refused, UnknownNode
 from everstep.runtime.job.events import (
     HeartbeatSeen,
@@ -25,7 +25,13 @@ from everstep.runtime.job.events import (
     StacksDumped,
     WorkerExited,
 )
-from everstep.runtime.job.messages import (
+from everstep.runtime.job.replicas import size
+from everstep.runtime.job.state import State
+from everstep.runtime.master import request_validation
+from everstep.runtime.master.journaled_brain import Desk
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.net.token import Bearer
+from everstep.runtime.protocol.messages import (
     JOB_HEADER,
     Ack,
     Action,
@@ -39,12 +45,6 @@ from everstep.runtime.job.messages import (
     Unrestored,
     WorkerExit,
 )
-from everstep.runtime.job.sizes import size
-from everstep.runtime.job.state import State
-from everstep.runtime.master import bodies
-from everstep.runtime.master.desk import Desk
-from everstep.runtime.tls import Credentials
-from everstep.runtime.token import Bearer
 
 JOIN_POLL_S = 20.0
 HEARTBEAT_POLL_S = 5.0
@@ -116,52 +116,52 @@ class Endpoints:
         return _problem(404, f"there is no GET {path[:300]}")
 
     async def _join(self, read: Read) -> Reply:
-        asked = bodies.message(Join, await read())
+        asked = request_validation.message(Join, await read())
         self._desk.feed(Joined(asked))
         await self._desk.durable()  # What was so before it joined (that it should leave, say) is so no more.
 
         def leaves(state: State) -> bool:
-            told = seats.directive(state, asked.node, asked.life)
+            told = assignments.directive(state, asked.node, asked.life)
             return told is not None and told.action is Action.LEAVE
 
         def ready(state: State) -> bool:
-            return leaves(state) or seats.seat_for(state, asked) is not None or seats.is_spent(state, asked)
+            return leaves(state) or assignments.seat_for(state, asked) is not None or assignments.is_spent(state, asked)
 
         await self._desk.until(asked.node, ready, JOIN_POLL_S)
-        if seat := seats.seat_for(self._desk.state, asked):
+        if seat := assignments.seat_for(self._desk.state, asked):
             return _answer(seat)
         if leaves(self._desk.state):
             raise UnknownNode(f"{asked.node} has no place in this job any more")
         return Reply(204)
 
     async def _heartbeat(self, read: Read) -> Reply:
-        beat = bodies.message(Heartbeat, await read())
+        beat = request_validation.message(Heartbeat, await read())
         self._desk.feed(HeartbeatSeen(beat))
         stored = self._on_telemetry(beat)
         if not beat.telemetry:
 
             def ready(state: State) -> bool:
-                told = seats.directive(state, beat.node, beat.life)
+                told = assignments.directive(state, beat.node, beat.life)
                 return told is not None and (told.number > beat.seen or told.life > beat.life)
 
             # Whoever is answered asks again: that is its sign of life.
             limit_s = min(HEARTBEAT_POLL_S, self._desk.spec.patience.silence_s / 3)
             await self._desk.until(beat.node, ready, limit_s)
-        told = seats.directive(self._desk.state, beat.node, beat.life)
+        told = assignments.directive(self._desk.state, beat.node, beat.life)
         if told is None:
             return Reply(204)  # Its join is on the way.
         return _answer(msgspec.structs.replace(told, stored=stored))
 
     async def _fault(self, read: Read) -> Reply:
-        self._desk.feed(WorkerExited(bodies.message(WorkerExit, await read())))
+        self._desk.feed(WorkerExited(request_validation.message(WorkerExit, await read())))
         return await self._ack()
 
     async def _finished(self, read: Read) -> Reply:
-        self._desk.feed(NodeFinishedRound(bodies.message(Finished, await read())))
+        self._desk.feed(NodeFinishedRound(request_validation.message(Finished, await read())))
         return await self._ack()
 
     async def _persisted(self, read: Read) -> Reply:
-        told = bodies.message(Persisted, await read())
+        told = request_validation.message(Persisted, await read())
         place = (told.holding.round, told.holding.iteration)
         key = folder_of(self._desk.spec.job, place)
         if not told.holding.key.startswith(f"{key}/"):
@@ -177,19 +177,19 @@ class Endpoints:
         return await self._ack(committed(self._desk.state))
 
     async def _unrestored(self, read: Read) -> Reply:
-        await self._desk.pass_over(bodies.message(Unrestored, await read()))
+        await self._desk.pass_over(request_validation.message(Unrestored, await read()))
         return await self._ack()
 
     async def _leaving(self, read: Read) -> Reply:
-        self._desk.feed(LeaveAnnounced(bodies.message(Leaving, await read())))
+        self._desk.feed(LeaveAnnounced(request_validation.message(Leaving, await read())))
         return await self._ack()
 
     async def _dumped(self, read: Read) -> Reply:
-        self._desk.feed(StacksDumped(bodies.message(Dumped, await read())))
+        self._desk.feed(StacksDumped(request_validation.message(Dumped, await read())))
         return await self._ack()
 
     async def _scale(self, read: Read) -> Reply:
-        asked = bodies.message(Scale, await read())
+        asked = request_validation.message(Scale, await read())
         self._desk.feed(ScaleAsked(asked.role, asked.nodes))
         return await self._ack()
 

@@ -1,10 +1,10 @@
 """The commit of a checkpoint: its manifest, made once, when every shard lies whole in the store."""
 
 from everstep.runtime import faults
-from everstep.runtime.checkpoint.commits import commit_of, encoded
-from everstep.runtime.checkpoint.keys import manifest_key
+from everstep.runtime.checkpoint.stored.keys import manifest_key
+from everstep.runtime.checkpoint.stored.manifest import commit_of, encoded
 from everstep.runtime.job.brain import WriteManifest
-from everstep.runtime.job.messages import Holding
+from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import NoSuchKey, Store
 
 

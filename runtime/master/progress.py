@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from everstep.runtime.job.messages import Heartbeat
 from everstep.runtime.job.state import State
+from everstep.runtime.protocol.messages import Heartbeat
 
 
 class Progress(msgspec.Struct, frozen=True):

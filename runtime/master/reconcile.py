@@ -9,13 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from everstep.runtime.door import Seldom
 from everstep.runtime.job.events import NodeCreated, NodeGone
-from everstep.runtime.job.sizes import Wanted, wanted
+from everstep.runtime.job.replicas import Wanted, wanted
 from everstep.runtime.job.state import NodePhase
-from everstep.runtime.master.desk import Desk
+from everstep.runtime.master.journaled_brain import Desk
+from everstep.runtime.net.door import Seldom
 from everstep.runtime.platform import Gone, Node, NodeRequest, Platform
-from everstep.runtime.processes import is_shortage
+from everstep.runtime.system.processes import is_shortage
 
 LOOK_AGAIN_S = 2.0
 """How often the platform is looked at although nothing changed."""

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from everstep.runtime.door import BODY_S, STRANGERS, BadBody, Door, body_of, server_of
 from everstep.runtime.job.brain import Refused
 from everstep.runtime.master.endpoints import Endpoints
+from everstep.runtime.net.door import BODY_S, STRANGERS, BadBody, Door, body_of, server_of
 
 
 @contextlib.asynccontextmanager

@@ -7,14 +7,22 @@ bytes are not what they were, whoever reads them finds out.
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from everstep.runtime.checkpoint.commits import Commit, checked
 from everstep.runtime.checkpoint.errors import RestoreError
-from everstep.runtime.checkpoint.keys import Folder, Place, checkpoints_of, folder_of, grouped, manifest_key, place_of
+from everstep.runtime.checkpoint.stored.keys import (
+    Folder,
+    Place,
+    checkpoints_of,
+    folder_of,
+    grouped,
+    manifest_key,
+    place_of,
+)
+from everstep.runtime.checkpoint.stored.manifest import Commit, checked
 from everstep.runtime.job.checkpoints import KEPT, Checkpoint
 from everstep.runtime.job.events import Survey
-from everstep.runtime.job.messages import Flaw, Holding, Refusal
 from everstep.runtime.job.records import Stored
 from everstep.runtime.job.state import State
+from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
 from everstep.runtime.store import Store
 
 _AT_ONCE = 8

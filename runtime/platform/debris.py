@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from everstep.runtime import processes
+from everstep.runtime.system import processes
 
 SHARED_MEMORY = Path("/dev/shm")
 

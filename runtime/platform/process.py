@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from everstep.runtime import processes
 from everstep.runtime.platform import Gone, Node, NodeRequest, debris, limits
 from everstep.runtime.platform.registry import Registered, Registry
+from everstep.runtime.system import processes
 
 _GATE = 'read -r go && exec "$@" </dev/null'
 """Run by sh as the node's first program; without a word from its maker it ends."""

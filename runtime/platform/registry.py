@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.runtime import atomic
 from everstep.runtime.platform import Node
-from everstep.runtime.processes import start_time
+from everstep.runtime.system import atomic
+from everstep.runtime.system.processes import start_time
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from everstep.runtime.pages import environment
+from everstep.runtime.display.pages import environment
 from everstep.runtime.report import charts, flow
 from everstep.runtime.report.charts import Chart, Timeline
 from everstep.runtime.report.history import History, Restart

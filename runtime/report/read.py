@@ -12,7 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from everstep.runtime.job import records as job
-from everstep.runtime.master import segments
+from everstep.runtime.journal import segments
 from everstep.runtime.report.history import History, Told, history
 from everstep.runtime.store import NoSuchKey, Store
 

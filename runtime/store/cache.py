@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from everstep.runtime.own_folder import own_folder
 from everstep.runtime.store.protocol import Store, StoreError, TooLarge
+from everstep.runtime.system.own_folder import own_folder
 
 FOLDER, BYTES = "EVERSTEP_CACHE", "EVERSTEP_CACHE_BYTES"
 DEFAULT_BYTES = 50_000_000_000

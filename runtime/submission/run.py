@@ -3,11 +3,11 @@
 import sys
 from typing import Any
 
+from everstep.runtime.display.terminal import as_text
 from everstep.runtime.submission import tree
 from everstep.runtime.submission.follow import Followed, Logs, View
 from everstep.runtime.submission.route import ApiError, Route
 from everstep.runtime.submission.view import watching
-from everstep.runtime.terminal import as_text
 
 DETACHED = 130
 LOST_SIGHT = 75

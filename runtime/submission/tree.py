@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from everstep.runtime.workflow.nodes import NodeType, Phase, pod_name
+from everstep.runtime.workflow.engine.nodes import NodeType, Phase, pod_name
 
 GROUPS = {NodeType.RETRY: "(", NodeType.TASK_GROUP: "(", NodeType.STEP_GROUP: "."}
 """Nodes below which others of the same boundary stand, and what follows the group's name in theirs."""

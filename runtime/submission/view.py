@@ -10,12 +10,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from everstep.runtime.display.terminal import as_text
 from everstep.runtime.submission.follow import View, last_lines
 from everstep.runtime.submission.route import Route
 from everstep.runtime.submission.tree import Row
-from everstep.runtime.terminal import as_text
-from everstep.runtime.workflow.nodes import Phase
-from everstep.runtime.workflow.view import LAST_LINES, MARKS, PLAIN_EVERY_S
+from everstep.runtime.workflow.engine.nodes import Phase
+from everstep.runtime.workflow.run.view import LAST_LINES, MARKS, PLAIN_EVERY_S
 
 
 @contextmanager

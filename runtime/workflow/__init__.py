@@ -4,9 +4,9 @@ The story begins in `manifest` (what is understood, and what is refused by name:
 `engine` (pure: what happens next) and ends in `executor` (pods, event log, `workflow.json`).
 """
 
-from everstep.runtime.workflow.executor import RunOptions, RunResult, execute, run
-from everstep.runtime.workflow.manifest import Manifest, ManifestError, parse, problems
-from everstep.runtime.workflow.runfolder import CannotWriteError, check_name
+from everstep.runtime.workflow.manifest.parse import Manifest, ManifestError, parse, problems
+from everstep.runtime.workflow.run.executor import RunOptions, RunResult, execute, run
+from everstep.runtime.workflow.run.run_folder import CannotWriteError, check_name
 
 __all__ = [
     "CannotWriteError",

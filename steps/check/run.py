@@ -12,15 +12,15 @@ from everstep.steps.entry import NO_QUORUM, TRY_AGAIN, Result, StepError
 
 def run(config: Config) -> Result:
     """Raises StepError with exit code 3 when fewer than `min_nodes` are usable; the verdict is written all the same."""
-    from everstep.runtime.diagnosis import telling
+    from everstep.runtime.diagnosis import report
     from everstep.runtime.diagnosis.errors import MeasuringError
     from everstep.runtime.diagnosis.evidence import Round
-    from everstep.runtime.diagnosis.local import check_here
+    from everstep.runtime.diagnosis.single_machine import check_here
     from everstep.runtime.diagnosis.switchbox import SwitchboxError, parse_box
     from everstep.runtime.diagnosis.verdicts import usable
 
     def on_round(told: Round) -> None:
-        print(telling.round_line(told), file=sys.stderr, flush=True)
+        print(report.round_line(told), file=sys.stderr, flush=True)
 
     box = parse_box(config.box_pairs, config.min_bandwidth, config.min_channels) if config.switchbox_check else None
     hosts = [f"local-{index}" for index in range(config.nodes)]
@@ -39,17 +39,17 @@ def run(config: Config) -> Result:
     except MeasuringError as error:
         raise StepError(str(error), TRY_AGAIN) from None
     if box is not None:
-        for line in telling.link_lines(rounds, box.min_bandwidth):
+        for line in report.link_lines(rounds, box.min_bandwidth):
             print(line, file=sys.stderr)
-    telling.tell(sys.stderr, verdicts, rounds)
-    told = telling.facts(verdicts, rounds, config.min_nodes)
+    report.tell(sys.stderr, verdicts, rounds)
+    told = report.facts(verdicts, rounds, config.min_nodes)
     path = _write(config, told)
     if usable(verdicts) < config.min_nodes:
         worst = "; ".join(f"{one.node}: {one.reason}" for one in verdicts if one.avoid)
         short = f"{usable(verdicts)} of {config.nodes} nodes usable, {config.min_nodes} needed"
         raise StepError(f"{short} ({worst}); see {path}", NO_QUORUM)
     outputs = {"avoid_hosts": json.dumps(told["avoid_hosts"])}
-    return Result(telling.summary(verdicts, rounds), outputs, told, {path.name: path})
+    return Result(report.summary(verdicts, rounds), outputs, told, {path.name: path})
 
 
 def _write(config: Config, told: dict[str, Any]) -> Path:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
     from transformers.models.llama import LlamaForCausalLM
 
-    from everstep.runtime.checkpoint.commits import Commit
+    from everstep.runtime.checkpoint.stored.manifest import Commit
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Trained:
 
 def read_manifest(uri: str) -> "Commit":
     """What the checkpoint's manifest says. Raises StepError when there is no committed checkpoint, or not all of it."""
-    from everstep.runtime.checkpoint.commits import read_commit
     from everstep.runtime.checkpoint.errors import RestoreError
+    from everstep.runtime.checkpoint.stored.manifest import read_commit
 
     try:
         return read_commit(open_store(uri, read_only=True), "")
@@ -54,8 +54,8 @@ def read_manifest(uri: str) -> "Commit":
 
 def read(uri: str) -> Trained:
     """Read and verify all shards, as many as there are. Raises StepError: damaged, or not of our training script."""
-    from everstep.runtime.checkpoint.committed import read_committed
     from everstep.runtime.checkpoint.errors import RestoreError
+    from everstep.runtime.checkpoint.stored.committed import read_committed
 
     commit = read_manifest(uri)
     try:

@@ -54,7 +54,7 @@ def _short(value: float) -> str:
 
 def _digest(config: Config, data: "TokenDataset") -> str:
     """Content decides the name: the checkpoint's manifest, the dataset's, and what is asked."""
-    from everstep.runtime.checkpoint.commits import encoded
+    from everstep.runtime.checkpoint.stored.manifest import encoded
 
     manifest = encoded(read_manifest(config.checkpoint))
     asked = [VERSION, config.model, config.windows, config.sample_tokens, data.split, dict(data.meta)]

@@ -1,28 +1,20 @@
 """The parameters of the preprocess step: those of Megatron's preprocess_data.py, and Everstep's own."""
 
-import enum
 import re
 from dataclasses import dataclass
 
 from everstep.runtime.store import NoSuchKey, in_s3, open_store
 from everstep.steps.entry import StepError
 from everstep.steps.preprocess.masters import Kind, kind_of
+from everstep.steps.preprocess.tokenizer_files import TokenizerType, gpt2_files, tokenizer_file
 
 SMALLEST_VOCABULARY = 257
 """256 bytes and the token that ends a document."""
 
 
-class TokenizerType(enum.Enum):
-    """Tokenizers by the names that GPT-NeoX gives them."""
-
-    HF = "HFTokenizer"
-    HF_GPT2 = "HFGPT2Tokenizer"
-    GPT2_BPE = "GPT2BPETokenizer"
-    CHARACTERS = "CharLevelTokenizer"
-    TIKTOKEN = "TiktokenTokenizer"
-
-
 TYPES = tuple(kind.value for kind in TokenizerType)
+PAGE = "dataset.html"
+"""What a person looks at: an artifact of the step."""
 IMPLEMENTATIONS = ("mmap", "cached", "lazy")
 ON_ERROR = ("fail", "skip")
 
@@ -135,8 +127,6 @@ class Config:
                     )
 
     def _check_tokenizer(self) -> None:
-        from everstep.steps.preprocess.vocabulary import gpt2_files, tokenizer_file
-
         kind = self.tokenizer_type
         if self.train_tokenizer and (self.tokenizer or kind):
             raise StepError("--train-tokenizer: trains one itself; leave --tokenizer and --tokenizer-type out")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from everstep.runtime.pages import environment
+from everstep.runtime.display.pages import environment
 from everstep.steps.preprocess.config import Config
 from everstep.steps.preprocess.parts import Sample
 

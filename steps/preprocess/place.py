@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from everstep.runtime import atomic
 from everstep.runtime.store import NoSuchKey, StoreError, open_store
+from everstep.runtime.system import atomic
 from everstep.steps.entry import StepError
 
 S3 = "s3://"

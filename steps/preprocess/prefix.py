@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from everstep.steps.entry import Result, StepError
+from everstep.steps.entry import Result, StepError, artifact
 from everstep.steps.preprocess import inputs, vocabulary
 from everstep.steps.preprocess.build import build, elsewhere, vocabulary_of
-from everstep.steps.preprocess.config import Config
+from everstep.steps.preprocess.config import PAGE, Config
 from everstep.steps.preprocess.page import WHOLE
 from everstep.steps.preprocess.place import Place, place_of
-from everstep.steps.preprocess.run import PAGE, shown
 from everstep.steps.preprocess.shard import VALIDATION
 from everstep.steps.preprocess.workspace import workspace
 
@@ -64,7 +63,7 @@ def run(config: Config) -> Result:
             "validation": f"{place.uri}/{name}_{VALIDATION}" * bool(told[VALIDATION]),
         },
         facts={**told, "tokens": tokens, **rate},
-        artifacts={PAGE: shown(config, place.read(f"{name}_preprocess.html") or b"")},
+        artifacts={PAGE: artifact(config, PAGE, place.read(f"{name}_preprocess.html") or b"")},
     )
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.runtime import atomic
 from everstep.runtime.store import NoSuchKey, in_s3
+from everstep.runtime.system import atomic
 from everstep.steps.preprocess.workspace import COUNTS, opened
 
 _INTERVAL_S, _STORE_INTERVAL_S = 0.5, 5.0

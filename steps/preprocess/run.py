@@ -3,16 +3,15 @@
 import hashlib
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from everstep.runtime.data import finished
 from everstep.runtime.store import open_store, place_of
-from everstep.steps.entry import Result, StepError
+from everstep.steps.entry import Result, StepError, artifact
 from everstep.steps.preprocess import inputs
-from everstep.steps.preprocess.config import CLEANING, Config
+from everstep.steps.preprocess.config import CLEANING, PAGE, Config
 
-MANIFEST, TOKENIZER, PAGE = "dataset.json", "tokenizer.json", "dataset.html"
+MANIFEST, TOKENIZER = "dataset.json", "tokenizer.json"
 FORMAT = 3
 """Raised when the same corpus and settings give another dataset than before."""
 
@@ -48,16 +47,8 @@ def run(config: Config) -> Result:
         summary=f"{tokens / 1e6:.1f} M tokens{speed}",
         outputs={"uri": uri, "validation": f"{uri}#validation"},
         facts={**meta, "tokens": tokens, **rate},
-        artifacts={PAGE: shown(config, open_store(config.store).get(f"{key}/{PAGE}"))},
+        artifacts={PAGE: artifact(config, PAGE, open_store(config.store).get(f"{key}/{PAGE}"))},
     )
-
-
-def shown(config: Config, page: bytes) -> Path:
-    """The page among the step's outputs."""
-    path = Path(config.outputs, PAGE)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(page)
-    return path
 
 
 def _digest(config: Config, corpus: inputs.Corpus) -> str:

@@ -10,13 +10,12 @@ import json
 import sys
 
 from everstep.runtime.data import finished
-from everstep.steps.entry import Result, StepError
+from everstep.steps.entry import Result, StepError, artifact
 from everstep.steps.model.directory import MANIFEST
 from everstep.steps.preprocess import inputs
 from everstep.steps.preprocess.build import trained
-from everstep.steps.preprocess.config import Config
+from everstep.steps.preprocess.config import PAGE, Config
 from everstep.steps.preprocess.place import place_of
-from everstep.steps.preprocess.run import PAGE, shown
 from everstep.steps.preprocess.vocabulary import Vocabulary
 
 FILE = "tokenizer.json"
@@ -63,5 +62,5 @@ def _told(config: Config, uri: str, size: int) -> Result:
         summary=f"{title}  {uri}",
         outputs={"uri": uri, "validation": ""},
         facts={"vocab_size": size},
-        artifacts={PAGE: shown(config, page.encode())},
+        artifacts={PAGE: artifact(config, PAGE, page.encode())},
     )

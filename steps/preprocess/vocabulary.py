@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from everstep.runtime.store import NoSuchKey, in_s3, local_folder
 from everstep.steps.entry import StepError
-from everstep.steps.model.directory import MANIFEST
-from everstep.steps.preprocess.config import Config, TokenizerType
+from everstep.steps.preprocess.config import Config
+from everstep.steps.preprocess.tokenizer_files import TokenizerType, gpt2_files, tokenizer_file
 
 EOD = "<|endoftext|>"
 SAMPLE_BYTES = 48 << 20
@@ -32,43 +31,6 @@ class Vocabulary:
     """Add the special tokens that the tokenizer.json puts around a text, as GPT-NeoX's HFTokenizer does."""
     encoding: str = ""
     """Name of tiktoken's encoding, for one of those."""
-
-
-def tokenizer_file(given: str, flag: str) -> Path:
-    """The tokenizer.json that a flag names. Raises StepError when there is none. From S3 the model is fetched.
-
-    Standard library only.
-    """
-    try:
-        path = local_folder(given, MANIFEST) if in_s3(given) else Path(given.removeprefix("file://"))
-    except NoSuchKey:
-        raise StepError(f"{flag} {given}: no finished model there; everstep.steps.model makes one") from None
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        what = "no tokenizer.json in this folder" if path.is_dir() else "no such file or folder"
-        raise StepError(f"{flag} {given}: {what}; give a tokenizer.json or a Hugging Face directory")
-    try:
-        value = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise StepError(f"{flag} {file}: not a tokenizer.json ({error})") from None
-    if not isinstance(value, dict) or not isinstance(value.get("model"), dict):
-        raise StepError(f"{flag} {file}: not a tokenizer.json (it has no model); give a Hugging Face tokenizer's")
-    return file
-
-
-def gpt2_files(vocab_file: str, merge_file: str) -> tuple[Path, ...]:
-    """vocab.json and merges.txt, or the tokenizer.json of a folder that has one. Raises StepError."""
-    folder = Path(vocab_file)
-    if merge_file:
-        pair = folder, Path(merge_file)
-    elif folder.is_dir() and not (folder / "tokenizer.json").is_file():
-        pair = folder / "vocab.json", folder / "merges.txt"
-    else:
-        return (tokenizer_file(vocab_file, "--vocab-file"),)
-    for path, flag in zip(pair, ("--vocab-file", "--merge-file"), strict=True):
-        if not path.is_file():
-            raise StepError(f"{flag} {path}: no such file; give the tokenizer's vocab.json and merges.txt")
-    return pair
 
 
 def tokenizer_files(config: Config) -> tuple[Path, ...]:

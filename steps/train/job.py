@@ -2,14 +2,13 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from everstep.steps.entry import StepError
 
 if TYPE_CHECKING:
-    from everstep.runtime.job.reader import Said
     from everstep.runtime.job.spec import JobSpec
-    from everstep.steps.train.config import Config
+    from everstep.runtime.job.spec_reader import Said
 
 ROLE = "worker"
 """The role that the flags are about."""
@@ -26,13 +25,39 @@ _PATHS = {
 """Flags that say what a spec can say too."""
 
 
-def job_of(config: "Config") -> "JobSpec":
+class Flags(Protocol):
+    """What a step's flags say of its job; a dataclass, whose defaults say nothing beside a spec."""
+
+    @property
+    def job(self) -> str: ...
+    @property
+    def job_spec(self) -> str: ...
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def min_nodes(self) -> int: ...
+    @property
+    def workers_per_node(self) -> int: ...
+    @property
+    def max_relaunches(self) -> int: ...
+    @property
+    def max_restarts(self) -> int: ...
+    @property
+    def replacement_wait_s(self) -> float: ...
+    @property
+    def keep_last(self) -> int: ...
+    @property
+    def keep_every(self) -> int: ...
+    def avoided(self) -> tuple[str, ...]: ...
+
+
+def job_of(config: Flags) -> "JobSpec":
     """What the master is given. Raises StepError: the spec cannot be read, is wrong, or says otherwise than a flag.
 
     With a spec, a flag that is as by default says nothing.
     """
-    from everstep.runtime.job.reader import SpecError, spec_of
     from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
+    from everstep.runtime.job.spec_reader import SpecError, spec_of
 
     if not config.job_spec:
         patience = Patience(
@@ -68,8 +93,8 @@ def _text(given: str) -> tuple[str, str]:
         raise StepError(f"--job-spec {given}: {why}; give a YAML file, or the spec itself as JSON") from None
 
 
-def _said(config: "Config") -> "list[Said]":
-    from everstep.runtime.job.reader import Said
+def _said(config: Flags) -> "list[Said]":
+    from everstep.runtime.job.spec_reader import Said
 
     usual = {field.name: field.default for field in dataclasses.fields(config)}
     said = [Said("--job", ("job",), config.job, firm=config.job != usual["job"])]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from everstep.runtime.net.tls import Credentials, credentials_of
+from everstep.runtime.net.token import shared_token
 from everstep.runtime.platform.gang import Gang
-from everstep.runtime.tls import Credentials, credentials_of
-from everstep.runtime.token import shared_token
 from everstep.steps.train.staged import shared_bytes
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ async def checking(config: "Config", place: Place) -> AsyncIterator[tuple[int, l
         yield 0, []
         return
     from everstep.runtime.agent.ports import free_ports
-    from everstep.runtime.diagnosis.admitting import Admission, admitting, check_port
+    from everstep.runtime.diagnosis.admission import Admission, admitting, check_port
 
     spec, patience = place.spec, place.spec.patience
     roles = [role for role in spec.roles.values() if not role.waits_for]  # Others come when these have joined.

@@ -202,7 +202,7 @@ def history(store: "Store", job: str) -> dict[str, int]:
 
 def parameters(store: "Store", checkpoint: str) -> int | None:
     """Numbers in the tensors under `model` of a checkpoint, read from its safetensors header; None without any."""
-    from everstep.runtime.checkpoint.commits import read_commit
+    from everstep.runtime.checkpoint.stored.manifest import read_commit
 
     key = read_commit(store, checkpoint).shards(checkpoint)[0].key
     length = int.from_bytes(store.get(key, 0, 8), "little")

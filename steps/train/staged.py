@@ -19,8 +19,8 @@ def shared_bytes(config: "Config") -> int:
 
     The ranks of a node stage one copy of a replicated state; `state_bytes` says what it is for a script of the user's.
     """
-    from everstep.runtime.checkpoint.keeper import SLOTS
-    from everstep.runtime.checkpoint.segment import segment_bytes
+    from everstep.runtime.checkpoint.node.keeper import SLOTS
+    from everstep.runtime.checkpoint.shard.segment import segment_bytes
 
     state = int(config.state_bytes)
     if not state and not config.script and config.model != TINY:

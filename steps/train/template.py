@@ -6,7 +6,7 @@ from functools import cache
 from hera.workflows import Container
 
 from everstep.runtime.job.spec import JobSpec
-from everstep.runtime.job.writer import mapping_of
+from everstep.runtime.job.spec_writer import mapping_of
 from everstep.steps.template import StepTask, step_task, step_template
 from everstep.steps.train.config import Config
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime import processes
 from everstep.runtime.platform import NodeRequest, debris
 from everstep.runtime.platform.process import ProcessPlatform, end_nodes
+from everstep.runtime.system import processes
 
 HERE = Path(__file__).parent
 DEADLINE_S = 20

@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from everstep.runtime.agent.agent import Agent
-from everstep.runtime.agent.keeping import Place
-from everstep.runtime.agent.link import Fetched, Segment, Slot, Staged
+from everstep.runtime.agent.dependencies import Surroundings
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.settings import settings_of
-from everstep.runtime.agent.surroundings import Surroundings
-from everstep.runtime.job.messages import Holding, Seat
-from everstep.runtime.master.journal import find_master
+from everstep.runtime.journal.journal import find_master
+from everstep.runtime.net.tls import credentials_of
 from everstep.runtime.platform.debris import memory_prefix
+from everstep.runtime.protocol.keeper import Place
+from everstep.runtime.protocol.messages import Holding, Seat
+from everstep.runtime.protocol.worker_link import Fetched, Segment, Slot, Staged
 from everstep.runtime.store import open_store
-from everstep.runtime.tls import credentials_of
 
 
 class FakeKeeper:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from everstep.runtime.job.messages import (
+from everstep.runtime.protocol.messages import (
     JOB_HEADER,
     Ack,
     Action,

@@ -11,7 +11,7 @@ import aiohttp
 import psutil
 import pytest
 
-from everstep.runtime.job.messages import (
+from everstep.runtime.protocol.messages import (
     Action,
     Dumped,
     Finished,
@@ -299,7 +299,7 @@ def test_a_killed_agent_takes_along_its_workers_and_what_they_started(job: Any, 
 def test_workers_train_on_without_a_master_and_the_journal_leads_to_the_next(
     job: Any, masters: Any, ended: Any
 ) -> None:
-    from everstep.runtime.master.journal import claim
+    from everstep.runtime.journal.journal import claim
     from everstep.runtime.store import open_store
 
     async def story() -> None:
@@ -442,6 +442,6 @@ def _agent(node: Any) -> int:
 
 
 def _lives(pid: int) -> bool:
-    from everstep.runtime.processes import start_time
+    from everstep.runtime.system.processes import start_time
 
     return start_time(pid) is not None

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.agent.beacons import Beacons
-from everstep.runtime.agent.memory import OomCounter, own_counter
+from everstep.runtime.agent.oom import OomCounter, own_counter
+from everstep.runtime.agent.progress_monitor import Beacons
 
 
 class Shown:

@@ -9,10 +9,10 @@ import pytest
 
 from everstep.runtime.job.spec import JobSpec, RoleSpec
 from everstep.runtime.master import run
+from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform import debris
 from everstep.runtime.platform.process import ProcessPlatform, end_nodes
 from everstep.runtime.store import open_store
-from everstep.runtime.tls import Credentials
 
 SCRIPT = """
 import os, signal, sys

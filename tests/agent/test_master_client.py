@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from everstep.runtime.agent.client import MasterClient, NoPlace
-from everstep.runtime.job.messages import JOB_HEADER, Ack, Action, Directive, Heartbeat, WorkerExit
+from everstep.runtime.protocol.messages import JOB_HEADER, Ack, Action, Directive, Heartbeat, WorkerExit
 
 CHANCE = random.Random(0)
 

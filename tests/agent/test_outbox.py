@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any, cast
 
-from everstep.runtime.agent.beacons import Progress
-from everstep.runtime.agent.outbox import Outbox
+from everstep.runtime.agent.progress_monitor import Progress
 from everstep.runtime.agent.talk import Talk
-from everstep.runtime.job.messages import Action, Directive, Heartbeat
+from everstep.runtime.agent.telemetry_sender import Outbox
+from everstep.runtime.protocol.messages import Action, Directive, Heartbeat
 
 
 class Client:

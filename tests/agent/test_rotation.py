@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime import rotate
 from everstep.runtime.agent.logs import ATTEMPTS, LaunchLogs, LogPlan, Streams
 from everstep.runtime.agent.output import NodeLog
-from everstep.runtime.rotate import Rotation
+from everstep.runtime.system import rotate
+from everstep.runtime.system.rotate import Rotation
 
 MOST = 1000
 

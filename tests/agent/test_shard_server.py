@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from aiohttp import ClientSession, web
 
-from everstep.runtime.agent import server
-from everstep.runtime.agent.server import application
-from everstep.runtime.door import Door, application_of, listen
-from everstep.runtime.job.messages import Holding
-from everstep.runtime.tls import Credentials
+from everstep.runtime.agent import peer_server
+from everstep.runtime.agent.peer_server import application
+from everstep.runtime.net.door import Door, application_of, listen
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol.messages import Holding
 from tests.credentials import credentials
 
 SIZE = 64 << 20
@@ -130,7 +130,7 @@ def test_only_what_goes_to_a_reader_on_this_machine_is_little_buffered(round_tri
         with Connection(fileno=accepted.detach()) as to:
             to.round_trip_us = round_trip_us
             before = to.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-            server._copied(to, iter([b"all"]), 60)
+            peer_server._copied(to, iter([b"all"]), 60)
             assert peer.recv(10) == b"all"
             assert (to.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < min(before, 1 << 19)) == little
 

@@ -1,7 +1,7 @@
 """What an agent says and makes of the answers, without a network."""
 
 from everstep.runtime.agent.talk import Talk
-from everstep.runtime.job.messages import Action, Directive, Join, Seat
+from everstep.runtime.protocol.messages import Action, Directive, Join, Seat
 
 DRAFT = Join("", "worker", "h", 1, "a:1", 29500)
 

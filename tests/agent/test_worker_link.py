@@ -10,9 +10,9 @@ from unittest.mock import create_autospec
 import msgspec
 import pytest
 
-from everstep.runtime.agent.keeping import Keeper
-from everstep.runtime.agent.link import Acquire, Done, Hello, Link, LinkError, Slot, Staged, Welcome
-from everstep.runtime.agent.socket_server import LinkServer
+from everstep.runtime.agent.worker_server import LinkServer
+from everstep.runtime.protocol.keeper import Keeper
+from everstep.runtime.protocol.worker_link import Acquire, Done, Hello, Link, LinkError, Slot, Staged, Welcome
 from tests.fake_agent import seat
 
 

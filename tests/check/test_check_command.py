@@ -12,7 +12,7 @@ import pytest
 from everstep.cli import main
 from everstep.commands.check import own_end
 from everstep.runtime.agent.ports import free_port
-from everstep.runtime.diagnosis.orders import Over
+from everstep.runtime.diagnosis.messages import Over
 from everstep.runtime.diagnosis.verdicts import Health, Verdict
 from tests.check.test_check_step import late_s
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from everstep.runtime.checkpoint.alone import Alone
-from everstep.runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
+from everstep.runtime.checkpoint.worker.standalone import Alone
 from everstep.runtime.store import DirectoryStore, StoreError
 
 

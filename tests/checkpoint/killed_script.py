@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep.runtime.agent.link import Link
-from everstep.runtime.checkpoint.checkpointer import Checkpointer
-from everstep.runtime.checkpoint.tree import flatten
+from everstep.runtime.checkpoint.state.flatten import flatten
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
+from everstep.runtime.protocol.worker_link import Link
 
 PR_SET_PDEATHSIG = 1
 

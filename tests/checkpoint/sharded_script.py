@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._pytree import tree_map
 
-from everstep.runtime.agent.link import Link
-from everstep.runtime.checkpoint.alone import Alone
-from everstep.runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
+from everstep.runtime.checkpoint.worker.standalone import Alone
+from everstep.runtime.protocol.worker_link import Link
 from everstep.runtime.store import open_store
 
 

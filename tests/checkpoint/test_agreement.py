@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
-from everstep.runtime.checkpoint.agreement import from_rank_0, largest
-from everstep.runtime.checkpoint.alone import Alone
-from everstep.runtime.checkpoint.tree import flatten
+from everstep.runtime.checkpoint.state.flatten import flatten
+from everstep.runtime.checkpoint.worker.agreement import from_rank_0, largest
+from everstep.runtime.checkpoint.worker.standalone import Alone
 from everstep.runtime.store import DirectoryStore
 from tests.checkpoint.agreeing_ranks import CASES
 from tests.harness import PATIENCE_S, ROOT

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.checkpoint import beginning
-from everstep.runtime.checkpoint.checkpointer import Checkpointer, mapped_ahead
-from everstep.runtime.checkpoint.segment import NewSegment, SegmentFile
+from everstep.runtime.checkpoint.node import round_restore
+from everstep.runtime.checkpoint.shard.segment import NewSegment, SegmentFile
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer, mapped_ahead
 
 
 def mapped_bytes(path: str) -> int:
@@ -69,7 +69,7 @@ def test_it_is_mapped_while_the_agent_still_looks_whether_it_is_whole(
         looks.set()
         assert may.wait(60)
 
-    monkeypatch.setattr(beginning, "check", check)
+    monkeypatch.setattr(round_restore, "check", check)
     node.begin(2, newest)
     try:
         assert looks.wait(60)

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.runtime.checkpoint.alone import EVERY, Agree, Alone
-from everstep.runtime.checkpoint.committed import read_committed
 from everstep.runtime.checkpoint.errors import UnreachableError
-from everstep.runtime.checkpoint.examine import problems, stored
-from everstep.runtime.checkpoint.reshard import read_whole
-from everstep.runtime.checkpoint.tree import Tree, flatten
+from everstep.runtime.checkpoint.shard.reshard import read_whole
+from everstep.runtime.checkpoint.state.flatten import Tree, flatten
+from everstep.runtime.checkpoint.stored.committed import read_committed
+from everstep.runtime.checkpoint.stored.verify import problems, stored
+from everstep.runtime.checkpoint.worker.standalone import EVERY, Agree, Alone
 from everstep.runtime.store import DirectoryStore, Store, StoreError
 from tests.examples import examples
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.runtime.agent.link import Fetched, Staged
 from everstep.runtime.checkpoint.errors import SegmentError
-from everstep.runtime.checkpoint.layout import json_bytes, plan, state_capacity
-from everstep.runtime.checkpoint.segment import SegmentFile
-from everstep.runtime.checkpoint.stage import Stager
-from everstep.runtime.checkpoint.tree import flatten
-from everstep.runtime.job.messages import Restore
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.shard.segment import SegmentFile
+from everstep.runtime.checkpoint.shard.stage import Stager
+from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.job.restore import choose
+from everstep.runtime.protocol.messages import Restore
+from everstep.runtime.protocol.worker_link import Fetched, Staged
 from tests.fake_agent import PATIENCE_S, Node
 from tests.harness import wait_until
 

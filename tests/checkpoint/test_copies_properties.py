@@ -7,12 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from everstep.runtime.checkpoint.held import COPY_SLOTS
-from everstep.runtime.checkpoint.retention import DEBRIS_S, Found, Kept, surplus
-from everstep.runtime.checkpoint.slots import KEPT_SHARDED, Identity, SlotTable
+from everstep.runtime.checkpoint.node.segments import COPY_SLOTS
+from everstep.runtime.checkpoint.node.slots import KEPT_SHARDED, Identity, SlotTable
+from everstep.runtime.checkpoint.stored.retention import DEBRIS_S, Found, Kept, surplus
 from everstep.runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
-from everstep.runtime.job.messages import Holding
 from everstep.runtime.job.restore import choose
+from everstep.runtime.protocol.messages import Holding
 from tests.examples import examples
 
 SLOTS = 3

@@ -11,15 +11,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from everstep.runtime.checkpoint.commits import Commit, commit_of, encoded, parsed, read_commit
-from everstep.runtime.checkpoint.committed import read_committed
-from everstep.runtime.checkpoint.digests import seal
 from everstep.runtime.checkpoint.errors import DamagedError, NewerError, RestoreError
-from everstep.runtime.checkpoint.keys import folder_of, manifest_key, shard_key
-from everstep.runtime.checkpoint.layout import json_bytes, plan, state_capacity
-from everstep.runtime.checkpoint.restore import restore
-from everstep.runtime.checkpoint.tree import flatten
-from everstep.runtime.job.messages import Holding
+from everstep.runtime.checkpoint.shard.digests import seal
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.shard.restore import restore
+from everstep.runtime.checkpoint.state.flatten import flatten
+from everstep.runtime.checkpoint.stored.committed import read_committed
+from everstep.runtime.checkpoint.stored.keys import folder_of, manifest_key, shard_key
+from everstep.runtime.checkpoint.stored.manifest import Commit, commit_of, encoded, parsed, read_commit
+from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import DirectoryStore
 
 WEIGHTS = torch.arange(1 << 12, dtype=torch.float32)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.agent.link import LinkError, Staged
-from everstep.runtime.checkpoint import keeper as keeper_module
 from everstep.runtime.checkpoint.errors import KeeperError, RestoreError
+from everstep.runtime.checkpoint.node import keeper as keeper_module
+from everstep.runtime.protocol.worker_link import LinkError, Staged
 from tests.checkpoint.test_keeper import trained
 from tests.fake_agent import PATIENCE_S
 from tests.harness import wait_until

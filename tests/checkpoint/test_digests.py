@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.checkpoint import digests, restore
-from everstep.runtime.checkpoint.digests import Arriving, Digests, seal
 from everstep.runtime.checkpoint.errors import RestoreError
+from everstep.runtime.checkpoint.shard import digests, restore
+from everstep.runtime.checkpoint.shard.digests import Arriving, Digests, seal
 from tests.checkpoint.test_restoring import staged
 
 

@@ -10,15 +10,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from everstep.runtime.agent.server import application
-from everstep.runtime.checkpoint import fetch as fetching
-from everstep.runtime.checkpoint.copies import _ask
-from everstep.runtime.checkpoint.digests import seal
+from everstep.runtime.agent.peer_server import application
 from everstep.runtime.checkpoint.errors import DamagedError, UnreachableError
-from everstep.runtime.checkpoint.fetch import fetch, read
-from everstep.runtime.door import Door, application_of, listen
-from everstep.runtime.job.messages import Holding
-from everstep.runtime.tls import Credentials
+from everstep.runtime.checkpoint.node.peer_copies import _ask
+from everstep.runtime.checkpoint.shard import fetch as fetching
+from everstep.runtime.checkpoint.shard.digests import seal
+from everstep.runtime.checkpoint.shard.fetch import fetch, read
+from everstep.runtime.net.door import Door, application_of, listen
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol.messages import Holding
 from tests.checkpoint.test_restoring import staged
 from tests.credentials import credentials
 

@@ -14,7 +14,7 @@ import torch
 import everstep.training
 from everstep.flash_checkpoint import DdpCheckpointer, StorageType
 from everstep.runtime.checkpoint.errors import RestoreError
-from everstep.runtime.checkpoint.examine import problems, stored
+from everstep.runtime.checkpoint.stored.verify import problems, stored
 from everstep.runtime.store import DirectoryStore
 
 FOLDER = Path(__file__).parent

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.runtime.agent.link import LinkError, Staged
-from everstep.runtime.checkpoint import beginning
-from everstep.runtime.checkpoint.checkpointer import Checkpointer
 from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
-from everstep.runtime.checkpoint.held import Held, Segments, copies_of
-from everstep.runtime.checkpoint.keeper import Keeper
-from everstep.runtime.checkpoint.slots import Identity
-from everstep.runtime.job.messages import Flaw, Holding, Restore
+from everstep.runtime.checkpoint.node import round_restore
+from everstep.runtime.checkpoint.node.keeper import Keeper
+from everstep.runtime.checkpoint.node.segments import Held, Segments, copies_of
+from everstep.runtime.checkpoint.node.slots import Identity
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol.messages import Flaw, Holding, Restore
+from everstep.runtime.protocol.worker_link import LinkError, Staged
 from everstep.runtime.store import DirectoryStore, StoreError
-from everstep.runtime.tls import Credentials
 from tests.fake_agent import PATIENCE_S
 from tests.harness import wait_until
 
@@ -283,7 +283,7 @@ def test_a_worker_that_never_loads_is_not_held_up_by_what_it_could_have_loaded(
         assert staged.wait(PATIENCE_S)
         looked.set()
 
-    monkeypatch.setattr(beginning, "check", late)
+    monkeypatch.setattr(round_restore, "check", late)
     node = make_node(interval=1, store=store)
     state, checkpointer = persisting(node, store, make_state(1))
     checkpointer.save(2, state)

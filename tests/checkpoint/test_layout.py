@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.runtime.checkpoint.errors import RestoreError, StateError
-from everstep.runtime.checkpoint.layout import SMALL, json_bytes, plan, read_shard, state_capacity
-from everstep.runtime.checkpoint.segment import PAGE
-from everstep.runtime.checkpoint.stage import Stager
-from everstep.runtime.checkpoint.tree import flatten
+from everstep.runtime.checkpoint.shard.layout import SMALL, json_bytes, plan, read_shard, state_capacity
+from everstep.runtime.checkpoint.shard.segment import PAGE
+from everstep.runtime.checkpoint.shard.stage import Stager
+from everstep.runtime.checkpoint.state.flatten import flatten
 from tests.examples import examples
 
 

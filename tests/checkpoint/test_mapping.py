@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.checkpoint import mapping
-from everstep.runtime.checkpoint.mapping import allocate, huge_page, mapped, populate
+from everstep.runtime.checkpoint.shard import huge_pages
+from everstep.runtime.checkpoint.shard.huge_pages import allocate, huge_page, mapped, populate
 
 SIZE = (32 << 20) + 5000
 """No multiple of any page."""
@@ -69,8 +69,8 @@ def test_where_the_kernel_gives_none_it_is_small_ones(file: int, error: int, mon
         asked.append((start, size))
         return error
 
-    monkeypatch.setattr(mapping, "huge_page", lambda: 2 << 20)
-    monkeypatch.setattr(mapping, "_advised", refused)
+    monkeypatch.setattr(huge_pages, "huge_page", lambda: 2 << 20)
+    monkeypatch.setattr(huge_pages, "_advised", refused)
     memory = mapped(file, SIZE)
     allocate(file, memory, 0, SIZE)
     is_all_there(file, memory)
@@ -80,9 +80,9 @@ def test_where_the_kernel_gives_none_it_is_small_ones(file: int, error: int, mon
 
 def test_where_they_are_dear_it_is_small_ones(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(mapping, "huge_page", lambda: 2 << 20)
-    monkeypatch.setattr(mapping, "_advised", lambda _, start, *__: asked.append(start) or 0)
-    monkeypatch.setattr(mapping.time, "thread_time", iter([1.0, 1.06, 2.0, 2.07]).__next__)
+    monkeypatch.setattr(huge_pages, "huge_page", lambda: 2 << 20)
+    monkeypatch.setattr(huge_pages, "_advised", lambda _, start, *__: asked.append(start) or 0)
+    monkeypatch.setattr(huge_pages.time, "thread_time", iter([1.0, 1.06, 2.0, 2.07]).__next__)
     memory = mapped(file, 2 * SIZE)
     allocate(file, memory, 0, 2 * SIZE)
     assert os.fstat(file).st_blocks * 512 >= 2 * SIZE
@@ -90,7 +90,7 @@ def test_where_they_are_dear_it_is_small_ones(file: int, monkeypatch: pytest.Mon
 
 
 def test_a_kernel_without_them_is_not_asked(file: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapping, "_SIZE", tmp_path / "none")
+    monkeypatch.setattr(huge_pages, "_SIZE", tmp_path / "none")
     assert huge_page() == 0
     memory = mapped(file, SIZE)
     allocate(file, memory, 0, SIZE)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from everstep.runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 
 RANKS = 4
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.runtime.agent.link import LinkError
-from everstep.runtime.checkpoint.alone import Alone
-from everstep.runtime.checkpoint.checkpointer import Checkpointer
-from everstep.runtime.job.messages import Restore
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
+from everstep.runtime.checkpoint.worker.standalone import Alone
+from everstep.runtime.protocol.messages import Restore
+from everstep.runtime.protocol.worker_link import LinkError
 from everstep.runtime.store import DirectoryStore, Entry, StoreError
 
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from everstep.runtime.checkpoint.persist import KEPT_OUTCOMES, Persister
-from everstep.runtime.checkpoint.slots import Identity
+from everstep.runtime.checkpoint.node.persist import KEPT_OUTCOMES, Persister
+from everstep.runtime.checkpoint.node.slots import Identity
 
 
 @pytest.fixture

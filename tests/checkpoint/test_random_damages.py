@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from everstep.runtime.checkpoint.commits import commit_of, encoded
-from everstep.runtime.checkpoint.digests import seal
 from everstep.runtime.checkpoint.errors import PassedOverError
-from everstep.runtime.checkpoint.fetch import read
-from everstep.runtime.checkpoint.keys import MANIFEST, Place, checkpoints_of, folder_of, manifest_key, shard_key
-from everstep.runtime.checkpoint.layout import json_bytes, plan, state_capacity
-from everstep.runtime.checkpoint.reshard import open_shards, verified, whole_state
-from everstep.runtime.checkpoint.tree import flatten
+from everstep.runtime.checkpoint.shard.digests import seal
+from everstep.runtime.checkpoint.shard.fetch import read
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.shard.reshard import open_shards, verified, whole_state
+from everstep.runtime.checkpoint.state.flatten import flatten
+from everstep.runtime.checkpoint.stored.keys import MANIFEST, Place, checkpoints_of, folder_of, manifest_key, shard_key
+from everstep.runtime.checkpoint.stored.manifest import commit_of, encoded
 from everstep.runtime.job.checkpoints import KEPT
 from everstep.runtime.job.events import ManifestWritten, Opened, RestoreFailed, ShardStored
-from everstep.runtime.job.messages import Flaw, Holding, Persisted, Unrestored
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import FaultJudged, PassedOver
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.master.survey import survey
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol.messages import Flaw, Holding, Persisted, Unrestored
 from everstep.runtime.store import DirectoryStore, NoSuchKey, StoreError
-from everstep.runtime.tls import Credentials
 from tests.job.world import World, platform
 
 PLACES: list[Place] = [(1, 10), (1, 20), (2, 30), (2, 40)]

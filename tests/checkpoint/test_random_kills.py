@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.checkpoint.examine import problems, stored
+from everstep.runtime.checkpoint.stored.verify import problems, stored
 from everstep.runtime.job.brain import WriteManifest
-from everstep.runtime.job.messages import Holding
 from everstep.runtime.job.restore import choose
 from everstep.runtime.master.manifest import commit
+from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep.runtime.checkpoint.digests import seal
 from everstep.runtime.checkpoint.errors import RestoreError, StateError
-from everstep.runtime.checkpoint.layout import json_bytes, plan, state_capacity
-from everstep.runtime.checkpoint.restore import restore
-from everstep.runtime.checkpoint.stage import Stager
-from everstep.runtime.checkpoint.stateful import prepare_optimizer
-from everstep.runtime.checkpoint.tree import flatten, prepare
+from everstep.runtime.checkpoint.shard.digests import seal
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.shard.restore import restore
+from everstep.runtime.checkpoint.shard.stage import Stager
+from everstep.runtime.checkpoint.state.flatten import flatten, prepare
+from everstep.runtime.checkpoint.state.stateful import prepare_optimizer
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.3, betas=(0.9, 0.95)),

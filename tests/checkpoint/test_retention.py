@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.checkpoint.alone import Alone
-from everstep.runtime.checkpoint.examine import problems, stored
-from everstep.runtime.checkpoint.keys import shard_key
-from everstep.runtime.checkpoint.retention import DEBRIS_S, Found, Kept, Place, delete, surplus, unneeded
-from everstep.runtime.checkpoint.tree import flatten
+from everstep.runtime.checkpoint.state.flatten import flatten
+from everstep.runtime.checkpoint.stored.keys import shard_key
+from everstep.runtime.checkpoint.stored.retention import DEBRIS_S, Found, Kept, Place, delete, surplus, unneeded
+from everstep.runtime.checkpoint.stored.verify import problems, stored
+from everstep.runtime.checkpoint.worker.standalone import Alone
 from everstep.runtime.store import DirectoryStore
 
 JOB = "jobs/j/checkpoints/"

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.checkpoint.digests import seal
-from everstep.runtime.checkpoint.layout import Layout, json_bytes, plan, read_shard, state_capacity
-from everstep.runtime.checkpoint.restore import restore
-from everstep.runtime.checkpoint.rows import LEAST, SMALL, rows_of
-from everstep.runtime.checkpoint.stage import Stager
-from everstep.runtime.checkpoint.tree import Tree, Walker, flatten
+from everstep.runtime.checkpoint.shard.batched_copy import LEAST, SMALL, rows_of
+from everstep.runtime.checkpoint.shard.digests import seal
+from everstep.runtime.checkpoint.shard.layout import Layout, json_bytes, plan, read_shard, state_capacity
+from everstep.runtime.checkpoint.shard.restore import restore
+from everstep.runtime.checkpoint.shard.stage import Stager
+from everstep.runtime.checkpoint.state.flatten import Tree, Walker, flatten
 
 
 def laid_out(tree: Tree) -> tuple[Layout, bytes]:

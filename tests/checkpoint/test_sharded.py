@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.runtime.checkpoint.commits import read_commit
-from everstep.runtime.checkpoint.committed import read_committed
-from everstep.runtime.checkpoint.examine import stored
+from everstep.runtime.checkpoint.stored.committed import read_committed
+from everstep.runtime.checkpoint.stored.manifest import read_commit
+from everstep.runtime.checkpoint.stored.verify import stored
 from everstep.runtime.job.brain import WriteManifest
-from everstep.runtime.job.messages import Holding, Restore
 from everstep.runtime.job.restore import choose
 from everstep.runtime.master.manifest import commit
+from everstep.runtime.protocol.messages import Holding, Restore
 from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
 

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from everstep.runtime.checkpoint.slots import TRANSITIONS, Identity, SlotError, SlotEvent, SlotState, SlotTable
+from everstep.runtime.checkpoint.node.slots import TRANSITIONS, Identity, SlotError, SlotEvent, SlotState, SlotTable
 from tests.examples import examples
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.checkpoint.thinning import FIRST, Thinning
+from everstep.runtime.checkpoint.worker.staging_interval import FIRST, Thinning
 
 
 def train(thinning: Thinning, iterations: int, seconds: float, stall: float) -> tuple[float, int]:

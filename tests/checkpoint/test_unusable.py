@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.runtime.checkpoint.checkpointer import Checkpointer
 from everstep.runtime.checkpoint.errors import RestoreError
-from everstep.runtime.checkpoint.reshard import read_whole
-from everstep.runtime.job.messages import Flaw, Holding, Restore
+from everstep.runtime.checkpoint.shard.reshard import read_whole
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
+from everstep.runtime.protocol.messages import Flaw, Holding, Restore
 from tests.checkpoint.test_crafted import shard
 from tests.checkpoint.test_keeper import trained
 from tests.fake_agent import PATIENCE_S
@@ -18,7 +18,7 @@ WRONG = b'{"iteration":8,"state":{"model":{"w":{"$":"tensor","name":"model.w"}},
 
 
 def stored(node: Any, data: bytearray, iteration: int = 3) -> Holding:
-    from everstep.runtime.checkpoint.digests import seal
+    from everstep.runtime.checkpoint.shard.digests import seal
 
     key = f"jobs/job/checkpoints/000001-{iteration:09d}/rank-00000.safetensors"
     digest = seal(memoryview(data))

@@ -12,22 +12,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from everstep.runtime.checkpoint import walk
-from everstep.runtime.checkpoint.layout import json_bytes
-from everstep.runtime.checkpoint.pieces import local
-from everstep.runtime.checkpoint.tree import Tree, Walker, flatten
+from everstep.runtime.checkpoint.shard.layout import json_bytes
+from everstep.runtime.checkpoint.state import traversal
+from everstep.runtime.checkpoint.state.flatten import Tree, Walker, flatten
+from everstep.runtime.checkpoint.state.parts import local
 
 
 @pytest.fixture(params=[1024, 5], autouse=True)
 def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that are looked at in one call: all of them, or some."""
-    monkeypatch.setattr(walk, "_AT_ONCE", request.param)
+    monkeypatch.setattr(traversal, "_AT_ONCE", request.param)
 
 
 def state() -> dict[str, Any]:
     """A dict of many tensors of which two are one, an optimizer's dict of dicts, and what is no tensor."""
-    weights = {f"w{n}": torch.full((2, 2), float(n)) for n in range(walk.MANY)}
-    moments = {n: {"step": torch.tensor(1.0), "mean": torch.ones(3)} for n in range(walk.MANY)}
+    weights = {f"w{n}": torch.full((2, 2), float(n)) for n in range(traversal.MANY)}
+    moments = {n: {"step": torch.tensor(1.0), "mean": torch.ones(3)} for n in range(traversal.MANY)}
     return {
         "model": {**weights, "tied": weights["w0"], "none": torch.empty(0)},
         "optimizer": {"state": moments, "groups": [{"lr": 0.1, "params": [0, 1]}]},
@@ -103,7 +103,7 @@ def test_a_large_state_is_looked_at_by_its_groups(monkeypatch: pytest.MonkeyPatc
     told, walker = state(), Walker()
     walker.flatten(told)
     looked: list[str] = []
-    monkeypatch.setattr(walk, "mark", lambda tensor, mark=walk.mark: looked.append("one") or mark(tensor))
+    monkeypatch.setattr(traversal, "mark", lambda tensor, mark=traversal.mark: looked.append("one") or mark(tensor))
     walker.flatten(told)
     assert len(looked) == 3, "the embedding, the tied one and the one of the few"
 
@@ -114,7 +114,7 @@ def test_a_tensor_and_its_conjugate_share_their_memory_and_are_two() -> None:
 
 
 def test_a_module_and_its_optimizer_are_found_again() -> None:
-    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(walk.MANY)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(traversal.MANY)))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
@@ -141,20 +141,20 @@ def test_sharded_tensors_are_found_again_and_are_whole_in_the_live_state(
     def sharded(number: int) -> torch.Tensor:
         return distribute_tensor(torch.full((4, 2), float(number)), mesh, [Shard(0)])
 
-    weights = {f"w{n}": sharded(n) for n in range(walk.MANY)}
-    moments = {n: {"step": torch.tensor(1.0), "mean": sharded(n)} for n in range(walk.MANY)}
+    weights = {f"w{n}": sharded(n) for n in range(traversal.MANY)}
+    moments = {n: {"step": torch.tensor(1.0), "mean": sharded(n)} for n in range(traversal.MANY)}
     told, walker = {"model": {**weights, "tied": weights["w0"]}, "optimizer": moments}, Walker()
     before = walker.flatten(told)
     if change:
         told["model"]["w2"] = sharded(2) if change == "memory" else local(weights["w2"])
     looked: list[str] = []
-    monkeypatch.setattr(walk, "mark", lambda tensor, mark=walk.mark: looked.append("one") or mark(tensor))
+    monkeypatch.setattr(traversal, "mark", lambda tensor, mark=traversal.mark: looked.append("one") or mark(tensor))
     found = walker.flatten(told)
     assert (found.walk is before.walk) == (change is None)
     assert looked == ["one"] or change, "the tied one alone"
     assert same(found, flatten(told))
     assert found.pieces() == flatten(told).pieces()
-    assert len(found.pieces()) == 2 * walk.MANY - (change == "whole")
+    assert len(found.pieces()) == 2 * traversal.MANY - (change == "whole")
     for path, one in (("model.w1", told["model"]["w1"]), ("model.w2", told["model"]["w2"])):
         assert isinstance(found.as_found(path), DTensor) is isinstance(one, DTensor)
         assert found.as_found(path).data_ptr() == one.data_ptr()
@@ -165,7 +165,7 @@ def test_nothing_is_collected_while_a_state_is_saved_and_collection_is_as_it_was
     for was in (True, False):
         (gc.enable if was else gc.disable)()
         try:
-            with walk.uncollected():
+            with traversal.uncollected():
                 assert not gc.isenabled()
             assert gc.isenabled() is was
         finally:

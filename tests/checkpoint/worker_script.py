@@ -4,8 +4,8 @@ import sys
 
 import torch
 
-from everstep.runtime.agent.link import Link
-from everstep.runtime.checkpoint.checkpointer import Checkpointer
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
+from everstep.runtime.protocol.worker_link import Link
 
 
 def main(iterations: int, result: str) -> None:

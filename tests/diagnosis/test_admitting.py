@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.agent.ports import free_port
-from everstep.runtime.diagnosis.admitting import PARTNER_S, Admission, Gate, admitting
+from everstep.runtime.diagnosis.admission import PARTNER_S, Admission, Gate, admitting
 from everstep.runtime.diagnosis.evidence import Measurement
-from everstep.runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Together, Told, Work
-from everstep.runtime.diagnosis.serving import HttpLink
+from everstep.runtime.diagnosis.http_link import HttpLink
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, Together, Told, Work
 from everstep.runtime.diagnosis.verdicts import Health, Verdict
-from everstep.runtime.tls import Credentials
+from everstep.runtime.net.tls import Credentials
 
 
 def verdict(node: str, health: Health = Health.HEALTHY) -> Verdict:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.diagnosis import checked
+from everstep.runtime.diagnosis import admission_client
 from everstep.runtime.diagnosis.coordinator import Coordinator
 from everstep.runtime.diagnosis.errors import UnknownNodeError
 from everstep.runtime.diagnosis.evidence import Measurement
-from everstep.runtime.diagnosis.measuring import started
+from everstep.runtime.diagnosis.measurement_process import started
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, Stop, Told, Work
 from everstep.runtime.diagnosis.node import check_node
-from everstep.runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Stop, Told, Work
 from everstep.runtime.diagnosis.verdicts import Health, Verdict
+from everstep.runtime.net.tls import Credentials
 from everstep.runtime.store import StoreError
-from everstep.runtime.tls import Credentials
 
 
 def test_a_new_node_is_checked_with_a_healthy_partner_and_named_when_it_fails(tmp_path: Path) -> None:
@@ -126,12 +126,12 @@ def test_a_store_that_cannot_be_read_for_a_while_ends_no_nodes_part_in_the_check
     async def ready() -> AsyncIterator[None]:
         yield
 
-    monkeypatch.setattr(checked, "started", ready)
-    monkeypatch.setattr(checked, "check_node", check_node)
-    monkeypatch.setattr(checked, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(admission_client, "started", ready)
+    monkeypatch.setattr(admission_client, "check_node", check_node)
+    monkeypatch.setattr(admission_client, "_PAUSE_S", 0.0)
 
     async def story() -> None:
-        part = checked.Checked("a", "a", "127.0.0.1", Credentials("secret"), where, 60.0)
+        part = admission_client.Checked("a", "a", "127.0.0.1", Credentials("secret"), where, 60.0)
         running = asyncio.create_task(part.run())
         async with asyncio.timeout(60):
             assert await part.verdict == over.verdict

@@ -17,10 +17,10 @@ from everstep.runtime.diagnosis.errors import (
     UnknownNodeError,
 )
 from everstep.runtime.diagnosis.evidence import Measurement
-from everstep.runtime.diagnosis.orders import Arrive, Ask, Over, Stage, Together, Told, Work
-from everstep.runtime.diagnosis.serving import HttpLink, serving
-from everstep.runtime.door import Door, listen
-from everstep.runtime.tls import Credentials
+from everstep.runtime.diagnosis.http_link import HttpLink, serving
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, Together, Told, Work
+from everstep.runtime.net.door import Door, listen
+from everstep.runtime.net.tls import Credentials
 
 ONE = Arrive("node-1", "b", "127.0.0.1")
 

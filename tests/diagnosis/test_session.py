@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.diagnosis.evidence import Measurement
-from everstep.runtime.diagnosis.orders import Arrive, Over, Stage, Stop, Together, Told, Work
+from everstep.runtime.diagnosis.messages import Arrive, Over, Stage, Stop, Together, Told, Work
 from everstep.runtime.diagnosis.session import Session
 from everstep.runtime.diagnosis.verdicts import Health
 from tests.diagnosis.simulated import names

@@ -3,7 +3,7 @@
 import io
 import json
 
-from everstep.runtime.diagnosis import telling
+from everstep.runtime.diagnosis import report
 from everstep.runtime.diagnosis.evidence import Measurement, Round
 from everstep.runtime.diagnosis.verdicts import Verdict, judge
 from tests.diagnosis.simulated import check, names
@@ -21,7 +21,7 @@ def checked(count: int, *faulty: str) -> tuple[list[Verdict], list[Round]]:
 
 def test_a_round_is_one_line_of_seconds_with_its_groups_and_its_reason() -> None:
     _, rounds = checked(5, "4")
-    assert [telling.round_line(told) for told in rounds] == [
+    assert [report.round_line(told) for told in rounds] == [
         "Round 1: {0: 0.60, 1: 2.60 | 2: failed, 3: failed, 4: failed} s, adjacent pairs",
         "Round 2: {0: failed, 4: failed | 1: 2.60, 3: 0.60, 2: 0.60} s, the fastest with the slowest",
     ]
@@ -31,12 +31,12 @@ def test_slow_links_within_a_machine_are_named_though_its_node_passes() -> None:
     links = {"0-1": 90.4, "0-2": 200.0, "1-2": 99.9}
     measured = [Measurement("a", "host-a", 1.0, 1.0, 1.0, links=links), Measurement("b", "host-b", 1.0, 1.0, 1.0)]
     told = Round(1, (("a", "b"),), "all together", {one.node: one for one in measured})
-    assert telling.link_lines([told], 100.0) == ["a: links below 100 MB/s: 0-1 90.4 MB/s, 1-2 99.9 MB/s"]
+    assert report.link_lines([told], 100.0) == ["a: links below 100 MB/s: 0-1 90.4 MB/s, 1-2 99.9 MB/s"]
 
 
 def test_off_a_terminal_the_verdicts_are_plain_lines() -> None:
     out = io.StringIO()
-    telling.tell(out, *checked(5, "4"))
+    report.tell(out, *checked(5, "4"))
     assert out.getvalue().splitlines() == [
         "1 is a straggler: 2.60 s at best, more than 2 x the median of all nodes, 0.60 s",
         "4 is faulty: works alone but not with 2, 3, 0, proven to work with others",
@@ -46,23 +46,23 @@ def test_off_a_terminal_the_verdicts_are_plain_lines() -> None:
 
 def test_on_a_terminal_they_are_a_table_with_a_column_for_each_round() -> None:
     out = Terminal()
-    telling.tell(out, *checked(3, "0"))
+    report.tell(out, *checked(3, "0"))
     text = out.getvalue()
     assert all(word in text for word in ("round 1", "round 3", "rested", "failed", "faulty", "healthy"))
 
 
 def test_the_summary_counts_the_healthy_and_names_whom_to_avoid() -> None:
     verdicts, rounds = checked(5, "4")
-    assert telling.summary(verdicts, rounds) == (
+    assert report.summary(verdicts, rounds) == (
         "3 of 5 nodes healthy  matmul 0.50 s  all-reduce 0.10 s  slow 1  avoid host-4"
     )
     verdicts, rounds = checked(1)
-    assert telling.summary(verdicts, rounds) == "1 node healthy  matmul 0.50 s  all-reduce 0.10 s"
+    assert report.summary(verdicts, rounds) == "1 node healthy  matmul 0.50 s  all-reduce 0.10 s"
 
 
 def test_the_facts_hold_every_round_and_every_node() -> None:
     verdicts, rounds = checked(4, "3")
-    told = json.loads(json.dumps(telling.facts(verdicts, rounds, 2)))
+    told = json.loads(json.dumps(report.facts(verdicts, rounds, 2)))
     assert (told["usable"], told["min_nodes"], told["faulty"], told["avoid_hosts"]) == (3, 2, ["3"], ["host-3"])
     assert told["rounds"][0]["groups"] == [["0", "1"], ["2", "3"]]
     assert told["rounds"][0]["elapsed_s"]["2"] == 3600

@@ -49,8 +49,8 @@ def make_checkpoint(store: Path, vocab_size: int) -> str:
     import torch
     from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
-    from everstep.runtime.checkpoint.alone import Alone
-    from everstep.runtime.checkpoint.tree import flatten
+    from everstep.runtime.checkpoint.state.flatten import flatten
+    from everstep.runtime.checkpoint.worker.standalone import Alone
 
     torch.manual_seed(1)
     sizes: dict = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.job.events import NodeGone
-from everstep.runtime.job.messages import Holding
 from everstep.runtime.job.records import Committed
 from everstep.runtime.job.spec import RoleSpec
-from everstep.runtime.master import journal
+from everstep.runtime.journal import journal
+from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import open_store
 from tests.job.world import World, platform
 

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from everstep.cli import main
-from everstep.runtime.checkpoint.alone import Alone
-from everstep.runtime.checkpoint.tree import flatten
+from everstep.runtime.checkpoint.state.flatten import flatten
+from everstep.runtime.checkpoint.worker.standalone import Alone
 from everstep.runtime.store import open_store
 
 

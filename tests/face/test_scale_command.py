@@ -9,7 +9,7 @@ import pytest
 
 from everstep.cli import main
 from everstep.runtime.job.records import JobEnded, JobResult
-from everstep.runtime.master import journal
+from everstep.runtime.journal import journal
 from everstep.runtime.store import open_store
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from everstep.cli import main
-from everstep.runtime.master import journal, snapshots
+from everstep.runtime.journal import journal, snapshots
 from everstep.runtime.store import open_store
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.agent.talk import Talk
-from everstep.runtime.job.messages import Action, Directive, Holding, Join, Persisted, Seat, WorkerExit
+from everstep.runtime.protocol.messages import Action, Directive, Holding, Join, Persisted, Seat, WorkerExit
 
 if TYPE_CHECKING:
     from tests.job.simulated import Simulation

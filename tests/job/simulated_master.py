@@ -5,7 +5,7 @@ by compare and set; nobody is answered, and nothing is done, before what it foll
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from everstep.runtime.job import seats
+from everstep.runtime.job import assignments
 from everstep.runtime.job.brain import Brain, Journal, Refused, UnknownNode, WriteManifest
 from everstep.runtime.job.events import (
     DeletionDue,
@@ -23,7 +23,6 @@ from everstep.runtime.job.events import (
     Tick,
     WorkerExited,
 )
-from everstep.runtime.job.messages import Action, Heartbeat, Join
 from everstep.runtime.job.records import (
     MasterClaimed,
     NodeJoined,
@@ -33,9 +32,10 @@ from everstep.runtime.job.records import (
     RoundBroken,
     RoundFormed,
 )
-from everstep.runtime.job.sizes import wanted
+from everstep.runtime.job.replicas import wanted
 from everstep.runtime.job.spec import Placement
 from everstep.runtime.job.state import State, begun_from, fold
+from everstep.runtime.protocol.messages import Action, Heartbeat, Join
 
 if TYPE_CHECKING:
     from tests.job.simulated import Simulation
@@ -210,22 +210,22 @@ class Master:
 
     def _joined(self, join: Join) -> Callable[[State], bool]:
         return lambda state: (
-            _leaves(state, join) or seats.seat_for(state, join) is not None or seats.is_spent(state, join)
+            _leaves(state, join) or assignments.seat_for(state, join) is not None or assignments.is_spent(state, join)
         )
 
     def _seat(self, join: Join, answer: Callable[[int, Any], None]) -> None:
-        seat = seats.seat_for(self.state, join)
+        seat = assignments.seat_for(self.state, join)
         answer(200 if seat else 409 if _leaves(self.state, join) else 204, seat)
 
     def _directive(self, beat: Heartbeat) -> Callable[[State], bool]:
         def ready(state: State) -> bool:
-            told = seats.directive(state, beat.node, beat.life)
+            told = assignments.directive(state, beat.node, beat.life)
             return told is not None and (told.number > beat.seen or told.life > beat.life)
 
         return ready
 
     def _direct(self, beat: Heartbeat, answer: Callable[[int, Any], None]) -> None:
-        told = seats.directive(self.state, beat.node, beat.life)
+        told = assignments.directive(self.state, beat.node, beat.life)
         answer(200 if told else 204, told)
 
     def _poll(
@@ -265,5 +265,5 @@ _EVENTS: dict[str, Callable[[Any], Event]] = {
 
 
 def _leaves(state: State, join: Join) -> bool:
-    told = seats.directive(state, join.node, join.life)
+    told = assignments.directive(state, join.node, join.life)
     return told is not None and told.action is Action.LEAVE

@@ -2,9 +2,9 @@
 
 from everstep.runtime.job.conditions import KEPT, ConditionType
 from everstep.runtime.job.events import NodeFinishedRound, NodeGone, Opened, ScaleAsked, StopAsked
-from everstep.runtime.job.messages import Finished
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.job.state import fold
+from everstep.runtime.protocol.messages import Finished
 from tests.job.world import World, platform
 
 C = ConditionType

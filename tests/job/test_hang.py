@@ -2,11 +2,11 @@
 
 import pytest
 
+from everstep.runtime.job.assignments import directive
 from everstep.runtime.job.events import HeartbeatSeen, StacksDumped
-from everstep.runtime.job.messages import Action, Dumped, Heartbeat
 from everstep.runtime.job.records import HangOver, HangSeen, JobResult, Reason, RoundBroken
-from everstep.runtime.job.seats import directive
 from everstep.runtime.job.spec import Hang, HangPolicy, RoleSpec
+from everstep.runtime.protocol.messages import Action, Dumped, Heartbeat
 from tests.job.world import World, platform
 
 

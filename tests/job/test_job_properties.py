@@ -18,7 +18,6 @@ from everstep.runtime.job.events import (
     Tick,
     WorkerExited,
 )
-from everstep.runtime.job.messages import Finished, Holding, Leaving, Persisted, WorkerExit
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.snapshot import restore, snapshot
 from everstep.runtime.job.spec import (
@@ -35,6 +34,7 @@ from everstep.runtime.job.spec import (
     StragglerPolicy,
 )
 from everstep.runtime.job.state import fold
+from everstep.runtime.protocol.messages import Finished, Holding, Leaving, Persisted, WorkerExit
 from tests.examples import examples
 from tests.job.world import World, by_themselves, platform
 

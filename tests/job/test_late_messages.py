@@ -1,5 +1,6 @@
 """Messages that come late, twice, or from an agent that is no more: each is recognised, and changes nothing."""
 
+from everstep.runtime.job.assignments import directive, is_spent, seat_for
 from everstep.runtime.job.events import (
     DeletionDue,
     HeartbeatSeen,
@@ -9,11 +10,10 @@ from everstep.runtime.job.events import (
     ShardStored,
     WorkerExited,
 )
-from everstep.runtime.job.messages import Action, Heartbeat, Holding, Leaving, Persisted, Seat, WorkerExit
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import FaultJudged, NodeStrayed
-from everstep.runtime.job.seats import directive, is_spent, seat_for
 from everstep.runtime.job.spec import RoleSpec
+from everstep.runtime.protocol.messages import Action, Heartbeat, Holding, Leaving, Persisted, Seat, WorkerExit
 from tests.job.world import World, by_themselves, platform
 
 A, B = "worker-0-0", "worker-1-0"

@@ -1,11 +1,11 @@
 """Nodes that leave well: preemption notices, scaling down, what they hand over, and what it costs (nothing)."""
 
+from everstep.runtime.job.assignments import directive
 from everstep.runtime.job.events import LeaveAnnounced, NodeFinishedRound, NodeGone, ScaleAsked
-from everstep.runtime.job.messages import Action, Finished, Holding, Leaving
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import FaultJudged, NodeRequested, Reason, RoundBroken
-from everstep.runtime.job.seats import directive
 from everstep.runtime.job.spec import Patience, RoleSpec
+from everstep.runtime.protocol.messages import Action, Finished, Holding, Leaving
 from tests.job.world import World, by_themselves, platform
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import pytest
 
 from everstep.runtime.job.events import NodeFinishedRound, NodeGone, ScaleAsked, StopAsked, WorkerExited
-from everstep.runtime.job.messages import Finished, WorkerExit
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.policy import more_memory, reason_of
 from everstep.runtime.job.records import Decision, FaultJudged, JobResult, NodeRequested, Reason, RoundBroken
-from everstep.runtime.job.sizes import wanted
+from everstep.runtime.job.replicas import wanted
 from everstep.runtime.job.spec import (
     GIB,
     CleanPodPolicy,
@@ -28,6 +27,7 @@ from everstep.runtime.job.spec import (
     RoleSpec,
     StragglerPolicy,
 )
+from everstep.runtime.protocol.messages import Finished, WorkerExit
 from tests.job.world import World, by_themselves, platform
 
 

@@ -31,10 +31,10 @@ def test_the_same_plan_gives_the_same_course() -> None:
 def test_a_node_that_never_takes_its_seat_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulator sees what it is made to see: here the master takes late copies of joins for new ones, and neither
     heartbeats that contradict a seat nor a round that never moves are noticed."""
-    monkeypatch.setattr("everstep.runtime.job.reports._contradicts", lambda beat, node: False)
+    monkeypatch.setattr("everstep.runtime.job.on_event._contradicts", lambda beat, node: False)
     monkeypatch.setattr("everstep.runtime.job.liveness.stands_still", lambda beat, spec: False)
     monkeypatch.setattr("everstep.runtime.job.liveness.Liveness.all_still", lambda *_: False)
-    monkeypatch.setattr("everstep.runtime.job.reports._is_copy", lambda join, node: False)
+    monkeypatch.setattr("everstep.runtime.job.on_event._is_copy", lambda join, node: False)
     broken = explore(5, range(236, 237))[2]
     assert broken, "sequence 236 of seed 5 strands a node without the rules for late messages"
     assert "neither ends nor trains on" in broken[0][1]

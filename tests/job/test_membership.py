@@ -2,15 +2,15 @@
 
 import pytest
 
+from everstep.runtime.job.assignments import directive, seat_for
 from everstep.runtime.job.events import Joined, NodeGone, ScaleAsked, Tick
-from everstep.runtime.job.messages import Action, Join
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import DesiredChanged, NodeRequested
+from everstep.runtime.job.replicas import wanted
 from everstep.runtime.job.rounds import rank_order
-from everstep.runtime.job.seats import directive, seat_for
-from everstep.runtime.job.sizes import wanted
 from everstep.runtime.job.spec import JobSpec, Resources, RoleSpec
 from everstep.runtime.job.state import JobPhase
+from everstep.runtime.protocol.messages import Action, Join
 from tests.job.world import World, by_themselves, platform
 
 

@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 
 from everstep.runtime.job.checkpoints import KEPT
 from everstep.runtime.job.events import ManifestWritten, Opened, RestoreFailed, ShardStored, Survey
-from everstep.runtime.job.messages import Flaw, Holding, Persisted, Refusal, Unrestored
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import FaultJudged, JobResult, PassedOver, Reason, RoundBroken, Stored, StoreSurveyed
 from everstep.runtime.job.snapshot import restore, snapshot
 from everstep.runtime.job.spec import RoleSpec
+from everstep.runtime.protocol.messages import Flaw, Holding, Persisted, Refusal, Unrestored
 from tests.job.world import World, platform
 
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from everstep.runtime.job.reader import Said, SpecError, spec_of
 from everstep.runtime.job.spec import (
     GIB,
     CleanPodPolicy,
@@ -20,7 +19,8 @@ from everstep.runtime.job.spec import (
     RestartScope,
     RoleSpec,
 )
-from everstep.runtime.job.writer import mapping_of
+from everstep.runtime.job.spec_reader import Said, SpecError, spec_of
+from everstep.runtime.job.spec_writer import mapping_of
 
 SEED = """
 job: horovod-elastic

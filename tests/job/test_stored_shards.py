@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.job.checkpoints import Checkpoint, Checkpoints, Shards, with_shard
-from everstep.runtime.job.messages import Holding
 from everstep.runtime.job.snapshot import restore, snapshot
 from everstep.runtime.job.state import State
+from everstep.runtime.protocol.messages import Holding
 
 MANY = 10_000
 

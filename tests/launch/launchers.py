@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everstep.runtime.launch.scratch import Scratch
+from everstep.runtime.launch.local_state import Scratch
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180

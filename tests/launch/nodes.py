@@ -77,7 +77,7 @@ class Nodes:
 
     def masters(self) -> list[int]:
         """Processes of the job's masters."""
-        return [pid for pid, command in self.launcher.processes() if "everstep.runtime.launch.host" in command]
+        return [pid for pid, command in self.launcher.processes() if "everstep.runtime.launch.master_main" in command]
 
     def master(self) -> int:
         """The only one. Nodes that begin together may all start one; those that find the endpoint taken end."""

@@ -5,11 +5,11 @@ import random
 
 from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.agent.ports import free_port
-from everstep.runtime.door import listen
-from everstep.runtime.launch.farewell import Farewell
+from everstep.runtime.launch.end_notice import Farewell
 from everstep.runtime.launch.probe import Answer, ask
 from everstep.runtime.master import Outcome
-from everstep.runtime.tls import Credentials
+from everstep.runtime.net.door import listen
+from everstep.runtime.net.tls import Credentials
 
 TOKEN = "of the job"
 

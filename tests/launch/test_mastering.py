@@ -5,23 +5,23 @@ import asyncio
 import pytest
 
 from everstep.runtime.job.spec import JobSpec, RoleSpec
-from everstep.runtime.launch import mastering
-from everstep.runtime.launch.host import Hosting
+from everstep.runtime.launch import master_process
+from everstep.runtime.launch.master_main import Hosting
 
 
 def test_a_master_that_is_told_to_end_while_it_is_down_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[int] = []
 
-    async def once(master: mastering.Master) -> int:
+    async def once(master: master_process.Master) -> int:
         starts.append(75)
         return 75 if len(starts) == 1 else 0
 
-    monkeypatch.setattr(mastering.Master, "_once", once)
-    monkeypatch.setattr(mastering, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(master_process.Master, "_once", once)
+    monkeypatch.setattr(master_process, "_PAUSE_S", 0.0)
     spec = JobSpec("j", {"worker": RoleSpec(1, 1)}, hosts="")
 
     async def story() -> None:
-        master = mastering.Master(
+        master = master_process.Master(
             Hosting(spec, "store", "secret", False, "127.0.0.1", 1, 0), lambda text: master.stop()
         )
         assert await master.run() == 75

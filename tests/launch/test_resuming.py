@@ -111,7 +111,7 @@ def test_a_launch_whose_store_does_not_answer_ends_all_the_same(launcher: Launch
     until_iteration(launcher, "a", 5)
     journal = launcher.folder / "store" / "jobs" / "mine" / "journal"
     os.mkfifo(journal / "999999")  # Who reads the newest segment, to find the master, waits for ever.
-    (master,) = [pid for pid, command in launcher.processes() if "everstep.runtime.launch.host" in command]
+    (master,) = [pid for pid, command in launcher.processes() if "everstep.runtime.launch.master_main" in command]
     os.kill(master, signal.SIGKILL)
     until(lambda: "another one takes over" in launcher.text("a", "err"), lambda: launcher.text("a", "err"))
 

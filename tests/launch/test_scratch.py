@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.launch.scratch import Scratch, discard
+from everstep.runtime.launch.local_state import Scratch, discard
+from everstep.runtime.net.token import shared_token
 from everstep.runtime.platform import debris
 from everstep.runtime.platform.registry import Registered, Registry
-from everstep.runtime.token import shared_token
 from tests.launch.launchers import DEADLINE_S
 
 

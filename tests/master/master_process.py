@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
-from everstep.runtime.master import run, snapshots
+from everstep.runtime.journal import snapshots
+from everstep.runtime.master import run
+from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform import Gone, Node, NodeRequest
 from everstep.runtime.store import DirectoryStore
-from everstep.runtime.tls import Credentials
 
 JOB = "j"
 PATIENCE = Patience(join_window_s=300.0, replacement_wait_s=300.0, silence_s=300.0, leave_s=300.0)

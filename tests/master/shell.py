@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from everstep.runtime.job.events import Opened
-from everstep.runtime.job.messages import Finished, Heartbeat, Holding, Join, Persisted, Seat
 from everstep.runtime.job.spec import JobSpec
-from everstep.runtime.master.desk import Desk
+from everstep.runtime.journal.journal import Fenced, claim
 from everstep.runtime.master.endpoints import Endpoints, Reply
-from everstep.runtime.master.journal import Fenced, claim
+from everstep.runtime.master.journaled_brain import Desk
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol.messages import Finished, Heartbeat, Holding, Join, Persisted, Seat
 from everstep.runtime.store import Entry, NoSuchKey, StoreError
-from everstep.runtime.tls import Credentials
 
 TOKEN = "t0ken"
 T = TypeVar("T")

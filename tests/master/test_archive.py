@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from everstep.runtime.job.records import DesiredChanged
 from everstep.runtime.job.state import State, fold
-from everstep.runtime.master import segments, snapshots
-from everstep.runtime.master.journal import Fenced, Journal, claim, find_master, read_journal, read_state
-from everstep.runtime.master.segments import JournalError
+from everstep.runtime.journal import segments, snapshots
+from everstep.runtime.journal.journal import Fenced, Journal, claim, find_master, read_journal, read_state
+from everstep.runtime.journal.segments import JournalError
 from everstep.runtime.store import Entry, StoreError
 from tests.master.shell import TroubledStore
 

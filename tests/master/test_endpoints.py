@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.runtime.job import reports
-from everstep.runtime.job.case import Case
+from everstep.runtime.job import on_event
 from everstep.runtime.job.events import StacksDumped, StopAsked
-from everstep.runtime.job.messages import (
+from everstep.runtime.job.records import DesiredChanged, NodeLeaving
+from everstep.runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
+from everstep.runtime.job.transaction import Case
+from everstep.runtime.master import read_journal
+from everstep.runtime.master.endpoints import Reply
+from everstep.runtime.master.request_validation import LARGEST_BODY
+from everstep.runtime.protocol.messages import (
     JOB_HEADER,
     Ack,
     Action,
@@ -27,11 +32,6 @@ from everstep.runtime.job.messages import (
     Scale,
     WorkerExit,
 )
-from everstep.runtime.job.records import DesiredChanged, NodeLeaving
-from everstep.runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
-from everstep.runtime.master import read_journal
-from everstep.runtime.master.bodies import LARGEST_BODY
-from everstep.runtime.master.endpoints import Reply
 from tests.examples import examples
 from tests.master.shell import TOKEN, Shell, TroubledStore, in_virtual_time
 
@@ -291,7 +291,7 @@ def test_a_brain_that_fails_ends_its_master_before_anything_of_it_is_journaled(
 
     async def story(shell: Shell) -> None:
         journal = [key for key in shell.store.objects if "/journal/" in key]
-        monkeypatch.setitem(reports._TAKE, StacksDumped, broken)
+        monkeypatch.setitem(on_event._TAKE, StacksDumped, broken)
         with pytest.raises(KeyError):
             await shell.ask("dumped", RIGHT["dumped"])
         assert "the next one replays" in str(await shell.ended())

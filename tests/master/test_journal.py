@@ -10,9 +10,9 @@ import pytest
 
 from everstep.runtime.job.records import DesiredChanged
 from everstep.runtime.job.state import fold
-from everstep.runtime.master import segments
-from everstep.runtime.master.desk import Clock
-from everstep.runtime.master.journal import Fenced, Journal, JournalError, Replayed, claim, find_master, read_journal
+from everstep.runtime.journal import segments
+from everstep.runtime.journal.journal import Fenced, Journal, JournalError, Replayed, claim, find_master, read_journal
+from everstep.runtime.master.journaled_brain import Clock
 from everstep.runtime.store import DirectoryStore, Entry
 
 

@@ -18,7 +18,11 @@ import pytest
 
 from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.faults import FAULT_DIR_VARIABLE, FAULT_VARIABLE
-from everstep.runtime.job.messages import (
+from everstep.runtime.job.records import JobEnded, MasterClaimed, NodeFinished, NodeLost, Record, RoundFormed
+from everstep.runtime.job.state import fold
+from everstep.runtime.journal.journal import claim
+from everstep.runtime.master import Outcome, find_master, read_journal
+from everstep.runtime.protocol.messages import (
     Action,
     Directive,
     Finished,
@@ -29,10 +33,6 @@ from everstep.runtime.job.messages import (
     Seat,
     WorkerExit,
 )
-from everstep.runtime.job.records import JobEnded, MasterClaimed, NodeFinished, NodeLost, Record, RoundFormed
-from everstep.runtime.job.state import fold
-from everstep.runtime.master import Outcome, find_master, read_journal
-from everstep.runtime.master.journal import claim
 from everstep.runtime.store import DirectoryStore
 from tests.harness import ROOT, wait_until
 from tests.master.master_process import JOB

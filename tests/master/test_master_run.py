@@ -15,7 +15,13 @@ import aiohttp
 import msgspec
 import pytest
 
-from everstep.runtime.job.messages import (
+from everstep.runtime.job.records import FaultJudged, NodeLost, NodeRequested, Reason, RoundFormed
+from everstep.runtime.job.spec import JobSpec, Patience, Resources, RoleSpec
+from everstep.runtime.journal.journal import Master
+from everstep.runtime.master import CannotListen, Outcome, Progress, find_master, read_journal, run
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.platform import Gone, Node, NodeRequest
+from everstep.runtime.protocol.messages import (
     Ack,
     Action,
     Directive,
@@ -27,13 +33,7 @@ from everstep.runtime.job.messages import (
     Seat,
     WorkerExit,
 )
-from everstep.runtime.job.records import FaultJudged, NodeLost, NodeRequested, Reason, RoundFormed
-from everstep.runtime.job.spec import JobSpec, Patience, Resources, RoleSpec
-from everstep.runtime.master import CannotListen, Outcome, Progress, find_master, read_journal, run
-from everstep.runtime.master.journal import Master
-from everstep.runtime.platform import Gone, Node, NodeRequest
 from everstep.runtime.store import DirectoryStore
-from everstep.runtime.tls import Credentials
 from tests.harness import PATIENCE_S
 
 PATIENCE = Patience(join_window_s=PATIENCE_S, replacement_wait_s=PATIENCE_S, silence_s=PATIENCE_S, leave_s=PATIENCE_S)

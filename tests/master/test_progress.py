@@ -1,8 +1,8 @@
 """What is shown of a job: a function of its states and its workers' telemetry."""
 
-from everstep.runtime.job.messages import Heartbeat, Member, Round
 from everstep.runtime.job.state import State
 from everstep.runtime.master.progress import Progress, Reporter
+from everstep.runtime.protocol.messages import Heartbeat, Member, Round
 
 MEMBERS = {"worker": (Member("worker-0-0", "h", "a:1", 1), Member("worker-1-0", "h", "a:1", 1))}
 RUNNING = State(round=Round(3, MEMBERS, "a", 1, None, "both joined"), iteration=5, reason="both joined")

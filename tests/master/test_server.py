@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from everstep.runtime.job.messages import Heartbeat
 from everstep.runtime.job.spec import JobSpec, RoleSpec
-from everstep.runtime.master.bodies import LARGEST_BODY
-from everstep.runtime.master.run import listening
+from everstep.runtime.master.master import listening
+from everstep.runtime.master.request_validation import LARGEST_BODY
 from everstep.runtime.master.server import BODY_S, serving
+from everstep.runtime.protocol.messages import Heartbeat
 from tests.examples import examples
 from tests.master.shell import TOKEN, Shell, TroubledStore
 

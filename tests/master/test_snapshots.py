@@ -8,8 +8,9 @@ import pytest
 from everstep.runtime.job.records import DesiredChanged
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
 from everstep.runtime.job.state import State, fold
-from everstep.runtime.master import read_journal, snapshots
-from everstep.runtime.master.journal import claim
+from everstep.runtime.journal import snapshots
+from everstep.runtime.journal.journal import claim
+from everstep.runtime.master import read_journal
 from everstep.runtime.store import DirectoryStore
 from tests.master.shell import Shell, Trouble, TroubledStore, in_virtual_time
 

@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from everstep.runtime.job.messages import Ack, Directive
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import NodeFinished, RoundFormed, ShardPersisted
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
 from everstep.runtime.job.state import fold
-from everstep.runtime.master import read_journal, snapshots
+from everstep.runtime.journal import snapshots
+from everstep.runtime.journal.journal import Fenced
+from everstep.runtime.master import read_journal
 from everstep.runtime.master.endpoints import HEARTBEAT_POLL_S
-from everstep.runtime.master.journal import Fenced
 from everstep.runtime.master.retry import PATIENCE_S
+from everstep.runtime.protocol.messages import Ack, Directive
 from everstep.runtime.store import Entry, StoreError
 from tests.examples import examples
 from tests.master.shell import Shell, Trouble, TroubledStore, in_virtual_time, passes

@@ -8,12 +8,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from everstep.runtime.job.messages import Ack, Action, Finished
 from everstep.runtime.job.spec import GIB, JobSpec, Patience, Resources, RoleSpec
 from everstep.runtime.master import Outcome, run
 from everstep.runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform, Owner, wishes, wishes_made
 from everstep.runtime.platform.kubernetes.platform import shared_token
 from everstep.runtime.platform.kubernetes.pods import NODE, pod_name
+from everstep.runtime.protocol.messages import Ack, Action, Finished
 from everstep.runtime.store import DirectoryStore
 from tests.credentials import credentials
 from tests.master.test_master_run import TOKEN, Agent

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime import processes
 from everstep.runtime.platform import Gone, NodeRequest, debris, process
 from everstep.runtime.platform.process import ProcessPlatform, end_nodes
 from everstep.runtime.platform.registry import Registered, Registry
+from everstep.runtime.system import processes
 
 DEADLINE_S = 30
 SLEEPS = "import threading; print(flush=True); threading.Event().wait()"

@@ -11,7 +11,7 @@ from everstep.steps.corpus.run import run as make_corpus
 from everstep.steps.entry import StepError
 from everstep.steps.preprocess import Config
 from everstep.steps.preprocess.run import run
-from everstep.steps.preprocess.vocabulary import tokenizer_file
+from everstep.steps.preprocess.tokenizer_files import tokenizer_file
 
 TEXTS = [f"value_{number} = compute({number}, na\u00efve)\n" * 5 for number in range(60)]
 

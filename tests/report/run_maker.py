@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.job import records as job
-from everstep.runtime.job.messages import Holding, Member, Restore, Round
+from everstep.runtime.protocol.messages import Holding, Member, Restore, Round
 from everstep.runtime.store import open_store
 
 BEGIN = 1_780_000_000.0

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.job import records as job
-from everstep.runtime.job.messages import Member, Restore, Round
+from everstep.runtime.protocol.messages import Member, Restore, Round
 from everstep.runtime.report.history import Point, _Trained, history
 
 

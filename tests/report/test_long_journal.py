@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from everstep.runtime.job.messages import Holding
 from everstep.runtime.job.records import Committed, Record, ShardPersisted
-from everstep.runtime.master import segments
-from everstep.runtime.master.journal import claim, read_journal
+from everstep.runtime.journal import segments
+from everstep.runtime.journal.journal import claim, read_journal
+from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.report import read_run
 from everstep.runtime.report.history import history
 from everstep.runtime.store import DirectoryStore

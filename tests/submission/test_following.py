@@ -43,7 +43,7 @@ def states(phase: str, code: str = "0", message: str = "") -> list[Any]:
 
 def train_pod() -> str:
     """The step's pod, as Argo names it."""
-    from everstep.runtime.workflow.nodes import pod_name
+    from everstep.runtime.workflow.engine.nodes import pod_name
 
     return pod_name("drill-1", "drill-1.train", "train")
 

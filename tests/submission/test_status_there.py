@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from everstep.cli import main
-from everstep.runtime.master import journal
+from everstep.runtime.journal import journal
 from everstep.runtime.platform.kubernetes import Owner
 from everstep.runtime.platform.kubernetes.sizes import wishes_of
 from everstep.runtime.store import open_store

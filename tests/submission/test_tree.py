@@ -11,7 +11,7 @@ import pytest
 from everstep.runtime.submission.follow import View
 from everstep.runtime.submission.tree import exit_code, nodes_of, offloaded, outputs, rows
 from everstep.runtime.submission.view import table
-from everstep.runtime.workflow.nodes import Phase
+from everstep.runtime.workflow.engine.nodes import Phase
 
 GOLDEN = Path(__file__).parents[1] / "workflow" / "golden"
 

@@ -24,7 +24,7 @@ def write_dataset(folder: Path) -> None:
 
     from everstep.runtime.data.indexed import IndexedWriter
 
-    text = (Path(__file__).parents[2] / "runtime/job/messages.py").read_bytes() * 10
+    text = (Path(__file__).parents[2] / "runtime/protocol/messages.py").read_bytes() * 10
     told = {}
     for split, part in (("train", text[:40_000]), ("validation", text[40_000:42_000])):
         documents = [part[start : start + 1000] for start in range(0, len(part), 1000)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.workflow.environment import Told
-from everstep.runtime.workflow.pods import Pod
-from everstep.runtime.workflow.runner import Processes
+from everstep.runtime.workflow.manifest.environment import Told
+from everstep.runtime.workflow.pods.processes import Pod
+from everstep.runtime.workflow.pods.runner import Processes
 from tests.harness import ROUNDS, wait_until
 
 MANIFEST = """

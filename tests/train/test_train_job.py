@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.checkpoint.layout import read_shard
+from everstep.runtime.checkpoint.shard.layout import read_shard
 
 
 @dataclass

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.checkpoint.commits import commit_of, encoded
-from everstep.runtime.job.messages import Holding
+from everstep.runtime.checkpoint.stored.manifest import commit_of, encoded
 from everstep.runtime.master import Progress
+from everstep.runtime.net.token import shared_token
+from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import open_store
-from everstep.runtime.token import shared_token
 from everstep.steps.entry import StepError
 from everstep.steps.train import Config
 from everstep.steps.train.nodes import stopped_for_good

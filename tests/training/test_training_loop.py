@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import everstep
-from everstep.runtime.checkpoint.layout import read_shard
+from everstep.runtime.checkpoint.shard.layout import read_shard
 from everstep.runtime.data import Sampler, open_dataset
 from everstep.runtime.store import DirectoryStore, open_store
 from tests.fake_agent import Node

@@ -18,19 +18,22 @@ from typing import Any
 
 import msgspec
 
-from everstep.runtime.workflow import ManifestError, RunOptions, events, execute, parse, status
-from everstep.runtime.workflow.engine import Engine
+from everstep.runtime.workflow import ManifestError, RunOptions, execute, parse
+from everstep.runtime.workflow.engine import events
+from everstep.runtime.workflow.engine.engine import Engine
+from everstep.runtime.workflow.engine.nodes import log_name
 from everstep.runtime.workflow.expressions import ExpressionError, evaluate
 from everstep.runtime.workflow.expressions.builtins import BUILTINS, PREDICATES
 from everstep.runtime.workflow.expressions.govaluate import should_run
 from everstep.runtime.workflow.expressions.sprig import SPRIG
-from everstep.runtime.workflow.fields import listed
-from everstep.runtime.workflow.library import Library
-from everstep.runtime.workflow.lint import findings
-from everstep.runtime.workflow.manifest import with_arguments
-from everstep.runtime.workflow.reading import Document, ReadError, read_text
-from everstep.runtime.workflow.schema import KINDS
-from everstep.runtime.workflow.tags import FUNCTIONS
+from everstep.runtime.workflow.expressions.tags import FUNCTIONS
+from everstep.runtime.workflow.lint.findings import findings
+from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.library import Library
+from everstep.runtime.workflow.manifest.parse import with_arguments
+from everstep.runtime.workflow.manifest.schema import KINDS
+from everstep.runtime.workflow.manifest.yaml_source import Document, ReadError, read_text
+from everstep.runtime.workflow.run import status
 
 GOLDEN = Path(__file__).with_name("golden")
 EXPECTED = (ManifestError, ReadError, ExpressionError)
@@ -298,7 +301,7 @@ class Files:
 
 async def execute_it(rng: random.Random, manifest: dict[str, Any], library: Library) -> None:
     """By the executor, for some seconds; then somebody stops it."""
-    from everstep.runtime.workflow.asks import Ask, ask
+    from everstep.runtime.workflow.run.control_requests import Ask, ask
 
     with tempfile.TemporaryDirectory(prefix="everstep-fuzz-") as folder:
         options = RunOptions(name="w", runs=Path(folder), library=library)
@@ -347,7 +350,7 @@ def run_case(seed: int) -> str:
             status.Writer(engine, Path(folder)).write()
             msgspec.json.decode(Path(folder, "workflow.json").read_bytes())
         for node in engine.nodes.values():
-            assert len(os.fsencode(f"{status.log_name(engine, node)}.log")) <= 255
+            assert len(os.fsencode(f"{log_name(engine.name, node)}.log")) <= 255
     again = Engine(parse(source, library), created)
     for event in told:
         again.advance(event) if isinstance(event, int | float) else again.handle(event)

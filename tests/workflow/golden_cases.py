@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from everstep.runtime.workflow import ManifestError, RunOptions, execute
-from everstep.runtime.workflow.asks import Ask, ask
-from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.manifest.library import Library
+from everstep.runtime.workflow.run.control_requests import Ask, ask
 
 AT_ONCE, TIMED_AT_ONCE = 40, 10
 CLOCKS = ("sleep ", "[sleep,", "activeDeadlineSeconds", "golden/actions", "duration:", "maxAge:", "timeout:")

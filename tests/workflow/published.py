@@ -6,7 +6,7 @@ its name (`argo submit --from`). `CLUSTER` says of the others which service they
 
 from typing import NamedTuple
 
-from everstep.runtime.workflow.asks import Ask
+from everstep.runtime.workflow.run.control_requests import Ask
 
 
 class Expected(NamedTuple):

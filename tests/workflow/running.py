@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from everstep.runtime.workflow import RunOptions, execute
-from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.manifest.library import Library
 
 
 def workflow(templates: list[Any], **spec: Any) -> dict[str, Any]:

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from everstep.runtime.workflow import archives
-from everstep.runtime.workflow.archives import LIMITS, ArchiveError, Limits, untar, unzip
-from everstep.runtime.workflow.artifacts import load
-from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.artifacts import archives
+from everstep.runtime.workflow.artifacts.archives import LIMITS, ArchiveError, Limits, untar, unzip
+from everstep.runtime.workflow.artifacts.artifacts import load
+from everstep.runtime.workflow.manifest.library import Library
 from tests.workflow.test_inside import one_line
 
 SMALL = Limits(unpacked_bytes=100_000, ratio=10, members=50, header_bytes=5_000)

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 import everstep.runtime.workflow
-from everstep.runtime.workflow import RunOptions, clock, execute
-from everstep.runtime.workflow.events import PodEnded, PodStarted, RunCreated, read_events
-from everstep.runtime.workflow.nodes import Phase
+from everstep.runtime.workflow import RunOptions, execute
+from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated, read_events
+from everstep.runtime.workflow.engine.nodes import Phase
+from everstep.runtime.workflow.pods import clock
 from tests.harness import wait_until
 
 HOUR_S = 3600.0

@@ -16,8 +16,8 @@ import pytest
 
 from everstep.cli import main
 from everstep.runtime.workflow import ManifestError
-from everstep.runtime.workflow.nodes import fnv32a
-from everstep.runtime.workflow.runfolder import launcher, lock
+from everstep.runtime.workflow.engine.nodes import fnv32a
+from everstep.runtime.workflow.run.run_folder import launcher, lock
 from tests.harness import PATIENCE_S, wait_until
 
 MANIFEST = """
@@ -102,13 +102,13 @@ def test_who_only_looks_which_process_runs_a_run_keeps_none_from_running_it(
 ) -> None:
     with (tmp_path / "lock").open("w") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
-        monkeypatch.setattr("everstep.runtime.workflow.runfolder.time.sleep", lambda _: looking.close())
+        monkeypatch.setattr("everstep.runtime.workflow.run.run_folder.time.sleep", lambda _: looking.close())
         with lock(tmp_path):
             assert launcher(tmp_path) == str(os.getpid())
 
 
 def test_a_run_that_a_process_runs_is_refused_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everstep.runtime.workflow.runfolder.TRY_S", 0.0)
+    monkeypatch.setattr("everstep.runtime.workflow.run.run_folder.TRY_S", 0.0)
     with lock(tmp_path), pytest.raises(ManifestError, match=f"process {os.getpid()} runs it already"), lock(tmp_path):
         pass
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from everstep.runtime.workflow import ManifestError, parse
-from everstep.runtime.workflow.engine import Engine
-from everstep.runtime.workflow.events import Event, PodEnded, PodStarted, RunCreated, RunResumed
-from everstep.runtime.workflow.nodes import Phase, fnv32a
+from everstep.runtime.workflow.engine.engine import Engine
+from everstep.runtime.workflow.engine.events import Event, PodEnded, PodStarted, RunCreated, RunResumed
+from everstep.runtime.workflow.engine.nodes import Phase, fnv32a
 from tests.workflow.running import workflow
 
 DIAMOND = """

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from everstep.runtime.workflow import parse
-from everstep.runtime.workflow.engine import Engine
-from everstep.runtime.workflow.events import GateOpened, PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.engine.engine import Engine
+from everstep.runtime.workflow.engine.events import GateOpened, PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.engine.nodes import Node
 from everstep.runtime.workflow.expressions import evaluate
-from everstep.runtime.workflow.library import Library
-from everstep.runtime.workflow.nodes import Node
-from everstep.runtime.workflow.tags import FUNCTIONS
+from everstep.runtime.workflow.expressions.tags import FUNCTIONS
+from everstep.runtime.workflow.manifest.library import Library
 
 CREATED = 1767225845.0
 """2026-01-01T00:04:05Z, a Thursday."""

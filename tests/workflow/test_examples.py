@@ -20,10 +20,10 @@ import pytest
 import yaml
 
 from everstep.runtime.workflow import ManifestError, RunOptions, execute
-from everstep.runtime.workflow.asks import ask
-from everstep.runtime.workflow.library import KINDS, Library
-from everstep.runtime.workflow.lint import findings
-from everstep.runtime.workflow.reading import Document, read
+from everstep.runtime.workflow.lint.findings import findings
+from everstep.runtime.workflow.manifest.library import KINDS, Library
+from everstep.runtime.workflow.manifest.yaml_source import Document, read
+from everstep.runtime.workflow.run.control_requests import ask
 from tests.workflow.published import CLUSTER, DICE_OF, EXPECTED, IMAGES, OBJECTS, PROGRAMS
 
 EXAMPLES = os.environ.get("ARGO_EXAMPLES")

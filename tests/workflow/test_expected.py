@@ -26,8 +26,8 @@ import yaml
 from minio import Minio
 
 from everstep.runtime.workflow import RunOptions, execute
-from everstep.runtime.workflow.engine import Engine
-from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.engine.engine import Engine
+from everstep.runtime.workflow.manifest.library import Library
 from tests.minio import BUCKET, MinIO
 
 EXPECTED = Path(__file__).with_name("expected")

@@ -11,7 +11,7 @@ import pytest
 from everstep.runtime.workflow import expressions
 from everstep.runtime.workflow.expressions import ExpressionError, evaluate
 from everstep.runtime.workflow.expressions.govaluate import should_run
-from everstep.runtime.workflow.tags import FUNCTIONS
+from everstep.runtime.workflow.expressions.tags import FUNCTIONS
 
 KNOWN = {"inputs.parameters.n": "3", "nothing": None, "list": ["b", "a"], "json": '{"a": [{"b": 5}]}'}
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.workflow.events import Event, EventLog, NodeSet, TornError, read_events
+from everstep.runtime.workflow.engine.events import Event, EventLog, NodeSet, TornError, read_events
 from tests.harness import ROOT
 
 EVENTS = st.lists(st.builds(NodeSet, time=st.just(1.0), node=st.just("a"), message=st.text(max_size=80)), max_size=8)

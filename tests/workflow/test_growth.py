@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.executor import SHAPES, chain, engine_s
-from everstep.runtime.workflow import status
+from everstep.runtime.workflow.run import status
 
 
 def calls(manifest: dict[str, Any]) -> int:

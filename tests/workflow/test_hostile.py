@@ -10,18 +10,17 @@ import yaml
 
 from everstep.cli import main
 from everstep.runtime.workflow import ManifestError, parse
-from everstep.runtime.workflow.engine import Engine
-from everstep.runtime.workflow.events import PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.engine.engine import Engine
+from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.engine.loops import expand
+from everstep.runtime.workflow.engine.nodes import LOG_NAME, MOST, Phase, log_name
 from everstep.runtime.workflow.expressions import ExpressionError, ExpressionSyntaxError, bounds, evaluate, regexp
 from everstep.runtime.workflow.expressions.govaluate import should_run
-from everstep.runtime.workflow.lint import findings
-from everstep.runtime.workflow.loops import expand
-from everstep.runtime.workflow.nodes import MOST, Phase
-from everstep.runtime.workflow.pods import RESULT_BYTES, Pod
-from everstep.runtime.workflow.reading import Document, ReadError, read_text
-from everstep.runtime.workflow.sandbox import NoSandboxError, Sandbox, check
-from everstep.runtime.workflow.status import LOG_NAME, log_name
-from everstep.runtime.workflow.tags import FUNCTIONS, substitute, tags
+from everstep.runtime.workflow.expressions.tags import FUNCTIONS, substitute, tags
+from everstep.runtime.workflow.lint.findings import findings
+from everstep.runtime.workflow.manifest.yaml_source import Document, ReadError, read_text
+from everstep.runtime.workflow.pods.processes import RESULT_BYTES, Pod
+from everstep.runtime.workflow.pods.sandbox import NoSandboxError, Sandbox, check
 from tests.workflow import fuzz
 from tests.workflow.running import log, run, sh, workflow
 
@@ -87,7 +86,7 @@ def test_numbers_that_no_float_holds_keep_their_digits_in_names_only() -> None:
     assert [pod.inputs["parameters"][0]["value"] for pod in pods] == ["", "", "1.50", "12345678901234567890"]
     assert pods[0].name == f"w[1].b(0:{'1' * 5000})"
     engine = after(f"[{'1' * 5000}]")
-    assert len(log_name(engine, engine.pending()[0])) <= LOG_NAME + 11
+    assert len(log_name(engine.name, engine.pending()[0])) <= LOG_NAME + 11
 
 
 def test_half_a_character_is_the_replacement_character() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from everstep.runtime.workflow.artifacts import ArtifactError, load, save
-from everstep.runtime.workflow.inside import LONGEST, BadPathError, inside
-from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.artifacts.artifacts import ArtifactError, load, save
+from everstep.runtime.workflow.artifacts.inside import LONGEST, BadPathError, inside
+from everstep.runtime.workflow.manifest.library import Library
 from tests.workflow.running import log, ran, sh
 
 PARTS = some.sampled_from(["a", "b", "d", "link", "up", "self", "..", ".", "", "~", "é", "日本", " ", "\0", "\ud800",

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from everstep.runtime.workflow import RunOptions, execute
-from everstep.runtime.workflow.asks import Ask, ask
-from everstep.runtime.workflow.pods import namespaces
+from everstep.runtime.workflow.pods.processes import namespaces
+from everstep.runtime.workflow.run.control_requests import Ask, ask
 from tests.harness import PATIENCE_S, wait_until
 from tests.workflow.running import log, run, sh, workflow
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from everstep.runtime.workflow import ManifestError, parse
-from everstep.runtime.workflow.library import Library
+from everstep.runtime.workflow.manifest.library import Library
 from tests.workflow.running import log, ran, sh
 
 SECRET = {"kind": "Secret", "metadata": {"name": "me"}, "stringData": {"user": "ann", "password": "sesame"}}

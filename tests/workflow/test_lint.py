@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.workflow.library import Library
-from everstep.runtime.workflow.lint import Finding, as_json, as_sarif, findings
-from everstep.runtime.workflow.reading import Document, read, read_text
+from everstep.runtime.workflow.lint.findings import Finding, as_json, as_sarif, findings
+from everstep.runtime.workflow.manifest.library import Library
+from everstep.runtime.workflow.manifest.yaml_source import Document, read, read_text
 
 GOLDEN = Path(__file__).with_name("golden")
 MISTAKES = sorted(path.stem for path in (GOLDEN / "mistakes").glob("*.yaml"))

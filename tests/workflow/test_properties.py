@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from everstep.runtime.workflow import parse
-from everstep.runtime.workflow.engine import Engine
-from everstep.runtime.workflow.events import Event, PodEnded, PodStarted, RunCreated
-from everstep.runtime.workflow.manifest import Manifest
+from everstep.runtime.workflow.engine.engine import Engine
+from everstep.runtime.workflow.engine.events import Event, PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.manifest.parse import Manifest
 
 STATES = {"Succeeded": "Succeeded", "Failed": "Failed", "Error": "Errored", "Omitted": "Omitted"}
 CODES: dict[str, int | None] = {"Succeeded": 0, "Failed": 1, "Error": None}

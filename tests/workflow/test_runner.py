@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.workflow import RunOptions, clock, execute
-from everstep.runtime.workflow.runner import Processes, start_time
-from everstep.runtime.workflow.starting import AT_ONCE, STARTS
+from everstep.runtime.workflow import RunOptions, execute
+from everstep.runtime.workflow.pods import clock
+from everstep.runtime.workflow.pods.runner import Processes, start_time
+from everstep.runtime.workflow.pods.starting import AT_ONCE, STARTS
 
 TASKS = [{"name": "a", "template": "t"}, {"name": "b", "template": "t", "depends": "a"}]
 POD = {"name": "t", "container": {"image": "i", "command": ["sh", "-c", "exit 3"]}}

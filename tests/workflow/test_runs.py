@@ -10,12 +10,12 @@ from rich.console import Console
 
 from everstep.errors import BadInput
 from everstep.runs import got, listed, logged, long, short
-from everstep.runtime.workflow.engine import Engine
-from everstep.runtime.workflow.events import PodEnded, PodStarted, RunCreated
-from everstep.runtime.workflow.files import load
-from everstep.runtime.workflow.manifest import ManifestError, parse
-from everstep.runtime.workflow.nodes import fnv32a
-from everstep.runtime.workflow.view import table
+from everstep.runtime.workflow.engine.engine import Engine
+from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.engine.nodes import fnv32a
+from everstep.runtime.workflow.manifest.files import load
+from everstep.runtime.workflow.manifest.parse import ManifestError, parse
+from everstep.runtime.workflow.run.view import table
 
 NOW = 1767225720.0
 

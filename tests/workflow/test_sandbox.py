@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from everstep.cli import main
-from everstep.runtime.workflow import sandbox
-from everstep.runtime.workflow.sandbox import NoSandboxError
+from everstep.runtime.workflow.pods import sandbox
+from everstep.runtime.workflow.pods.sandbox import NoSandboxError
 from tests.harness import wait_until
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.store import StoreError
-from everstep.runtime.workflow.library import Library
-from everstep.runtime.workflow.repository import Repository
+from everstep.runtime.workflow.artifacts.repository import Repository
+from everstep.runtime.workflow.manifest.library import Library
 from tests.minio import BUCKET, MinIO
 from tests.workflow.running import ran
 

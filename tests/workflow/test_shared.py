@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from everstep.runtime.workflow import RunOptions, execute
-from everstep.runtime.workflow.gates import Lock, Memo
-from everstep.runtime.workflow.shared import Shared
+from everstep.runtime.workflow.engine.gates import Lock, Memo
+from everstep.runtime.workflow.run.run_locks import Shared
 from tests.harness import PATIENCE_S
 
 LOCK = Lock("default/Mutex/one", 1)

@@ -17,15 +17,15 @@ from rich.console import Console
 from everstep.cli import main
 from everstep.errors import BadInput
 from everstep.pipeline import Submission
-from everstep.runtime.terminal import as_text
-from everstep.runtime.workflow import inherited
-from everstep.runtime.workflow.engine import Engine
-from everstep.runtime.workflow.events import PodEnded, PodStarted, RunCreated
-from everstep.runtime.workflow.library import Library
-from everstep.runtime.workflow.local_runs import render
-from everstep.runtime.workflow.manifest import parse
-from everstep.runtime.workflow.runfolder import beside
-from everstep.runtime.workflow.view import _Plain, table
+from everstep.runtime.display.terminal import as_text
+from everstep.runtime.workflow.engine.engine import Engine
+from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.manifest.library import Library
+from everstep.runtime.workflow.manifest.parse import parse
+from everstep.runtime.workflow.pods import inherited
+from everstep.runtime.workflow.pods.local_runs import render
+from everstep.runtime.workflow.run.run_folder import beside
+from everstep.runtime.workflow.run.view import _Plain, table
 from everstep.steps.reuse import STEPS
 from everstep.surroundings import checked_variables
 from tests.harness import ROOT
@@ -82,7 +82,7 @@ def test_nobody_else_gets_the_store(command: list[str]) -> None:
 
 def test_the_list_is_the_documentation() -> None:
     told = (ROOT / "docs/local-runs.md").read_text()
-    assert told == render(), "run: python -m everstep.runtime.workflow.local_runs > docs/local-runs.md"
+    assert told == render(), "run: python -m everstep.runtime.workflow.pods.local_runs > docs/local-runs.md"
 
 
 def test_containers_of_every_kind_get_only_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from everstep.runtime import web
-from everstep.runtime.workflow import RunOptions, execute, remote
-from everstep.runtime.workflow.asks import Ask, ask
-from everstep.runtime.workflow.library import Library
+from everstep.runtime.net import web
+from everstep.runtime.workflow import RunOptions, execute
+from everstep.runtime.workflow.artifacts import remote
+from everstep.runtime.workflow.manifest.library import Library
+from everstep.runtime.workflow.run.control_requests import Ask, ask
 from tests.harness import PATIENCE_S, wait_until
 from tests.workflow.running import log, ran, sh, workflow
 from tests.workflow.test_laptop import BASIC, SECRET

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.runtime.job.values import quantity
+from everstep.runtime.job.spec_values import quantity
 from everstep.runtime.platform import Gone, Node, NodeRequest
 
 JOB, NODE, ROLE, NAME = "everstep/job", "everstep/node", "everstep/role", "everstep/job-name"

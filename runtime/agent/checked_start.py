@@ -1,0 +1,35 @@
+"""An agent that is checked before it joins; while it runs it is a partner for nodes that come later."""
+
+import asyncio
+
+from everstep.runtime.agent.agent import Agent
+from everstep.runtime.agent.dependencies import TRY_AGAIN, Ending
+from everstep.runtime.diagnosis.admission_client import Checked
+from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, UnknownNodeError
+
+
+async def run_checked(agent: Agent, checked: Checked, unfit: int) -> Ending:
+    """The agent's end; with exit code `unfit` where the check says that this node shall not train.
+
+    Raises NoQuorumError where too few nodes came to be checked.
+    """
+    checking = asyncio.create_task(checked.run())
+    notice = asyncio.create_task(agent.departure.noticed())
+    try:
+        await asyncio.wait([checked.verdict, checking, notice], return_when=asyncio.FIRST_COMPLETED)
+        if checking.done() and not checked.verdict.done():
+            checking.result()  # Raises what nobody foresaw.
+        if not checked.verdict.done():
+            return Ending(128 + agent.departure.signal, "told to end while it was checked")
+        try:
+            verdict = checked.verdict.result()
+        except (CoordinatorLostError, UnknownNodeError, MeasuringError) as error:
+            return Ending(TRY_AGAIN, str(error))
+        if verdict.avoid:
+            return Ending(unfit, f"it is left out, as it is {verdict.health}: {verdict.reason}")
+        agent.checked_s = verdict.best_s or 0.0
+        return await agent.run()
+    finally:
+        for task in (checking, notice):
+            task.cancel()
+        await asyncio.gather(checking, notice, return_exceptions=True)

@@ -1,0 +1,134 @@
+"""What goes to the master beside joins: telemetry in batches, and shards that lie whole in the store."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from everstep.runtime.agent.client import MasterClient, NotUnderstood
+from everstep.runtime.agent.progress_monitor import Progress
+from everstep.runtime.agent.talk import Talk
+from everstep.runtime.protocol.messages import Directive, Holding, Persisted, Seat
+from everstep.runtime.protocol.worker_link import Fetched, Report
+
+Line = dict[str, float | int | str]
+CADENCE_S = 0.5
+_MOST_LINES = 20_000
+"""Kept until the master has stored them; of more the oldest are dropped: telemetry may be lost."""
+_BATCH = 500
+_COMMIT_TRIES = 24
+
+
+@dataclass
+class _Kept:
+    """A line that may not lie in the store yet."""
+
+    number: int
+    line: Line
+    told: int = -1
+    """The epoch of the master that has it."""
+
+
+class Outbox:
+    """Sends what workers and keeper have to tell."""
+
+    def __init__(
+        self,
+        client: MasterClient,
+        talk: Talk,
+        say: Callable[[str], None],
+        on_directive: Callable[[Directive | None], None],
+        look: Callable[[], Progress],
+    ) -> None:
+        """`look` gives what the beacons show: what is told late must not look like a movement."""
+        self._client = client
+        self._talk = talk
+        self._node = talk.node
+        self._say = say
+        self._on_directive = on_directive
+        self._look = look
+        self._interval = (0, "")
+        self._kept: deque[_Kept] = deque(maxlen=_MOST_LINES)
+        self._number = int(time.time() * 1000)  # Rises over the lives of a node's agents too.
+        self._some = asyncio.Event()
+        self._sending = asyncio.Lock()
+
+    def add(self, line: Mapping[str, float | int | str]) -> None:
+        """One line of telemetry; version, time and node are added."""
+        self._number += 1
+        facts = {"v": 1, "n": self._number, "time": round(time.time(), 4), "node": self._node}
+        self._kept.append(_Kept(self._number, {**line, **facts}))
+        self._some.set()
+
+    def heard(self, directive: Directive | None) -> None:
+        """A master has answered: it stored some lines, or is another one that has none of them."""
+        if directive is None:
+            return
+        while self._kept and self._kept[0].number <= directive.stored and self._kept[0].told == directive.epoch:
+            self._kept.popleft()
+        if self._untold():
+            self._some.set()
+
+    def _untold(self) -> list[_Kept]:
+        """The first lines that the present master was not told."""
+        return list(islice((kept for kept in self._kept if kept.told != self._client.epoch), _BATCH))
+
+    def iteration(self, seat: Seat, local_rank: int, report: Report) -> None:
+        """What a worker tells of an iteration."""
+        place = {"round": seat.round, "iteration": report.iteration, "rank": seat.first_rank + local_rank}
+        self.add({**report.values, **place})
+
+    def interval(self, seat: Seat, iteration: int, every: int, reason: str) -> None:
+        """How often the newest state goes to the store, by the node that persists; told when it changes."""
+        if seat.persists and every and (every, reason) != self._interval:
+            self._interval = every, reason
+            self._say(f"to the store {reason}")
+            self.add(
+                {"kind": "interval", "round": seat.round, "iteration": iteration, "every": every, "reason": reason}
+            )
+
+    def restored(self, seat: Seat, local_rank: int, told: Fetched, seconds: float) -> None:
+        """A worker has what its round starts from, so many seconds after the seat was given."""
+        self.add(
+            {
+                "kind": "restored", "round": seat.round, "iteration": told.iteration, "source": told.source,
+                "rank": seat.first_rank + local_rank, "from_round": told.round, "seconds": round(seconds, 4),
+                **({"why": told.why} if told.why else {}),
+            }
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        """Send telemetry as it comes, at most twice a second, until cancelled."""
+        while True:
+            await self._some.wait()
+            await self.flush()
+            await asyncio.sleep(CADENCE_S)
+
+    async def flush(self) -> None:
+        """Until the present master was told everything that was added."""
+        async with self._sending:
+            self._some.clear()
+            while batch := self._untold():
+                lines, shown = tuple(kept.line for kept in batch), self._look()
+                told = (int(line.get("iteration", 0)) for line in lines if line.get("round") == self._talk.round)
+                shown = shown._replace(iteration=max(shown.iteration, *told, 0))
+                beat = self._talk.beat(telemetry=lines, **shown._asdict())
+                directive = None
+                try:
+                    directive = await self._client.heartbeat(beat)
+                except NotUnderstood as error:
+                    self._say(f"{len(batch)} lines of telemetry were refused: {error}")
+                for kept in batch:
+                    kept.told = self._client.epoch
+                self._on_directive(directive)
+
+    async def persisted(self, holding: Holding) -> str:
+        """Tell that a shard is in the store; the manifest's key, or empty when it never became visible."""
+        for _ in range(_COMMIT_TRIES):
+            if manifest := await self._client.persisted(Persisted(self._node, holding)):
+                return manifest
+            await asyncio.sleep(CADENCE_S)
+        self._say(f"the checkpoint of iteration {holding.iteration} was not committed: other shards are missing")
+        return ""

@@ -1,0 +1,232 @@
+"""The agent's end of the worker link: reads the workers' lines, asks the keeper, answers.
+
+What cannot block is answered from the event loop at once (a stage costs the worker one such answer); the rest is
+done in threads, one request of a worker at a time.
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from everstep.runtime.protocol.keeper import Keeper
+from everstep.runtime.protocol.messages import Refusal, Seat
+from everstep.runtime.protocol.worker_link import (
+    Acquire,
+    Announce,
+    Done,
+    Fetch,
+    Flush,
+    Hello,
+    Problem,
+    Reply,
+    Report,
+    Request,
+    Staged,
+    Unusable,
+    Welcome,
+)
+
+LONGEST_LINE = 1 << 20
+_GREETING_S = 15.0
+"""A script that knows everstep has called it so long after its start, also where it imports for seconds."""
+_decode = msgspec.json.Decoder(Request).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class LinkServer:
+    """Listens on one Unix socket; only workers of the current round are answered."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        welcome: Welcome,
+        slots: int,
+        threads: Executor,
+        on_report: Callable[[int, Report], None],
+        on_fetched: Callable[[int, msgspec.Struct], None],
+        on_unusable: Callable[[tuple[Refusal, ...]], None],
+    ) -> None:
+        """`on_report` and `on_fetched` get the local rank and what it reported or was told to restore; `on_unusable`
+        gets the sources that did not give it."""
+        self.keeper = keeper
+        self.welcome = welcome
+        self.slots = slots
+        self.threads = threads
+        self.on_report = on_report
+        self.on_fetched = on_fetched
+        self.on_unusable = on_unusable
+        self._began = asyncio.Event()
+        self._greeted = False
+        self.seat: Seat | None = None
+        self.connections: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def open(self, path: Path) -> None:
+        """Listen."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Connection(self), str(path))
+
+    def begin(self, seat: Seat) -> None:
+        """From now on this round's workers are answered."""
+        self.seat = seat
+        self._began.set()
+
+    def greeted(self) -> None:
+        """A worker knows us."""
+        self._greeted = True
+
+    def end(self) -> None:
+        """Hang up on the round's workers: nothing that they say from now on counts."""
+        for connection in list(self.connections):
+            connection.last_words()
+            connection.abort()
+        self.seat = None
+
+    async def never_greeted(self) -> None:
+        """Until workers have run for some time and none of them has ever said Hello; for ever where one has."""
+        await self._began.wait()
+        await asyncio.sleep(_GREETING_S)
+        if self._greeted:
+            await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self.end()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, server: LinkServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._lines: deque[bytes] = deque()
+        self._busy: asyncio.Task[None] | None = None
+        self._local_rank: int | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self._transport = None
+
+    def last_words(self) -> None:
+        """A worker goes on, or dies, as soon as it has told that a state is whole: it counts."""
+        if self._transport is None or self._local_rank is None or self._busy is not None:
+            return
+        file = self._transport.get_extra_info("socket").fileno()
+        with suppress(OSError):  # Nothing more is there, or it is reset.
+            while data := os.read(file, 1 << 16):
+                self._buffer += data
+        for line in self._buffer.split(b"\n")[:-1]:
+            with suppress(msgspec.DecodeError, RuntimeError):
+                if isinstance(told := _decode(line), Staged):
+                    self._server.keeper.staged(self._local_rank, told)
+
+    def abort(self) -> None:
+        """Hang up now."""
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        self._lines.extend(lines)
+        if len(self._buffer) > LONGEST_LINE:
+            self._refuse("a line of more than 1 MiB")
+        elif self._busy is None:
+            self._work()
+
+    def _work(self) -> None:
+        """Answer what is there, until something must be waited for."""
+        while self._lines and self._transport is not None and self._busy is None:
+            try:
+                request = _decode(self._lines.popleft())
+            except msgspec.DecodeError as error:
+                self._refuse(f"not understood: {error}")
+                return
+            try:
+                self._answer(request)
+            except (RuntimeError, OSError, KeyError, ValueError) as error:
+                self._send(_problem(error))
+
+    def _answer(self, request: Request) -> None:
+        keeper, rank = self._server.keeper, self._local_rank
+        if isinstance(request, Hello):
+            self._greet(request)
+            return
+        if rank is None:
+            self._refuse("Hello comes first")
+            return
+        match request:
+            case Report():
+                self._server.on_report(rank, request)
+            case Unusable(refusals):
+                self._server.on_unusable(refusals)
+            case Staged():
+                keeper.staged(rank, request)
+                self._send(Done())
+            case Acquire(iteration):
+                if slot := keeper.try_acquire(rank, iteration):
+                    self._send(slot)
+                else:
+                    self._later(lambda: keeper.acquire(rank, iteration))
+            case Announce(capacity, sharded):
+                self._later(lambda: keeper.announce(rank, capacity, sharded))
+            case Flush(iteration):
+                self._later(lambda: Done(keeper.flush(rank, iteration)))
+            case Fetch():
+                self._later(lambda: keeper.fetched(rank), lambda reply: self._server.on_fetched(rank, reply))
+
+    def _greet(self, hello: Hello) -> None:
+        seat = self._server.seat
+        if seat is None or hello.round != seat.round:
+            self._refuse(f"round {hello.round} is over")
+        elif not 0 <= hello.local_rank < self._server.slots:
+            self._refuse(f"local rank {hello.local_rank} of {self._server.slots} workers")
+        else:
+            self._local_rank = hello.local_rank
+            self._server.greeted()
+            start = self._server.keeper.near(hello.local_rank)
+            self._send(replace(self._server.welcome, **(start._asdict() if start else {})))
+
+    def _later(self, call: Callable[[], Reply], done: Callable[[Reply], None] = lambda _: None) -> None:
+        self._busy = asyncio.get_running_loop().create_task(self._wait(call, done))
+
+    async def _wait(self, call: Callable[[], Reply], done: Callable[[Reply], None]) -> None:
+        try:
+            reply = await asyncio.get_running_loop().run_in_executor(self._server.threads, call)
+            if self._transport is not None:
+                done(reply)
+        except (RuntimeError, OSError, KeyError, ValueError) as error:
+            reply = _problem(error)
+        self._busy = None
+        self._send(reply)
+        self._work()
+
+    def _send(self, reply: Reply) -> None:
+        if self._transport is not None:
+            self._transport.write(_encode(reply) + b"\n")
+
+    def _refuse(self, why: str) -> None:
+        self._send(Problem(why))
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+
+def _problem(error: Exception) -> Problem:
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return Problem(text or type(error).__name__)

@@ -1,0 +1,32 @@
+"""What each worker of a node is started with in a round: its environment, command, streams and CPUs."""
+
+import os
+from pathlib import Path
+
+from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE, worker_command, worker_environment
+from everstep.runtime.agent.output import Outputs
+from everstep.runtime.agent.script import TRACEBACK_VARIABLE
+from everstep.runtime.agent.settings import Settings
+from everstep.runtime.agent.workers import Start
+from everstep.runtime.protocol.messages import Seat
+
+
+def starts(settings: Settings, seat: Seat, outputs: Outputs, folder: Path) -> list[Start]:
+    """One for each local rank. `folder`: the agent's private one, with its socket.
+
+    Raises ValueError and OSError where a worker's device, log folder or log layout is not there.
+    """
+    ranks = range(settings.slots)
+    environments = [
+        dict(worker_environment(settings, seat, local_rank, link=str(folder / "link"), base=os.environ))
+        for local_rank in ranks
+    ]
+    outputs.begin(seat.restart_count, environments)
+    found = []
+    for local_rank, environment in zip(ranks, environments, strict=True):
+        output = outputs.open(local_rank, seat.first_rank + local_rank)
+        more = {ERROR_FILE_VARIABLE: output.error_file, TRACEBACK_VARIABLE: str(folder / f"traceback-{local_rank}")}
+        command = worker_command(settings.command, local_rank)
+        cpus = settings.cpus[local_rank] if settings.cpus else ()
+        found.append(Start({**environment, **more}, command, output, cpus))
+    return found

@@ -1,0 +1,281 @@
+"""Where each tensor of a state lies in a shard: byte for byte a safetensors file.
+
+8 bytes of header length, the JSON header padded with spaces, then data (the format's own rules: offsets without holes,
+the header begins with '{'). Data begins on a page; so does each tensor of at least SMALL bytes, and the gaps before
+them are named pad tensors. Smaller ones stand packed behind them, wide types first, so that each is aligned to its own
+type; those of one size follow each other, for they are copied together (see `rows`). The first tensor, STATE, is the
+JSON part of the state: uint8 of a fixed capacity, padded with spaces; the second is the table of digests (see
+`digests`). Of tensors that are sharded over ranks it has this rank's pieces, and under
+"pieces" in `__metadata__`, as JSON, {name: [shape of the whole tensor, offset of the piece in it]}.
+
+Source: the safetensors README, section "Format".
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import torch
+
+from everstep.runtime.checkpoint.errors import DamagedError, StateError
+from everstep.runtime.checkpoint.shard.digests import TABLE, table_size, table_told
+from everstep.runtime.checkpoint.shard.segment import rounded
+from everstep.runtime.checkpoint.state.flatten import RESERVED, decode, named
+from everstep.runtime.checkpoint.state.parts import Box, Piece, whole
+
+SMALL = 64 << 10
+STATE = f"{RESERVED}state__"
+_SPACE = ord(" ")
+_PAD = f"{RESERVED}pad_"
+
+_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_TYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+_Row = tuple[str, str, tuple[int, ...], int]
+"""Name, type's name, shape, bytes."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor's bytes in the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    """First byte, counted from the beginning of the file."""
+    size: int
+
+    def view(self, buffer: memoryview) -> torch.Tensor:
+        """The tensor that shares those bytes of `buffer`."""
+        if not self.size:
+            return torch.empty(self.shape, dtype=self.dtype)
+        count = self.size // self.dtype.itemsize
+        return torch.frombuffer(buffer, dtype=self.dtype, offset=self.start, count=count).view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A whole shard."""
+
+    header: bytes
+    """Length and JSON, as it stands at the beginning of the file."""
+    places: Mapping[str, Place]
+    """By tensor name, in file order, without pads, STATE and TABLE."""
+    state: Place
+    """Where the JSON part stands."""
+    table: Place
+    """Where the digests stand, right before the data."""
+    pieces: Mapping[str, Piece]
+    """What those tensors that are sharded are parts of."""
+    size: int
+    """Bytes of the file."""
+
+    def piece(self, name: str) -> Piece:
+        """Which part of the whole tensor stands here."""
+        return self.pieces.get(name) or whole(self.places[name].shape)
+
+    def matches(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Do these tensors have the names, shapes and types of this layout?"""
+        return len(tensors) == len(self.places) and all(
+            (place := self.places.get(name)) is not None
+            and place.dtype is tensor.dtype
+            and place.shape == tuple(tensor.shape)
+            for name, tensor in tensors.items()
+        )
+
+    def write_state(self, buffer: memoryview, text: bytes) -> None:
+        """Put header, JSON state (`json_bytes`) and an empty table into the shard's bytes. Raises StateError."""
+        if len(text) > self.state.size:
+            raise StateError(
+                f"state: its part that is no tensor has {len(text)} bytes, {self.state.size} were set aside"
+            )
+        buffer[: len(self.header)] = self.header
+        start, end = self.state.start, self.state.start + self.state.size
+        buffer[start : start + len(text)] = text
+        np.frombuffer(buffer, np.uint8)[start + len(text) : end] = _SPACE
+        buffer[self.table.start : self.table.start + self.table.size] = bytes(self.table.size)
+
+
+def json_bytes(value: Any) -> bytes:
+    """The JSON part as it is written."""
+    return msgspec.json.encode(value, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """What numpy's numbers and other kinds of Python's own are as these."""
+    return next(kind(value) for kind in (int, float, str) if isinstance(value, kind))
+
+
+def state_capacity(text: bytes) -> int:
+    """Bytes set aside for the JSON part: room to grow to four times what it is now, at least 64 KiB."""
+    return rounded(max(SMALL, 4 * len(text)))
+
+
+def plan(tensors: Mapping[str, torch.Tensor], capacity: int, pieces: Mapping[str, Piece] | None = None) -> Layout:
+    """Lay out `tensors` and a JSON part of `capacity` bytes; `pieces` says what sharded ones are parts of.
+
+    Raises StateError for a type that safetensors lacks.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise StateError(f"{name}: safetensors has no name for {tensor.dtype}")
+    sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in tensors.items()}
+    big = sorted((name for name in tensors if sizes[name] >= SMALL), key=lambda name: (-sizes[name], name))
+    small = sorted((n for n in tensors if sizes[n] < SMALL), key=lambda n: (-tensors[n].dtype.itemsize, -sizes[n], n))
+    rows: list[_Row] = []
+    end = 0
+    for name in big + small:
+        if gap := (rounded(end) - end if sizes[name] >= SMALL else -end % tensors[name].dtype.itemsize):
+            rows.append((f"{_PAD}{len(rows):06d}__", "U8", (gap,), gap))
+            end += gap
+        rows.append((name, _NAMES[tensors[name].dtype], tuple(tensors[name].shape), sizes[name]))
+        end += sizes[name]
+    table = rounded(table_size(end))
+    head: list[_Row] = [(STATE, "U8", (capacity,), capacity), (TABLE, "U8", (table,), table)]
+    return _laid_out(head + rows, {name: part for name, part in (pieces or {}).items() if part != whole(part.whole)})
+
+
+def _laid_out(rows: list[_Row], pieces: Mapping[str, Piece]) -> Layout:
+    told = {"format": "pt", "everstep": "1"}
+    if pieces:
+        of = {name: [part.whole, part.box.offset] for name, part in pieces.items()}
+        told["pieces"] = json.dumps(of, separators=(",", ":"))
+    header: dict[str, Any] = {"__metadata__": told}
+    end = 0
+    for name, kind, shape, size in rows:
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    length = rounded(8 + len(text)) - 8
+    return read_header(length.to_bytes(8, "little") + text.ljust(length))
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Shape = Annotated[tuple[_Count, ...], msgspec.Meta(max_length=64)]
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor as the header tells of it; numbers are whole and not negative."""
+
+    dtype: str
+    shape: _Shape
+    data_offsets: tuple[_Count, _Count]
+
+
+_entries = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_entry = msgspec.json.Decoder(_Entry).decode
+_metadata = msgspec.json.Decoder(dict[str, str]).decode
+_pieces = msgspec.json.Decoder(dict[str, tuple[_Shape, _Shape]]).decode
+
+
+def read_header(data: bytes | memoryview) -> Layout:
+    """The layout that a shard's first bytes tell. Raises DamagedError when it is no shard of ours.
+
+    Invariant: tensors follow each other without a gap or an overlap, the JSON part first, the digests second, with room
+    for one of every block of the rest; a piece lies within the whole that it is of. So no place is outside of the file.
+    """
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 + length:
+        raise DamagedError(f"a shard whose header has {length} bytes, of which {len(data) - 8} are there: it is torn")
+    header = bytes(data[: 8 + length])
+    try:
+        told = _entries(header[8:])
+        of = _pieces(_metadata(told.pop("__metadata__", b"{}")).get("pieces", "{}"))
+        every, end = _laid_in_a_row({name: _entry(entry) for name, entry in told.items()}, 8 + length)
+        state, table = every.pop(STATE), every.pop(TABLE)
+        if state.start != 8 + length or table_told(header) != slice(table.start, table.start + table.size):
+            raise ValueError("the JSON part and the digests do not stand first")
+        if table.size < table_size(end - table.start - table.size):
+            raise ValueError(f"{table.size} bytes of digests for {end} bytes")
+        pieces = {name: _piece(every[name], *part) for name, part in of.items()}
+    except (ValueError, KeyError, RecursionError) as error:
+        raise DamagedError(f"not a shard of Everstep: its header cannot be read ({error!r})") from None
+    places = {name: place for name, place in every.items() if not name.startswith(_PAD)}
+    return Layout(header, places, state, table, pieces, end)
+
+
+def _laid_in_a_row(entries: Mapping[str, _Entry], end: int) -> tuple[dict[str, Place], int]:
+    """The places of tensors that follow each other from the file's byte `end` on, and where the last one ends."""
+    base, places = end, dict[str, Place]()
+    for name, entry in entries.items():
+        start, stop = entry.data_offsets
+        place = Place(_TYPES[entry.dtype], entry.shape, base + start, stop - start)
+        if place.start != end or place.size < 0:
+            raise ValueError(f"{name} stands at {start} to {stop}, the one before ends at {end - base}")
+        if math.prod(place.shape) * place.dtype.itemsize != place.size:
+            raise ValueError(f"{name}: {place.shape} of {place.dtype} in {place.size} bytes")
+        places[name], end = place, end + place.size
+    return places, end
+
+
+def _piece(place: Place, every: tuple[int, ...], offset: tuple[int, ...]) -> Piece:
+    box = Box(offset, place.shape)
+    if not len(every) == len(offset) == len(place.shape) or any(a > b for a, b in zip(box.end(), every, strict=True)):
+        raise ValueError(f"the part at {offset} of {every} has the shape {place.shape}")
+    return Piece(every, box)
+
+
+def read_shard(data: bytearray | memoryview) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A whole shard: its state as nested dicts with tensors in them, and all tensors by name. They share `data`."""
+    view = memoryview(data)
+    layout = read_header(view)
+    if len(view) < layout.size:
+        raise DamagedError(f"a shard of {layout.size} bytes, of which {len(view)} are there: it is torn")
+    tensors = {name: place.view(view) for name, place in layout.places.items()}
+    return decode(read_json(layout, view)["state"], tensors.__getitem__), tensors
+
+
+def read_json(layout: Layout, data: memoryview, like: Any = None) -> dict[str, Any]:
+    """The JSON part: {"iteration": n, "state": ...}. Where `like`, a state's `Tree.json`, has a Raw and the text is the
+    same there, that Raw stands in it. Raises DamagedError: it is not of that form, or names tensors that are not here.
+    """
+    start = layout.state.start
+    try:
+        saved = _read(msgspec.Raw(_without_pad(data[start : start + layout.state.size])), {"state": like})
+        if type(saved["iteration"]) is not int or saved["iteration"] < 0:
+            raise ValueError(f"iteration {saved['iteration']!r}")
+        if (unknown := named(saved["state"]) - layout.places.keys()) and not isinstance(saved["state"], msgspec.Raw):
+            raise ValueError(f"it names tensors that are not there: {', '.join(sorted(unknown)[:3])}")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DamagedError(f"not a shard of Everstep: its state cannot be read ({error!r})") from None
+    return saved
+
+
+def _without_pad(text: memoryview) -> memoryview:
+    """Up to the last '}'. Looked for in a little at a time: memory for a copy of it all would have to be had first."""
+    for start in range((len(text) - 1) // SMALL * SMALL, -1, -SMALL):
+        if (at := bytes(text[start : start + SMALL]).rfind(b"}")) >= 0:
+            return text[: start + at + 1]
+    return text[:0]
+
+
+def _read(text: msgspec.Raw, like: Any) -> Any:
+    if isinstance(like, msgspec.Raw):
+        return like if like == text else json.loads(bytes(text))
+    is_dict = isinstance(like, dict) and bytes(memoryview(text)[:1]) == b"{"
+    if is_dict and any(isinstance(item, dict | msgspec.Raw) for item in like.values()):
+        parts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        return {key: _read(part, like.get(key)) for key, part in parts.items()}
+    return json.loads(bytes(text))

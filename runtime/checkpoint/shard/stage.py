@@ -1,0 +1,142 @@
+"""Copy a state into a slot: the only part of a checkpoint that training waits for.
+
+Few calls for many tensors: grouped copies for each half of the bytes (a fault point stands between them). torch copies
+a large tensor by all its threads, a small one by one of them: many small ones are copied as rows (see `rows`), of those
+that cannot each thread gets a group.
+"""
+
+from bisect import bisect
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import NamedTuple
+
+import torch
+
+from everstep.runtime import faults
+from everstep.runtime.checkpoint.shard.batched_copy import SMALL, Rows, rows_of
+from everstep.runtime.checkpoint.shard.layout import Layout
+from everstep.runtime.checkpoint.state.flatten import Tree
+
+_device = attrgetter("device")
+
+
+class Threads:
+    """As many as torch has, of which the caller's is one."""
+
+    def __init__(self) -> None:
+        self.count = torch.get_num_threads()
+        self._others = ThreadPoolExecutor(self.count - 1, "everstep-copy") if self.count > 1 else None
+
+    def run(self, tasks: Iterable[Callable[[], None]]) -> None:
+        """All of them; they let go of the interpreter's lock while they work. Raises what one of them raises."""
+        waiting = deque(tasks)
+
+        def work() -> None:
+            while True:
+                try:
+                    task = waiting.popleft()
+                except IndexError:
+                    return
+                task()
+
+        helpers = min(self.count, len(waiting)) - 1
+        others = [self._others.submit(work) for _ in range(helpers)] if self._others else []
+        try:
+            work()
+        finally:
+            waiting.clear()
+            for other in others:
+                other.result()
+
+
+class Half(NamedTuple):
+    """What is copied before the next fault point."""
+
+    rows: list[Rows]
+    large: list[str]
+    """Names of tensors."""
+    small: list[list[str]]
+    """A group for each thread."""
+
+
+class Stager:
+    """Copies states of one layout into slots; keeps the slots' tensor views, for making them costs more than a copy."""
+
+    def __init__(self, layout: Layout, tree: Tree) -> None:
+        """`tree` is the state that was laid out."""
+        self.layout = layout
+        self._views: dict[int, dict[str, torch.Tensor]] = {}
+        self._threads = Threads()
+        self._arrange(tree)
+
+    def knows(self, tree: Tree) -> bool:
+        """Are its tensors those of the last state?"""
+        return tree.walk is self._walk
+
+    def fits(self, tree: Tree) -> bool:
+        """Has that state this layout?"""
+        return self.knows(tree) or self.layout.matches(tree.tensors)
+
+    def arranged(self) -> tuple[list[Rows], list[str]]:
+        """What is copied as rows, in the shard's order, and the names of all others."""
+        rows = [rows for half in self._halves for rows in half.rows]
+        return rows, [name for half in self._halves for name in chain(half.large, *half.small)]
+
+    def stage(self, slot: int, buffer: memoryview, tree: Tree, json: bytes, iteration: int) -> None:
+        """Write the whole shard into `buffer`, the bytes of slot number `slot`; `json` is its other part."""
+        if not self.knows(tree):
+            self._arrange(tree)
+        views = self._views.get(slot)
+        if views is None:
+            views = self._views[slot] = {name: self.layout.places[name].view(buffer) for name in self.arranged()[1]}
+
+        def group(names: list[str]) -> None:
+            copy([views[name] for name in names], [tree.tensors[name] for name in names])
+
+        faults.point("checkpoint.before_copy", iteration=iteration)
+        self.layout.write_state(buffer, json)
+        for half, then in zip(self._halves, ("checkpoint.mid_copy", "checkpoint.after_copy"), strict=True):
+            for rows in half.rows:
+                rows.copy_to(buffer)
+            group(half.large)
+            self._threads.run(partial(group, names) for names in half.small if names)
+            faults.point(then, iteration=iteration)
+
+    def _arrange(self, tree: Tree) -> None:
+        """Where the tensors are: of every tree of its walk."""
+        self._walk = tree.walk
+        self._halves = _halved(self.layout, tree.tensors, self._threads.count)
+        self._views.clear()
+
+
+def copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source into its target, in one call; between host and device all copies fly at once."""
+    if not targets:
+        return
+    devices = {device for device in (*map(_device, targets), *map(_device, sources)) if device.type != "cpu"}
+    with torch.no_grad():
+        torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+            targets, sources, non_blocking=bool(devices)
+        )
+    for device in devices:
+        torch.accelerator.synchronize(device)
+
+
+def _halved(layout: Layout, tensors: Mapping[str, torch.Tensor], threads: int) -> tuple[Half, Half]:
+    names = list(layout.places)
+    ends = list(accumulate(place.size for place in layout.places.values()))
+    middle = bisect(ends, ends[-1] // 2) if ends else 0
+    return _half(layout, names[:middle], tensors, threads), _half(layout, names[middle:], tensors, threads)
+
+
+def _half(layout: Layout, names: list[str], tensors: Mapping[str, torch.Tensor], threads: int) -> Half:
+    rows, others = rows_of([layout.places[name] for name in names], [tensors[name] for name in names])
+    half = Half(rows, [], [[] for _ in range(threads)])
+    for name in (names[number] for number in others):
+        small = tensors[name].numel() < SMALL
+        (min(half.small, key=len) if small else half.large).append(name)
+    return half

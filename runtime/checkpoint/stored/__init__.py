@@ -1,0 +1,1 @@
+"""Checkpoints in a store: their names, the manifest that commits one, verification and retention."""

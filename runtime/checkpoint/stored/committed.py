@@ -1,0 +1,20 @@
+"""Committed checkpoints in a store, read whole."""
+
+from functools import partial
+from typing import Any
+
+from everstep.runtime.checkpoint.shard.fetch import read
+from everstep.runtime.checkpoint.shard.reshard import Sources, read_whole
+from everstep.runtime.checkpoint.stored.manifest import Commit
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.store import Store
+
+
+def sources_in(store: Store, folder: str, commit: Commit) -> Sources:
+    """Where the shards of the checkpoint in `folder` are, and how they are read."""
+    return Sources(commit.shards(folder), partial(read, store=store, credentials=Credentials("")))
+
+
+def read_committed(store: Store, folder: str, commit: Commit) -> tuple[dict[str, Any], int]:
+    """The whole state, as nested dicts, and its iteration. Raises RestoreError: objects are gone or damaged."""
+    return read_whole(*sources_in(store, folder, commit))

@@ -1,0 +1,129 @@
+"""The commit of a checkpoint: what its `manifest.json` says, in one Struct with a version that every reader checks.
+
+Whoever reads one gets it only if it can be what it says: its objects are there, each of the size that was committed,
+and it lies where it was committed. Their bytes are checked by whoever reads these.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+
+from everstep.runtime.checkpoint.errors import DamagedError, NewerError, UnreachableError
+from everstep.runtime.checkpoint.stored.keys import MANIFEST, Folder, name_of, place_of
+from everstep.runtime.protocol.messages import Holding
+from everstep.runtime.store import NoSuchKey, Store, StoreError
+
+VERSION = 1
+"""Raised when a field changes its meaning; manifests of a higher one are refused by name."""
+LARGEST = 64 << 20
+"""Bytes of a manifest that are read at most: some 300,000 shards."""
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+
+
+class Object(msgspec.Struct, frozen=True):
+    """A shard in the store."""
+
+    key: str
+    """As it was committed; wherever the checkpoint was copied to, its objects stand beside the manifest."""
+    shard: _Count
+    shards: _Count
+    size: _Count
+    digest: _Digest
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """A committed checkpoint."""
+
+    version: int
+    job: str
+    round: _Count
+    iteration: _Count
+    world_size: _Count
+    """Ranks that trained; 0: unknown."""
+    objects: tuple[Object, ...]
+
+    def shards(self, folder: str) -> tuple[Holding, ...]:
+        """Its shards as they stand in `folder` ("": the store itself)."""
+        before = f"{folder}/" if folder else ""
+        return tuple(
+            Holding(
+                self.round, self.iteration, one.shard, one.shards, one.size,
+                key=before + one.key.rpartition("/")[2], digest=one.digest,
+            )
+            for one in self.objects
+        )  # fmt: skip
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+_commit = msgspec.json.Decoder(Commit).decode
+_versioned = msgspec.json.Decoder(_Versioned).decode
+
+
+def commit_of(job: str, world_size: int, shards: Iterable[Holding]) -> Commit:
+    """The commit of these, all shards of one (round, iteration)."""
+    every = sorted(shards, key=lambda held: held.shard)
+    objects = tuple(Object(held.key, held.shard, held.shards, held.size, held.digest) for held in every)
+    return Commit(VERSION, job, every[0].round, every[0].iteration, world_size, objects)
+
+
+def encoded(commit: Commit) -> bytes:
+    """The manifest's bytes."""
+    return msgspec.json.format(msgspec.json.encode(commit), indent=1)
+
+
+def parsed(data: bytes) -> Commit:
+    """What a manifest says. Raises DamagedError, NewerError."""
+    try:
+        version = _versioned(data).version
+        if version > VERSION:
+            text = f"its manifest has version {version}, this Everstep reads up to {VERSION}; use a newer one"
+            raise NewerError(text)
+        commit = _commit(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedError(f"its manifest is damaged: {error}") from None
+    numbers = [one.shard for one in commit.objects]
+    count = len(numbers)
+    if version != VERSION or sorted(numbers) != list(range(count)) or {one.shards for one in commit.objects} != {count}:
+        raise DamagedError(f"its manifest is damaged: version {version}, shards {numbers[:8]} of {count}")
+    return commit
+
+
+def read_commit(store: Store, folder: str) -> Commit:
+    """The commit of the checkpoint in `folder` ("": the store itself). Raises NoSuchKey: it is not committed;
+    StoreError; RestoreError as `checked` does. One listing and one read."""
+    below = f"{folder}/" if folder else ""
+    entries = [entry for entry in store.list(below) if "/" not in entry.key.removeprefix(below)]
+    found = Folder(folder, {entry.key.removeprefix(below): entry for entry in entries})
+    if not found.committed:
+        raise NoSuchKey(f"{below}{MANIFEST}")
+    return checked(store, found)
+
+
+def checked(store: Store, found: Folder) -> Commit:
+    """The commit of a checkpoint that was listed; no byte of its shards is read. Raises DamagedError, NewerError,
+    UnreachableError: the store lists the manifest and does not give it."""
+    key = f"{found.key}/{MANIFEST}" if found.key else MANIFEST
+    if found.objects[MANIFEST].size > LARGEST:
+        raise DamagedError(f"its manifest is damaged: {found.objects[MANIFEST].size} bytes")
+    try:
+        commit = parsed(store.get(key))
+    except NoSuchKey:
+        raise DamagedError("its manifest is gone") from None
+    except StoreError as error:
+        raise UnreachableError(f"its manifest cannot be read: {error}") from None
+    place = (commit.round, commit.iteration)
+    if place_of(found.key) not in (None, place):
+        raise DamagedError(f"its manifest is of {name_of(place)}: it was moved or renamed")
+    for one in commit.objects:
+        name = one.key.rpartition("/")[2]
+        entry = found.objects.get(name)
+        if entry is None:
+            raise DamagedError(f"{name} is gone")
+        if entry.size != one.size:
+            raise DamagedError(f"{name} has {entry.size} bytes, {one.size} were committed")
+    return commit

@@ -1,0 +1,285 @@
+"""The worker's side: announce the state's size, stage it after each iteration, restore it when the worker starts."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from everstep.runtime import faults
+from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError, SegmentError
+from everstep.runtime.checkpoint.shard.fetch import read
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.shard.reshard import Sources, reshard
+from everstep.runtime.checkpoint.shard.restore import cut_alike, load, opened
+from everstep.runtime.checkpoint.shard.segment import Beacon, SegmentFile
+from everstep.runtime.checkpoint.shard.stage import Stager
+from everstep.runtime.checkpoint.state.flatten import Tree, Walker, prepare
+from everstep.runtime.checkpoint.state.traversal import uncollected
+from everstep.runtime.checkpoint.worker.agreement import largest
+from everstep.runtime.checkpoint.worker.staging_interval import Thinning
+from everstep.runtime.checkpoint.worker.standalone import Alone
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol.messages import Holding, Refusal
+from everstep.runtime.protocol.worker_link import (
+    Acquire,
+    Announce,
+    Done,
+    Fetch,
+    Fetched,
+    Flush,
+    Link,
+    Segment,
+    Slot,
+    Staged,
+)
+from everstep.runtime.store import open_store
+
+
+class Checkpointer:
+    """Saves and loads one state, a dict of modules, optimizers, tensors, numbers, strings, objects with state_dict.
+
+    A state that is the same on every rank (DDP) is staged by local rank 0 of each node, and every rank loads it. One
+    that has DTensors (FSDP2's `fully_shard`, tensor parallelism) is sharded: every rank stages its own part, without a
+    collective, and loads what is its part now, whatever number of ranks or mesh cut the checkpoint.
+    """
+
+    def __init__(
+        self,
+        state: dict[str, Any],
+        *,
+        link: Link | None = None,
+        rank: int = 0,
+        local_rank: int = 0,
+        alone: Alone | None = None,
+        ahead: SegmentFile | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Tell the agent how much shared memory `state` needs. `alone` keeps checkpoints where there is no agent;
+        `ahead` is what `mapped_ahead` gave.
+
+        Raises StateError (what cannot be checkpointed, by key path), LinkError (no room in shared memory).
+        """
+        self.stall_s = 0.0
+        """How long the last `save` held training up."""
+        self.restored = 0
+        """The iteration that `load` restored; 0: none."""
+        self._link, self._alone, self._ahead, self._clock = link, alone, ahead, clock
+        self._rank, self._local_rank = rank, local_rank
+        self._segment: SegmentFile | None = None
+        self._waited_s = 0.0
+        """How long the last `save` waited for memory that was still being allocated."""
+        self._shown = 0
+        """Changes of the beacon."""
+        self._saved = 0
+        self._saved_here = False
+        """Was it staged in this round (not only restored)?"""
+        self._populated = False
+        self._walker = Walker()
+        tree = self._prepared(state)
+        self._sharded = tree.sharded()
+        self._stages = self._sharded or local_rank == 0
+        self._thinning = Thinning(0.0)
+        self._persisted = False
+        """Was what was saved last asked into the store?"""
+        if link is not None:
+            self._announce(tree, _text(0, tree))
+        elif alone is not None and self._sharded:
+            alone.join(rank, dist.get_world_size())
+
+    @uncollected()
+    def load(self, state: dict[str, Any]) -> int:
+        """Restore the newest checkpoint into `state`, in place; returns its iteration, 0 when there is none.
+
+        Call it on every rank: all restore the same one, or fail. One that is damaged is passed over, and an older one
+        restored; under an agent in another round, before which this process ends. Raises RestoreError when it is of
+        another model, or none can be read although some may be whole; LinkError when there is no room for it.
+        """
+        if self._link is None:
+            found = self._alone.restore(lambda sources: reshard(*sources, state, self._rank)) if self._alone else None
+            self._saved = self.restored = found or 0
+            return self._saved
+        self._link.tell(Fetch())
+        live = self._prepared(state)  # While the agent answers.
+        place = self._link.answer(Fetched)
+        if not place.path and not place.sources:
+            self._populate()
+            return 0
+        with giving_up(self._link, place):
+            self._saved = self._restored(place, state, live)
+            if self._saved != place.iteration:
+                raise DamagedError(f"iteration {place.iteration} was promised, the checkpoint says {self._saved}")
+        self.restored = self._saved
+        self._populate()
+        return self._saved
+
+    @uncollected()
+    def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
+        """Stage `state` as it is after `iteration`; training waits for one copy in memory. The agent does the rest.
+
+        `persist` copies it to the store whatever the interval says. Call it on every rank.
+        """
+        began, self._waited_s = time.perf_counter(), 0.0
+        staged = persist or self._thinning.due(iteration)
+        self._save(iteration, state, persist, staged)
+        self.stall_s = time.perf_counter() - began
+        if self._thinning.saved(max(0.0, self.stall_s - self._waited_s), staged, began) and self._rank == 0:
+            print(f"everstep: {self._thinning.why}", file=sys.stderr)
+
+    def _save(self, iteration: int, state: dict[str, Any], persist: bool, staged: bool) -> None:
+        same = iteration == self._saved and self._saved_here
+        if staged and self._stages and not (same and (self._persisted or not persist)):
+            if self._link is not None:
+                self._stage(iteration, state, persist)
+            elif self._alone is not None:
+                self._alone.save(iteration, self._walker.flatten(state), persist)
+        self._persisted = persist or (same and self._persisted)
+        self._saved, self._saved_here = iteration, staged or same
+
+    def flush(self, iteration: int) -> str:
+        """Wait until `iteration`, saved before, is committed in the store; the manifest's key ("" on a node that does
+        not persist). Raises LinkError or StoreError when it cannot be."""
+        if not self._stages:
+            return ""
+        if self._link is None:
+            return self._alone.flush(iteration) if self._alone else ""
+        return self._link.ask(Flush(iteration), Done).detail
+
+    def finish(self, state: dict[str, Any]) -> str:
+        """Training is over: the last state is in the store, committed, when this returns; the manifest's key."""
+        if self._saved == 0:
+            return ""
+        if not self._saved_here or self._link is None:
+            self._save(self._saved, state, persist=self._link is None, staged=True)
+        return self.flush(self._saved)
+
+    def beacon(self, iteration: int, phase: str) -> None:
+        """Show in shared memory how far this worker is."""
+        if self._segment is not None:
+            self._shown += 1
+            self._segment.set_beacon(Beacon(iteration, phase, self._clock(), self._shown))
+
+    def restore(self, place: Fetched, state: dict[str, Any]) -> int:
+        """Load what the agent brought there; returns its iteration.
+
+        From the shard that lies in this node's memory where its cut is ours, else from parts of all shards. Raises
+        RestoreError.
+        """
+        return self._restored(place, state, self._prepared(state))
+
+    def _prepared(self, state: dict[str, Any]) -> Tree:
+        prepare(state)
+        return self._walker.flatten(state)
+
+    def _restored(self, place: Fetched, state: dict[str, Any], live: Tree) -> int:
+        assert self._link is not None
+        if place.path:
+            stager = self._stager if self._stages and self._stager.knows(live) else None
+            shard = opened(self._own(place), live, stager.layout if stager else None)
+            stager = stager if stager and shard.layout is stager.layout else None
+            if stager or cut_alike(shard, live):
+                return load(shard, state, live, place.digest, stager)
+        return reshard(*sources_of(self._link, place), state, self._rank)
+
+    def _own(self, place: Fetched) -> memoryview:
+        """The shard that lies in this node's memory."""
+        return self._mapped(Path(place.path)).bytes_at(place.offset, place.size)
+
+    def _mapped(self, path: Path) -> SegmentFile:
+        """A segment: this rank's, another local rank's, or one of an earlier size; once mapped, its pages are there."""
+        for known in (self._segment, self._ahead):
+            if known is not None and known.path == path and known.is_there():
+                return known
+        return SegmentFile.open(path)
+
+    def _announce(self, tree: Tree, text: bytes) -> None:
+        assert self._link is not None
+        capacity = 0
+        if self._stages:
+            self._stager = Stager(plan(tree.tensors, state_capacity(text), tree.pieces()), tree)
+            capacity = self._stager.layout.size
+        segment = self._link.ask(Announce(capacity, self._sharded), Segment)
+        if self._stages and segment.overhead != self._thinning.overhead:
+            self._thinning = Thinning(segment.overhead, largest if self._sharded else float)
+        self._segment, self._populated = self._mapped(Path(segment.path)), not capacity
+        if capacity and self._rank == 0:
+            size, slot = segment.slots * segment.capacity, segment.capacity
+            more = f", and up to {2 * slot / 1e6:.1f} MB for copies of a peer's" if self._sharded else ""
+            what = f"{segment.slots} slots of {slot / 1e6:.1f} MB"
+            print(f"everstep: {size / 1e6:.1f} MB of shared memory for this state: {what}{more}", file=sys.stderr)
+
+    def _populate(self) -> None:
+        """Once, and not while a state is restored: that has to have both, the memory's pages and the cores. What was
+        mapped ahead may be another segment, and is let go."""
+        self._ahead = None
+        if self._segment is not None and not self._populated:
+            self._segment.populate_slots()
+            self._populated = True
+
+    def _stage(self, iteration: int, state: dict[str, Any], persist: bool) -> None:
+        assert self._link is not None
+        self._link.tell(Acquire(iteration))
+        tree = self._walker.flatten(state)  # While the agent answers.
+        text = _text(iteration, tree)
+        layout = self._stager.layout
+        if not self._stager.fits(tree) or len(text) > layout.state.size:
+            print("everstep: the state changed its form; its shared memory is made anew", file=sys.stderr)
+            self._announce(tree, text)
+            self._link.tell(Acquire(iteration))
+        assert self._segment is not None
+        given = self._link.answer(Slot)
+        slot, self._waited_s = given.slot, given.waited_s
+        self._stager.stage(slot, self._segment.slot(slot), tree, text, iteration)
+        told = Staged(slot, iteration, self._stager.layout.size, persist, self._thinning.why)
+        self._link.tell(told)
+        self._populate()
+        faults.point("checkpoint.after_commit", iteration=iteration)
+
+
+def mapped_ahead(link: Link | None) -> SegmentFile | None:
+    """The segment where this worker's start will be, if the agent knows that when it is greeted: the pages of it are
+    mapped while the worker makes its model."""
+    if link is None or not link.welcome.path:
+        return None
+    with suppress(SegmentError):
+        segment = SegmentFile.open(Path(link.welcome.path))
+        segment.populate(link.welcome.offset, link.welcome.size)
+        return segment
+    return None
+
+
+def _text(iteration: int, tree: Tree) -> bytes:
+    """The part that is no tensor, as a shard has it."""
+    return json_bytes({"iteration": iteration, "state": tree.json})
+
+
+@contextmanager
+def giving_up(link: Link, place: Fetched) -> Iterator[None]:
+    """If what is loaded here turns out to be damaged, the agent is told and this process ends with the round: the next
+    one begins from an older checkpoint."""
+    try:
+        yield
+    except RestoreError as error:
+        if error.flaw is not None:
+            everywhere = Refusal(place.round, place.iteration, str(error), error.flaw)
+            link.refuse(error.refusals if isinstance(error, PassedOverError) else (everywhere,))
+        raise
+
+
+def sources_of(link: Link, place: Fetched) -> Sources:
+    """Where all shards of the checkpoint are that `place` is of: the one in own memory, or every one of a sharded
+    state, wherever it is held."""
+    if place.sources:
+        store, credentials = open_store(link.welcome.store), Credentials(place.token, place.authority)
+        return Sources(place.sources, partial(read, store=store, credentials=credentials))
+    data = SegmentFile.open(Path(place.path)).bytes_at(place.offset, place.size)
+    one = Holding(place.round, place.iteration, size=place.size, digest=place.digest)
+    return Sources((one,), partial(_read_here, data))
+
+
+def _read_here(data: memoryview, _: Holding, start: int, buffer: memoryview) -> None:
+    buffer[:] = data[start : start + len(buffer)]

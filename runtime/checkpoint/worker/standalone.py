@@ -1,0 +1,234 @@
+"""Checkpoints of a script that no agent started (`python`, `torchrun`): staged and persisted in the process itself.
+
+The same objects and manifest as an elastic job's, so that every reader reads both. `save` copies the state into a
+buffer of this process; a thread puts it into the store. A state that is the same on every rank is written by one of
+them. Of a sharded one each rank puts its own shard, and whoever sees all of them there commits: nothing communicates
+but a few numbers, when the checkpointer is made and when it loads: all ranks begin from one checkpoint, or all fail.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from everstep.runtime import faults
+from everstep.runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
+from everstep.runtime.checkpoint.shard.digests import seal
+from everstep.runtime.checkpoint.shard.fetch import read
+from everstep.runtime.checkpoint.shard.layout import Layout, json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.shard.reshard import Sources, head_of
+from everstep.runtime.checkpoint.shard.stage import Stager
+from everstep.runtime.checkpoint.state.flatten import Tree
+from everstep.runtime.checkpoint.stored.committed import sources_in
+from everstep.runtime.checkpoint.stored.keys import (
+    Place,
+    checkpoints_of,
+    folder_of,
+    grouped,
+    manifest_key,
+    place_of,
+    shard_key,
+)
+from everstep.runtime.checkpoint.stored.manifest import commit_of, encoded, read_commit
+from everstep.runtime.checkpoint.stored.retention import Kept, delete, unneeded
+from everstep.runtime.checkpoint.worker.agreement import from_rank_0, largest
+from everstep.runtime.job.spec import KEEP_LAST
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol.messages import Flaw, Holding
+from everstep.runtime.store import NoSuchKey, Store, StoreError
+
+T = TypeVar("T")
+
+Agree = Callable[[Callable[[], tuple[int, int]]], tuple[int, int]]
+"""As `agreement.from_rank_0`."""
+_LOADED, _PASSED, _UNFIT = 0.0, 1.0, 2.0
+"""What a rank says of a checkpoint; the worst counts for all."""
+EVERY = 50
+"""Iterations between two checkpoints of a sharded state: a number that all ranks count alike, as no clock is."""
+COMMIT_TIMEOUT_S = 600.0
+_LOOK_EVERY_S = 0.05
+
+
+class Alone:
+    """Keeps the checkpoints of `job` in `store`. Not thread-safe."""
+
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        every_s: float = 60.0,
+        keep_last: int = KEEP_LAST,
+        agree: Agree = from_rank_0,
+        most: Callable[[float], float] = largest,
+    ) -> None:
+        """A state that is the same on every rank is written when `every_s` seconds have passed, and when asked. The
+        newest `keep_last` checkpoints stay (0: all), and the one that this process began from. `agree` and `most` are
+        collectives."""
+        self.store, self.prefix = store, checkpoints_of(job)
+        self._job, self._every_s = job, every_s
+        self._rank, self._world_size = 0, 1
+        self._agree, self._largest = agree, most
+        self._round = 0
+        """Claimed with the first checkpoint; of a sharded state at once, by rank 0."""
+        self._due = time.monotonic() + every_s
+        self._saved: set[int] = set()
+        self._kept = Kept(keep_last)
+        self._stager: Stager | None = None
+        self._buffer = memoryview(b"")
+        self._thread = ThreadPoolExecutor(1, "everstep-persist")
+        self._writing: Future[None] | None = None
+
+    def join(self, rank: int, world_size: int) -> None:
+        """The state is sharded over that many ranks, each of which calls this: their checkpoints are one round's, which
+        no other run of the job has, not even one that was given up and still writes. Raises StoreError,
+        UnreachableError."""
+        self._rank, self._world_size = rank, world_size
+        self._round, _ = self._agree(lambda: (self._claimed(), 0))
+
+    def restore(self, load: Callable[[Sources], T]) -> T | None:
+        """What `load` makes of the newest committed checkpoint that it can read, whoever cut it, the same one on every
+        rank; None: there is none. One that is damaged is passed over, and named. Every rank calls it.
+
+        Raises, on all ranks alike: StoreError; RestoreError: the state is of another kind; UnreachableError: some may
+        be whole, but none could be read.
+        """
+        passed: dict[Place, RestoreError | None] = {}
+        while (place := self._agree(lambda: self._newest(passed))) != (0, 0):
+            folder = folder_of(self._job, place)
+            found, error = self._tried(folder, load)
+            verdict = self._largest(_verdict(error))
+            if verdict == _LOADED:
+                self._kept = self._kept._replace(begun=place)
+                return found
+            if verdict == _UNFIT:
+                raise error or RestoreError(f"{folder}: another rank cannot load it; it says why")
+            passed[place] = error
+            self._kept = self._kept._replace(passed_over=frozenset(passed))
+            if error is not None:
+                print(f"everstep: {folder} is passed over: {error}", file=sys.stderr)
+        unread = [error for error in passed.values() if error and error.flaw is not Flaw.DAMAGED]
+        if self._largest(float(bool(unread))):
+            why = str(unread[0]) if unread else "another rank could not read one"
+            raise UnreachableError(f"no checkpoint below {self.prefix} can be read, though some may be whole: {why}")
+        return None
+
+    def _tried(self, folder: str, load: Callable[[Sources], T]) -> tuple[T | None, RestoreError | None]:
+        """What `load` makes of it, or why it makes nothing."""
+        try:
+            return load(sources_in(self.store, folder, read_commit(self.store, folder))), None
+        except NoSuchKey:
+            return None, DamagedError("its manifest is gone")
+        except StoreError as error:
+            return None, UnreachableError(str(error))
+        except RestoreError as error:
+            return None, error
+
+    def save(self, iteration: int, tree: Tree, persist: bool = False) -> None:
+        """Stage, if it is time, and put it into the store in the background. Waits for what is still being put, which
+        raises StoreError when the store did not take it."""
+        if iteration in self._saved or not (persist or self._is_due(iteration)):
+            return
+        self._wait()
+        self._round = self._round or self._claimed()
+        text = json_bytes({"iteration": iteration, "state": tree.json})
+        stager = self._stager
+        if stager is None or not stager.fits(tree) or len(text) > stager.layout.state.size:
+            stager = self._stager = Stager(plan(tree.tensors, state_capacity(text), tree.pieces()), tree)
+            self._buffer = memoryview(bytearray(stager.layout.size))
+        stager.stage(0, self._buffer, tree, text, iteration)
+        self._saved.add(iteration)
+        self._writing = self._thread.submit(self._put, iteration, stager.layout)
+
+    def flush(self, iteration: int) -> str:
+        """Wait until `iteration`, saved before, is committed; the manifest's key. Raises StoreError."""
+        if iteration not in self._saved:
+            raise StoreError(f"iteration {iteration} was not saved: save it with persist=True before it is flushed")
+        self._wait()
+        deadline = time.monotonic() + COMMIT_TIMEOUT_S
+        while missing := self._commit(iteration):
+            if time.monotonic() > deadline:
+                raise StoreError(f"iteration {iteration} is not committed: {missing[0]} did not come")
+            time.sleep(_LOOK_EVERY_S)
+        return self._manifest(iteration)
+
+    def _is_due(self, iteration: int) -> bool:
+        if self._world_size > 1:
+            return iteration % EVERY == 0
+        return time.monotonic() >= self._due and (self._writing is None or self._writing.done())
+
+    def _wait(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _put(self, iteration: int, layout: Layout) -> None:
+        data = self._buffer[: layout.size]
+        seal(data)
+        faults.point("alone.before_put", iteration=iteration)
+        try:
+            self.store.put(self._key(iteration, self._rank), data)
+        except OSError:
+            self._saved.discard(iteration)  # It may be saved again.
+            raise
+        faults.point("alone.after_put", iteration=iteration)
+        self._commit(iteration)
+        self._due = time.monotonic() + self._every_s
+
+    def _commit(self, iteration: int) -> list[str]:
+        """Make the checkpoint visible when all of it is there; else which objects are missing."""
+        manifest = self._manifest(iteration)
+        sizes = {entry.key: entry.size for entry in self.store.list(manifest.rpartition("/")[0] + "/")}
+        keys = [self._key(iteration, rank) for rank in range(self._world_size)]
+        missing = [key for key in keys if key not in sizes]
+        if missing or manifest in sizes:
+            return missing
+        shards = []
+        for rank, key in enumerate(keys):
+            source = Holding(self._round, iteration, rank, self._world_size, sizes[key], key=key)
+            layout, digests = head_of(source, partial(read, store=self.store, credentials=Credentials("")))
+            if layout.size != sizes[key]:
+                raise StoreError(f"{key}: {sizes[key]} bytes are there, its header tells of {layout.size}")
+            shards.append(replace(source, digest=digests.of_head()))
+        faults.point("alone.before_manifest", iteration=iteration)
+        created = self.store.create(manifest, encoded(commit_of(self._job, self._world_size, shards)))
+        faults.point("alone.after_manifest", iteration=iteration)
+        if created and self._kept.last:
+            self._tidy()
+        return []
+
+    def _tidy(self) -> None:
+        """Whichever rank has committed deletes what need not stay; what cannot be deleted now the next commit finds."""
+        try:
+            delete(self.store, unneeded(self.store, self._job, self._kept))
+        except StoreError as error:
+            print(f"everstep: old checkpoints stay until the next one: {error}", file=sys.stderr)
+
+    def _key(self, iteration: int, rank: int) -> str:
+        return shard_key(self._job, self._round, iteration, rank)
+
+    def _manifest(self, iteration: int) -> str:
+        return manifest_key(self._job, (self._round, iteration))
+
+    def _claimed(self) -> int:
+        """A round that nobody has begun or will begin: what another run leaves behind is never completed."""
+        round_ = 1 + max((place[0] for place, _ in self._checkpoints()), default=0)
+        while not self.store.create(f"jobs/{self._job}/rounds/{round_:06d}", b"claimed"):
+            round_ += 1
+        return round_
+
+    def _newest(self, passed: Collection[Place]) -> Place:
+        return max((place for place, whole in self._checkpoints() if whole and place not in passed), default=(0, 0))
+
+    def _checkpoints(self) -> Iterator[tuple[Place, bool]]:
+        """Each (round, iteration) of which there is something, and whether it is committed."""
+        for key, folder in grouped(self.store.list(self.prefix)).items():
+            if place := place_of(key):
+                yield place, folder.committed
+
+
+def _verdict(error: RestoreError | None) -> float:
+    return _LOADED if error is None else _UNFIT if error.flaw is None else _PASSED

@@ -1,0 +1,135 @@
+"""The node check of a job, on the master's side: who comes is checked before it may join.
+
+It listens at the port after the master's. All that come at first are checked together; who comes later, with healthy
+nodes that train meanwhile (the work is half a second of one core). Nothing is journaled: a new master checks again, and
+nodes that have joined already stay whatever it finds.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import msgspec
+
+from everstep.runtime.diagnosis.coordinator import Coordinator
+from everstep.runtime.diagnosis.http_link import serving
+from everstep.runtime.diagnosis.report import round_line, verdict_lines
+from everstep.runtime.diagnosis.verdicts import Health, Verdict
+from everstep.runtime.net.door import Door, listen
+from everstep.runtime.net.tls import Credentials
+
+TIMEOUT_S = 300.0
+"""For a node's part in one round of the check."""
+_LOOK_S = 0.5
+PARTNER_S = 5.0
+"""So long a new node waits for a healthy one to work with; then it is checked alone."""
+
+
+def check_port(master_port: int) -> int:
+    """Where the nodes of a master are checked."""
+    return master_port + 1
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """What a check of a job's nodes is like."""
+
+    nodes: int
+    """So many are expected at first."""
+    least: int
+    """With so many the check begins, when no more come for `window_s`."""
+    window_s: float
+    timeout_s: float
+    """Without the least for so long there is no check: nodes end."""
+    exclude_straggler: bool = False
+
+
+class Gate:
+    """Who is to be checked next, and with whom. Pure: time comes in."""
+
+    def __init__(self) -> None:
+        self._judged: set[str] = set()
+        self._healthy: set[str] = set()
+        self._fresh_since: float | None = None
+
+    def next(self, ready: Iterable[str], now: float) -> tuple[list[str], list[str]]:
+        """Nodes to check, and healthy ones as their partners: one each, and one in case one of these is gone by then.
+
+        No nodes: nobody is to be checked now. `ready` wait to be checked, or stand by as partners.
+        """
+        ready = list(ready)
+        fresh = [node for node in ready if node not in self._judged]
+        partners = [node for node in ready if node in self._healthy][: len(fresh) + 1]
+        if not fresh:
+            self._fresh_since = None
+            return [], []
+        if self._fresh_since is None:
+            self._fresh_since = now
+        if partners or not self._healthy or now - self._fresh_since >= PARTNER_S:
+            return fresh, partners
+        return [], []
+
+    def judged(self, verdicts: Iterable[Verdict]) -> None:
+        """What a check said. A partner that turned out to be unfit (or gone) is none any more; it trains on."""
+        for one in verdicts:
+            known = one.node in self._judged
+            if one.health in (Health.FAULTY, Health.UNDECIDED) if known else one.avoid:
+                self._healthy.discard(one.node)
+            elif not known:
+                self._healthy.add(one.node)
+            self._judged.add(one.node)
+        self._fresh_since = None
+
+
+@contextlib.asynccontextmanager
+async def admitting(
+    admission: Admission, host: str, port: int, credentials: Credentials, say: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Nodes are checked while the block runs. Raises OSError when the port cannot be had."""
+    coordinator = Coordinator(
+        timeout_s=TIMEOUT_S,
+        exclude_straggler=admission.exclude_straggler,
+        on_round=lambda told: say(round_line(told)),
+    )
+    async with serving(coordinator, listen(host, port), Door(credentials)):
+        checks = asyncio.create_task(_check_all(coordinator, admission, say))
+        try:
+            yield
+        finally:
+            checks.cancel()
+            await asyncio.gather(checks, return_exceptions=True)
+
+
+async def _check_all(coordinator: Coordinator, admission: Admission, say: Callable[[str], None]) -> None:
+    if not await _first_nodes(coordinator, admission):
+        came = len(coordinator.ready())
+        why = f"{came} of {admission.least} nodes came to be checked within {admission.timeout_s:g} s"
+        say(why)
+        coordinator.call_off(why)
+        return
+    gate = Gate()
+    while True:
+        fresh, partners = gate.next(coordinator.ready(), time.monotonic())
+        if not fresh:
+            await coordinator.changed(_LOOK_S)
+            continue
+        verdicts = await coordinator.check([*fresh, *partners], partners)
+        for line in verdict_lines([one for one in verdicts if one.node in fresh or one.health is Health.FAULTY]):
+            say(line)
+        gate.judged(verdicts)
+
+
+async def _first_nodes(coordinator: Coordinator, admission: Admission) -> bool:
+    """Wait for all nodes; or for enough, and then for nobody more to come. False when too few came in time."""
+    began = changed = time.monotonic()
+    before = 0
+    while (here := len(coordinator.ready())) < admission.nodes:
+        now = time.monotonic()
+        if here > before:
+            before, changed = here, now
+        if here >= admission.least and now >= changed + admission.window_s:
+            break
+        if now >= began + admission.timeout_s:
+            return here >= admission.least
+        await coordinator.changed(_LOOK_S)
+    return True

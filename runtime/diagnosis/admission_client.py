@@ -1,0 +1,82 @@
+"""The node check of a job, on a node's side: be checked before joining, then stand by as a partner."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+
+from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, UnknownNodeError
+from everstep.runtime.diagnosis.http_link import HttpLink
+from everstep.runtime.diagnosis.measurement_process import Measuring, started
+from everstep.runtime.diagnosis.messages import Arrive
+from everstep.runtime.diagnosis.node import check_node
+from everstep.runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
+from everstep.runtime.diagnosis.verdicts import Verdict
+from everstep.runtime.net.tls import Credentials
+
+_PAUSE_S = 1.0
+_PATIENCE_S = 30.0
+"""So long one address is tried before it is asked again where the check is."""
+
+
+class Checked:
+    """One node's part in the checks of its job."""
+
+    def __init__(
+        self,
+        node: str,
+        host: str,
+        address: str,
+        credentials: Credentials,
+        where: Callable[[], Awaitable[tuple[str, int]]],
+        wait_s: float,
+        box: Box | None = None,
+    ) -> None:
+        """`where` gives the check's address and port now, or raises; `wait_s`: so long it is tried at first."""
+        # A node that comes again under its name is another one to the check.
+        self._me = Arrive(f"{node}-{secrets.token_hex(3)}", host, address)
+        self._credentials = credentials
+        self._box = box
+        self._where = where
+        self._wait_s = wait_s
+        self.verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        """The first one. Raises NoQuorumError, RefusedError, MeasuringError, SwitchboxError, CoordinatorLostError."""
+
+    async def run(self) -> None:
+        """Be checked, then serve as a partner, until cancelled."""
+        try:
+            async with started() as measuring, aiohttp.ClientSession() as http:
+                if self._box is not None and (why := missing_devices(self._box, await measuring.devices())):
+                    raise SwitchboxError(why)
+                self.verdict.set_result(await self._first(http, measuring))
+                while True:
+                    try:
+                        await self._check(http, measuring, self._wait_s)
+                    except (CoordinatorLostError, UnknownNodeError):
+                        await asyncio.sleep(_PAUSE_S)  # A new master is on its way.
+        except (CoordinatorLostError, UnknownNodeError, MeasuringError, OSError, ValueError, RuntimeError) as error:
+            if self.verdict.done():
+                return  # Nobody needs this partner any more, or it cannot be one.
+            self.verdict.set_exception(error)
+
+    async def _first(self, http: aiohttp.ClientSession, measuring: Measuring) -> Verdict:
+        """A new master begins the check anew, maybe elsewhere. Raises CoordinatorLostError when its time is over."""
+        deadline = time.monotonic() + self._wait_s
+        while True:
+            try:
+                return await self._check(http, measuring, deadline - time.monotonic())
+            except (CoordinatorLostError, UnknownNodeError):
+                if time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _check(self, http: aiohttp.ClientSession, measuring: Measuring, wait_s: float) -> Verdict:
+        try:
+            host, port = await self._where()
+        except (OSError, RuntimeError, KeyError) as error:
+            raise CoordinatorLostError(f"nobody says where the check is: {error}") from error
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        link = HttpLink(http, address, self._credentials, arrival_s=min(wait_s, _PATIENCE_S))
+        return (await check_node(link, self._me, measuring, self._box)).verdict

@@ -1,0 +1,173 @@
+"""Both ends of a check's HTTP: routes that a coordinator answers, and the link of a node that asks.
+
+POST /v1/check/arrive, /v1/check/order, /v1/check/told; the bodies are in `orders`. 200 an answer, 204 a question for
+orders that ended without one, 400 a malformed body (names the field), 401 a wrong token, 409 a name that is taken or
+unknown, 410 the check does not take place.
+"""
+
+import asyncio
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from everstep.runtime.diagnosis.coordinator import POLL_S, Coordinator
+from everstep.runtime.diagnosis.errors import (
+    CoordinatorLostError,
+    NoQuorumError,
+    RefusedError,
+    TakenNameError,
+    UnknownNodeError,
+)
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Order, Told
+from everstep.runtime.net.door import END_S, BadBody, Door, application_of, body_of
+from everstep.runtime.net.tls import Credentials, mismatch
+
+LARGEST_BODY = 1 << 16
+ANSWER_S = 10.0
+"""A request that is not held for longer is lost after this."""
+
+M = TypeVar("M")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_encode = msgspec.json.Encoder().encode
+_order = msgspec.json.Decoder(Order).decode
+
+
+def _routes(coordinator: Coordinator) -> list[web.RouteDef]:
+    """The coordinator's part of a server, which itself checks the bearer token."""
+
+    async def arrive(request: web.Request) -> web.Response:
+        await coordinator.arrive(await _body(request, Arrive))
+        return _answer({})
+
+    async def order(request: web.Request) -> web.Response:
+        given = await coordinator.order(await _body(request, Ask))
+        return web.Response(status=204) if given is None else _answer(given)
+
+    async def told(request: web.Request) -> web.Response:
+        await coordinator.told(await _body(request, Told))
+        return _answer({})
+
+    def answering(handler: Handler) -> Handler:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                return await handler(request)
+            except (TakenNameError, UnknownNodeError) as error:
+                return _answer({"error": str(error)}, 409)
+            except RefusedError as error:
+                return _answer({"error": str(error)}, 400)
+            except NoQuorumError as error:
+                return _answer({"error": str(error)}, 410)
+
+        return answer
+
+    paths = {"arrive": arrive, "order": order, "told": told}
+    return [web.post(f"/v1/check/{path}", answering(handler)) for path, handler in paths.items()]
+
+
+@asynccontextmanager
+async def serving(
+    coordinator: Coordinator, listener: socket.socket, door: Door, end_s: float = END_S
+) -> AsyncIterator[None]:
+    """The coordinator can be reached at `listener` by who shows the token at the door, while the block runs; what is
+    being answered then has `end_s`."""
+    guard = door.guard("check", lambda why: _answer({"error": why}, 401))
+    app = web.Application(middlewares=[guard], client_max_size=LARGEST_BODY)
+    app.add_routes(_routes(coordinator))
+    # A handler ends with its connection: else a node that is gone would seem to wait for as long as a poll is held.
+    async with door.serving(application_of(app, end_s=end_s, cancels=True), listener):
+        yield
+
+
+def _answer(message: object, status: int = 200) -> web.Response:
+    return web.Response(body=_encode(message), status=status, content_type="application/json")
+
+
+async def _body(request: web.Request, kind: type[M]) -> M:
+    """The message. Raises RefusedError for a body that is none."""
+    try:
+        return msgspec.json.decode(await body_of(request), type=kind)
+    except (msgspec.DecodeError, BadBody) as error:
+        raise RefusedError(f"{kind.__name__}: {error}") from None
+
+
+class HttpLink:
+    """A node's link to a coordinator elsewhere.
+
+    Args:
+        address: host:port.
+        credentials: what both know.
+        patience_s: how long it asks again while nobody answers; `arrival_s` the same until the first answer.
+
+    Its methods raise RefusedError, TakenNameError, UnknownNodeError and NoQuorumError as the coordinator says,
+    CoordinatorLostError when it does not answer.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        address: str,
+        credentials: Credentials,
+        *,
+        patience_s: float = 30.0,
+        arrival_s: float = 30.0,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._http = http
+        self._address = address
+        self._scheme, self._trust = credentials.scheme, credentials.client or True
+        self._headers = {**credentials.headers, "Content-Type": "application/json"}
+        self._patience_s = patience_s
+        self._arrival_s = arrival_s
+        self._jitter = jitter
+
+    async def arrive(self, arrive: Arrive) -> None:
+        """This node is ready."""
+        await self._post("arrive", arrive, self._arrival_s)
+
+    async def order(self, ask: Ask) -> Order | None:
+        """The next order; None when none came for a while."""
+        body = await self._post("order", ask, self._patience_s, POLL_S)
+        return _order(body) if body else None
+
+    async def told(self, told: Told) -> None:
+        """What the node measured."""
+        await self._post("told", told, self._patience_s)
+
+    async def _post(self, path: str, message: Arrive | Ask | Told, patience_s: float, held_s: float = 0.0) -> bytes:
+        url = f"{self._scheme}://{self._address}/v1/check/{path}"
+        deadline = time.monotonic() + patience_s
+        limit = aiohttp.ClientTimeout(total=ANSWER_S + held_s)
+        while True:
+            try:
+                async with self._http.post(
+                    url, data=_encode(message), headers=self._headers, timeout=limit, ssl=self._trust
+                ) as answer:
+                    return self._read(path, answer.status, await answer.read())
+            except (aiohttp.ClientError, TimeoutError) as error:
+                if why := mismatch(error):
+                    raise RefusedError(f"the coordinator at {self._address} {why}") from None
+                if time.monotonic() >= deadline:
+                    why = str(error) or type(error).__name__
+                    raise CoordinatorLostError(f"the coordinator at {self._address} does not answer: {why}") from None
+            await asyncio.sleep(0.1 + 0.4 * self._jitter())
+
+    def _read(self, path: str, status: int, body: bytes) -> bytes:
+        if status in (200, 204):
+            return body
+        try:
+            why = msgspec.json.decode(body, type=dict[str, str]).get("error", "")
+        except msgspec.DecodeError:
+            why = ""
+        told = f"the coordinator at {self._address} refused: {why or f'HTTP status {status}'}"
+        if status == 410:
+            raise NoQuorumError(why)
+        if status == 409:
+            raise TakenNameError(told) if path == "arrive" else UnknownNodeError(told)
+        raise RefusedError(told)

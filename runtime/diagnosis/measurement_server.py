@@ -1,0 +1,269 @@
+"""`python -m everstep.runtime.diagnosis.measurement_server` imports torch once in each node and forks each measurement.
+
+JSON lines: requests on stdin, `Ready`, then `Told` or `Devices` on stdout. Several nodes may share one, each with one
+measurement at a time. A fork dies with it (PR_SET_PDEATHSIG), and it ends when stdin does. One thread only, since a
+fork would inherit locks that nobody unlocks: it says so and ends with exit code 75 otherwise.
+"""
+
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import msgspec
+
+from everstep.runtime.diagnosis.evidence import Measurement
+from everstep.runtime.diagnosis.messages import Stage, Together, Told
+from everstep.runtime.diagnosis.switchbox import Box
+
+PR_SET_PDEATHSIG = 1
+TRY_AGAIN = 75
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The first line on stdout: everything is imported."""
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Fork: work alone, tell, and wait for Go. An earlier fork of this node ends first."""
+
+    key: int
+    """Of this measurement, told with everything that is heard of it."""
+    node: str
+    host: str
+    address: str
+    round: int
+    opens_store: bool
+    box: Box | None = None
+
+
+class Go(msgspec.Struct, frozen=True, tag=True):
+    """To the fork of this node that waits."""
+
+    node: str
+    order: Together
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """Kill the fork of this node, if there is one: nothing more will be told of it."""
+
+    node: str
+
+
+class Count(msgspec.Struct, frozen=True, tag=True):
+    """How many CUDA devices has this machine? Answer: Devices."""
+
+
+class Devices(msgspec.Struct, frozen=True, tag=True):
+    """That many."""
+
+    count: int
+
+
+class Heard(msgspec.Struct, frozen=True, tag=True):
+    """A fork told something, or died."""
+
+    key: int
+    told: Told
+
+
+Request = Begin | Go | End | Count
+Answer = Ready | Heard | Devices
+
+
+@dataclass
+class _Fork:
+    key: int
+    pid: int
+    hears: int
+    says: int
+    last: Told
+    text: bytes = b""
+
+
+def prepare() -> None:
+    """Import what the forks need, with one thread. Before any other import of numpy or torch in this process."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    import torch
+    import torch.distributed
+
+    torch.set_num_threads(1)
+
+
+class Forks:
+    """The select loop over stdin and the forks' pipes."""
+
+    def __init__(self, stdin: int) -> None:
+        self._stdin = stdin
+        self._text = b""
+        self._forks: dict[str, _Fork] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(stdin, selectors.EVENT_READ)
+        self._decode = msgspec.json.Decoder(Request).decode
+
+    def serve(self) -> None:
+        """Until stdin ends."""
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    if key.fd == self._stdin:
+                        if not self._obey():
+                            return
+                    elif isinstance(key.data, _Fork) and self._forks.get(key.data.last.node) is key.data:
+                        self._listen(key.data)
+        finally:
+            for node in list(self._forks):
+                self._end(node)
+
+    def _obey(self) -> bool:
+        data = os.read(self._stdin, 1 << 16)
+        *lines, self._text = (self._text + data).split(b"\n")
+        for line in lines:
+            request = self._decode(line)
+            match request:
+                case Begin():
+                    self._end(request.node)
+                    self._begin(request)
+                case Go() if request.node in self._forks:
+                    self._go(self._forks[request.node], request.order)
+                case End():
+                    self._end(request.node)
+                case Count():
+                    _say(Devices(_count_devices()))
+        return bool(data)
+
+    def _begin(self, begin: Begin) -> None:
+        (child_hears, says), (hears, child_says) = os.pipe(), os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if not pid:
+            try:
+                os.close(says)
+                _be_a_fork(begin, child_hears, child_says, parent)
+            except Exception:  # noqa: BLE001 - the outermost edge of the fork
+                traceback.print_exc()
+            finally:
+                os._exit(70)
+        os.close(child_hears)
+        os.close(child_says)
+        empty = Told(begin.node, begin.round, Stage.ALONE, Measurement(begin.node, begin.host))
+        fork = _Fork(begin.key, pid, hears, says, empty)
+        self._forks[begin.node] = fork
+        self._selector.register(hears, selectors.EVENT_READ, fork)
+
+    def _go(self, fork: _Fork, order: Together) -> None:
+        fork.last = msgspec.structs.replace(fork.last, stage=Stage.TOGETHER, store="")
+        with suppress(BrokenPipeError):  # it is dead: its pipe tells it
+            os.write(fork.says, msgspec.json.encode(order) + b"\n")
+
+    def _listen(self, fork: _Fork) -> None:
+        data = os.read(fork.hears, 1 << 16)
+        *lines, fork.text = (fork.text + data).split(b"\n")
+        for line in lines:
+            fork.last = msgspec.json.decode(line, type=Told)
+            _say(Heard(fork.key, fork.last))
+        if not data:
+            status = self._reap(fork)
+            if status or fork.last.stage != Stage.TOGETHER:
+                _say(Heard(fork.key, _died(fork.last, status)))
+
+    def _end(self, node: str) -> None:
+        fork = self._forks.get(node)
+        if fork is not None:
+            os.kill(fork.pid, signal.SIGKILL)
+            self._reap(fork)
+
+    def _reap(self, fork: _Fork) -> int:
+        self._selector.unregister(fork.hears)
+        os.close(fork.hears)
+        os.close(fork.says)
+        del self._forks[fork.last.node]
+        return os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1])
+
+
+def _say(answer: Answer) -> None:
+    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _died(last: Told, status: int) -> Told:
+    if status < 0:
+        why = f"its check was ended by {signal.Signals(-status).name}"
+    else:
+        why = f"its check ended with exit code {status}"
+    measurement = last.measurement
+    return msgspec.structs.replace(
+        last, measurement=replace(measurement, died=True, error=measurement.error or why), store=""
+    )
+
+
+def _be_a_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if os.getppid() != parent:
+        os._exit(TRY_AGAIN)
+    from everstep.runtime.diagnosis.workload import work_alone, work_together
+
+    def tell(stage: Stage, measurement: Measurement, store: str = "") -> None:
+        os.write(says, msgspec.json.encode(Told(begin.node, begin.round, stage, measurement, store)) + b"\n")
+
+    measured = work_alone(Measurement(begin.node, begin.host), begin.round, begin.box)
+    listener, store = None, ""
+    if begin.opens_store:
+        listener = socket.create_server((begin.address, 0), family=_family(begin.address))
+        port = listener.getsockname()[1]
+        store = f"{begin.address}:{port}"
+    tell(Stage.ALONE, measured, store)
+    with os.fdopen(hears, "rb") as lines:
+        line = lines.readline()
+    if line:
+        order = msgspec.json.decode(line, type=Together)
+        tell(Stage.TOGETHER, work_together(measured, order, begin.address, listener))
+    os._exit(0)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _count_devices() -> int:
+    """In a fork: asking may initialize CUDA, and a process with CUDA must not fork measurements."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            import torch
+
+            os.write(writing, str(torch.cuda.device_count()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    return int(text or b"0")
+
+
+def main() -> None:
+    """The process, until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; stdin ends when our parent does
+    prepare()
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        print(f"the node check forks, but its process has {threads} threads", file=sys.stderr)
+        sys.exit(TRY_AGAIN)
+    _say(Ready())
+    Forks(sys.stdin.fileno()).serve()
+    os._exit(0)  # torch's own way out takes a second
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Every node of a check as a process of this machine: the coordinator in this one, measurements in forks of another."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from everstep.runtime.diagnosis.coordinator import Coordinator
+from everstep.runtime.diagnosis.evidence import Round
+from everstep.runtime.diagnosis.measurement_process import started
+from everstep.runtime.diagnosis.messages import Arrive
+from everstep.runtime.diagnosis.node import check_node
+from everstep.runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
+from everstep.runtime.diagnosis.verdicts import Verdict
+
+ADDRESS = "127.0.0.1"
+
+
+async def check_here(
+    hosts: Sequence[str],
+    *,
+    timeout_s: float,
+    exclude_straggler: bool = False,
+    box: Box | None = None,
+    on_round: Callable[[Round], None] = lambda told: None,
+) -> tuple[list[Verdict], list[Round]]:
+    """Check one node for each of `hosts`; returns a verdict for each, and the rounds.
+
+    Raises SwitchboxError when `box` needs devices that this machine has not, MeasuringError when nothing can start.
+    """
+    rounds: list[Round] = []
+
+    def heard(told: Round) -> None:
+        rounds.append(told)
+        on_round(told)
+
+    coordinator = Coordinator(timeout_s=timeout_s, exclude_straggler=exclude_straggler, on_round=heard)
+    async with started() as measuring:
+        if box is not None and (why := missing_devices(box, await measuring.devices())):
+            raise SwitchboxError(why)
+        nodes = [Arrive(host, host, ADDRESS) for host in hosts]
+        for node in nodes:
+            await coordinator.arrive(node)
+        parts = [asyncio.create_task(check_node(coordinator, node, measuring, box)) for node in nodes]
+        try:
+            verdicts = await coordinator.check(list(hosts))
+            await asyncio.gather(*parts)
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+    return verdicts, rounds

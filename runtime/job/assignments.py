@@ -1,0 +1,90 @@
+"""What an agent is told: its seat in a round, and its directive. Functions of the state alone."""
+
+from collections.abc import Sequence
+
+from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.state import JobPhase, State, round_number
+from everstep.runtime.protocol.messages import Action, Directive, Join, Member, Round, Seat
+
+LOOKED_AT = 64
+"""Neighbours in rank order among which another host is looked for: a round of 10,000 nodes of one host costs little."""
+
+
+def seat(state: State, node: str) -> Seat | None:
+    """The node's place in the running or last round: ranks follow the order of roles and members. None: no member."""
+    known, round_ = state.nodes.get(node), state.round
+    if known is None or round_ is None or known.round != round_.number:
+        return None
+    return Seat(
+        epoch=state.epoch,
+        round=round_.number,
+        role=known.role,
+        group_rank=known.group_rank,
+        group_world_size=sum(state.members.values()),
+        first_rank=known.first_rank,
+        world_size=sum(state.workers.values()),
+        role_first_rank=known.role_first_rank,
+        role_world_size=state.workers[known.role],
+        master_addr=round_.master_addr,
+        master_port=round_.master_port,
+        restart_count=round_.number - 1,
+        restore=round_.restore,
+        persists=known.group_rank == 0,
+        peer=peer(round_.members[known.role], known.group_rank - _before(round_, known.role)),
+    )
+
+
+def peer(members: Sequence[Member], place: int) -> str:
+    """Who keeps copies of the shards of the member at that place: one on another host; "" where there is none.
+
+    Behind the members on its own host, as far as the member is from the first of these: where hosts have equally many
+    nodes, each keeps copies of one.
+    """
+    count, host = len(members), members[place].host
+    first, end = place, place + 1
+    while first > max(0, place - LOOKED_AT) and members[first - 1].host == host:
+        first -= 1
+    while end < min(count, place + LOOKED_AT) and members[end].host == host:
+        end += 1
+    for candidate in (end + place - first, end, first - 1):
+        if members[candidate % count].host != host:
+            return members[candidate % count].address
+    return ""
+
+
+def _before(round_: Round, role: str) -> int:
+    """Members of the roles that come before that one."""
+    roles = list(round_.members)
+    return sum(len(round_.members[earlier]) for earlier in roles[: roles.index(role)])
+
+
+def seat_for(state: State, join: Join) -> Seat | None:
+    """The seat to answer a join with: in the running round, if it is a later one than the agent was in."""
+    if state.phase is not JobPhase.RUNNING or state.round is None or state.round.number <= join.after_round:
+        return None
+    known = state.nodes.get(join.node)
+    asks = known and known.phase is NodePhase.RUNNING and known.life == join.life
+    return seat(state, join.node) if asks else None
+
+
+def is_spent(state: State, join: Join) -> bool:
+    """Will this join never be answered with a seat? Its node was told to join again since, or a later agent came."""
+    known = state.nodes.get(join.node)
+    if known is None or (known.life, known.join) < (join.life, join.number):
+        return False
+    return (known.life, known.join) > (join.life, join.number) or known.phase in (NodePhase.REJOINING, NodePhase.LOST)
+
+
+def directive(state: State, node: str, life: int = 0) -> Directive | None:
+    """What this agent of the node shall do now; None: nothing yet, or it is no node of this job.
+
+    To an agent that the master does not take for the node's any more it says whom it does; what an earlier agent was
+    told is not for one that has not joined.
+    """
+    known = state.nodes.get(node)
+    if known is None or (life > known.life):
+        return None
+    if life < known.life:
+        why = "an agent of this node that began later has joined"
+        return Directive(state.epoch, known.directive, Action.REJOIN, why, round_number(state), life=known.life)
+    return Directive(state.epoch, known.directive, known.action, known.action_reason, known.action_round)

@@ -1,0 +1,156 @@
+"""A job in the hands of its brain: the state so far, the time, what was decided about the event at hand.
+
+Whatever is decided becomes a record here and nowhere else.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from everstep.runtime.job import policy
+from everstep.runtime.job.liveness import Liveness
+from everstep.runtime.job.nodes import JOINED, LIVE, NodePhase, NodeState
+from everstep.runtime.job.records import (
+    Decision,
+    FaultJudged,
+    JobEnded,
+    JobResult,
+    NodeLeaving,
+    NodeLost,
+    NodeReleased,
+    Reason,
+    Record,
+    RoundBroken,
+)
+from everstep.runtime.job.spec import JobSpec, Placement, RestartScope
+from everstep.runtime.job.state import RELAUNCHES, JobPhase, State, apply, round_number
+from everstep.runtime.job.termination import End
+from everstep.runtime.protocol.messages import Holding
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Write this record; act on what follows from it only when it is durable."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class WriteManifest:
+    """All shards of (round, iteration) are in the store: make the checkpoint visible, then tell ManifestWritten."""
+
+    round: int
+    iteration: int
+    world_size: int
+    shards: tuple[Holding, ...]
+
+
+class Refused(ValueError):  # noqa: N818 (a name that reads well in `except`)
+    """The one who asked is told no; the text says why."""
+
+
+class UnknownNode(Refused):
+    """The node has no place in this job (any more): it shall end."""
+
+
+class Case:
+    """One job at one time."""
+
+    def __init__(self, spec: JobSpec, state: State, now: float) -> None:
+        self.spec = spec
+        self.state = state
+        self.now = max(now, state.time)
+        self.liveness = Liveness(spec, state, self.now)
+        self.committing: set[tuple[int, int]] = set()
+        """Checkpoints whose manifest was asked for."""
+        self.decisions: list[Journal | WriteManifest] = []
+
+    @property
+    def joined(self) -> bool:
+        """Nodes come by themselves."""
+        return self.spec.placement is Placement.JOINED
+
+    def record(self, record: Record) -> None:
+        """Decide so."""
+        self.state = apply(self.state, record)
+        self.decisions.append(Journal(record))
+
+    def known(self, name: str) -> NodeState:
+        """A node that tells something. Raises UnknownNode."""
+        node = self.state.nodes.get(name)
+        if node is None:
+            raise UnknownNode(f"{name} is no node of job {self.spec.job}")
+        return node
+
+    def heard(self, name: str) -> None:
+        """A sign of life."""
+        self.liveness.heard(self.state, name, self.now)
+
+    def break_round(self, reason: Reason, detail: str, node: str = "") -> None:
+        """End the running round; its members are told to join again."""
+        iteration = self.liveness.iteration()
+        number = round_number(self.state)
+        self.record(
+            RoundBroken(time=self.now, round=number, reason=reason, detail=detail, node=node, iteration=iteration)
+        )
+
+    def end(self, end: End) -> None:
+        """The job is over; nothing happens when it was before."""
+        if self.state.phase is not JobPhase.ENDED:
+            iteration = max(self.state.iteration, self.liveness.iteration())
+            self.record(
+                JobEnded(
+                    time=self.now, result=end.result, reason=end.reason, error=end.error, iteration=iteration,
+                    exit_code=end.exit_code,
+                )
+            )  # fmt: skip
+
+    def lose(self, name: str, reason: Reason, detail: str = "", exit_code: int | None = None) -> None:
+        """The node is no more, or counts as such; what it was doing says what follows."""
+        node = self.state.nodes.get(name)
+        if node is None or node.phase is NodePhase.LOST:
+            return
+        stays_away = not self.joined or node.phase is NodePhase.RELEASED
+        self.record(
+            NodeLost(
+                time=self.now, node=name, reason=reason, detail=detail, exit_code=exit_code, may_return=not stays_away
+            )
+        )
+        if self.state.phase is JobPhase.ENDED:
+            return
+        number = 0
+        if node.phase is NodePhase.RUNNING and self.state.phase is JobPhase.RUNNING:
+            number = round_number(self.state)
+            why = node.leaving_because or reason
+            self.break_round(why, f"{name}: {why.value}" + (f" ({detail})" if detail else ""), name)
+        if node.phase in LIVE and node.phase is not NodePhase.FINISHED and not node.leaving:
+            self.judge(node, reason, exit_code, number)
+
+    def judge(self, node: NodeState, reason: Reason, exit_code: int | None, number: int) -> None:
+        """Decide what follows from a fault of the node that ended round `number` (0: none), and do so."""
+        fate = policy.fate(self.state, self.spec, node, reason, exit_code)
+        self.record(
+            FaultJudged(
+                time=self.now, node=node.name, reason=reason, decision=fate.decision, detail=fate.detail, round=number,
+                avoid=fate.avoid,
+            )
+        )  # fmt: skip
+        if fate.decision is Decision.FAIL:
+            self.end(End(JobResult.FAILED, f"{node.name}: {reason.value}; {fate.detail}", exit_code=1))
+            return
+        leaves = fate.decision in RELAUNCHES or fate.decision is Decision.GIVE_UP
+        if leaves and self.state.nodes[node.name].phase in LIVE:
+            self.record(NodeReleased(time=self.now, node=node.name, reason=reason))
+        if fate.decision in RELAUNCHES and fate.scope is not RestartScope.POD:
+            roles = self.spec.roles if fate.scope is RestartScope.ALL else (node.role,)
+            self._replace_all(roles, node.name)
+
+    def _replace_all(self, roles: Iterable[str], faulty: str) -> None:
+        """The other nodes of these roles make place; what they hold can be read for as long as a node may leave."""
+        until = self.now + self.spec.patience.leave_s
+        others = [node.name for role in roles for node in self.state.nodes.select(role, JOINED) if node.name != faulty]
+        if others and self.state.phase is JobPhase.RUNNING:
+            self.break_round(Reason.RESTARTED, f"{faulty} is replaced, and {len(others)} other nodes with it", faulty)
+        for name in others:
+            self.record(
+                NodeLeaving(time=self.now, node=name, reason=Reason.RESTARTED, detail=f"with {faulty}", until=until)
+            )

@@ -1,0 +1,190 @@
+"""The journal of a job: segments `jobs/<job>/journal/000001`, each made by one `create`, under one sequence.
+
+A segment is JSON lines: first a header (who wrote it, a nonce), then records. A master begins by claiming the next
+number with its epoch and address; whoever finds a number taken by somebody else is fenced and stops. `segments` says
+where old ones lie.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+from uuid import uuid4
+
+import msgspec
+
+from everstep.runtime import faults
+from everstep.runtime.job.records import VERSION, MasterClaimed, Record
+from everstep.runtime.job.state import State, fold
+from everstep.runtime.journal import segments, snapshots
+from everstep.runtime.journal.segments import JournalError, Segment
+from everstep.runtime.store import NoSuchKey, Store, StoreError
+
+__all__ = ["Fenced", "Journal", "JournalError", "Master", "claim", "find_master", "read_journal", "read_state"]
+
+
+class Fenced(RuntimeError):  # noqa: N818 (a name that reads well in `except`)
+    """Another master has taken the job over."""
+
+
+class Master(NamedTuple):
+    """Who decides for a job."""
+
+    epoch: int
+    address: str
+    """host:port"""
+
+
+_encode = msgspec.json.Encoder().encode
+_header = msgspec.json.Decoder(Segment).decode
+_record = msgspec.json.Decoder(Record).decode
+
+
+def find_master(store: Store, job: str) -> Master | None:
+    """The newest master of the job, as its newest segment names it; None where no master ever was."""
+    gone = 0
+    while numbers := segments.numbers(store, job):
+        try:
+            header, _ = _read(store, job, numbers[-1])
+        except NoSuchKey as error:  # It was archived since: there is a newer one.
+            if gone == numbers[-1]:
+                raise _unreadable(job, gone) from error
+            gone = numbers[-1]
+        else:
+            return Master(header.epoch, header.address)
+    return None
+
+
+def read_journal(store: Store, job: str) -> Iterator[Record]:
+    """All records of a job, oldest first. Raises JournalError."""
+    for body in segments.read(store, job):
+        yield from _parse(body.key, body.data)[1]
+
+
+def read_state(store: Store, job: str) -> State:
+    """The state of a job as its journal tells it, from the newest snapshot on. Raises JournalError."""
+    return _replay(store, job)[1]
+
+
+class Replayed(NamedTuple):
+    """What a replay reads beside the newest snapshot."""
+
+    segments: int
+    records: int
+
+
+class Draft(NamedTuple):
+    """A segment that is to be written; its bytes stay the same however often that is tried."""
+
+    number: int
+    nonce: str
+    data: bytes
+
+
+class Journal:
+    """The write end, held by one master. Blocking: called off the event loop; one `write` at a time."""
+
+    def __init__(self, store: Store, job: str, epoch: int, address: str, number: int, replayed: Replayed) -> None:
+        """`number` is the next segment's; `replayed` is what had to be read to get there."""
+        self.epoch = epoch
+        self.address = address
+        self.replayed = replayed
+        self._store = store
+        self._job = job
+        self._number = number
+
+    def draft(self, records: list[Record]) -> Draft:
+        """The next segment, with these records."""
+        return _draft(Segment(self._number, self.epoch, self.address, uuid4().hex), records)
+
+    def write(self, draft: Draft) -> None:
+        """Durable on return. Raises Fenced; StoreError: write the same draft again, it may be there already."""
+        try:
+            ours = _create(self._store, self._job, draft)
+        except NoSuchKey as error:
+            raise _unreadable(self._job, draft.number) from error
+        if not ours:
+            raise self._fenced(draft.number)
+        self._number = draft.number + 1
+
+    def confirm(self) -> None:
+        """Raises Fenced when another master has written the segment after the last of this one."""
+        number = self._number
+        try:
+            header, _ = _read(self._store, self._job, number)
+        except NoSuchKey:
+            return
+        if header.epoch != self.epoch:
+            raise self._fenced(number)
+
+    def _fenced(self, number: int) -> Fenced:
+        return Fenced(f"job {self._job}: segment {number} was written by another master; epoch {self.epoch} ends")
+
+
+def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, State]:
+    """Replay the journal and take the job over. Raises Fenced when another one does so at the same time."""
+    gone = 0
+    while True:
+        last, state, replayed = _replay(store, job)
+        number, epoch = last + 1, state.epoch + 1
+        claimed = MasterClaimed(time=max(now, state.time), epoch=epoch, address=address)
+        try:
+            if _create(store, job, _draft(Segment(number, epoch, address, uuid4().hex), [claimed])):
+                if segments.archived(store, job, number):
+                    # What we made stays: had it been a claim for a while, others may be fenced by it.
+                    raise Fenced(f"job {job}: other masters have written segment {number} and many more meanwhile")
+                return Journal(store, job, epoch, address, number + 1, replayed), fold([claimed], state)
+            other, _ = _read(store, job, number)
+        except NoSuchKey as error:  # It was archived in between.
+            if gone == number:
+                raise _unreadable(job, number) from error
+            gone = number
+            continue
+        if other.epoch >= epoch:
+            raise Fenced(f"job {job}: the master at {other.address} took over first")
+        # The master before this one was still writing; its segment is folded in, and the next number claimed.
+
+
+def _replay(store: Store, job: str) -> tuple[int, State, Replayed]:
+    """The number of the last segment, the state after it, and what had to be read beside the newest snapshot."""
+    last, state = snapshots.newest(store, job)
+    count = records = 0
+    for body in segments.read(store, job, last):
+        _, found = _parse(body.key, body.data)
+        state = fold(found, state)
+        last, count, records = body.number, count + 1, records + len(found)
+    return last, state, Replayed(count, records)
+
+
+def _read(store: Store, job: str, number: int) -> tuple[Segment, list[Record]]:
+    key = segments.key(job, number)
+    return _parse(key, store.get(key))
+
+
+def _draft(header: Segment, records: list[Record]) -> Draft:
+    lines = b"\n".join(_encode(line) for line in (header, *records))
+    return Draft(header.number, header.nonce, lines + b"\n")
+
+
+def _create(store: Store, job: str, draft: Draft) -> bool:
+    """True when the segment is ours, also if a retry met its own success. Raises NoSuchKey: it was there."""
+    faults.point("journal.before_create", number=draft.number)
+    created = store.create(segments.key(job, draft.number), draft.data)
+    faults.point("journal.after_create", number=draft.number)
+    return created or _read(store, job, draft.number)[0].nonce == draft.nonce
+
+
+def _unreadable(job: str, number: int) -> StoreError:
+    return StoreError(f"{segments.key(job, number)} exists and cannot be read; is the store consistent?")
+
+
+def _parse(key: str, data: bytes) -> tuple[Segment, list[Record]]:
+    first, *lines = data.splitlines()
+    header, records = None, []
+    try:
+        header = _header(first)
+        if header.v > VERSION:
+            raise JournalError(f"{key} has version {header.v}, this Everstep reads up to {VERSION}; use a newer one")
+        for line in lines:
+            records.append(_record(line))
+    except msgspec.DecodeError as error:
+        raise JournalError(f"{key} line {len(records) + (2 if header else 1)}: {error}") from error
+    return header, records

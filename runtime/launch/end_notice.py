@@ -1,0 +1,65 @@
+"""The last words of a master: its job is over, and nodes that come by themselves must still hear it.
+
+Nobody can look whether such nodes have ended. Each that still asks is told to leave, and then asks how the job ended;
+who has heard it says nothing more, so that silence means that nobody is left.
+"""
+
+import asyncio
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+
+from everstep.runtime.master import Outcome
+from everstep.runtime.net.door import BadBody, Door, application_of, body_of
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.protocol.messages import Action, Directive, Heartbeat
+
+SILENCE_S = 4.0
+"""An agent that waits for its master asks more often."""
+_LAST = 1 << 40
+"""A directive's number that no agent has seen."""
+
+
+@dataclass
+class Farewell:
+    """Answers for a job that is over."""
+
+    outcome: Outcome
+    epoch: int
+    credentials: Credentials
+    _asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Until nobody asks any more; the listener is closed then."""
+        door = Door(self.credentials)
+        app = web.Application(middlewares=[door.guard("job", lambda why: web.Response(status=401, text=why))])
+        app.router.add_route("*", "/v1/{what:.*}", self._answer)
+        async with door.serving(application_of(app), listener):
+            with suppress(TimeoutError):
+                while True:
+                    self._asked.clear()
+                    async with asyncio.timeout(SILENCE_S):
+                        await self._asked.wait()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self._asked.set()
+        what, told = request.match_info["what"], self.outcome
+        if what == "status":
+            end = {"result": told.state, "reason": told.reason, "error": told.error, "exit_code": told.exit_code}
+            return _json({"ended": end})
+        if what == "heartbeat":
+            try:
+                msgspec.json.decode(await body_of(request), type=Heartbeat)
+            except (msgspec.DecodeError, BadBody) as error:
+                return web.Response(status=400, text=f"Heartbeat: {error}")
+            return _json(Directive(self.epoch, _LAST, Action.LEAVE, told.reason))
+        over = {"error": f"the job is over: {told.reason}"}
+        # A node that comes now asks first whether a master is here (see probe): it shall hear that one was.
+        return _json(over, 404 if what.startswith("rounds/") else 409)
+
+
+def _json(message: object, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(message), content_type="application/json")

@@ -1,0 +1,95 @@
+"""How the nodes of a job find each other: the endpoint's address, who hosts the master there, the job's secret.
+
+"Is the endpoint this machine" is judged as torch's c10d backend does (torch.distributed.elastic.rendezvous.utils).
+"""
+
+import ipaddress
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from everstep.runtime.net.token import shared_token
+from everstep.runtime.system.own_folder import own_folder
+
+TOKEN_VARIABLE = "EVERSTEP_JOB_TOKEN"
+_RESOLVE_S = 5.0
+_PAUSE_S = 0.5
+
+
+def resolve(host: str, port: int, pause: Callable[[float], None] = time.sleep) -> str:
+    """The address of `host`, asked again for some seconds. Raises ValueError when it has none."""
+    tries = int(_RESOLVE_S / _PAUSE_S)
+    for left in reversed(range(tries)):
+        try:
+            return str(socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)[0][4][0])
+        except OSError as error:
+            if not left:
+                raise ValueError(
+                    f"{host}:{port}: the master's name cannot be resolved ({error}); check the name"
+                ) from None
+            pause(_PAUSE_S)
+    raise AssertionError("there is at least one try")
+
+
+def is_this_machine(host: str) -> bool:
+    """Is `host` a name or an address of this machine?"""
+    if host in ("localhost", socket.gethostname()):
+        return True
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return True
+    return any(is_local(address) for address in _addresses(host))
+
+
+def is_local(address: str) -> bool:
+    """Can this machine listen on that address?"""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def own_address(towards: str, port: int) -> str:
+    """The address of this machine from which it reaches `towards`. Raises ValueError when there is no way."""
+    family = socket.AF_INET6 if ":" in towards else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # Nothing is sent: the kernel only chooses the way.
+        try:
+            probe.connect((towards, port or 9))
+        except OSError as error:
+            raise ValueError(f"{towards}: no way there from this machine ({error.strerror})") from None
+        return str(probe.getsockname()[0])
+
+
+def is_loopback(address: str) -> bool:
+    """Is it reachable from this machine alone?"""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def token_of(environment: Mapping[str, str], address: str | None, job: str) -> str:
+    """The job's secret: as the user set it; else made for this machine alone.
+
+    Raises ValueError where several machines would need one that nobody set.
+    """
+    given = environment.get(TOKEN_VARIABLE, "")
+    if given:
+        return given
+    if address is None:
+        return secrets.token_urlsafe(32)
+    if not is_loopback(address):
+        raise ValueError(
+            f"{TOKEN_VARIABLE} is not set: nodes on several machines need a secret in common; "
+            f"set the same on all of them, for example {TOKEN_VARIABLE}=$(openssl rand -hex 16)"
+        )
+    return shared_token(own_folder() / f"{job}.token")
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)}
+    except OSError:
+        return set()

@@ -1,0 +1,164 @@
+"""`python -m everstep.runtime.launch.master_main`: the master of a launched job, a process beside one of the nodes.
+
+It outlives its node where other nodes need it, and is started again by that node when it is killed. What it must know
+comes on stdin (the token must not stand in a command line); lines for people go to stderr. SIGTERM ends the job,
+SIGINT too and says that no node is left to hear it. Exit codes: those of `runtime.master.Outcome`, 2 bad input (the
+address cannot be had), 76 another master has taken the job over.
+"""
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from everstep.runtime.agent.forkserver import die_with_parent
+from everstep.runtime.diagnosis.admission import Admission, admitting, check_port
+from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.launch.end_notice import Farewell
+from everstep.runtime.launch.local_state import discard, own
+from everstep.runtime.master import Outcome, Progress, find_master, run
+from everstep.runtime.master.master import CannotListen, listening
+from everstep.runtime.net.tls import Credentials, credentials_of
+from everstep.runtime.platform.joined import JoinedPlatform
+from everstep.runtime.store import Store, open_store
+
+BAD_INPUT = 2
+FENCED = 76
+REFUSED = "refused: "
+"""In front of the line that says why a master did not begin."""
+
+
+class Hosting(msgspec.Struct, frozen=True):
+    """What a master is started with."""
+
+    spec: JobSpec
+    store: str
+    token: str
+    tls: bool
+    host: str
+    port: int
+    parent: int
+    """Process that it must not outlive; 0: it may."""
+    admission: Admission | None = None
+    """The node check that stands before the job; None: there is none."""
+    remove: str = ""
+    """Folder to remove when the job is over: a store that nobody else needs."""
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # Who listened may be dead; the job goes on.
+        print(text, file=sys.stderr, flush=True)
+
+
+class _Lines:
+    """A line for each new reason; a job of one node in its first round is left in peace."""
+
+    def __init__(self, told: Hosting) -> None:
+        self._many = any(role.nodes > 1 for role in told.spec.roles.values())
+        self._reason = ""
+        self._first = told.remove
+
+    def show(self, progress: Progress) -> None:
+        if progress.reason != self._reason and (self._many or progress.round > 1):
+            _tell(progress.reason)
+        self._reason = progress.reason
+
+
+@contextlib.asynccontextmanager
+async def _door(told: Hosting, credentials: Credentials) -> AsyncIterator[None]:
+    """The check of nodes beside the master, where it was asked for. Raises CannotListen."""
+    if told.admission is None:
+        yield
+        return
+    port = check_port(told.port)
+    try:
+        async with admitting(told.admission, told.host, port, credentials, _tell):
+            yield
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise CannotListen(
+            f"cannot listen on {told.host}:{port}, where nodes are checked; choose another port"
+        ) from None
+
+
+async def _run(told: Hosting) -> Outcome:
+    stop, alone = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: (stop.set(), alone.set()))
+    lines, store = _Lines(told), open_store(told.store)
+    credentials = credentials_of(told.token, told.spec.job, tls=told.tls)
+    with listening(told.host, told.port) as listener:  # Nobody else is at this address until the last word is said.
+        outcome = await _master(told, store, credentials, listener.dup(), stop, lines)
+        if outcome.state != "fenced":
+            master = await asyncio.to_thread(find_master, store, told.spec.job)
+            farewell = Farewell(outcome, master.epoch if master else 0, credentials)
+            await _first(farewell.serve(listener), alone.wait())
+    return outcome
+
+
+async def _master(
+    told: Hosting,
+    store: Store,
+    credentials: Credentials,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    lines: _Lines,
+) -> Outcome:
+    async with _door(told, credentials):
+        return await run(
+            told.spec,
+            store,
+            JoinedPlatform(),
+            credentials=credentials,
+            agent_arguments=(),
+            agent_environment={},
+            stop=stop,
+            on_progress=lines.show,
+            host=told.host,
+            listener=listener,
+        )
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Until one of them has ended; the others are cancelled."""
+    tasks = [asyncio.create_task(one) for one in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def main() -> None:
+    """Run one master to its end."""
+    told = msgspec.json.decode(sys.stdin.buffer.read(), type=Hosting)
+    if told.parent:
+        die_with_parent(told.parent)
+    if told.remove:
+        own(Path(told.remove))
+    try:
+        outcome = asyncio.run(_run(told))
+    except (CannotListen, ValueError) as error:
+        _tell(f"{REFUSED}{error}")
+        sys.exit(BAD_INPUT)
+    except Exception:  # noqa: BLE001 - the outermost edge of the process
+        with suppress(OSError):
+            traceback.print_exc()
+        sys.exit(75)
+    if told.remove and outcome.state != "fenced":
+        discard(Path(told.remove))
+    sys.exit(FENCED if outcome.state == "fenced" else outcome.exit_code)
+
+
+if __name__ == "__main__":
+    main()

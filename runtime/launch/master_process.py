@@ -1,0 +1,93 @@
+"""The master's process as the launching node sees it: started, started again when it dies, ended or left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from everstep.runtime.agent.output import Pipe
+from everstep.runtime.launch.master_main import REFUSED, Hosting
+
+_TRY_AGAIN = 75
+_PAUSE_S = 1.0
+_NOT_FOR_MASTERS = ("EVERSTEP_NODE", "EVERSTEP_JOB", "EVERSTEP_AGENT")
+"""By these a node's processes are found when it ends: the master is none of them."""
+
+
+class Master:
+    """One master's process, on an event loop."""
+
+    def __init__(self, hosting: Hosting, say: Callable[[str], None]) -> None:
+        self._hosting = hosting
+        self._say = say
+        self._process: subprocess.Popen[bytes] | None = None
+        self.refused = ""
+        """Why it did not begin."""
+        self.stopped = False
+        """Was it told to end?"""
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None, "it was started"
+        return self._process.pid
+
+    async def run(self) -> int:
+        """Until the master has ended by itself; its exit code. A killed or failing one is started again."""
+        while True:
+            code = await self._once()
+            if self.stopped or (code >= 0 and code != _TRY_AGAIN):
+                return code
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "could not go on"
+            self._say(f"the master {how}; another one takes over")
+            await asyncio.sleep(_PAUSE_S if code >= 0 else 0)
+            if self.stopped:  # Meanwhile; another one would never hear of it.
+                return code
+
+    def stop(self) -> None:
+        """End the job, or what is left of it: no node is there any more."""
+        self.stopped = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    async def _once(self) -> int:
+        environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_MASTERS}
+        lines = Pipe(self._told)
+        try:
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-m", "everstep.runtime.launch.master_main"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=lines.write_end,
+                env=environment,
+                start_new_session=True,
+            )
+        finally:
+            os.close(lines.write_end)
+        assert process.stdin is not None, "asked for a pipe"
+        with suppress(BrokenPipeError), process.stdin as stdin:
+            stdin.write(msgspec.json.encode(self._hosting))
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        pidfd = os.pidfd_open(process.pid)
+        loop.add_reader(pidfd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            lines.close()
+        return process.wait()
+
+    def _told(self, lines: list[bytes]) -> None:
+        for line in lines:
+            text = line.decode(errors="replace")
+            if text.startswith(REFUSED):
+                self.refused = text.removeprefix(REFUSED)
+            elif text:
+                self._say(text)

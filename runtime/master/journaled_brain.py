@@ -1,0 +1,309 @@
+"""The desk: events go to the brain, its records to the journal, and the state becomes visible once they are durable.
+
+Whoever acts (server, reconcile loop, progress, commits) goes by what is durable: `Desk.state` never runs ahead of the
+journal. Records that arrive while a segment is being written share the next one (group commit).
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+
+from everstep.runtime import faults
+from everstep.runtime.checkpoint.stored.keys import checkpoints_of, folder_of
+from everstep.runtime.checkpoint.stored.retention import Kept, delete, unneeded
+from everstep.runtime.job.brain import Brain, Journal, Refused, WriteManifest
+from everstep.runtime.job.events import DeletionDue, Event, ManifestWritten, RestoreFailed, Tick
+from everstep.runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
+from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.job.state import JobPhase, State, begun_from, round_number
+from everstep.runtime.journal import journal as journals
+from everstep.runtime.journal import segments, snapshots
+from everstep.runtime.master import manifest
+from everstep.runtime.master.retry import retried
+from everstep.runtime.master.survey import survey
+from everstep.runtime.protocol.messages import Unrestored
+from everstep.runtime.store import Store, StoreError
+
+CONFIRM_S = 5.0
+"""How often a master that writes nothing looks whether it still is the job's."""
+LINGER_S = 0.02
+"""When records pour in (thousands of nodes join), how long the next segment waits for more of them."""
+MANY = 16
+"""Records in one segment that count as pouring in."""
+
+_OTHER_NODES = (NodeRequested, NodeReleased, NodeLost, JobEnded, JobReopened)
+"""Records after which the platform may have to have other nodes than before."""
+
+_log = logging.getLogger(__name__)
+
+
+class Clock:
+    """Unix time that neither jumps nor runs behind the journal: wall time at the start, then monotonic."""
+
+    def __init__(self, at_least: float) -> None:
+        self._offset = max(time.time(), at_least) - time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._offset
+
+
+class Desk:
+    """One master's brain and journal on an event loop."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        store: Store,
+        journal: journals.Journal,
+        state: State,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.store = store
+        self.clock = clock or Clock(state.time)
+        self.state = state
+        """The state that is durable: what may be acted on."""
+        self.brain = Brain(spec, state, self.clock())
+        self.changed = asyncio.Event()
+        """Set when other nodes may be wanted than before; cleared by the reconcile loop."""
+        self.on_state: list[Callable[[State], None]] = []
+        self._journal = journal
+        self._batch: list[Record] = []
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._decided = self._written = 0
+        self._durable: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._manifests: deque[tuple[int, WriteManifest]] = deque()
+        self._full = asyncio.Event()
+        self._sooner = asyncio.Event()
+        self._alarm: float | None = None
+        self._commits: asyncio.Queue[WriteManifest] = asyncio.Queue()
+        self._deleting = asyncio.Lock()
+        self._surveying = asyncio.Lock()
+        self._unswept = False
+        self._segments, self._records = journal.replayed
+        self._last_segment = 0
+        self._long = asyncio.Event()
+        self._astray = asyncio.Event()
+
+    def feed(self, event: Event) -> None:
+        """Give the brain an event. What follows shows in `state` as soon as it is journaled. Raises Refused."""
+        for decision in self._decide(event):
+            match decision:
+                case Journal(record):
+                    self._batch.append(record)
+                    self._decided += 1
+                case WriteManifest():
+                    self._manifests.append((self._decided, decision))
+        if self._batch or self._manifests:
+            self._full.set()
+        deadline = self.brain.next_deadline()
+        if deadline is not None and (self._alarm is None or deadline < self._alarm):
+            self._sooner.set()
+
+    def _decide(self, event: Event) -> list[Journal | WriteManifest]:
+        understood = False
+        try:
+            decisions = self.brain.handle(event, self.clock())
+            understood = True
+        except Refused:
+            understood = True
+            raise
+        finally:
+            if not understood:
+                self._astray.set()
+        return decisions
+
+    async def sanity(self) -> None:
+        """Until the brain fails. It may then be in a state that no journal knows: this master must not go on.
+
+        Raises RuntimeError. Whoever fed the event has reported why.
+        """
+        await self._astray.wait()
+        raise RuntimeError(f"job {self.spec.job}: the master could not take in what it was told; the next one replays")
+
+    async def durable(self) -> None:
+        """Until everything decided so far is in the journal."""
+        if self._written < self._decided:
+            future = asyncio.get_running_loop().create_future()
+            self._durable.append((self._decided, future))
+            await future
+
+    async def until(self, key: str, ready: Callable[[State], bool], seconds: float) -> bool:
+        """Until `ready`, looked at whenever the node or checkpoint `key` changes; False when the time is over."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while not ready(self.state):
+            future = loop.create_future()
+            waiters = self._waiters.setdefault(key, set())
+            waiters.add(future)
+            alarm = loop.call_at(deadline, _wake, future)
+            try:
+                await future
+            finally:
+                alarm.cancel()
+                waiters.discard(future)
+                if not waiters and self._waiters.get(key) is waiters:
+                    del self._waiters[key]
+            if loop.time() >= deadline:
+                return ready(self.state)
+        return True
+
+    async def write(self) -> None:
+        """Journal what is decided, until cancelled. Raises Fenced; StoreError when the store fails for minutes."""
+        many = False
+        while True:
+            await self._full.wait()
+            if many:
+                await asyncio.sleep(LINGER_S)
+            self._full.clear()
+            batch, self._batch, state = self._batch, [], self.brain.state
+            many = len(batch) >= MANY
+            if batch:
+                draft = self._journal.draft(batch)
+                await retried(f"segment {draft.number} of the journal", partial(self._journal.write, draft))
+                faults.point("master.after_journal", records=len(batch))
+                self._written += len(batch)
+                self._publish(state, batch)
+                self._count(draft.number, len(batch))
+            self._release()
+
+    def _count(self, segment: int, records: int) -> None:
+        self._last_segment, self._segments, self._records = segment, self._segments + 1, self._records + records
+        if snapshots.due(self._segments, self._records, self.state):
+            self._long.set()
+
+    async def snapshot(self) -> None:
+        """Keep the state whenever a replay would take long, and archive what is older, until cancelled."""
+        while True:
+            await self._long.wait()
+            self._long.clear()
+            self._segments = self._records = 0
+            number, state = self._last_segment, self.state
+            try:
+                await asyncio.to_thread(snapshots.write, self.store, self.spec.job, number, state)
+                await asyncio.to_thread(segments.archive, self.store, self.spec.job, number)
+            except StoreError as error:
+                _log.warning("no snapshot was kept; the next one will be, a replay takes longer until then: %s", error)
+
+    def _publish(self, state: State, records: list[Record]) -> None:
+        before, self.state = self.state, state
+        changed = state.nodes.changed(before.nodes)
+        if state.checkpoints is not before.checkpoints:
+            changed += [folder_of(self.spec.job, place) for place in state.checkpoints]
+        for key in changed:
+            for future in self._waiters.pop(key, ()):
+                _wake(future)
+        if any(isinstance(record, _OTHER_NODES) for record in records):
+            self.changed.set()
+        for listener in self.on_state:
+            listener(state)
+
+    def _release(self) -> None:
+        """Go on with what waited for the records before it."""
+        while self._durable and self._durable[0][0] <= self._written:
+            _wake(self._durable.popleft()[1])
+        while self._manifests and self._manifests[0][0] <= self._written:
+            self._commits.put_nowait(self._manifests.popleft()[1])
+
+    async def tick(self) -> None:
+        """Tell the brain when its deadlines have come, until cancelled."""
+        while True:
+            self._sooner.clear()
+            self._alarm = deadline = self.brain.next_deadline()
+            try:
+                async with asyncio.timeout(None if deadline is None else max(0.0, deadline - self.clock())):
+                    await self._sooner.wait()
+            except TimeoutError:
+                due = self.brain.next_deadline()
+                if due is not None and due <= self.clock():
+                    self.feed(Tick())
+                    self.changed.set()
+
+    async def commit(self) -> None:
+        """Make whole checkpoints visible, until cancelled. Raises StoreError when the store fails for minutes."""
+        while True:
+            asked = await self._commits.get()
+            if key := await self._committed(asked):
+                self.feed(ManifestWritten(asked.round, asked.iteration, key))
+            if self.spec.keep_last and self._commits.empty():
+                # What is deleted before its commit is journaled would be committed again by the next master.
+                await self.durable()
+                await self.tidy(self.spec.keep_last, self.spec.keep_every)
+
+    def _overtaken(self, asked: WriteManifest) -> bool:
+        """Is a newer checkpoint whole in the store? What is older may be deleted."""
+        place = asked.round, asked.iteration
+        return any(newer > place and known.shards.whole for newer, known in self.state.checkpoints.items())
+
+    async def _committed(self, asked: WriteManifest) -> str:
+        """The manifest's key; "" when an object of the checkpoint was deleted before all were there."""
+        what = f"the manifest of iteration {asked.iteration}"
+        commit = partial(manifest.commit, self.store, self.spec.job, asked)
+        if not self._overtaken(asked):
+            return await retried(what, commit)
+        async with self._deleting:
+            gone = await retried(what, partial(manifest.missing, self.store, asked))
+            if not gone:
+                return await retried(what, commit)
+        _log.warning("iteration %d is not committed: %s is gone, a newer one is there", asked.iteration, gone[0])
+        return ""
+
+    async def pass_over(self, told: Unrestored) -> None:
+        """A node has nothing to begin the round from: look what else the store has, then let the brain know. Of many
+        nodes that tell it of one round the first one counts."""
+        async with self._surveying:
+            if told.round == round_number(self.brain.state) and self.brain.state.phase is JobPhase.RUNNING:
+                look = partial(survey, self.store, self.spec.job, self.brain.state)
+                seen = await retried("a look at the checkpoints", look)
+                self.feed(RestoreFailed(told, seen))
+
+    async def tidy(self, last: int = 0, every: int = 0) -> None:
+        """Delete the checkpoints that need not stay (see `Kept`), debris, and what killed writers left; what cannot be
+        deleted now the next time finds.
+
+        The journal forgets them before: no round, of no master, begins from what is being deleted.
+        """
+        passed_over = frozenset((one.round, one.iteration) for one in self.state.refused if not one.node)
+        kept = Kept(last, every, begun_from(self.state), passed_over)
+        async with self._deleting:
+            try:
+                gone = await asyncio.to_thread(unneeded, self.store, self.spec.job, kept)
+                self.feed(DeletionDue(tuple(gone)))
+                await self.durable()
+                free = {place: keys for place, keys in gone.items() if place not in self.state.checkpoints}
+                await asyncio.to_thread(delete, self.store, free)
+            except StoreError as error:
+                _log.warning("old checkpoints and debris stay until the next commit: %s", error)
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        """What killed writers left: a store that lets nobody look for it is told of once."""
+        try:
+            await asyncio.to_thread(lambda: list(self.store.sweep(checkpoints_of(self.spec.job))))
+        except StoreError as error:
+            if not self._unswept:
+                _log.warning("what killed writers left in the store stays: %s", error)
+            self._unswept = True
+
+    async def confirm(self) -> None:
+        """Until it is known that this master still is the job's. Raises Fenced when another has taken it over."""
+        await retried("the journal's end", self._journal.confirm)
+
+    @property
+    def parts(self) -> Sequence[Callable[[], Coroutine[None, None, None]]]:
+        """What must run all the time, until cancelled; whatever one of them raises ends this master."""
+        return self.write, self.tick, self.commit, self.snapshot, self.watch, self.sanity
+
+    async def watch(self) -> None:
+        """Confirm again and again, until cancelled: a master that slept must end, also when it has nothing to write."""
+        while True:
+            await asyncio.sleep(CONFIRM_S)
+            await self.confirm()
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,275 @@
+"""One master's life: claim the job, serve its agents, keep its nodes, end with an Outcome."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from everstep.runtime.checkpoint.stored.keys import folder_of
+from everstep.runtime.job.events import Opened, ScaleAsked, StopAsked, Survey
+from everstep.runtime.job.replicas import Wanted
+from everstep.runtime.job.spec import JobSpec, problems
+from everstep.runtime.job.transaction import Refused
+from everstep.runtime.journal import journal
+from everstep.runtime.master.endpoints import Endpoints
+from everstep.runtime.master.journaled_brain import Desk
+from everstep.runtime.master.progress import Progress, Reporter
+from everstep.runtime.master.reconcile import Reconciler
+from everstep.runtime.master.server import serving
+from everstep.runtime.master.survey import survey
+from everstep.runtime.master.telemetry import Telemetry
+from everstep.runtime.net.door import RESERVE, STRANGERS, listen
+from everstep.runtime.net.tls import Credentials
+from everstep.runtime.platform import NodeRequest, Platform
+from everstep.runtime.protocol.messages import Heartbeat
+from everstep.runtime.store import Store
+
+TRY_AGAIN = 75
+TERMINATED = 143
+_log = logging.getLogger(__name__)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How it ended."""
+
+    state: Literal["succeeded", "failed", "stopped", "no_quorum", "fenced"]
+    """`stopped`: told to, by `stop`; the nodes were removed or left training as `remove_nodes` said."""
+    reason: str
+    error: str
+    """The first failing rank's traceback; empty where there is none."""
+    checkpoint: str | None
+    """Key prefix in the store of the newest committed checkpoint."""
+    iterations: int
+    exit_code: int
+    """0 succeeded, 1 failed, 3 no quorum, 75 fenced (another master has the job), 143 stopped."""
+
+
+class CannotListen(OSError):  # noqa: N818 (a name that reads well in `except`)
+    """The address, or a connection for each node, cannot be had; one line that says why and how to mend it."""
+
+
+async def run(
+    spec: JobSpec,
+    store: Store,
+    platform: Platform,
+    *,
+    credentials: Credentials,
+    agent_arguments: Sequence[str],
+    agent_environment: Mapping[str, str],
+    stop: asyncio.Event,
+    remove_nodes: Callable[[], bool] = lambda: True,
+    on_progress: Callable[[Progress], None] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    listener: socket.socket | None = None,
+    sizes: AsyncIterator[tuple[str, int]] | None = None,
+) -> Outcome:
+    """Run the job to its end, or until `stop` is set; then `remove_nodes()` says whether its nodes end or go on.
+
+    `agent_arguments` are appended to each node's `--node --role --host --slots`; `agent_environment` to its
+    EVERSTEP_JOB, _JOB_TOKEN, _MASTER, _STORE and _NODE. `port` 0 takes a free one. `listener`: one that
+    is at `host` already; it is closed at the end. `sizes` tells (role, nodes) whenever
+    somebody scales the job by other means than its HTTP. A job that has succeeded before
+    returns at once; one that ended otherwise is taken up again. Raises ValueError for a spec that contradicts itself,
+    CannotListen when host and port cannot be had or the job has more nodes than this process may open files,
+    StoreError and journal.JournalError when the journal can be neither written nor read.
+    """
+    if wrong := problems(spec):
+        raise ValueError("; ".join(wrong))
+    _allow_connections(spec)
+    with _collecting_rarely(), listener or listening(host, port) as door:
+        address = f"{host}:{door.getsockname()[1]}"
+        try:
+            claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
+        except journal.Fenced as error:
+            return Outcome("fenced", str(error), "", None, 0, TRY_AGAIN)
+        # Taken up again, the job tries once more what it refused.
+        fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
+        seen = await asyncio.to_thread(survey, store, spec.job, fresh)
+        desk = Desk(spec, store, claimed, state)
+        environment = {
+            **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": credentials.token,
+            "EVERSTEP_MASTER": f"{credentials.scheme}://{address}", "EVERSTEP_STORE": store.uri,
+        }  # fmt: skip
+        reconciler = Reconciler(desk, platform, _requests(desk, environment, agent_arguments))
+        telemetry = Telemetry(store, spec.job, state.epoch)
+        reporter = Reporter(on_progress, state)
+        desk.on_state.append(reporter.state)
+
+        def on_telemetry(beat: Heartbeat) -> int:
+            telemetry.add(beat.node, beat.telemetry, desk.clock())
+            if beat.telemetry:
+                reporter.telemetry(beat)
+            return telemetry.stored(beat.node)
+
+        async with serving(Endpoints(desk, credentials, on_telemetry), door, nodes=_nodes(spec)):
+            try:
+                return await _live(desk, seen, reconciler, telemetry, stop, remove_nodes, sizes)
+            except journal.Fenced as error:
+                return Outcome("fenced", str(error), "", None, desk.state.iteration, TRY_AGAIN)
+            finally:
+                await telemetry.flush()
+
+
+def _nodes(spec: JobSpec) -> int:
+    """At most."""
+    return sum(role.most for role in spec.roles.values())
+
+
+def _allow_connections(spec: JobSpec) -> None:
+    """Two connections a node (a long poll, and one to tell something) where this process may have so many open files.
+
+    Raises CannotListen where there is not even one for each.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    nodes = _nodes(spec)
+    useful, needed = 2 * nodes + STRANGERS + RESERVE, nodes + RESERVE
+    most = useful if hard == resource.RLIM_INFINITY else min(hard, useful)
+    if most < needed:
+        raise CannotListen(
+            f"{nodes} nodes need {nodes} connections + {RESERVE} = {needed} open files, "
+            f"but this process may have {hard}; raise the limit (ulimit -Hn)"
+        )
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+@contextlib.contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Cycles are looked for less often: with 10,000 connections that took half of the master's time (Python's default
+    of 700 new objects is made for small programs; what a request leaves behind is freed without it)."""
+    known = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*known)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Raises CannotListen."""
+    try:
+        return listen(host, port)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise CannotListen(f"cannot listen on {host}:{port}: {why}; choose another address or port") from None
+
+
+def _requests(
+    desk: Desk, environment: Mapping[str, str], agent_arguments: Sequence[str]
+) -> Callable[[Wanted], NodeRequest]:
+    """What to ask the platform for, for each wanted node."""
+
+    def request(node: Wanted) -> NodeRequest:
+        slots = str(desk.spec.roles[node.role].slots)
+        own = ["--node", node.name, "--role", node.role, "--host", node.host, "--slots", slots]
+        told = {**environment, "EVERSTEP_NODE": node.name}
+        avoided = sorted({*desk.spec.avoid_hosts, *desk.state.avoided})
+        arguments = [*own, *agent_arguments]
+        return NodeRequest(
+            node.name, node.role, node.host, told, arguments, node.resources, node.priority, node.extra, avoided
+        )
+
+    return request
+
+
+async def _live(
+    desk: Desk,
+    seen: Survey,
+    reconciler: Reconciler,
+    telemetry: Telemetry,
+    stop: asyncio.Event,
+    remove_nodes: Callable[[], bool],
+    sizes: AsyncIterator[tuple[str, int]] | None,
+) -> Outcome:
+    """Everything at once, until the job has ended and its nodes are gone, or this master is told to stop."""
+    main = asyncio.create_task(_to_the_end(desk, seen, reconciler, stop, remove_nodes))
+    parts = (*desk.parts, reconciler.watch, telemetry.run)
+    tasks = {main, *(asyncio.create_task(part()) for part in parts)}
+    if sizes:
+        tasks.add(asyncio.create_task(_scaled(desk, sizes)))
+    try:
+        while not main.done():
+            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        return main.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _scaled(desk: Desk, sizes: AsyncIterator[tuple[str, int]]) -> None:
+    """Have the job the size that was asked for; what it cannot have is said."""
+    async for role, nodes in sizes:
+        try:
+            desk.feed(ScaleAsked(role, nodes))
+        except Refused as error:
+            _log.warning("not scaled: %s", error)
+
+
+async def _to_the_end(
+    desk: Desk, seen: Survey, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
+) -> Outcome:
+    ended = asyncio.Event()
+    desk.on_state.append(lambda state: ended.set() if state.ended else ended.clear())
+    await reconciler.pass_once()  # Who died while no master looked must not be counted on.
+    desk.feed(Opened(seen))
+    await desk.durable()
+    loop, debris = asyncio.create_task(reconciler.loop()), asyncio.create_task(desk.tidy())
+    try:
+        if not desk.state.ended and await _first(ended, stop, failing=loop) is stop:
+            if not remove_nodes():
+                await desk.durable()
+                why = "told to stop; its nodes go on training"
+                return Outcome("stopped", why, "", _newest(desk), desk.state.iteration, TERMINATED)
+            desk.feed(StopAsked("told to stop"))
+            await desk.durable()
+        await _emptied(desk, reconciler)
+        return _outcome(desk)
+    finally:
+        loop.cancel()
+        debris.cancel()
+        await asyncio.gather(loop, debris, return_exceptions=True)
+
+
+async def _first(*events: asyncio.Event, failing: asyncio.Task[None]) -> asyncio.Event:
+    """The first of these events to be set; raises what `failing` raises meanwhile."""
+    tasks = {asyncio.create_task(event.wait()): event for event in events}
+    try:
+        done, _ = await asyncio.wait([*tasks, failing], return_when=asyncio.FIRST_COMPLETED)
+        if failing in done:
+            failing.result()
+        return next(tasks[task] for task in tasks if task in done)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _emptied(desk: Desk, reconciler: Reconciler) -> None:
+    """Until the nodes have left by themselves, or were deleted when their time was over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(desk.spec.patience.leave_s * 2 + 5):
+            reconciler.empty.clear()
+            desk.changed.set()
+            await reconciler.empty.wait()
+
+
+def _newest(desk: Desk) -> str | None:
+    committed = [key for key, known in desk.state.checkpoints.items() if known.manifest]
+    return folder_of(desk.spec.job, max(committed)) if committed else None
+
+
+def _outcome(desk: Desk) -> Outcome:
+    ended = desk.state.ended
+    assert ended is not None, "a job that ended says how"
+    return Outcome(ended.result.value, ended.reason, ended.error, _newest(desk), desk.state.iteration, ended.exit_code)

@@ -1,0 +1,94 @@
+"""Requests' bodies: bytes in, one message out, or Refused with the field's name.
+
+What passes here can be journaled and read again by every later master: numbers fit into JSON's, texts are of
+reasonable length, names are such that they may become parts of paths.
+"""
+
+import re
+from functools import cache
+from typing import TypeVar
+
+import msgspec
+
+from everstep.runtime.job.brain import Refused
+from everstep.runtime.protocol.messages import PROTOCOL, Holding, Join, WorkerExit
+
+LARGEST_BODY = 1 << 20
+"""Bytes."""
+LONGEST_TEXT = 4096
+LARGEST_NUMBER = (1 << 53) - 1
+"""What every reader of JSON has exactly."""
+MOST_SHARDS = 1 << 20
+
+_TEXTS: dict[tuple[type[msgspec.Struct], str], int] = {(WorkerExit, "error"): 16 << 10}
+"""Characters that a field may have, where not LONGEST_TEXT."""
+_INTEGERS: dict[tuple[type[msgspec.Struct], str], tuple[int, int]] = {
+    (Join, "slots"): (1, 1 << 16),
+    (Join, "master_port"): (1, 65535),
+    (Join, "index"): (-1, LARGEST_NUMBER),
+    (Holding, "shards"): (1, MOST_SHARDS),
+    (WorkerExit, "exit_code"): (-LARGEST_NUMBER, LARGEST_NUMBER),
+}
+"""Bounds of a field, where not 0 and LARGEST_NUMBER."""
+_NAMES = frozenset({"node", "role"})
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_ADDRESS = re.compile(r"[^\s/]+:[0-9]{1,5}")
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+_decoder = cache(msgspec.json.Decoder)
+
+
+def message(kind: type[M], body: bytes) -> M:
+    """The message that these bytes are. Raises Refused."""
+    if len(body) > LARGEST_BODY:
+        raise Refused(f"{kind.__name__}: the body has more than {LARGEST_BODY} bytes")
+    try:
+        found: M = _decoder(kind).decode(body)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"{kind.__name__}: {error}") from error
+    _check(found, kind.__name__, "$")
+    return found
+
+
+def _check_join(join: Join) -> None:
+    if join.protocol != PROTOCOL:
+        raise Refused(f"Join: protocol {join.protocol}, this master speaks {PROTOCOL}; install one version")
+    if not _ADDRESS.fullmatch(join.address):
+        raise Refused("Join: Expected host:port - at `$.address`")
+
+
+def _check(found: msgspec.Struct, what: str, at: str) -> None:
+    kind = type(found)
+    if isinstance(found, Join):
+        _check_join(found)
+    for field in kind.__struct_fields__:
+        value, place = getattr(found, field), f"{at}.{field}"
+        if isinstance(value, str):
+            longest = _TEXTS.get((kind, field), LONGEST_TEXT)
+            if len(value) > longest:
+                raise Refused(f"{what}: Expected at most {longest} characters, got {len(value)} - at `{place}`")
+            if value and field in _NAMES and not _NAME.fullmatch(value):
+                raise Refused(f"{what}: Expected a name of letters, digits and . _ - - at `{place}`")
+        elif isinstance(value, int):
+            low, high = _INTEGERS.get((kind, field), (0, LARGEST_NUMBER))
+            if not low <= value <= high:
+                raise Refused(f"{what}: Expected a number from {low} to {high} - at `{place}`")
+        elif isinstance(value, float):
+            if value < 0:
+                raise Refused(f"{what}: Expected a number from 0 on - at `{place}`")
+        elif isinstance(value, msgspec.Struct):
+            _check(value, what, place)
+        elif isinstance(value, tuple):
+            _check_each(value, what, place)
+
+
+def _check_each(values: tuple[object, ...], what: str, at: str) -> None:
+    for number, value in enumerate(values):
+        if isinstance(value, msgspec.Struct):
+            _check(value, what, f"{at}[{number}]")
+        elif isinstance(value, dict):
+            for key, part in value.items():
+                if isinstance(part, int) and abs(part) > LARGEST_NUMBER:
+                    raise Refused(f"{what}: Expected a smaller number - at `{at}[{number}].{key}`")

@@ -1,0 +1,1 @@
+"""Connections between processes: the guard of every HTTP server, TLS, tokens, and requests that manifests ask for."""

@@ -1,0 +1,263 @@
+"""HTTP requests that a manifest asks for: only http and https, and what was meant for one host is told to no other.
+
+Standard library only, as `runtime/workflow/pods/httprun.py` runs without any other. Rules after RFC 9110 (8.6, 15.4)
+and curl's documentation ("Authorization" and own headers are not sent along to another host).
+"""
+
+import http.client
+import socket
+import ssl
+import string
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+SCHEMES = ("http", "https")
+REDIRECTS = 10
+REDIRECTED = (301, 302, 303, 307, 308)
+AS_IT_IS = (307, 308)
+"""With the same method and body; the others ask by GET."""
+OF_BODY = ("content-length", "content-type")
+PORTS = {"http": 80, "https": 443}
+PIECE = 1 << 20
+CONNECT_S = 10.0
+"""Of each address of a host, to answer at all."""
+SLOW_S, SLOW_BYTES = 60.0, 1024
+"""An answer of which fewer bytes came in so much time is none: a server that sends a byte now and then ends no wait."""
+WIRE = (http.client.HTTPException, OSError, ValueError)
+"""What urllib and http.client raise for addresses, answers and connections that are none."""
+
+
+class WebError(OSError):
+    """There is no whole answer; one line that says why."""
+
+
+class Request(NamedTuple):
+    """What is asked, and how."""
+
+    url: str
+    method: str = "GET"
+    headers: Sequence[tuple[str, str]] = ()
+    """In order; of one name the last counts."""
+    body: Any = None
+    """bytes, or an open file."""
+    timeout_s: float = 60.0
+    """For the head of the answer, and for each piece of it."""
+    context: ssl.SSLContext | None = None
+    ending: "Ending | None" = None
+    """By which somebody else may end it."""
+
+
+class Ending:
+    """The way to end a request from another thread: what it waits for fails at once."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+        self.why = ""
+        """What the request then says; empty while it goes on."""
+
+    def end(self, why: str) -> None:
+        """End it. The first reason stays."""
+        self.why = self.why or why
+        for one in list(self._sockets):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def check(self) -> None:
+        """Raise WebError when it has been ended."""
+        if self.why:
+            raise WebError(self.why)
+
+    def connect(self, address: tuple[str, int], timeout: float, source: Any = None) -> socket.socket:
+        """`socket.create_connection`, remembered: TLS takes the socket's place, but not its duplicate's."""
+        made = socket.create_connection(address, min(timeout, CONNECT_S), source)
+        made.settimeout(timeout)
+        self._sockets.append(made.dup())
+        if self.why:
+            made.close()
+            raise OSError(self.why)
+        return made
+
+    def close(self) -> None:
+        """The connection is over."""
+        while self._sockets:
+            self._sockets.pop().close()
+
+
+class Answer:
+    """What came: head, and the body in pieces."""
+
+    def __init__(self, response: Any, ending: Ending) -> None:
+        self._response = response
+        self._ending = ending
+        self.clock = time.monotonic
+        """By which it is told whether it comes too slowly."""
+        self.status: int = response.status
+        self.reason = " ".join(str(response.reason).split())
+        self.headers: list[tuple[str, str]] = list(response.headers.items())
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body. Raises WebError when it ends before its length, is ended, or comes too slowly."""
+        began, came = self.clock(), 0
+        try:
+            while piece := self._response.read1(PIECE):
+                yield piece
+                came += len(piece)
+                if (now := self.clock()) - began >= SLOW_S:
+                    if came < SLOW_BYTES:
+                        raise WebError(f"less than {SLOW_BYTES} bytes came in {SLOW_S:.0f} s")
+                    began, came = now, 0
+        except WIRE as error:
+            raise WebError(self._ending.why or reason(error)) from None
+        self._ending.check()
+        # Asked for so many bytes, http.client takes an end for the whole.
+        if getattr(self._response, "length", None):
+            raise WebError("unexpected EOF")
+
+    def body(self, limit: int) -> bytes:
+        """All of it. Raises WebError, also when it is longer than `limit`."""
+        found = bytearray()
+        for piece in self.pieces():
+            found += piece
+            if len(found) > limit:
+                raise WebError(f"the answer is longer than {limit} bytes")
+        return bytes(found)
+
+
+@contextmanager
+def opened(request: Request) -> Iterator[Answer]:
+    """Send it, follow what it is redirected to, and give the answer, whatever its status. Raises WebError."""
+    ending = request.ending or Ending()
+    try:
+        ending.check()
+        with _head_in_time(request, ending):
+            response = _sent(request, ending)
+        if ending.why:  # http.client takes a head that was cut off for a whole one.
+            response.close()
+            ending.check()
+    except WIRE as error:
+        ending.close()
+        raise WebError(f"{request.method.title()} {_quoted(request.url)}: {ending.why or reason(error)}") from None
+    try:
+        yield Answer(response, ending)
+    finally:
+        response.close()
+        ending.close()
+
+
+@contextmanager
+def _head_in_time(request: Request, ending: Ending) -> Iterator[None]:
+    """A head that comes drop by drop ends no wait for the next drop. A file may take as long as it takes to be sent."""
+    timer = threading.Timer(request.timeout_s, ending.end, ("context deadline exceeded",))
+    timer.daemon = True
+    if not hasattr(request.body, "read"):
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+class _Handler(urllib.request.AbstractHTTPHandler):
+    """Makes connections that can be ended."""
+
+    def __init__(self, context: ssl.SSLContext | None, ending: Ending) -> None:
+        super().__init__()
+        self._tls = context
+        self._ending = ending
+
+    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
+
+    def http_open(self, asked: urllib.request.Request) -> Any:
+        """In clear."""
+        return self.do_open(self._made(http.client.HTTPConnection), asked)
+
+    def https_open(self, asked: urllib.request.Request) -> Any:
+        """By TLS."""
+        return self.do_open(self._made(http.client.HTTPSConnection), asked, context=self._tls)
+
+    def _made(self, kind: Any) -> Any:
+        def make(*arguments: Any, **more: Any) -> Any:
+            connection = kind(*arguments, **more)
+            connection._create_connection = self._ending.connect
+            return connection
+
+        return make
+
+
+def _sent(request: Request, ending: Ending) -> Any:
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(), _Handler(request.context, ending), urllib.request.HTTPErrorProcessor(),
+        urllib.request.HTTPDefaultErrorHandler(),
+    ):  # fmt: skip
+        opener.add_handler(handler)
+    opener.addheaders = [("User-Agent", "everstep")]
+    for _ in range(REDIRECTS + 1):
+        _check(request.url)
+        asked = urllib.request.Request(request.url, request.body, dict(request.headers), method=request.method)
+        try:
+            return opener.open(asked, timeout=request.timeout_s)
+        except urllib.error.HTTPError as answer:
+            place = answer.headers.get("Location") if answer.code in REDIRECTED else None
+            if not place:
+                return answer
+            answer.close()
+            ending.close()  # Else the connection would stay, by its duplicate.
+            request = _next(request, answer.code, urllib.parse.urljoin(request.url, place))
+    raise ValueError(f"stopped after {REDIRECTS} redirects")
+
+
+def _check(url: str) -> None:
+    """Raise ValueError, in the words of Go's client, for what is no address of the web."""
+    scheme = urllib.parse.urlsplit(url).scheme
+    if scheme not in SCHEMES:
+        raise ValueError(f"unsupported protocol scheme {_quoted(scheme)}")
+
+
+def _next(request: Request, code: int, url: str) -> Request:
+    """What a redirect makes of it, as Go's client does it; headers go only to the host that they were meant for."""
+    url = urllib.parse.quote(url, safe=string.punctuation)
+    headers = [(name, value) for name, value in request.headers if _may_follow(name, request.url, url)]
+    if code in AS_IT_IS:
+        if hasattr(request.body, "seek"):
+            request.body.seek(0)
+        return request._replace(url=url, headers=headers)
+    headers = [(name, value) for name, value in headers if name.lower() not in OF_BODY]
+    method = "HEAD" if request.method == "HEAD" else "GET"
+    return request._replace(url=url, headers=headers, method=method, body=None)
+
+
+def _may_follow(header: str, url: str, other: str) -> bool:
+    return header.lower() in OF_BODY or same_host(url, other)
+
+
+def same_host(one: str, other: str) -> bool:
+    """Is the second address served by whom the first one named? So it is with https after http, not the other way."""
+    first, second = urllib.parse.urlsplit(one), urllib.parse.urlsplit(other)
+    places = [(part.scheme, part.port or PORTS.get(part.scheme)) for part in (first, second)]
+    upgraded = places == [("http", PORTS["http"]), ("https", PORTS["https"])]
+    return first.hostname == second.hostname and (places[0] == places[1] or upgraded)
+
+
+def reason(error: Exception) -> str:
+    """Why there is no answer, in one line."""
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
+        return reason(error.reason)
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "EOF"
+    if isinstance(error, http.client.IncompleteRead):
+        return "unexpected EOF"
+    if isinstance(error, http.client.BadStatusLine):
+        return f"malformed HTTP response {_quoted(' '.join(map(str, error.args)))}"
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _quoted(text: str) -> str:
+    """As Go's %q has it: control characters as text."""
+    return '"' + text.strip().encode("unicode_escape").decode().replace('"', '\\"')[:300] + '"'

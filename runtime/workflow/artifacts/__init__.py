@@ -1,0 +1,1 @@
+"""Artifacts between pods: packed, unpacked, kept in a folder, in a bucket, or fetched from elsewhere."""

@@ -1,0 +1,195 @@
+"""Artifacts between pods: archives under keys in a folder, as Argo keeps them in a bucket.
+
+`save` packs what a pod wrote (tgz, zip or as it is), `load` puts it where the next pod looks for it. Keys are Argo's:
+`WORKFLOW/POD/NAME.tgz`. Rules after Argo's documentation ("Configuring Your Artifact Repository", "Artifacts") and
+recorded answers.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from everstep.runtime.net import web
+from everstep.runtime.workflow.artifacts import archives, remote
+from everstep.runtime.workflow.artifacts.archives import LIMITS, ArchiveError, Limits
+from everstep.runtime.workflow.artifacts.inside import BadPathError, inside
+from everstep.runtime.workflow.manifest.library import Library, NotThereError
+
+FRESH = ".fresh-"
+"""What the name of a folder begins with in which an artifact is packed, beside its place."""
+NO_KEY = "artifact {} failed to load: The specified key does not exist."
+BAD_KEY = 'Resource name contains bad components such as ".." or ".".'
+IS_FOLDER = "Object name already exists as a directory."
+UNUSABLE = (OSError, ValueError, ArithmeticError, TypeError)
+"""What values of a manifest raise that no file, mode or archive can have."""
+
+
+class ArtifactError(Exception):
+    """It cannot be saved or loaded; in Argo's words."""
+
+
+def key_of(entry: Mapping[str, Any], prefix: str) -> str:
+    """Where an output artifact is kept; `prefix` is WORKFLOW/POD, unless the repository has a format of its own."""
+    if key := (entry.get("s3") or {}).get("key"):
+        return str(key)
+    archive = entry.get("archive") or {}
+    if archive.get("none") is not None:
+        return f"{prefix}/{os.path.basename(str(entry['path']).rstrip('/'))}"
+    return f"{prefix}/{entry['name']}{'.zip' if archive.get('zip') is not None else '.tgz'}"
+
+
+def place_of(folder: Path, key: str) -> Path:
+    """The file or folder of a key, to be read or written. Raises ArtifactError in the words of Argo's store."""
+    if {".", ".."} & set(key.split("/")):
+        raise ArtifactError(BAD_KEY)
+    try:
+        return inside(folder, key.lstrip("/"))
+    except BadPathError as error:
+        raise ArtifactError(str(error)) from None
+
+
+def save(place: Path, entry: Mapping[str, Any], repository: Path, key: str, below_volume: bool) -> None:
+    """Keep what lies at `place` under the key. Raises ArtifactError."""
+    try:
+        to = place_of(repository, key)
+    except ArtifactError as error:
+        raise ArtifactError(f"failed to put file: {error}") from None
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=to.parent, prefix=FRESH))
+        try:
+            _pack(place, entry, fresh / "packed", below_volume)
+            _publish(fresh / "packed", to)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except UNUSABLE as error:
+        raise ArtifactError(f"failed to put file: {said(error)}") from None
+
+
+def said(error: Exception) -> str:
+    """What went wrong, without the places of this machine."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+
+
+def _pack(place: Path, entry: Mapping[str, Any], packed: Path, below_volume: bool) -> None:
+    archive = entry.get("archive") or {}
+    if archive.get("none") is not None:
+        archives.plain(place, packed)
+    elif archive.get("zip") is not None:
+        if place.is_file() and not below_volume:
+            # Argo's wait container has moved the file that it then wants to pack.
+            raise ArtifactError(f"stat /tmp/argo/outputs/artifacts/{entry['name']}: no such file or directory")
+        archives.zip_(place, packed, f"mainctrfs{entry['path']}" if below_volume else "")
+    else:
+        level = (archive.get("tar") or {}).get("compressionLevel")
+        name = os.path.basename(str(entry["path"]).rstrip("/"))
+        archives.tar(place, name, packed, None if level is None else int(level))
+
+
+def _publish(packed: Path, to: Path) -> None:
+    """Put it in its place. A folder's files join those that are there, and no folder goes for a file.""" ""
+    if not to.is_dir():
+        packed.replace(to)
+        return
+    if not packed.is_dir():
+        raise ArtifactError(f"failed to put file: {IS_FOLDER}")
+    for folder, _, names in os.walk(packed):
+        for file in (Path(folder, name) for name in names):
+            there = inside(to, str(file.relative_to(packed)))
+            there.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(there)
+
+
+def load(
+    entry: Mapping[str, Any], repository: Path, into: Path, library: Library, limits: Limits = LIMITS,
+    ending: web.Ending | None = None,
+) -> None:  # fmt: skip
+    """Put an input artifact at `into`; `ending` may end what is fetched by http. Raises ArtifactError."""
+    try:
+        _load(entry, repository, into, library, limits, ending)
+    except UNUSABLE as error:
+        raise ArtifactError(f"artifact {entry['name']} failed to load: {said(error)}") from None
+
+
+def _load(
+    entry: Mapping[str, Any], repository: Path, into: Path, library: Library, limits: Limits, ending: web.Ending | None
+) -> None:
+    if into.exists():
+        shutil.rmtree(into) if into.is_dir() else into.unlink()
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=into.parent, prefix=".load-") as folder:
+        got = Path(folder, "got")
+        if not _fetch(entry, repository, got, library, ending):
+            if not entry.get("optional"):
+                raise ArtifactError(NO_KEY.format(entry["name"]))
+            into.mkdir()
+            return
+        try:
+            _unpacked(entry, got, limits).rename(into)
+        except ArchiveError as error:
+            raise ArtifactError(str(error)) from None
+        _set_mode(entry, into)
+
+
+def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Library, ending: web.Ending | None) -> bool:
+    """Get it as it is kept; False when there is nothing."""
+    if entry.get("raw") is not None:
+        to.write_text(str(entry["raw"].get("data") or ""))
+        to.chmod(0o666)
+        return True
+    if entry.get("http") or entry.get("git"):
+        try:
+            if entry.get("http"):
+                remote.download(entry["http"], library, to, ending)
+            else:
+                remote.clone(entry["git"], library, to)
+        except (remote.RemoteError, NotThereError) as error:
+            if isinstance(error, remote.AbsentError) and entry.get("optional"):
+                return False
+            raise ArtifactError(f"artifact {entry['name']} failed to load: {error}") from None
+        return True
+    key = str((entry.get("s3") or {}).get("key") or "")
+    try:
+        kept = place_of(repository, key) if key else None
+    except ArtifactError as error:
+        raise ArtifactError(f"artifact {entry['name']} failed to load: failed to get file: {error}") from None
+    if kept is None or not kept.exists():
+        return False
+    archives.plain(kept, to)
+    _chmod(to, 0o600, files_only=True)
+    return True
+
+
+def _unpacked(entry: Mapping[str, Any], got: Path, limits: Limits) -> Path:
+    """What the input's place gets."""
+    archive, out = entry.get("archive") or {}, got.with_name("out")
+    if got.is_dir() or archive.get("none") is not None:
+        return got
+    if archive.get("zip") is not None:
+        return archives.unzip(got, out, limits)
+    if archive.get("tar") is not None or archives.is_tarball(got):
+        return archives.untar(got, out, limits)
+    return got
+
+
+def _set_mode(entry: Mapping[str, Any], place: Path) -> None:
+    mode = entry.get("mode")
+    if mode is None:
+        return
+    if entry.get("recurseMode"):
+        _chmod(place, int(mode))
+    else:
+        place.chmod(int(mode))
+
+
+def _chmod(place: Path, mode: int, files_only: bool = False) -> None:
+    """Of the whole tree, inner ones first: its own folder may become one that nobody can enter. No link is followed."""
+    for folder, names, files in os.walk(place, topdown=False):
+        for one in (Path(folder, name) for name in [*([] if files_only else names), *files]):
+            if not one.is_symlink():
+                one.chmod(mode)
+    if not (files_only and place.is_dir()):
+        place.chmod(mode)

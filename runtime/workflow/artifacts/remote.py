@@ -1,0 +1,198 @@
+"""Artifacts that others keep: http addresses (get and put, with their ways to say who asks) and git repositories.
+
+After Argo's documentation ("HTTP Artifacts", "Git"). Credentials come from Secrets and reach `git` by its environment.
+"""
+
+import base64
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import tempfile
+import urllib.parse
+from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from everstep.runtime.net import web
+from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.library import Library
+
+TOKEN_BYTES = 1 << 20
+
+
+class RemoteError(OSError):
+    """It cannot be fetched or put."""
+
+
+class AbsentError(RemoteError):
+    """It is not there: an optional artifact is none."""
+
+
+def _secret(holder: Mapping[str, Any], name: str, library: Library) -> str:
+    return (library.value("Secret", holder[name]) or "") if holder.get(name) else ""
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+class Room:
+    """What a file from elsewhere may take of a disk: half of what is left, so that others can go on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._most = self._left = shutil.disk_usage(folder).free // 2
+
+    def take(self, count: int) -> None:
+        """Raise RemoteError when it is too much."""
+        self._left -= count
+        if self._left < 0:
+            raise RemoteError(f"it is larger than {self._most} bytes, half of what is left on this disk")
+
+
+def download(http: Mapping[str, Any], library: Library, to: Path, ending: web.Ending | None = None) -> None:
+    """Get what an http location has, whole; `ending` may end it. Raises RemoteError, NotThereError."""
+    request, room = _request(http, library)._replace(ending=ending), Room(to.parent)
+    try:
+        with web.opened(request) as answer, to.open("wb") as file:
+            if answer.status == HTTPStatus.NOT_FOUND:
+                raise AbsentError(f"{answer.status} {answer.reason}")
+            if answer.status // 100 != 2:
+                status = f"{answer.status} {answer.reason}"
+                raise RemoteError(f"loading content from {request.url} failed with reason: {status}")
+            for piece in answer.pieces():
+                room.take(len(piece))
+                file.write(piece)
+    except web.WebError as error:
+        raise RemoteError(str(error)) from None
+
+
+def upload(http: Mapping[str, Any], library: Library, source: Path) -> None:
+    """Put a file where an http location says. Raises RemoteError, NotThereError."""
+    if source.is_dir():
+        raise RemoteError("a folder cannot be put to an http address; let it be archived")
+    content = [("Content-Length", str(source.stat().st_size)), ("Content-Type", "application/octet-stream")]
+    with source.open("rb") as file:
+        own = _request(http, library)
+        request = own._replace(method="PUT", body=file, headers=[*content, *own.headers])
+        try:
+            with web.opened(request) as answer:
+                if answer.status // 100 != 2:
+                    status = f"{answer.status} {answer.reason}"
+                    raise RemoteError(f"saving file {source.name} to {request.url} failed with reason: {status}")
+        except web.WebError as error:
+            raise RemoteError(str(error)) from None
+
+
+def _request(http: Mapping[str, Any], library: Library) -> web.Request:
+    """With who asks, as the location says it."""
+    auth, headers = http.get("auth") or {}, list[tuple[str, str]]()
+    if basic := auth.get("basicAuth"):
+        known = _basic(_secret(basic, "usernameSecret", library), _secret(basic, "passwordSecret", library))
+        headers.append(("Authorization", known))
+    if auth.get("oauth2"):
+        headers.append(("Authorization", f"Bearer {_token(auth['oauth2'], library)}"))
+    headers += [(str(one["name"]), str(one.get("value") or "")) for one in listed(http, "headers")]
+    context = _certificate(auth["clientCert"], library) if auth.get("clientCert") else None
+    return web.Request(str(http.get("url") or ""), headers=headers, context=context)
+
+
+def _certificate(told: Mapping[str, Any], library: Library) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for name in ("clientCertSecret", "clientKeySecret"):
+            files.append(Path(folder, name))
+            files[-1].write_text(_secret(told, name, library))
+        try:
+            context.load_cert_chain(*files)
+        except (ssl.SSLError, ValueError) as error:
+            raise RemoteError(f"the client's certificate cannot be used: {error}") from None
+    return context
+
+
+def _token(told: Mapping[str, Any], library: Library) -> str:
+    """An access token for the client itself (RFC 6749, 4.4)."""
+    form = [("grant_type", "client_credentials")]
+    if told.get("scopes"):
+        form.append(("scope", " ".join(told["scopes"])))
+    form += [(str(one["key"]), str(one.get("value") or "")) for one in listed(told, "endpointParams")]
+    who = (_secret(told, "clientIDSecret", library), _secret(told, "clientSecretSecret", library))
+    headers = [("Authorization", _basic(*map(urllib.parse.quote_plus, who))),
+               ("Content-Type", "application/x-www-form-urlencoded")]  # fmt: skip
+    url, body = _secret(told, "tokenURLSecret", library), urllib.parse.urlencode(form).encode()
+    try:
+        with web.opened(web.Request(url, "POST", headers, body)) as answer:
+            if answer.status // 100 != 2:
+                raise RemoteError(f"the token's address answers {answer.status} {answer.reason}")
+            found = json.loads(answer.body(TOKEN_BYTES))
+    except web.WebError as error:
+        raise RemoteError(f"no token: {error}") from None
+    except (ValueError, RecursionError):
+        raise RemoteError("the token's address gave no JSON") from None
+    token = found.get("access_token") if isinstance(found, dict) else None
+    if not token:
+        raise RemoteError("the token's address gave no access_token")
+    return str(token)
+
+
+def clone(git: Mapping[str, Any], library: Library, to: Path) -> None:
+    """A git location's repository, at its revision. Raises RemoteError, NotThereError."""
+    repo, single, depth = str(git["repo"]), bool(git.get("singleBranch")), git.get("depth")
+    if single and not git.get("branch"):
+        raise RemoteError("single branch mode without a branch specified")
+    shallow = [f"--depth={int(depth)}"] if depth else []
+    over = ["--no-local"] if depth else []  # A path that is only linked has no depth.
+    which = ["--single-branch", f"--branch={git['branch']}"] if single else ["--no-single-branch"]
+    with tempfile.TemporaryDirectory() as keys:
+        environment = _environment(git, library, Path(keys))
+
+        def run(*words: str, at: Path | None = to, may_fail: bool = False) -> bool:
+            try:
+                done = subprocess.run(
+                    ["git", *words], cwd=at, env=environment, capture_output=True, text=True, check=False
+                )
+            except FileNotFoundError:
+                raise RemoteError("there is no git in the PATH") from None
+            if done.returncode and not may_fail:
+                said = done.stderr.strip().splitlines()
+                raise RemoteError(f"failed to {words[0]} {json.dumps(repo)}: {said[-1] if said else done.returncode}")
+            return done.returncode == 0
+
+        run("clone", "--quiet", *shallow, *over, *which, "--", repo, str(to), at=None)
+        for one in listed(git, "fetch"):
+            run("fetch", "--quiet", "--update-head-ok", *shallow, "origin", "--", str(one))
+        revision = str(git.get("revision") or "")
+        if revision:
+            ways = (f"refs/tags/{revision}", f"refs/remotes/origin/{revision}", revision)
+            known = (one for one in ways if run("rev-parse", "--verify", "--quiet", f"{one}^{{commit}}", may_fail=True))
+            at = next(known, "")
+            if not at and not run("fetch", "--quiet", "origin", "--", revision, may_fail=True):
+                raise RemoteError("failed to get resolve revision: reference not found")
+            run("checkout", "--quiet", "--detach", at or "FETCH_HEAD", "--")
+        if not git.get("disableSubmodules"):
+            run("submodule", "--quiet", "update", "--init", "--recursive")
+
+
+def _environment(git: Mapping[str, Any], library: Library, keys: Path) -> dict[str, str]:
+    """Who asks; nothing of it stands in a command line."""
+    found = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    user, password = _secret(git, "usernameSecret", library), _secret(git, "passwordSecret", library)
+    place = urllib.parse.urlsplit(str(git["repo"]))
+    if user or password:
+        found["GIT_CONFIG_COUNT"] = "1"
+        found["GIT_CONFIG_KEY_0"] = f"http.{place.scheme}://{place.netloc}/.extraHeader"
+        found["GIT_CONFIG_VALUE_0"] = f"Authorization: {_basic(user, password)}"
+    if git.get("insecureSkipTLS"):
+        found["GIT_SSL_NO_VERIFY"] = "1"
+    ssh = ["ssh", "-o", "BatchMode=yes"]
+    if key := _secret(git, "sshPrivateKeySecret", library):
+        path = keys / "key"
+        path.touch(0o600)
+        path.write_text(f"{key.rstrip()}\n")
+        ssh += ["-i", str(path), "-o", "IdentitiesOnly=yes"]
+    if git.get("insecureIgnoreHostKey"):
+        ssh += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
+    return {**found, "GIT_SSH_COMMAND": " ".join(ssh)} if len(ssh) > 3 else found

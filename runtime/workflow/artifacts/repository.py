@@ -1,0 +1,191 @@
+"""Where artifacts are kept: a folder beside the runs, or the bucket that an artifact or artifactRepositoryRef names.
+
+After Argo's documentation ("Configuring Your Artifact Repository", "Artifact Repository Ref", "Key-Only Artifacts").
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from everstep.runtime.net import web
+from everstep.runtime.store import NoSuchKey, Store, StoreError, open_store
+from everstep.runtime.store.s3_settings import ENDPOINTS
+from everstep.runtime.system import atomic
+from everstep.runtime.workflow.artifacts import artifacts, remote
+from everstep.runtime.workflow.artifacts.archives import LIMITS, Limits
+from everstep.runtime.workflow.artifacts.artifacts import UNUSABLE, ArtifactError
+from everstep.runtime.workflow.artifacts.inside import inside
+from everstep.runtime.workflow.engine.template_call import UNLISTED
+from everstep.runtime.workflow.manifest.library import Library, NotThereError
+
+KEY_FORMAT = "{{workflow.name}}/{{pod.name}}"
+CHUNK = 16 << 20
+NOT_LISTED = "ListObjects is currently not supported for this artifact type, but it will be in a future version"
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "accessKeySecret",
+    "AWS_SECRET_ACCESS_KEY": "secretKeySecret",
+    "AWS_SESSION_TOKEN": "sessionTokenSecret",
+}
+"""What a variable is taken from."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """Of one run."""
+
+    folder: Path
+    library: Library
+    s3: Mapping[str, Any] = field(default_factory=dict)
+    """What an artifact that names only a key takes over: bucket, endpoint, credentials, keyFormat."""
+    limits: Limits = LIMITS
+    """What archives may unpack to."""
+
+    def location(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole s3 of an artifact. Without a bucket it is in the folder."""
+        own = entry.get("s3") or {}
+        return dict(own) if own.get("bucket") else {**self.s3, **own}
+
+    def save(self, place: Path, entry: Mapping[str, Any], key: str, below_volume: bool) -> None:
+        """Keep what lies at `place`. Raises ArtifactError."""
+        at = self.location(entry)
+        if entry.get("git"):
+            raise ArtifactError("git output artifacts unsupported")
+        if not at.get("bucket") and not entry.get("http"):
+            artifacts.save(place, entry, self.folder, key, below_volume)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            artifacts.save(place, entry, Path(folder), "packed", below_volume)
+            packed = Path(folder, "packed")
+            try:
+                if entry.get("http"):
+                    remote.upload(entry["http"], self.library, packed)
+                else:
+                    _upload(self._store(at), key.strip("/"), packed)
+            except (*UNUSABLE, NotThereError) as error:
+                raise ArtifactError(f"artifact {entry['name']} failed to save: {error}") from None
+
+    def load(self, entry: Mapping[str, Any], into: Path, ending: web.Ending | None = None) -> None:
+        """Put an input artifact at `into`; `ending` may end it on the way. Raises ArtifactError."""
+        at = self.location(entry)
+        if not entry.get("s3") or not at.get("bucket"):
+            artifacts.load(entry, self.folder, into, self.library, self.limits, ending)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                fetched = _Fetched(self._store(at), remote.Room(Path(folder)), ending or web.Ending())
+                fetched.download(str(at["key"]).lstrip("/"), Path(folder, "got"))
+            except (*UNUSABLE, NotThereError, KeyError) as error:
+                raise ArtifactError(f"artifact {entry['name']} failed to load: {error}") from None
+            artifacts.load({**entry, "s3": {"key": "got"}}, Path(folder), into, self.library, self.limits)
+
+    def paths(self, entry: Mapping[str, Any]) -> list[str]:
+        """The keys of all that lies below the artifact's. Raises ArtifactError."""
+        if any(entry.get(kind) for kind in UNLISTED):
+            raise ArtifactError(NOT_LISTED)
+        at = self.location(entry)
+        key = f"{at['key'].strip('/')}/" if at.get("key") else ""
+        try:
+            if at.get("bucket"):
+                return [one.key for one in self._store(at).list(key) if not one.key.endswith("/")]
+        except (*UNUSABLE, NotThereError) as error:
+            raise ArtifactError(f"failed to list {key!r}: {error}") from None
+        return sorted(path for path in self._kept() if path.startswith(key) and not path.startswith("."))
+
+    def _kept(self) -> Iterator[str]:
+        """The files of the folder, but those that are being packed: these come and go meanwhile."""
+        for folder, below, names in os.walk(self.folder):
+            below[:] = [name for name in below if not name.startswith(artifacts.FRESH)]
+            for file in (Path(folder, name) for name in names):
+                if file.is_file():
+                    yield str(file.relative_to(self.folder))
+
+    def _store(self, at: Mapping[str, Any]) -> Store:
+        """Raises StoreError, NotThereError."""
+        return open_store(f"s3://{at['bucket']}", read_only=True, environment=self.environment(at))
+
+    def environment(self, at: Mapping[str, Any]) -> dict[str, str]:
+        """The store's variables for that s3; what it does not say is as for whoever runs this.
+
+        Raises NotThereError, and StoreError for an endpoint of its own without keys of its own: those of whoever runs
+        this belong to the endpoint that they were given for.
+        """
+        told = dict(os.environ)
+        own_keys = all(at.get(name) for name in ("accessKeySecret", "secretKeySecret"))
+        if own_keys:
+            told.pop("AWS_SESSION_TOKEN", None)
+        if at.get("endpoint"):
+            endpoint = f"{'http' if at.get('insecure') else 'https'}://{at['endpoint']}"
+            known = next((told[name] for name in ENDPOINTS if told.get(name)), "")
+            if not own_keys and not (known and _same_place(endpoint, known)):
+                raise StoreError(
+                    f"s3 endpoint {endpoint}: it has no keys of its own, and yours are for {known or 'no endpoint'}; "
+                    "give it accessKeySecret and secretKeySecret"
+                )
+            told["MINIO_ENDPOINT"] = endpoint
+        if at.get("region"):
+            told["AWS_REGION"] = str(at["region"])
+        for variable, name in SECRETS.items():
+            if at.get(name):
+                told[variable] = self.library.value("Secret", at[name]) or ""
+        if at.get("caSecret"):
+            certificates = self.library.value("Secret", at["caSecret"]) or ""
+            self.folder.mkdir(parents=True, exist_ok=True)
+            place = self.folder / f".ca-{hashlib.sha256(certificates.encode()).hexdigest()[:16]}.pem"
+            atomic.replace(place, certificates)
+            told["AWS_CA_BUNDLE"] = str(place)
+        return told
+
+
+def _upload(store: Store, key: str, packed: Path) -> None:
+    if not packed.is_dir():
+        store.put(key, packed)
+        return
+    for folder, _, names in os.walk(packed):
+        for name in names:
+            file = Path(folder, name)
+            store.put(f"{key.rstrip('/')}/{file.relative_to(packed)}", file)
+
+
+def _same_place(one: str, other: str) -> bool:
+    """Are both addresses of one server, reached in the same way?"""
+    first, second = urlsplit(one), urlsplit(other)
+    return first.scheme == second.scheme and web.same_host(one, other)
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """What comes out of a bucket for one artifact."""
+
+    store: Store
+    room: remote.Room
+    ending: web.Ending
+
+    def download(self, key: str, to: Path) -> None:
+        """One object, or all below the key as a folder; nothing where there is neither."""
+        try:
+            if not key.endswith("/"):
+                self._copy(key, to)
+                return
+        except NoSuchKey:
+            to.unlink()
+        prefix = key.rstrip("/") + "/"
+        for entry in self.store.list(prefix):
+            if entry.key.endswith("/"):
+                continue  # Some programs make an object for a folder.
+            place = inside(to, entry.key.removeprefix(prefix))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            self._copy(entry.key, place)
+
+    def _copy(self, key: str, to: Path) -> None:
+        with to.open("wb") as file:
+            while piece := self.store.get(key, file.tell(), CHUNK):
+                self.ending.check()
+                self.room.take(len(piece))
+                file.write(piece)
+                if len(piece) < CHUNK:
+                    break

@@ -1,0 +1,70 @@
+"""Pods of several containers: init containers, sidecars, containerSets; what the report of `podrun` means."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from everstep.runtime.workflow.manifest.fields import listed
+
+KILLED = (137, 143)
+"""Exit codes of a sidecar that was ended after main: no failure."""
+
+
+class Ended(NamedTuple):
+    """How one container ended."""
+
+    name: str
+    code: int
+    blamed: str = ""
+    """The container because of whose failure it did not run."""
+
+
+def several(template: Mapping[str, Any]) -> bool:
+    """Has its pod more than the one container?"""
+    return any(template.get(kind) for kind in ("initContainers", "sidecars", "containerSet"))
+
+
+def of_pod(template: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Its containers: `init`, `main` (with their dependencies) and `sidecars`."""
+    if template.get("containerSet"):
+        mounts = listed(template, "containerSet", "volumeMounts")
+        every = listed(template, "containerSet", "containers")
+        main = [{**one, "volumeMounts": [*listed(one, "volumeMounts"), *mounts]} for one in every]
+    else:
+        main = [{**(template.get("container") or template.get("script") or {}), "name": "main"}]
+    own = [mount for one in main for mount in listed(one, "volumeMounts")]
+    found = {"main": main}
+    for kind, field in (("init", "initContainers"), ("sidecars", "sidecars")):
+        found[kind] = [
+            {**one, "volumeMounts": [*listed(one, "volumeMounts"), *(own if one.get("mirrorVolumeMounts") else [])]}
+            for one in listed(template, field)
+        ]
+    return found
+
+
+def probe_of(template: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The probe that a daemon has to pass before others go on; None where it is ready at once."""
+    container = template.get("container") or template.get("script") or {}
+    probe = container.get("readinessProbe") or {}
+    place = probe.get("httpGet") or probe.get("tcpSocket")
+    if not template.get("daemon") or not place:
+        return None
+    named = {str(one.get("name")): one.get("containerPort") for one in listed(container, "ports")}
+    port = int(named.get(str(place.get("port")), place.get("port")))
+    kind = "httpGet" if probe.get("httpGet") else "tcpSocket"
+    return {**probe, kind: {**place, "port": port}}
+
+
+def verdict(template: Mapping[str, Any], ended: list[Ended]) -> tuple[str, str]:
+    """(phase, message) of the pod by its containers; the phase is empty when they say nothing against it."""
+    init = {str(one.get("name")) for one in listed(template, "initContainers")}
+    for one in ended:
+        if one.name in init and one.code:
+            return "Failed", f"{one.name}: Error (exit code {one.code})"
+    main = [one for one in ended if one.name not in init]
+    if template.get("containerSet"):
+        bad = [one for one in main if one.code and not one.blamed]
+    else:
+        sidecars = {str(one.get("name")) for one in listed(template, "sidecars")}
+        bad = [one for one in main if one.code and (one.name not in sidecars or one.code not in KILLED)]
+        bad.sort(key=lambda one: one.name != "main")
+    return ("Failed", f"{bad[0].name}: Error (exit code {bad[0].code})") if bad else ("", "")

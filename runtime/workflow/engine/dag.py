@@ -1,0 +1,273 @@
+"""A DAG at work: each task begins when what it depends on has ended; at the end stands one phase."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from everstep.runtime.workflow.engine import node_graph, outputs
+from everstep.runtime.workflow.engine.loop_run import LoopRun
+from everstep.runtime.workflow.engine.loops import expand, loops
+from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase
+from everstep.runtime.workflow.engine.scheduler import Scheduler
+from everstep.runtime.workflow.engine.scope import Scope, aggregated, artifacts_of, named, read_of
+from everstep.runtime.workflow.engine.template_call import (
+    FAIL_FAST,
+    Call,
+    arguments_of,
+    artifact_arguments,
+    artifact_reads,
+    inputs_of,
+    own_scope,
+    unset,
+)
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.govaluate import should_run
+from everstep.runtime.workflow.expressions.tags import reads, substitute
+from everstep.runtime.workflow.manifest.depends import Ancestry, depends_of, needs, satisfied
+
+NEVER = "{{{{{}}}}} is never set: on Argo this would wait for ever"
+
+
+class DagRun:
+    """One node of type DAG."""
+
+    def __init__(self, engine: Scheduler, node: Node) -> None:
+        self._engine = engine
+        self._node = node
+        self._tasks: dict[str, Mapping[str, Any]] = {}
+        for task in node.spec["dag"]["tasks"]:
+            self._tasks[str(task["name"])] = task
+        self._depends = {name: depends_of(task, self._tasks) for name, task in self._tasks.items()}
+        self._needs = {name: {need for need, _ in needs(text)} for name, text in self._depends.items()}
+        self._ancestors = Ancestry(self._needs)
+        self._followers: dict[str, list[str]] = {name: [] for name in self._tasks}
+        for name, wanted in self._needs.items():
+            for need in wanted:
+                self._followers[need].append(name)
+        self._missing = {name: len(wanted) for name, wanted in self._needs.items()}
+        self._own = {f"{node.name}.{name}": name for name in self._tasks}
+        self._targets = str(node.spec["dag"].get("target") or "").split()
+        if not self._targets:
+            self._targets = sorted(name for name in self._tasks if not self._followers[name])
+            self._wanted = set(self._tasks)
+        else:
+            self._wanted = set(self._targets).union(*map(self._ancestors.all, self._targets))
+        self._open = len(self._wanted)
+        self._done: set[str] = set()
+        self._lists: dict[str, Scope] = {}
+
+    def begin(self, now: float) -> None:
+        """Start what waits for nothing."""
+        for name in [name for name in self._tasks if name in self._wanted and not self._needs[name]]:
+            self._task(name, now)
+        self._end(now)
+
+    def done(self, child: Node, now: float) -> None:
+        """A task has ended: start those that waited for it only."""
+        name = self._own[child.name]
+        if name in self._done:
+            return
+        self._done.add(name)
+        raised = self._engine.raised.pop(child.name, "")
+        if raised and child.type is not NodeType.TASK_GROUP and child.phase is Phase.ERROR:
+            child.message = f"task '{child.name}' errored: {raised}"
+        self._engine.variables.export(child)
+        self._open -= 1
+        if self._engine.limits.stopped(self._node.name):
+            return
+        for follower in self._followers[name]:
+            self._missing[follower] -= 1
+            if not self._missing[follower] and follower in self._wanted:
+                self._task(follower, now)
+        self._end(now)
+
+    def fast(self, now: float) -> None:
+        """failFast of the template: a child has failed, nothing more begins, and what ran has ended."""
+        self._engine.become(self._node, Phase.FAILED, now, FAIL_FAST)
+
+    def fail(self, message: str, now: float) -> None:
+        """An error of a hook ends the whole at once."""
+        if not self._node.phase.fulfilled:
+            self._engine.become(self._node, Phase.ERROR, now, message, raised=message)
+
+    def hook_scope(self, read: Collection[str], now: float) -> Scope:
+        """What a task's hooks may read: globals, the DAG's inputs, and of all tasks those that they name."""
+        scope = {**self._engine.variables.globals(now), **own_scope(self._node.spec)}
+        for name in named("tasks", read, self._tasks):
+            scope |= self._read(name)
+        return scope
+
+    def _call(self, task: Mapping[str, Any], suffix: str, owner: str) -> Call:
+        name = f"{self._node.name}.{task['name']}{suffix}"
+        title, reference = self._engine.manifest.title(task), task.get("templateRef") or {}
+        return Call(name, f"{task['name']}{suffix}", {}, {}, self._node.name, owner, title=title, reference=reference)
+
+    def _hang(self, name: str) -> None:
+        wanted = self._needs[name]
+        child = f"{self._node.name}.{name}"
+        if wanted:
+            node_graph.hang(self._engine, (f"{self._node.name}.{need}" for need in sorted(wanted)), child)
+        else:
+            self._node.children.append(child)
+
+    def _skip(self, task: Mapping[str, Any], phase: Phase, message: str, now: float) -> None:
+        self._engine.maker.skip(self._call(task, "", self._node.name), phase, message, now)
+        self._hang(str(task["name"]))
+
+    def _task(self, name: str, now: float) -> None:
+        """What a task depends on has ended: run it, skip it, or say why it cannot be."""
+        task = self._tasks[name]
+        try:
+            if self._depends[name] and not satisfied(
+                self._depends[name], {n: self._states(n) for n in self._needs[name]}
+            ):
+                self._skip(task, Phase.OMITTED, "omitted: depends condition not met", now)
+                return
+            scope = self.scope(task, now)
+            resolved = self._resolved(task, scope)
+        except ExpressionError as error:
+            self._skip(task, Phase.ERROR, str(error), now)
+            return
+        if loops(resolved):
+            self._loop(task, resolved, scope, now)
+        else:
+            self._one(resolved, "", self._node.name, now)
+            self._hang(name)
+
+    def _resolved(self, task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
+        """The task with its scope's values in it; arguments stay as they are when `when` leaves it out."""
+        when = substitute(str(task.get("when") or ""), scope, strict=True)
+        body = {key: value for key, value in task.items() if key not in ("hooks", "arguments", "when", "inline")}
+        kept = {key: task[key] for key in ("hooks", "inline") if key in task}
+        body = {**substitute(body, scope, strict=not loops(task)), **kept, "when": when}
+        if when and not loops(task) and "{{" not in when and not should_run(when):
+            return {**body, "arguments": {}, "left out": True}
+        body["arguments"] = arguments_of(task, scope)
+        if tag := unset({"when": when, "arguments": body["arguments"]["parameters"], **{
+                kind: body.get(kind) for kind in ("withParam", "withSequence")}}, "tasks."):  # fmt: skip
+            raise ExpressionError(NEVER.format(tag))
+        body["arguments"]["artifacts"] = self._artifacts(task, scope)
+        return body
+
+    def _artifacts(self, task: Mapping[str, Any], scope: Scope) -> list[dict[str, Any]]:
+        if not (task.get("arguments") or {}).get("artifacts"):
+            return []
+        known = {**inputs_of(self._node.spec), **self._engine.variables.artifacts}
+        for other in self._readable(str(task["name"]), artifact_reads(task)):
+            known |= artifacts_of(f"tasks.{other}", self._engine.nodes[f"{self._node.name}.{other}"])
+        return artifact_arguments(task, scope, known)
+
+    def _one(self, task: Mapping[str, Any], suffix: str, owner: str, now: float) -> None:
+        """Call a task's template, or one turn of its loop."""
+        call = self._call(task, suffix, owner)
+        when = str(task.get("when") or "")
+        try:
+            if when and not should_run(when):
+                self._engine.maker.skip(call, Phase.SKIPPED, f"when '{when}' evaluated false", now)
+                return
+        except ExpressionError as error:
+            self._engine.maker.skip(call, Phase.ERROR, str(error), now)
+            return
+        self._engine.hooks.expect(call, task, f"tasks.{task['name']}", self)
+        self._engine.call_task(call, task, now)
+
+    def _loop(self, task: Mapping[str, Any], resolved: Mapping[str, Any], scope: Scope, now: float) -> None:
+        try:
+            items = expand(resolved, {**self._engine.variables.globals(now)}, self._engine.room())
+        except ExpressionError as error:
+            self._skip(task, Phase.ERROR, str(error), now)
+            return
+        if not items:
+            self._skip(task, Phase.SKIPPED, "Skipped, empty params", now)
+            return
+        name = str(task["name"])
+        group = self._engine.maker.group(
+            f"{self._node.name}.{name}", name, NodeType.TASK_GROUP, self._node, self._node.name, task, now
+        )
+        self._hang(name)
+        turns = [(f"{group.name}{item.suffix}", item) for item in items]
+        group.children = [turn for turn, _ in turns]
+        self._engine.manage(group, LoopRun(self._engine, group, len(items)), now)
+        for _, item in turns:
+            self._one(item.task, item.suffix, group.name, now)
+
+    def _states(self, name: str) -> dict[str, bool]:
+        node = self._engine.nodes[f"{self._node.name}.{name}"]
+        phase = "Errored" if node.phase is Phase.ERROR else node.phase.value
+        states = {"Daemoned" if node.daemoned else phase: True}
+        if node.type is NodeType.TASK_GROUP:
+            phases = [self._engine.nodes[child].phase for child in node.children]
+            states["AnySucceeded"] = Phase.SUCCEEDED in phases
+            states["AllFailed"] = all(one is Phase.FAILED for one in phases)
+        return states
+
+    def scope(self, task: Mapping[str, Any], now: float) -> Scope:
+        """What a task may read: globals, the DAG's inputs, and of its ancestors those that it names."""
+        scope = {**self._engine.variables.globals(now), **own_scope(self._node.spec)}
+        for other in self._readable(str(task["name"]), reads(task)):
+            scope |= self._read(other)
+        return scope
+
+    def _readable(self, own: str, read: Collection[str]) -> Collection[str]:
+        """The ancestors of a task that the names are of."""
+        found = named("tasks", read, self._tasks)
+        if found is self._tasks:
+            return self._ancestors.all(own)
+        return [other for other in found if self._ancestors.has(own, other)]
+
+    def _read(self, name: str) -> Scope:
+        """What others may read of a task."""
+        node = self._engine.nodes.get(f"{self._node.name}.{name}")
+        if node is None:
+            return {}
+        prefix = f"tasks.{name}"
+        found = read_of(prefix, node, self._engine.name, self._engine.declared(self._tasks[name], self._node))
+        if node.type is NodeType.TASK_GROUP:
+            if name not in self._lists:
+                self._lists[name] = aggregated(prefix, (self._engine.nodes[child] for child in node.children))
+            found |= self._lists[name]
+        return found
+
+    def _end(self, now: float) -> None:
+        if self._open or self._node.phase.fulfilled:
+            return
+        engine, node = self._engine, self._node
+        try:
+            scope = {**engine.variables.globals(now), **own_scope(node.spec)}
+            known: dict[str, dict[str, Any]] = {}
+            phase = self._phase()
+            given = node.spec.get("outputs") or {}
+            for name in self._tasks if given else [n for n in self._tasks if self._is_loop(n)]:
+                scope |= self._read(name)
+                if (child := engine.nodes.get(f"{node.name}.{name}")) is not None:
+                    known |= artifacts_of(f"tasks.{name}", child)
+            if not phase.bad and given:
+                node.outputs = outputs.of_template(node.spec, scope, known)
+        except ExpressionError as error:
+            engine.become(node, Phase.ERROR, now, str(error), raised=str(error))
+            return
+        self._outbound()
+        engine.become(node, phase, now)
+
+    def _is_loop(self, name: str) -> bool:
+        node = self._engine.nodes.get(f"{self._node.name}.{name}")
+        return node is not None and node.type is NodeType.TASK_GROUP
+
+    def _outbound(self) -> None:
+        names = [f"{self._node.name}.{target}" for target in self._targets]
+        self._node.outbound = [
+            end for name in names if name in self._engine.nodes for end in node_graph.outbound(self._engine.nodes, name)
+        ]
+
+    def _phase(self) -> Phase:
+        """Of the whole, from its targets: with failFast the first bad one by name decides, without it the last."""
+        names = {f"{self._node.name}.{target}": target for target in self._targets}
+        phases = node_graph.branch_phases(self._engine.nodes, self._node, set(names))
+        found = Phase.SUCCEEDED
+        for name, target in names.items():
+            phase = phases.get(name, Phase.SUCCEEDED)
+            goes_on = self._tasks[target].get("continueOn") or {}
+            if phase.bad and not goes_on.get("error" if phase is Phase.ERROR else "failed"):
+                found = phase
+                if self._node.spec["dag"].get("failFast", True):
+                    break
+        return found

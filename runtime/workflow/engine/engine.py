@@ -1,0 +1,326 @@
+"""What a workflow does next: pure. State is the fold of events; `advance(now)` does what is due at a time.
+
+Work is a queue: a node that ends tells the one node that waits for it (a DAG, a group, a retry), which looks at what
+that changes and at nothing else. Rules after Argo 4.1's documented behaviour and recorded answers.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from everstep.runtime.workflow.engine import node_completion, variables
+from everstep.runtime.workflow.engine.containers import probe_of
+from everstep.runtime.workflow.engine.dag import DagRun
+from everstep.runtime.workflow.engine.events import (
+    Event,
+    GateOpened,
+    NodeSet,
+    NodesResumed,
+    PodEnded,
+    PodLoading,
+    PodReady,
+    PodStarted,
+    RunCreated,
+    RunResumed,
+    ShutdownAsked,
+)
+from everstep.runtime.workflow.engine.gates import Found
+from everstep.runtime.workflow.engine.hooks import Hooks
+from everstep.runtime.workflow.engine.limits import Limits
+from everstep.runtime.workflow.engine.node_factory import Maker
+from everstep.runtime.workflow.engine.nodes import MOST, Node, NodeType, Phase
+from everstep.runtime.workflow.engine.retries import RetryRun
+from everstep.runtime.workflow.engine.scheduler import Composite, Gate, Kill
+from everstep.runtime.workflow.engine.steps import StepsRun
+from everstep.runtime.workflow.engine.template_call import Call
+from everstep.runtime.workflow.engine.workflow_root import Root
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.bounds import metered
+from everstep.runtime.workflow.manifest.parse import Manifest
+
+
+class Engine:
+    """One run of one manifest."""
+
+    def __init__(self, manifest: Manifest, created: RunCreated) -> None:
+        self.manifest = manifest
+        self.name = created.name
+        self.uid = created.uid
+        self.created = created.time
+        self.now = created.time
+        """The newest time that it was told."""
+        self.lives = 0
+        self.kept: dict[str, Node] = {}
+        self._begin(created.time)
+        self.advance(created.time)
+
+    def _begin(self, now: float) -> None:
+        """A new life: nothing but the kept nodes is known."""
+        self.began = now
+        self.nodes: dict[str, Node] = {}
+        self.shutdown = ""
+        self.late = False
+        self.finished = 0.0
+        self.raised: dict[str, str] = {}
+        self.kills: dict[str, Kill] = {}
+        self.composites: dict[str, Composite] = {}
+        self.exits: set[str] = set()
+        self.daemons: dict[str, list[Node]] = {}
+        """Those that were started, by the DAG or steps node around them."""
+        self._pending: dict[str, Node] = {}
+        self._running: dict[str, Node] = {}
+        self._suspended: dict[str, Node] = {}
+        self._queue: deque[tuple[str, str]] = deque()
+        self._timers: list[tuple[float, int, str, str]] = []
+        self._timed = 0
+        self.variables = variables.Variables(self)
+        self.limits = Limits(self)
+        self.hooks = Hooks(self)
+        self.maker = Maker(self)
+        self.gates: dict[str, Gate] = {}
+        self.remembered: list[Node] = []
+        """Nodes that ended well and whose outputs shall be remembered."""
+        self.root = Root(self)
+        self.root.begin(now)
+
+    def handle(self, event: Event) -> None:
+        """Take an event in, and what follows from it. Time is the event's."""
+        self.advance(event.time)
+        match event:
+            case PodLoading():
+                if not self.nodes[event.node].phase.fulfilled:
+                    node_completion.set_deadline(self, self.nodes[event.node], event.time)
+            case PodStarted():
+                self._started(event)
+            case PodReady():
+                node = self.nodes[event.node]
+                if not node.phase.fulfilled and not node.daemoned:
+                    self._ready(node)
+                    self.tell(node.name)
+            case PodEnded():
+                if not self.nodes[event.node].phase.fulfilled:
+                    node_completion.pod_ended(self, event)
+                self.kills.pop(event.node, None)
+            case ShutdownAsked():
+                self.shutdown = event.strategy
+                node_completion.shut_down(self, event.time)
+            case NodesResumed():
+                node_completion.resume(self, event)
+            case NodeSet():
+                node_completion.set_node(self, event)
+            case GateOpened():
+                gate = self.gates.pop(event.node)
+                gate.then(Found(event.hit, event.parameters, event.artifacts, event.result), event.time)
+            case RunResumed():
+                self.kept = node_completion.worth_keeping(self, {*event.again})
+                self.manifest = self.manifest.with_parameters(event.parameters)
+                self.lives += 1
+                self._begin(event.time)
+        self.advance(event.time)
+
+    def _started(self, event: PodStarted) -> None:
+        """A pod runs; one whose time was over before it had begun shall end."""
+        node = self.nodes[event.node]
+        node.pid, node.start_time = event.pid, event.start_time
+        if node.phase.fulfilled:
+            self.kill(node, node.message)
+            return
+        if node.spec.get("daemon") and probe_of(node.spec) is None:
+            self._ready(node)
+        self.become(node, Phase.RUNNING, event.time)
+        node_completion.set_deadline(self, node, event.time)
+
+    def _ready(self, node: Node) -> None:
+        """A daemon counts as done, and goes on until what is around it has ended."""
+        node.daemoned = True
+        self.daemons.setdefault(node.boundary, []).append(node)
+
+    def advance(self, now: float) -> None:
+        """Do what is due at `now`, until nothing is."""
+        self.now = now
+        with metered():
+            while True:
+                self._work(now)
+                if not self._timers or self._timers[0][0] > now or self.finished:
+                    return
+                _, _, kind, name = heapq.heappop(self._timers)
+                self._timer(kind, name, now)
+
+    def next_deadline(self) -> float | None:
+        """When `advance` has something to do without an event."""
+        return self._timers[0][0] if self._timers and not self.finished else None
+
+    def wake(self, at: float, kind: str, name: str) -> None:
+        """Have `_timer` called at that time."""
+        self._timed += 1
+        heapq.heappush(self._timers, (at, self._timed, kind, name))
+
+    def _timer(self, kind: str, name: str, now: float) -> None:
+        if kind == "again":
+            composite = self.composites[name]
+            assert isinstance(composite, RetryRun)
+            composite.due(now)
+        elif kind == "workflow":
+            self.late = True
+            node_completion.shut_down(self, now)
+        elif not self.nodes[name].phase.fulfilled:
+            node_completion.timed_out(self, self.nodes[name], kind, now)
+
+    def _work(self, now: float) -> None:
+        while self._queue:
+            kind, name = self._queue.popleft()
+            node = self.nodes.get(name)
+            if kind == "begin":
+                self.composites[name].begin(now)
+            elif kind == "call":
+                self.limits.next(now)
+            elif kind == "fast":
+                self._fast(name, now)
+            elif node is not None:
+                self._told(node, now)
+
+    def _told(self, node: Node, now: float) -> None:
+        """A node has changed: its hooks first, then who waits for it."""
+        if not self.hooks.settled(node, now) or not (node.phase.fulfilled or node.daemoned):
+            return
+        owner = self.composites.get(node.owner)
+        if owner is not None:
+            owner.done(node, now)
+        else:
+            self.root.done(node, now)
+
+    @property
+    def phase(self) -> Phase:
+        """The workflow's phase."""
+        return self.root.phase
+
+    @property
+    def message(self) -> str:
+        """Why the workflow ended otherwise than well."""
+        return self.root.message
+
+    def pending(self) -> list[Node]:
+        """Pods that shall be started."""
+        return [] if self.finished else list(self._pending.values())
+
+    def running(self) -> list[Node]:
+        """Pods that run."""
+        return list(self._running.values())
+
+    def room(self) -> int:
+        """How many nodes more the run may have; calls that wait for a limit, a lock or a memory will be nodes."""
+        return MOST - len(self.nodes) - self.limits.waiting - len(self.gates)
+
+    def open_pods(self) -> int:
+        """How many pods have not ended."""
+        return len(self._pending) + len(self._running)
+
+    def kill(self, node: Node, message: str, keeps_code: bool = False, at_once: bool = False) -> None:
+        """Have a running pod ended; the first reason stays."""
+        known = self.kills.get(node.name)
+        self.kills[node.name] = known._replace(at_once=at_once) if known else Kill(message, keeps_code, at_once)
+
+    def tell(self, name: str) -> None:
+        """Look again at who waits for a node."""
+        self._queue.append(("told", name))
+
+    def open(self) -> list[Node]:
+        """Pods and suspended nodes that have not ended."""
+        return [*self._pending.values(), *self._running.values(), *self._suspended.values()]
+
+    def call(self, call: Call, now: float) -> None:
+        """Run a template as soon as limits allow; the owner is told of its node's end."""
+        if self.limits.admits(call):
+            self.maker.start(call, now)
+
+    def ask(self, gate: Gate) -> None:
+        """Have the launcher look whether a call may go on."""
+        self.gates[gate.name] = gate
+
+    def add(self, node: Node) -> None:
+        """A node was made."""
+        self.nodes[node.name] = node
+        with metered() as meter:
+            meter.grant(1)
+        if node.phase is Phase.PENDING:
+            self._pending[node.name] = node
+        elif node.type is NodeType.SUSPEND and node.phase is Phase.RUNNING:
+            self._suspended[node.name] = node
+
+    def manage(self, node: Node, composite: Composite, now: float) -> None:
+        """Have that composite told of what the node owns; it begins when the work before it is done."""
+        self.composites[node.name] = composite
+        self._queue.append(("begin", node.name))
+
+    def become(self, node: Node, phase: Phase, now: float, message: str = "", raised: str = "") -> None:
+        """Change a node's phase, and have everybody told who waits for it."""
+        node.become(phase, now, message)
+        self._pending.pop(node.name, None)
+        if phase is Phase.RUNNING:
+            self._running[node.name] = node
+        else:
+            self._running.pop(node.name, None)
+            self._suspended.pop(node.name, None)
+            node.spec = node.spec if node.type in (NodeType.DAG, NodeType.STEPS) else {}
+        if raised:
+            self.raised[node.name] = raised
+        self._queue.append(("told", node.name))
+        if node.memo[0] and phase is Phase.SUCCEEDED and not node.memo_hit:
+            self.remembered.append(node)
+        if phase.fulfilled:
+            self.limits.freed(node)
+            node_completion.end_daemons(self, node, now)
+
+    def fail_fast(self, boundary: str) -> None:
+        """A child of a template with failFast has failed, and no other runs."""
+        self._queue.appendleft(("fast", boundary))
+
+    def _fast(self, name: str, now: float) -> None:
+        composite = self.composites[name]
+        if not self.nodes[name].phase.fulfilled and isinstance(composite, DagRun | StepsRun):
+            composite.fast(now)
+
+    def called(self) -> None:
+        """A waiting call may be admitted now."""
+        self._queue.append(("call", ""))
+
+    def call_task(self, call: Call, task: Mapping[str, Any], now: float) -> None:
+        """Run the template that a task, step or hook of the call's boundary names, with its arguments."""
+        boundary = self.nodes.get(call.boundary)
+        try:
+            template, home = self.manifest.template(task, boundary.home if boundary else "")
+        except ExpressionError as error:
+            self.maker.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            return
+        self.call(call._replace(template=template, home=home, arguments=task.get("arguments") or {}), now)
+
+    def declared(self, task: Mapping[str, Any], boundary: Node) -> Mapping[str, Any]:
+        """The outputs that the template of a task declares."""
+        try:
+            return self.manifest.template(task, boundary.home)[0].get("outputs") or {}
+        except ExpressionError:
+            return {}
+
+    def container(self, node: Node) -> dict[str, Any]:
+        """The template of a pod, every tag replaced."""
+        return node.spec
+
+    def outputs(self) -> dict[str, str]:
+        """Output parameters of the entrypoint, or of its last tasks where it declares none."""
+        main = self.nodes.get(self.name)
+        if main is None:
+            return {}
+        values = main.outputs.values()
+        for name in main.outbound if not values else ():
+            values |= self.nodes[name].outputs.values()
+        return values
+
+    def in_exit(self, node: Node) -> bool:
+        """It belongs to the workflow's exit handler."""
+        while node.name not in self.exits:
+            above = self.nodes.get(node.owner) or self.nodes.get(node.boundary)
+            if above is None:
+                return False
+            node = above
+        return True

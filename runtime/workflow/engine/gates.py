@@ -1,0 +1,70 @@
+"""What a call may have to wait for outside of the run: locks that other runs hold, too, and remembered outputs.
+
+The engine only asks; the launcher looks, and logs what it found, so that a replay finds the same.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.manifest.durations import DurationError, seconds
+from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.library import Library, NotThereError
+
+MEMO_KEY = re.compile(r"[-._a-zA-Z0-9]+")
+
+
+class Lock(NamedTuple):
+    """A mutex, or one of `limit` places of a semaphore."""
+
+    name: str
+    """`NAMESPACE/Mutex/NAME` or `NAMESPACE/ConfigMap/NAME/KEY`."""
+    limit: int
+
+
+class Memo(NamedTuple):
+    """Outputs that an earlier node may have left."""
+
+    cache: str
+    key: str
+    max_age_s: float | None
+
+
+class Found(NamedTuple):
+    """What the launcher saw."""
+
+    hit: bool = False
+    parameters: list[dict[str, Any]] = []  # noqa: RUF012
+    artifacts: list[dict[str, Any]] = []  # noqa: RUF012
+    result: str | None = None
+
+
+def locks(holder: Mapping[str, Any], namespace: str, library: Library) -> list[Lock]:
+    """The locks of a template or workflow. Raises ExpressionError for a semaphore without a limit."""
+    found = []
+    for one in listed(holder, "synchronization", "mutexes"):
+        found.append(Lock(f"{one.get('namespace') or namespace}/Mutex/{one.get('name')}", 1))
+    for one in listed(holder, "synchronization", "semaphores"):
+        reference = one.get("configMapKeyRef") or {}
+        name = f"{one.get('namespace') or namespace}/ConfigMap/{reference.get('name')}/{reference.get('key')}"
+        try:
+            found.append(Lock(name, int(library.value("ConfigMap", reference) or "")))
+        except (NotThereError, ValueError):
+            raise ExpressionError(f"failed to initialize semaphore {name} with limit") from None
+    return found
+
+
+def memo(template: Mapping[str, Any]) -> Memo | None:
+    """Where a template's outputs are remembered. Raises ExpressionError in Argo's words."""
+    told = template.get("memoize")
+    if not told:
+        return None
+    key = str(told.get("key") or "")
+    if not MEMO_KEY.fullmatch(key):
+        raise ExpressionError(f"invalid cache key: {key}")
+    try:
+        age = seconds(told["maxAge"]) if told.get("maxAge") else None
+    except DurationError as error:
+        raise ExpressionError(f"invalid maxAge: {str(error).partition('as a duration: ')[2]}") from None
+    return Memo(str(((told.get("cache") or {}).get("configMap") or {}).get("name")), key, age)

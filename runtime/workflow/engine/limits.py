@@ -1,0 +1,76 @@
+"""How much may run at once: `parallelism` of the workflow (pods) and of a template (its children), and failFast."""
+
+from collections import deque
+
+from everstep.runtime.workflow.engine.nodes import Node, NodeType
+from everstep.runtime.workflow.engine.scheduler import Scheduler
+from everstep.runtime.workflow.engine.template_call import Call
+
+
+class Limits:
+    """Of one run. Calls that may not begin yet wait in line, one line for each template that limits its children."""
+
+    def __init__(self, engine: Scheduler) -> None:
+        self._engine = engine
+        self._pods = engine.manifest.spec.get("parallelism")
+        self._lines: dict[str, deque[Call]] = {}
+        self._active: dict[str, int] = {}
+        """Children that have not ended, of each boundary that limits them."""
+        self._failed: set[str] = set()
+        """Boundaries with failFast of which a child has failed."""
+        self.waiting = 0
+        """Calls in all lines."""
+
+    def admits(self, call: Call) -> bool:
+        """May it begin? Else it waits here, or never begins."""
+        line = call.boundary if self._limited(call.boundary) else ""
+        if line in self._failed:
+            return False
+        if not self._lines.get(line) and self._free(line):
+            self._taken(line)
+            return True
+        self._lines.setdefault(line, deque()).append(call)
+        self.waiting += 1
+        return False
+
+    def stopped(self, boundary: str) -> bool:
+        """A child of a template with failFast has failed: nothing more of it begins."""
+        return boundary in self._failed
+
+    def _limited(self, boundary: str) -> bool:
+        node = self._engine.nodes.get(boundary)
+        return node is not None and (node.spec.get("parallelism") is not None or bool(node.spec.get("failFast")))
+
+    def _free(self, line: str) -> bool:
+        if self._pods is not None and self._engine.open_pods() >= int(self._pods):
+            return False
+        limit = self._engine.nodes[line].spec.get("parallelism") if line else None
+        return limit is None or self._active.get(line, 0) < int(limit)
+
+    def _taken(self, line: str) -> None:
+        if line:
+            self._active[line] = self._active.get(line, 0) + 1
+
+    def freed(self, node: Node) -> None:
+        """A node has ended; what waits in it never begins."""
+        self.waiting -= len(self._lines.pop(node.name, ()))
+        if node.boundary in self._active and node.type not in (NodeType.STEP_GROUP, NodeType.TASK_GROUP):
+            self._active[node.boundary] -= 1
+            boundary = self._engine.nodes[node.boundary]
+            if node.phase.bad and boundary.spec.get("failFast") and not node.hooked:
+                self._failed.add(node.boundary)
+                self.waiting -= len(self._lines.pop(node.boundary, ()))
+            if node.boundary in self._failed and not self._active[node.boundary] and not boundary.phase.fulfilled:
+                self._engine.fail_fast(node.boundary)
+        if self._lines:
+            self._engine.called()
+
+    def next(self, now: float) -> None:
+        """Start those that wait and may begin."""
+        for line, waiting in list(self._lines.items()):
+            while waiting and self._free(line):
+                self._taken(line)
+                self.waiting -= 1
+                self._engine.maker.start(waiting.popleft(), now)
+            if not waiting:
+                self._lines.pop(line, None)

@@ -1,0 +1,28 @@
+"""The turns of a DAG task's loop, held together by a TaskGroup node."""
+
+from everstep.runtime.workflow.engine.nodes import Node, Phase
+from everstep.runtime.workflow.engine.scheduler import Scheduler
+
+
+class LoopRun:
+    """One node of type TaskGroup."""
+
+    def __init__(self, engine: Scheduler, node: Node, turns: int) -> None:
+        self._engine = engine
+        self._node = node
+        self._open = turns
+
+    def begin(self, now: float) -> None:
+        """All turns were called already."""
+
+    def done(self, child: Node, now: float) -> None:
+        """A turn has ended; after the last, the last bad one gives the phase."""
+        engine = self._engine
+        raised = engine.raised.pop(child.name, "")
+        if raised and child.phase is Phase.ERROR:
+            child.message = f"task '{child.name}' errored: {raised}"
+        self._open -= 1
+        if self._open:
+            return
+        bad = [phase for name in self._node.children if (phase := engine.nodes[name].phase).bad]
+        engine.become(self._node, bad[-1] if bad else Phase.SUCCEEDED, now)

@@ -1,0 +1,204 @@
+"""From a call to its node: inputs, locks, remembered outputs, retries, and the kind of node that the template makes."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from everstep.runtime.workflow.engine import gates, node_completion
+from everstep.runtime.workflow.engine.dag import DagRun
+from everstep.runtime.workflow.engine.gates import Found, Memo
+from everstep.runtime.workflow.engine.nodes import TOO_MANY, Node, NodeType, Outputs, Phase
+from everstep.runtime.workflow.engine.retries import RetryRun
+from everstep.runtime.workflow.engine.scheduler import Gate, Scheduler
+from everstep.runtime.workflow.engine.steps import StepsRun
+from everstep.runtime.workflow.engine.template_call import Call, ConfigMapError, own_scope, prepare
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.tags import substitute
+from everstep.runtime.workflow.manifest.fields import PODS, PROCESSES, kind_of
+from everstep.runtime.workflow.manifest.patch import patched
+
+MAX_DEPTH = 100
+"""How deep templates may call each other."""
+TOO_DEEP = (
+    "Maximum recursion depth exceeded. See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/"
+    "#maximum-recursion-depth"
+)
+SHOWN, SHOWN_AS = "workflows.argoproj.io/display-name", re.compile(r"[a-zA-Z0-9][a-zA-Z0-9-.]{0,61}[a-zA-Z0-9]")
+"""The annotation of a template that names its nodes otherwise, and how names may look."""
+TYPES = {"dag": NodeType.DAG, "steps": NodeType.STEPS, "suspend": NodeType.SUSPEND, "http": NodeType.HTTP}
+
+
+class Maker:
+    """Of one run."""
+
+    def __init__(self, engine: Scheduler) -> None:
+        self._engine = engine
+
+    def start(self, call: Call, now: float) -> None:
+        """Make the node of a call."""
+        if call.exits:
+            self._engine.exits.add(call.name)
+        if self._depth(call) + 1 >= MAX_DEPTH:
+            self.skip(call, Phase.ERROR, TOO_DEEP, now)
+            return
+        if self._engine.room() <= 0:
+            self.skip(call, Phase.ERROR, f"{TOO_MANY} none is left for {call.display_name}", now, raised=TOO_MANY)
+            return
+        kind = kind_of(call.template)
+        leaf = {} if kind in ("dag", "steps") else {"pod.name": self._engine.variables.pod_name(call)}
+        scope = {**call.scope, **leaf, "node.name": call.name, "steps.name": call.display_name if call.boundary else "",
+                 "tasks.name": call.display_name if call.boundary else ""}  # fmt: skip
+        try:
+            spec = prepare(
+                call._replace(scope=scope), self._engine.variables.globals(now), self._engine.manifest.library
+            )
+        except ExpressionError as error:
+            told = isinstance(error, ConfigMapError) and isinstance(self._engine.composites.get(call.owner), DagRun)
+            self.skip(call, Phase.ERROR, str(error), now, raised="" if told else str(error))
+            return
+        shown = (spec.get("annotations") or {}).get(SHOWN)
+        if shown and not SHOWN_AS.fullmatch(shown):
+            wrong = f"displayName must match the regex ^{SHOWN_AS.pattern}$"
+            self.skip(call, Phase.ERROR, wrong, now, raised=wrong)
+            return
+        self._locked(call, kind, spec, now)
+
+    def _locked(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
+        """Wait for the template's locks, if it has some."""
+        engine = self._engine
+        try:
+            wanted = gates.locks(spec, engine.variables.namespace, engine.manifest.library)
+        except ExpressionError as error:
+            self.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            return
+        if wanted and not call.scope.get("retries"):
+            engine.ask(Gate(call.name, locks=wanted, then=lambda _, at: self._remembered(call, kind, spec, at)))
+        else:
+            self._remembered(call, kind, spec, now)
+
+    def _remembered(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
+        """Look whether outputs are remembered, if the template says so."""
+        try:
+            memo = gates.memo(spec)
+        except ExpressionError as error:
+            self.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            return
+        if memo and not call.scope.get("retries"):
+
+            def then(found: Found, at: float) -> None:
+                self._proceed(call, kind, spec, at, memo, found)
+
+            self._engine.ask(Gate(call.name, memo=memo, then=then))
+        else:
+            self._proceed(call, kind, spec, now)
+
+    def _proceed(self, call: Call, kind: str, spec: dict[str, Any], now: float, memo: Memo | None = None,
+                 found: Found | None = None) -> None:  # fmt: skip
+        if memo and found and found.hit:
+            node = self._node(call, TYPES.get(kind, NodeType.POD), Phase.RUNNING, spec, now)
+            node.memo, node.memo_hit = (memo.cache, memo.key), True
+            node.outputs = Outputs(found.parameters, found.artifacts, found.result, "0" if kind in PODS else "")
+            self._engine.become(node, Phase.SUCCEEDED, now)
+            return
+        strategy = spec.get("retryStrategy", self._engine.manifest.spec.get("retryStrategy"))
+        if strategy is not None and not call.scope.get("retries"):
+            self._retry(call, {**spec, "retryStrategy": strategy}, now)
+        else:
+            self._make(call, kind, spec, now)
+        if memo:
+            self._engine.nodes[call.name].memo = (memo.cache, memo.key)
+
+    def _retry(self, call: Call, spec: dict[str, Any], now: float) -> None:
+        node = self._node(call, NodeType.RETRY, Phase.RUNNING, spec, now)
+        self._engine.manage(node, RetryRun(self._engine, node, call), now)
+
+    def _make(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
+        engine = self._engine
+        kept = engine.kept.get(call.name)
+        if kept is not None and kind in (*PROCESSES, "suspend"):
+            self._keep(kept)
+            self._engine.tell(call.name)
+            return
+        phase = Phase.PENDING if kind in PROCESSES else Phase.RUNNING
+        node = self._node(call, TYPES.get(kind, NodeType.POD), phase, spec, now)
+        if kind in ("dag", "steps"):
+            self._engine.manage(
+                node, DagRun(self._engine, node) if kind == "dag" else StepsRun(self._engine, node), now
+            )
+            return
+        node.captures = self._engine.variables.captures(node)
+        if kind in PODS:
+            try:
+                node.spec = self._patched(call, spec, now)
+            except ExpressionError as error:
+                self._engine.become(node, Phase.ERROR, now, str(error), raised=str(error))
+                return
+        node_completion.begun(self._engine, node, now)
+        self._engine.tell(call.name)
+
+    def _patched(self, call: Call, spec: dict[str, Any], now: float) -> dict[str, Any]:
+        """The template of a pod with the workflow's podSpecPatch over it, and its own over that."""
+        known = {**self._engine.variables.globals(now), "pod.name": self._engine.variables.pod_name(call)}
+        for patch in filter(None, (self._engine.manifest.spec.get("podSpecPatch"), spec.get("podSpecPatch"))):
+            spec = patched(spec, str(substitute(substitute(patch, known), {**known, **own_scope(spec)})))
+        return spec
+
+    def _keep(self, node: Node) -> None:
+        """It ended in an earlier life, with its containers; what hung from them then hangs anew, or not at all."""
+        queue = [node]
+        for one in queue:
+            below = [found for name in one.children if (found := self._engine.kept.get(name))]
+            below = [found for found in below if found.type is NodeType.CONTAINER and found.owner == node.name]
+            one.children = [found.name for found in below]
+            self._engine.nodes[one.name] = one
+            queue += below
+
+    def _node(self, call: Call, type_: NodeType, phase: Phase, spec: dict[str, Any], now: float) -> Node:
+        inputs = {key: value for key, value in (spec.get("inputs") or {}).items() if value}
+        title = str(call.template.get("name") or "") if call.title is None else call.title
+        shown = "" if call.scope.get("retries") else (spec.get("annotations") or {}).get(SHOWN)
+        node = Node(
+            call.name, shown or call.display_name, type_, title, call.boundary, phase, now, call.owner, inputs=inputs,
+            home=call.home, hooked=call.hooked, spec=spec, template_ref=dict(call.reference), life=self._engine.lives,
+            children=[], outbound=[],
+        )  # fmt: skip
+        self._engine.add(node)
+        return node
+
+    def group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str,
+              task: Mapping[str, Any], now: float) -> Node:  # fmt: skip
+        """A node that only holds others together: a StepGroup, or the TaskGroup of a task."""
+        node = Node(name, display, type_, self._engine.manifest.title(task), boundary.name, Phase.RUNNING, now, owner,
+                    template_ref=task.get("templateRef") or {}, life=self._engine.lives, children=[],
+                    outbound=[])  # fmt: skip
+        self._engine.add(node)
+        return node
+
+    def container_node(self, pod: Node, name: str, now: float) -> None:
+        """A container of a containerSet: it runs and ends with its pod."""
+        self._engine.nodes[f"{pod.name}.{name}"] = Node(
+            f"{pod.name}.{name}", name, NodeType.CONTAINER, pod.template, pod.name, Phase.RUNNING, now, pod.name,
+            life=self._engine.lives, children=[], outbound=[],
+        )  # fmt: skip
+
+    def skip(self, call: Call, phase: Phase, message: str, now: float, raised: str = "") -> None:
+        """A node without anything behind it: skipped, omitted, or in error before it could begin.
+
+        `raised`: an error that the caller has to deal with, too.
+        """
+        title = str(call.template.get("name") or "") if call.title is None else call.title
+        node = Node(
+            call.name, call.display_name, NodeType.SKIPPED, title, call.boundary, phase, now, call.owner,
+            message=message, finished=now, hooked=call.hooked, template_ref=dict(call.reference),
+            life=self._engine.lives, children=[], outbound=[],
+        )  # fmt: skip
+        self._engine.add(node)
+        if raised:
+            self._engine.raised[call.name] = raised
+        self._engine.tell(call.name)
+
+    def _depth(self, call: Call) -> int:
+        depth, name = 0, call.boundary
+        while name:
+            depth, name = depth + 1, self._engine.nodes[name].boundary
+        return depth

@@ -1,0 +1,50 @@
+"""How nodes hang together, as Argo draws them: children, and the outbound nodes from which the next ones hang."""
+
+from collections.abc import Iterable, Mapping
+
+from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase
+from everstep.runtime.workflow.engine.scheduler import Scheduler
+
+
+def outbound(nodes: Mapping[str, Node], name: str) -> list[str]:
+    """Names of the nodes at which a node ends."""
+    node = nodes[name]
+    if node.type is NodeType.TASK_GROUP:
+        return [end for child in node.children for end in outbound(nodes, child)] if node.children else [name]
+    if node.type is NodeType.RETRY:
+        return [node.children[-1]] if node.children else [name]
+    if node.type in (NodeType.POD, NodeType.CONTAINER):
+        inner = [child for child in node.children if nodes[child].type is NodeType.CONTAINER]
+        return sorted({end for child in inner for end in outbound(nodes, child)}) if inner else [name]
+    if node.type in (NodeType.STEPS, NodeType.DAG):
+        return [end for one in node.outbound for end in outbound(nodes, one)]
+    return [name]
+
+
+def hang(engine: Scheduler, above: Iterable[str], name: str) -> None:
+    """Make a node a child of those at which some others end."""
+    for one in above:
+        for end in outbound(engine.nodes, one):
+            engine.nodes[end].children.append(name)
+
+
+def branch_phases(nodes: Mapping[str, Node], boundary: Node, targets: set[str]) -> dict[str, Phase]:
+    """The phase that each target counts with: an omitted one inherits from what it hangs from, failures first."""
+    found: dict[str, Phase] = {}
+    seen: set[tuple[str, Phase]] = set()
+    queue = [(child, Phase.SUCCEEDED) for child in boundary.children]
+    for name, branch in queue:
+        if (name, branch) in seen:
+            continue
+        seen.add((name, branch))
+        node = nodes[name]
+        phase = branch if node.phase is Phase.OMITTED else node.phase
+        if name in targets and not found.get(name, Phase.SUCCEEDED).bad:
+            found[name] = phase
+        children = node.children
+        if node.type in (NodeType.RETRY, NodeType.TASK_GROUP) and node.children:
+            children = [below for child in node.children for below in nodes[child].children]
+            if node.type is NodeType.RETRY:
+                children = nodes[node.children[-1]].children
+        queue += [(child, phase) for child in children]
+    return found

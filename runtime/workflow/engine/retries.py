@@ -1,0 +1,162 @@
+"""When a failed attempt is made again: Argo's order is backoff, policy, limit, expression ("Retries")."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from everstep.runtime.workflow.engine.nodes import Node, Phase
+from everstep.runtime.workflow.engine.scheduler import Scheduler
+from everstep.runtime.workflow.engine.scope import Scope
+from everstep.runtime.workflow.engine.template_call import Call
+from everstep.runtime.workflow.expressions import ExpressionError, holds
+from everstep.runtime.workflow.expressions.operations import power
+from everstep.runtime.workflow.expressions.tags import FUNCTIONS
+from everstep.runtime.workflow.manifest.durations import LONGEST_S, DurationError, seconds, whole
+
+
+class Decision(NamedTuple):
+    """The next attempt at `at`, or the end with `phase` and `message`."""
+
+    at: float | None
+    phase: Phase = Phase.RUNNING
+    message: str = ""
+    raised: bool = False
+    """The strategy itself is wrong."""
+
+
+class RetryRun:
+    """One node of type Retry."""
+
+    def __init__(self, engine: Scheduler, node: Node, call: Call) -> None:
+        self._engine = engine
+        self._node = node
+        self._call = call
+        self._attempts: list[Node] = []
+
+    def begin(self, now: float) -> None:
+        """The first attempt."""
+        self._attempt(now)
+
+    def due(self, now: float) -> None:
+        """The wait before the next attempt is over."""
+        if self._node.phase.fulfilled:
+            return
+        last = self._attempts[-1]
+        if self._stopped():
+            self._end(Decision(None, last.phase, last.message), last, now)
+        else:
+            self._attempt(now)
+
+    def _stopped(self) -> bool:
+        return bool(self._engine.shutdown or self._engine.late) and not self._engine.in_exit(self._node)
+
+    def _attempt(self, now: float) -> None:
+        number = len(self._attempts)
+        self._node.message = ""
+        call = self._call._replace(
+            name=f"{self._node.name}({number})", display_name=f"{self._call.display_name}({number})",
+            owner=self._node.name, scope=self._scope(number),
+        )  # fmt: skip
+        self._node.children.append(call.name)
+        self._engine.call(call, now)
+
+    def _scope(self, number: int) -> Scope:
+        if not self._attempts:
+            return {"retries": "0", "lastRetry.exitCode": "0", "lastRetry.status": "", "lastRetry.duration": "0",
+                    "lastRetry.message": ""}  # fmt: skip
+        # An attempt reads 0 where the expression that decides on it reads -1: the one before had no exit code.
+        code = self._attempts[-1].outputs.exit_code or "0"
+        return {**last_of(self._attempts), "retries": str(number), "lastRetry.exitCode": code}
+
+    def done(self, child: Node, now: float) -> None:
+        """An attempt has ended: decide. One that is a daemon and ready makes its Retry one, too."""
+        if child.daemoned and not child.phase.fulfilled:
+            if not self._node.daemoned:
+                self._node.daemoned = True
+                self._engine.tell(self._node.name)
+            return
+        self._engine.raised.pop(child.name, "")
+        if child.name != self._node.children[-1] or self._node.phase.fulfilled:
+            return
+        self._attempts.append(child)
+        strategy = self._node.spec["retryStrategy"]
+        if self._stopped():
+            said = f"Stopped with strategy '{self._engine.shutdown}'"
+            stopped = self._engine.shutdown and child.phase.bad
+            decision = Decision(None, child.phase, said if stopped else child.message)
+        else:
+            decision = decide(strategy, self._attempts, now)
+        if decision.at is None:
+            self._end(decision, child, now)
+        elif decision.at <= now:
+            self._attempt(now)
+        else:
+            self._node.message = f"Backoff for {decision.at - now:.0f} seconds"
+            self._engine.wake(decision.at, "again", self._node.name)
+
+    def _end(self, decision: Decision, last: Node, now: float) -> None:
+        if not decision.raised:
+            self._node.outputs = last.outputs
+        self._engine.become(
+            self._node, decision.phase, now, decision.message, raised=decision.message if decision.raised else ""
+        )
+
+
+def decide(strategy: Mapping[str, Any], attempts: Sequence[Node], now: float) -> Decision:
+    """What follows the last of these attempts, which has ended."""
+    last = attempts[-1]
+    if not last.phase.bad:
+        return Decision(None, last.phase, last.message)
+    try:
+        at, refused = _backoff(strategy.get("backoff") or {}, attempts)
+        if refused:
+            return Decision(None, last.phase, refused)
+        policy = strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
+        # Nothing here is a transient error of Kubernetes.
+        if policy == "OnTransientError" or (policy, last.phase) in (
+            ("OnFailure", Phase.ERROR),
+            ("OnError", Phase.FAILED),
+        ):
+            return Decision(None, last.phase, last.message)
+        limit = strategy.get("limit")
+        if limit is not None and len(attempts) > whole(limit):
+            return Decision(None, last.phase, "No more retries left")
+        expression = strategy.get("expression")
+        if expression and not holds(str(expression), last_of(attempts), FUNCTIONS):
+            return Decision(None, last.phase, "retryStrategy.expression evaluated to false")
+    except (ExpressionError, DurationError) as error:
+        return Decision(None, Phase.ERROR, str(error), raised=True)
+    return Decision(max(at, last.finished))
+
+
+def last_of(attempts: Sequence[Node]) -> Scope:
+    """`retries` and `lastRetry.*`, as an expression reads them after the last of these attempts."""
+    last = attempts[-1]
+    return {
+        "retries": str(len(attempts) - 1),
+        "lastRetry.exitCode": last.outputs.exit_code or "-1",
+        "lastRetry.status": last.phase.value,
+        "lastRetry.duration": f"{last.finished - last.started:.0f}",
+        "lastRetry.message": last.message,
+    }
+
+
+def _backoff(backoff: Mapping[str, Any], attempts: Sequence[Node]) -> tuple[float, str]:
+    """(when the next attempt may begin, why there is none)."""
+    last = attempts[-1]
+    if not backoff:
+        return last.finished, ""
+    if not backoff.get("duration"):
+        raise ExpressionError("no base duration specified for retryStrategy")
+    wait = seconds(backoff["duration"])
+    if backoff.get("factor") is not None:
+        wait = min(wait * power(whole(backoff["factor"]), len(attempts) - 1), LONGEST_S)
+    if cap := backoff.get("cap"):
+        wait = min(wait, seconds(cap))
+    at = last.finished + wait
+    if longest := backoff.get("maxDuration"):
+        end = attempts[0].started + seconds(longest)
+        if last.finished > end:
+            return at, "Max duration limit exceeded"
+        if at > end:
+            return at, "Backoff would exceed max duration limit"
+    return at, ""

@@ -1,0 +1,163 @@
+"""`workflow.*`: what every template may read, and what templates export by globalName."""
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from everstep.runtime.workflow.engine.nodes import Node, NodeType, pod_name
+from everstep.runtime.workflow.engine.scheduler import Scheduler
+from everstep.runtime.workflow.engine.scope import Scope, moment
+from everstep.runtime.workflow.engine.template_call import Call, from_config_map, parameters_json
+from everstep.runtime.workflow.expressions import ExpressionError, evaluate
+from everstep.runtime.workflow.expressions.tags import FUNCTIONS
+from everstep.runtime.workflow.expressions.values import go_json, parameter_text
+from everstep.runtime.workflow.manifest.fields import listed
+
+STRFTIME = "ABHIMSYZabdmpyz"
+"""Parts of the creation time, as strftime names them, that have a variable each ("Workflow Variables")."""
+_RESULT = re.compile(r"""(?:steps|tasks)(?:\.([-\w]+)|\[(?:'|\\")?([-\w]+)(?:'|\\")?\])\.outputs\.result""")
+_SUFFIX = re.compile(r"\(\d+(?::.*)?\)$", re.DOTALL)
+
+
+class Variables:
+    """Of one run."""
+
+    def __init__(self, engine: Scheduler) -> None:
+        self._engine = engine
+        self.wrong = ""
+        """Why the workflow's parameters cannot be had; empty when they can."""
+        self.outputs: dict[str, dict[str, Any]] = {}
+        """Global output parameters by name, as Argo lists them in status.outputs."""
+        self.artifacts: dict[str, dict[str, Any]] = {}
+        """Global output artifacts by dotted name."""
+        self._exported: Scope = {}
+        self.labels: dict[str, str] = {}
+        """Those that expressions of workflowMetadata give."""
+        self._fixed = self._fix()
+        self._read: dict[str, set[str]] = {}
+        """Of each DAG or Steps node: the tasks whose result something in it reads."""
+
+    def _fix(self) -> Scope:
+        engine = self._engine
+        manifest, metadata = engine.manifest, engine.manifest.raw.get("metadata") or {}
+        spec = manifest.spec
+        found: Scope = {
+            "workflow.name": engine.name, "workflow.uid": engine.uid,
+            "workflow.namespace": str(metadata.get("namespace") or "default"),
+            "workflow.mainEntrypoint": str(spec.get("entrypoint") or ""),
+            "workflow.serviceAccountName": str(spec.get("serviceAccountName") or "default"),
+            "workflow.status": "", "workflow.creationTimestamp": moment(engine.created),
+            "workflow.creationTimestamp.RFC3339": moment(engine.created),
+            "workflow.creationTimestamp.s": str(int(engine.created)), "workflow.creationTimestamp.L": ".000",
+        }  # fmt: skip
+        created = datetime.fromtimestamp(int(engine.created), UTC)
+        found |= {f"workflow.creationTimestamp.{letter}": created.strftime(f"%{letter}") for letter in STRFTIME}
+        if spec.get("priority") is not None:
+            found["workflow.priority"] = str(spec["priority"])
+        more = spec.get("workflowMetadata") or {}
+        for kind in ("labels", "annotations"):
+            values = {**(metadata.get(kind) or {}), **(more.get(kind) or {})}
+            found[f"workflow.{kind}"] = found[f"workflow.{kind}.json"] = go_json(values)
+            found |= {f"workflow.{kind}.{name}": str(value) for name, value in values.items()}
+        found |= self._parameters(listed(spec, "arguments", "parameters"), found)
+        return found | self._labels(more.get("labelsFrom") or {}, found)
+
+    def _labels(self, wanted: Mapping[str, Any], known: Scope) -> Scope:
+        """Labels of the workflow that expressions give."""
+        found: Scope = {}
+        for name, source in wanted.items():
+            text = str(source.get("expression"))
+            try:
+                value = evaluate(text, known, FUNCTIONS)
+            except ExpressionError as error:
+                self.wrong = f'failed to evaluate label "{name}" expression "{text}": {error}'
+                continue
+            if not isinstance(value, str):
+                self.wrong = f'failed to evaluate label "{name}" expression "{text}": must be a string'
+            else:
+                self.labels[name] = found[f"workflow.labels.{name}"] = value
+        return found
+
+    def _parameters(self, entries: list[Mapping[str, Any]], known: Scope) -> Scope:
+        filled, found = [], Scope()
+        for entry in entries:
+            value, source = entry.get("value"), entry.get("valueFrom") or {}
+            if value is None and source.get("configMapKeyRef"):
+                try:
+                    value = from_config_map("", source, known, self._engine.manifest.library)
+                except ExpressionError as error:
+                    reference, why = source["configMapKeyRef"], str(error).partition("from ConfigMap: ")[2]
+                    self.wrong = (
+                        f"failed to set global parameters: failed to set global parameter {entry['name']} from "
+                        f"configmap with name {reference.get('name')} and key {reference.get('key')}: {why}"
+                    )
+            filled.append({**entry, "value": parameter_text(value)})
+            found[f"workflow.parameters.{entry['name']}"] = parameter_text(value)
+        found["workflow.parameters"] = found["workflow.parameters.json"] = parameters_json(filled)
+        return found
+
+    @property
+    def namespace(self) -> str:
+        """The workflow's."""
+        return str(self._fixed["workflow.namespace"])
+
+    def globals(self, now: float) -> Scope:
+        """What every template may read at `now`."""
+        return {**self._fixed, **self._exported, **self._engine.root.status_scope(now)}
+
+    def arguments(self) -> dict[str, Any]:
+        """The workflow's own arguments, as the entrypoint gets them."""
+        given = self._engine.manifest.spec.get("arguments") or {}
+        parameters = [
+            {"name": entry["name"], "value": self._fixed.get(f"workflow.parameters.{entry['name']}", "")}
+            for entry in listed(given, "parameters")
+        ]
+        return {"parameters": parameters, "artifacts": listed(given, "artifacts")}
+
+    def pod_name(self, call: Call) -> str:
+        """Of the pod that a call would make."""
+        return pod_name(self._engine.name, call.name, str(call.template.get("name") or ""))
+
+    def export(self, node: Node) -> None:
+        """Outputs with a globalName become the workflow's."""
+        for entry in node.outputs.parameters:
+            name = entry.get("globalName")
+            if name and entry.get("value") is not None:
+                self.outputs[name] = {"name": name, "value": entry["value"]}
+                self._exported[f"workflow.outputs.parameters.{name}"] = entry["value"]
+        for entry in node.outputs.artifacts:
+            if entry.get("globalName"):
+                self.artifacts[f"workflow.outputs.artifacts.{entry['globalName']}"] = entry
+
+    def failures(self) -> str:
+        """`workflow.failures`: the failed nodes as JSON, quoted."""
+        engine = self._engine
+        failed = [
+            {
+                "displayName": node.display_name,
+                "message": node.message,
+                "templateName": node.template,
+                "phase": node.phase.value,
+                "podName": pod_name(engine.name, node.name, node.pod_template)
+                if node.type is NodeType.POD
+                else node.name,
+                "finishedAt": moment(node.finished),
+            }
+            for node in engine.nodes.values()
+            if node.phase.bad and not engine.in_exit(node)
+        ]
+        return json.dumps(go_json(failed or None, sort_keys=False), ensure_ascii=False)
+
+    def captures(self, node: Node) -> bool:
+        """Does somebody read its standard output? Told, as by Argo, from the text of the template around it."""
+        boundary = self._engine.nodes.get(node.boundary)
+        if boundary is None:
+            return False
+        read = self._read.get(boundary.name)
+        if read is None:
+            text = go_json(boundary.spec)
+            read = self._read[boundary.name] = {one or two for one, two in _RESULT.findall(text)}
+        name = re.sub(r"^(?:\[\d+\])?\.", "", node.name.removeprefix(boundary.name))
+        return _SUFFIX.sub("", _SUFFIX.sub("", name)) in read

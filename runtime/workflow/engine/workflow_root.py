@@ -1,0 +1,164 @@
+"""The workflow itself: entrypoint, hooks beside it, exit handler after it, and one phase for all."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from everstep.runtime.workflow.engine import gates
+from everstep.runtime.workflow.engine.nodes import Node, Phase
+from everstep.runtime.workflow.engine.scheduler import Gate, Scheduler
+from everstep.runtime.workflow.engine.scope import Scope
+from everstep.runtime.workflow.engine.template_call import Call
+from everstep.runtime.workflow.expressions import ExpressionError, holds
+from everstep.runtime.workflow.expressions.tags import FUNCTIONS, substitute
+from everstep.runtime.workflow.manifest.fields import kind_of
+from everstep.runtime.workflow.manifest.library import NotThereError
+
+EXIT_SUFFIX = ".onExit"
+
+
+class Root:
+    """Of one run."""
+
+    def __init__(self, engine: Scheduler) -> None:
+        self._engine = engine
+        self.phase = Phase.RUNNING
+        self.message = ""
+        self.suspended = bool(engine.manifest.spec.get("suspend"))
+        self._status: Scope = {}
+        self._failures = ""
+        self._ended = 0.0
+        self._hooks: dict[str, str] = {}
+
+    def begin(self, now: float) -> None:
+        """Start the entrypoint, if nothing stands against it."""
+        engine = self._engine
+        spec = engine.manifest.spec
+        entry = engine.manifest.templates.get(engine.manifest.entrypoint) or {}
+        if kind_of(entry) == "steps" and not entry["steps"]:
+            self.finish(Phase.FAILED, f"invalid spec: template '{engine.manifest.entrypoint}' type is unknown", now)
+            return
+        try:
+            engine.manifest.library.artifact_repository(spec)
+        except NotThereError as error:
+            self.finish(Phase.ERROR, str(error), now)
+            return
+        if engine.variables.wrong:
+            self.finish(Phase.FAILED, engine.variables.wrong, now)
+            return
+        if spec.get("activeDeadlineSeconds") is not None:
+            engine.wake(engine.began + float(spec["activeDeadlineSeconds"]), "workflow", "")
+        try:
+            wanted = gates.locks(spec, engine.variables.namespace, engine.manifest.library)
+        except ExpressionError as error:
+            self.finish(Phase.FAILED, f"Failed to acquire the synchronization lock. {error}", now)
+            return
+        if wanted:
+            engine.ask(Gate("", locks=wanted, then=lambda _, at: self._enter(at)))
+        else:
+            self._enter(now)
+
+    def _enter(self, now: float) -> None:
+        if not self.suspended:
+            self.go_on(now)
+
+    def go_on(self, now: float) -> None:
+        """The entrypoint, now or when it is resumed."""
+        self.suspended = False
+        engine = self._engine
+        call = Call(engine.name, engine.name, {}, engine.variables.arguments())
+        engine.call_task(call, {"template": engine.manifest.entrypoint, "arguments": call.arguments}, now)
+        self._look("Running", now)
+
+    def status_scope(self, now: float) -> Scope:
+        """`workflow.status`, `.failures` and `.duration`, once the entrypoint has ended."""
+        if not self._status:
+            return {}
+        return {**self._status, "workflow.duration": f"{now - self._engine.created:f}"}
+
+    def done(self, node: Node, now: float) -> None:
+        """The entrypoint, a hook or the exit handler has ended."""
+        engine = self._engine
+        if engine.finished:
+            return
+        if node.name == engine.name and not self._ended:
+            self._ended = now
+            self._main_ended(node, now)
+        elif node.name == engine.name + EXIT_SUFFIX:
+            self._exit_ended(node, now)
+        elif self._ended:
+            self._exit(now)
+
+    def _main_ended(self, node: Node, now: float) -> None:
+        engine = self._engine
+        raised = engine.raised.pop(node.name, "")
+        self.phase = {Phase.SKIPPED: Phase.SUCCEEDED, Phase.OMITTED: Phase.SUCCEEDED}.get(node.phase, node.phase)
+        self.message = node.message if self.phase.bad else ""
+        if engine.shutdown:
+            self.phase, self.message = Phase.FAILED, f"Stopped with strategy '{engine.shutdown}'"
+        elif raised:
+            self.finish(Phase.ERROR, f"error in entry template execution: {raised}", now)
+            return
+        self._status = {"workflow.status": self.phase.value, "workflow.failures": engine.variables.failures()}
+        self._look(self.phase.value, now)
+        self._exit(now)
+
+    def _look(self, status: str, now: float) -> None:
+        """Start the hooks whose expression holds now."""
+        engine = self._engine
+        if engine.finished:
+            return
+        scope = {**engine.variables.globals(now), "workflow.status": status}
+        for name, hook in (engine.manifest.spec.get("hooks") or {}).items():
+            if name == "exit" or name in self._hooks:
+                continue
+            try:
+                if not holds(str(hook.get("expression") or ""), scope, FUNCTIONS):
+                    continue
+            except ExpressionError as error:
+                main = engine.nodes[engine.name]
+                engine.become(main, Phase.ERROR, now, str(error))
+                return
+            self._hooks[name] = node = f"{engine.name}.hooks.{name}"
+            self._call(node, hook, scope, now)
+            engine.nodes[engine.name].children.append(node)
+
+    def _call(self, name: str, hook: Mapping[str, Any], scope: Scope, now: float, exits: bool = False) -> None:
+        title, reference = self._engine.manifest.title(hook), hook.get("templateRef") or {}
+        call = Call(name, name, {}, {}, hooked=True, exits=exits, title=title, reference=reference)
+        try:
+            arguments = substitute(hook.get("arguments") or {}, scope)
+        except ExpressionError as error:
+            self._engine.maker.skip(call, Phase.ERROR, str(error), now, raised=str(error))
+            return
+        self._engine.call_task(call, {**hook, "arguments": arguments}, now)
+
+    def _exit(self, now: float) -> None:
+        """The exit handler, once the hooks beside the entrypoint have ended."""
+        engine = self._engine
+        spec, name = engine.manifest.spec, engine.name + EXIT_SUFFIX
+        beside = [engine.nodes.get(hook) for hook in self._hooks.values()]
+        if name in engine.nodes or any(one is None or not one.phase.fulfilled for one in beside):
+            return
+        hook = (spec.get("hooks") or {}).get("exit")
+        if spec.get("onExit"):
+            hook = {"template": spec["onExit"], "arguments": engine.variables.arguments()}
+        if hook is None or engine.shutdown == "Terminate":
+            self.finish(self.phase, self.message, now)
+            return
+        if not (hook.get("arguments") or {}):
+            hook = {**hook, "arguments": engine.variables.arguments()}
+        self._call(name, hook, engine.variables.globals(now), now, exits=True)
+
+    def _exit_ended(self, node: Node, now: float) -> None:
+        raised = self._engine.raised.pop(node.name, "")
+        if raised and self.phase is Phase.SUCCEEDED:
+            self.finish(Phase.ERROR, f"error in exit template execution : {raised}", now)
+        elif node.phase.bad and self.phase is Phase.SUCCEEDED:
+            self.finish(node.phase, node.message, now)
+        else:
+            self.finish(self.phase, self.message, now)
+
+    def finish(self, phase: Phase, message: str, now: float) -> None:
+        """Nothing follows."""
+        self.phase, self.message = phase, message
+        self._engine.finished = now

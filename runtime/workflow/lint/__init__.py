@@ -1,0 +1,1 @@
+"""What is wrong with a workflow before it runs anywhere. `findings` asks all the others."""

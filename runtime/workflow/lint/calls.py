@@ -1,0 +1,144 @@
+"""Lint of calls: arguments that the template does not have, items that lack what is read, hooks, artifacts."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from everstep.runtime.workflow.engine.loops import expand
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.json_text import read_json
+from everstep.runtime.workflow.expressions.tags import tags
+from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.library import Library
+from everstep.runtime.workflow.manifest.schema import Problem, nearest
+from everstep.runtime.workflow.manifest.template_walk import Called, hooks, tasks, template_of, templates
+
+Found = tuple[str, bool, Problem]
+
+
+def findings(spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
+    """Of every task, step and hook."""
+    for at in templates(spec):
+        for called in tasks(at):
+            template = template_of(called.task, spec, library)
+            if template is not None:
+                yield from _arguments(called, template)
+            yield from _loop(called)
+            yield from _artifacts(called, spec, library)
+            if called.task.get("inline") and called.task.get("template"):
+                yield "inline", False, Problem((*called.where, "template"), "has no meaning beside inline; keep one")
+            if called.task.get("inline") and at.inline:
+                said = "an inline template inside an inline template; name one of them"
+                yield "inline", False, Problem((*called.where, "inline"), said)
+    for _, hook, where in hooks(spec):
+        template = template_of(hook, spec, library)
+        known = {str(one.get("name")): None for one in listed(spec, "templates")}
+        if template is None:
+            wanted = str(hook.get("template"))
+            said = f"there is no template {wanted!r}{nearest(wanted, known)}"
+            yield "hook", True, Problem((*where, "template"), said)
+            continue
+        given = {one.get("name") for one in listed(hook.get("arguments"), "parameters")}
+        if where[1] == "hooks":
+            given |= {one.get("name") for one in listed(spec, "arguments", "parameters")}
+        for one in listed(template, "inputs", "parameters"):
+            if (
+                one.get("value", one.get("default")) is None
+                and not one.get("valueFrom")
+                and one.get("name") not in given
+            ):
+                yield "hook", True, Problem(where, f"inputs.parameters.{one.get('name')} was not supplied")
+    for index, entry in enumerate(listed(spec, "arguments", "parameters")):
+        if isinstance(entry.get("value"), Mapping | list):
+            here = ("spec", "arguments", "parameters", index, "value")
+            yield "argument", False, Problem(here, "a map or list arrives as an empty text; write it as JSON in quotes")
+
+
+def _arguments(called: Called, template: Mapping[str, Any]) -> Iterator[Found]:
+    for kind in ("parameters", "artifacts"):
+        wanted = {str(one.get("name")): one for one in listed(template, "inputs", kind)}
+        for index, entry in enumerate(listed(called.task.get("arguments"), kind)):
+            here, name = (*called.where, "arguments", kind, index), str(entry.get("name"))
+            if name not in wanted:
+                said = f"{template.get('name') or 'the template'} has no input {name!r}{nearest(name, wanted)}"
+                yield "argument", False, Problem((*here, "name"), said)
+                continue
+            value, enum = entry.get("value"), wanted[name].get("enum")
+            if isinstance(value, Mapping | list):
+                said = "a map or list arrives as an empty text; write it as JSON in quotes"
+                yield "argument", False, Problem((*here, "value"), said)
+            elif kind == "parameters" and enum and "{{" not in str(value) and str(value) not in map(str, enum):
+                said = f"{value!r} is none of the input's enum: {', '.join(map(str, enum))}"
+                yield "enum", False, Problem((*here, "value"), said)
+
+
+def _loop(called: Called) -> Iterator[Found]:
+    task = called.task
+    sequence = task.get("withSequence")
+    if sequence and "{{" not in str(sequence):
+        form = str(sequence.get("format") or "%d")
+        if not any(verb in form for verb in "dxXobc"):
+            here = (*called.where, "withSequence", "format")
+            yield "items", False, Problem(here, f"{form!r} is no format of a whole number, such as %03d")
+    given = task.get("withParam")
+    if given is not None and "{{" in str(given):
+        return
+    if not any(task.get(kind) is not None for kind in ("withItems", "withParam", "withSequence")) or "{{" in str(
+        sequence
+    ):
+        return
+    items = task.get("withItems") if given is None else _list(given)
+    if given is None and any("{{" in json.dumps(item) for item in items or []):
+        return
+    own = {key: task.get(key) for key in ("name", "withItems", "withParam", "withSequence")}
+    try:
+        expand(own, {})
+        body = {key: value for key, value in task.items() if key in ("arguments", "when")}
+        yield from _keys(called, items, body)
+    except ExpressionError as error:
+        yield "items", True, Problem(called.where, str(error).splitlines()[0])
+
+
+def _keys(called: Called, items: Any, body: Mapping[str, Any]) -> Iterator[Found]:
+    """Every item has the keys that are read; a map is read as a whole only by mistake."""
+    read = {tag.strip() for tag in tags(body) if not tag.startswith("=")}
+    for item in items or []:
+        if not isinstance(item, Mapping):
+            continue
+        if missing := sorted(name for name in read if name.startswith("item.") and name[5:] not in item):
+            yield "items", True, Problem(called.where, f"{json.dumps(item)} has no {missing[0][5:]}")
+            return
+        if "item" in read and not any(name.startswith("item.") for name in read):
+            yield (
+                "items",
+                False,
+                Problem(called.where, "{{item}} is the whole map as JSON; {{item.KEY}} one of its values"),
+            )
+            return
+
+
+def _list(text: Any) -> Any:
+    try:
+        return read_json(str(text))
+    except ExpressionError:
+        return None
+
+
+def _artifacts(called: Called, spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
+    others = {str(one.task.get("name")): one.task for one in tasks(called.holder)}
+    for index, entry in enumerate(listed(called.task.get("arguments"), "artifacts")):
+        here, text = (*called.where, "arguments", "artifacts", index, "from"), str(entry.get("from") or "")
+        if text and "{{" not in text:
+            yield "artifact", False, Problem(here, f"a tag has braces: {{{{{text}}}}}")
+        elif ".outputs.parameters." in text or ".outputs.result" in text:
+            yield "artifact", True, Problem(here, f"{text} is a parameter, no artifact")
+    for index, entry in enumerate(listed(called.task.get("arguments"), "parameters")):
+        for tag in tags(str(entry.get("value") or "")):
+            parts = tag.strip().split(".")
+            if parts[2:4] == ["outputs", "artifacts"] and parts[1] in others:
+                here = (*called.where, "arguments", "parameters", index, "value")
+                yield (
+                    "artifact",
+                    False,
+                    Problem(here, f"{{{{{tag.strip()}}}}} is an artifact: its text stays as it stands"),
+                )

@@ -1,0 +1,140 @@
+"""What is wrong with a workflow, before it runs anywhere: `findings(document, library)`.
+
+Errors are what Argo refuses, what this machine does not do, and what is sure to fail when it runs. Warnings are what
+passes without a word and is most likely not meant.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from everstep.runtime.workflow.expressions.bounds import metered
+from everstep.runtime.workflow.lint import calls, fields, scripts, texts
+from everstep.runtime.workflow.manifest import parse
+from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.library import WORKFLOW_TEMPLATES, Library
+from everstep.runtime.workflow.manifest.schema import BEYOND, Problem, Where, dotted
+from everstep.runtime.workflow.manifest.yaml_source import Document
+
+RUNS_HERE = "here"
+"""Code of what Argo would do and this machine does not."""
+NOBODY: Mapping[str, Document] = MappingProxyType({})
+INVALID = "invalid"
+"""Code of what Argo refuses."""
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong."""
+
+    line: int
+    where: Where
+    code: str
+    error: bool
+    message: str
+    file: str
+
+    @property
+    def told(self) -> str:
+        """`file:line: code: path: message`."""
+        return f"{self.file}:{self.line}: {self.said}"
+
+    @property
+    def said(self) -> str:
+        """`code: path: message`."""
+        place = f"{dotted(self.where)}: " if self.where else ""
+        return f"{self.code}: {place}{self.message}"
+
+
+def findings(document: Document, library: Library, others: Mapping[str, Document] = NOBODY) -> list[Finding]:
+    """All that is found, in the order of the lines. `others`: where the objects stand that it refers to."""
+    with metered():
+        return _findings(document, library, others)
+
+
+def _findings(document: Document, library: Library, others: Mapping[str, Document]) -> list[Finding]:
+    if isinstance(document.value, Mapping) and document.value.get("kind") in WORKFLOW_TEMPLATES:
+        found = _findings(replace(document, value=_as_workflow(document.value)), library, others)
+        return [one for one in found if one.code != "unused"]
+    source = document.value
+    found = []
+    for one in parse.problems(source, library):
+        code = RUNS_HERE if one.message.endswith(BEYOND) else INVALID
+        other = others.get(one.of)
+        found.append(_of(other, one._replace(of=""), code, True) if other else _of(document, one, code, True))
+    found += [Finding(line, where, "duplicate-key", True, f"{where[-1]!r} is there twice; the last one counts",
+                      document.file) for where, line in document.repeated]  # fmt: skip
+    wrong = any(one.code == INVALID for one in found)
+    if isinstance(source, Mapping) and isinstance(source.get("spec"), Mapping) and not wrong:
+        for code, error, problem in _more(source, library):
+            if not any(one.where == problem.where and one.message == problem.message for one in found):
+                found.append(_of(document, problem, code, error))
+    return sorted(found, key=lambda one: (one.line, not one.error))
+
+
+def _of(document: Document, problem: Problem, code: str, error: bool) -> Finding:
+    said = f"{problem.of}: {problem.message}" if problem.of else problem.message
+    return Finding(document.line(problem.where), problem.where, code, error, said, document.file)
+
+
+def _as_workflow(template: Mapping[str, Any]) -> dict[str, Any]:
+    """A WorkflowTemplate as somebody would submit it: with all its parameters, from its first template on."""
+    spec = template.get("spec")
+    if not isinstance(spec, Mapping):
+        return {**template, "kind": parse.KIND}
+    given = spec.get("arguments")
+    entries = [
+        one if not isinstance(one, Mapping) or "value" in one else {"valueFrom": {"supplied": {}}, **one}
+        for one in listed(given, "parameters")
+    ]
+    first = next((one.get("name") for one in listed(spec, "templates") if isinstance(one, Mapping)), "")
+    more = {"arguments": {**given, "parameters": entries}} if entries and isinstance(given, Mapping) else {}
+    return {**template, "kind": parse.KIND, "spec": {**spec, "entrypoint": spec.get("entrypoint") or first, **more}}
+
+
+def _more(source: Mapping[str, Any], library: Library) -> Iterator[tuple[str, bool, Problem]]:
+    """(code, whether it is an error, the problem) of what Argo's own validation lets pass."""
+    spec = library.merged(source["spec"]) or source["spec"]
+    if source.get("apiVersion") != "argoproj.io/v1alpha1":
+        yield "version", False, Problem(("apiVersion",), "the version is argoproj.io/v1alpha1")
+    every: list[Iterable[tuple[str, bool, Problem]]] = [
+        fields.findings(source, spec, library),
+        texts.findings(spec, library),
+        calls.findings(spec, library),
+        scripts.findings(spec, library),
+    ]
+    for some in every:
+        yield from some
+
+
+def as_json(found: list[Finding]) -> list[dict[str, Any]]:
+    """For programs."""
+    return [
+        {"file": one.file, "line": one.line, "path": dotted(one.where), "code": one.code,
+         "severity": "error" if one.error else "warning", "message": one.message}
+        for one in found
+    ]  # fmt: skip
+
+
+def _place(one: Finding) -> dict[str, Any]:
+    return {"physicalLocation": {"artifactLocation": {"uri": one.file}, "region": {"startLine": one.line}}}
+
+
+def as_sarif(found: list[Finding]) -> dict[str, Any]:
+    """For code hosts (SARIF 2.1.0)."""
+    results = [
+        {
+            "ruleId": one.code,
+            "level": "error" if one.error else "warning",
+            "message": {"text": f"{dotted(one.where)}: {one.message}"},
+            "locations": [_place(one)],
+        }
+        for one in found
+    ]
+    rules = [{"id": code} for code in sorted({one.code for one in found})]
+    driver = {"name": "everstep workflow lint", "rules": rules}
+    return {
+        "version": "2.1.0",
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }

@@ -1,0 +1,71 @@
+"""Lint of scripts whose printed result feeds a loop: withParam takes all that is printed, and only a JSON list."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from everstep.runtime.workflow.manifest.library import Library
+from everstep.runtime.workflow.manifest.schema import Problem
+from everstep.runtime.workflow.manifest.template_walk import tasks, template_of, templates
+
+Found = tuple[str, bool, Problem]
+PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
+_SHELL = re.compile(r"(?:.*/)?(?:ba|da|k|z)?sh$")
+_RESULT = re.compile(r"\{\{\s*(?:tasks|steps)\.([-\w]+)\.outputs\.result\s*\}\}")
+_DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Tuple, ast.ListComp, ast.DictComp, ast.SetComp)
+
+
+def findings(spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
+    """Of every loop over a result."""
+    for at in templates(spec):
+        others = {str(one.task.get("name")): one.task for one in tasks(at)}
+        for called in tasks(at):
+            read = _RESULT.fullmatch(str(called.task.get("withParam") or "").strip())
+            if read and (producer := others.get(read[1])):
+                script = (template_of(producer, spec, library) or {}).get("script") or {}
+                if said := _said(script):
+                    yield "items", False, Problem((*called.where, "withParam"), f"{read[1]} {said}")
+
+
+def _said(script: Mapping[str, Any]) -> str:
+    """What is wrong with what the script prints first, as far as its text tells; else empty."""
+    command, source = script.get("command") or [""], str(script.get("source") or "")
+    if PYTHON.match(str(command[0])):
+        return _python(source)
+    if _SHELL.match(str(command[0])):
+        return _shell(source)
+    return ""
+
+
+def _python(source: str) -> str:
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        return ""
+    calls = [one.value for one in body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
+    printed = [one.args[0] for one in calls if isinstance(one.func, ast.Name) and one.func.id == "print"
+               and one.args and not any(word.arg == "file" for word in one.keywords)]  # fmt: skip
+    if any(isinstance(one, _DISPLAYS) for one in printed):
+        return "prints a list as Python writes it, which is no JSON; say print(json.dumps(...))"
+    first = printed[0] if printed else None
+    return _noise(first.value) if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+
+
+def _shell(source: str) -> str:
+    """Of a script that begins with an echo of plain words."""
+    first = re.split(r"[;\n]|&&", source.strip(), maxsplit=1)[0]
+    if re.search(r"[$`|<>{&]", first):
+        return ""
+    try:
+        words = shlex.split(first)
+    except ValueError:
+        return ""
+    return _noise(" ".join(words[1:])) if words[:1] == ["echo"] and len(words) > 1 else ""
+
+
+def _noise(text: str) -> str:
+    if text.lstrip().startswith("[") or text.startswith("-"):
+        return ""
+    return f"prints {text!r} first, and withParam takes all of it as one JSON list; send what is no list to stderr"

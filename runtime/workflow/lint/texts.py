@@ -1,0 +1,254 @@
+"""Lint of texts: expressions, conditions, tags that stay as they stand."""
+
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from lark import Tree
+
+from everstep.runtime.workflow.expressions import (
+    ExpressionError,
+    ExpressionSyntaxError,
+    UnknownNameError,
+    evaluate,
+    paths,
+)
+from everstep.runtime.workflow.expressions.expr_grammar import parse
+from everstep.runtime.workflow.expressions.govaluate import should_run
+from everstep.runtime.workflow.expressions.tags import FUNCTIONS, LATE, each_text, substitute, tags, without_tags
+from everstep.runtime.workflow.expressions.values import parameter_text
+from everstep.runtime.workflow.manifest.depends import Ancestry, DependsError, depends_of, needs, satisfied
+from everstep.runtime.workflow.manifest.fields import LEAVES, kind_of, listed
+from everstep.runtime.workflow.manifest.library import Library
+from everstep.runtime.workflow.manifest.schema import Problem, Where
+from everstep.runtime.workflow.manifest.template_walk import At, Called, hooks, tasks, template_of, templates
+
+Found = tuple[str, bool, Problem]
+ROOTS = ("workflow", "inputs", "outputs", "tasks", "steps", "item", "pod", "node", "retries", "lastRetry")
+_SINGLE = re.compile(r"(?<!\{)\{((?:inputs|workflow|tasks|steps)\.[\w.-]+)\}(?!\})")
+_BARE = re.compile(r"(?<![\w{.'\"-])\[?((?:workflow|inputs|tasks|steps)\.[\w.-]+)\]?")
+RETRY = {"retries": "0", "lastRetry.exitCode": "1", "lastRetry.status": "Failed", "lastRetry.duration": "1",
+         "lastRetry.message": ""}  # fmt: skip
+
+
+def findings(spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
+    """Of every text of the workflow."""
+    known = {f"workflow.parameters.{e.get('name')}": parameter_text(e.get("value"))
+             for e in listed(spec, "arguments", "parameters") if e.get("value") is not None}  # fmt: skip
+    for at in templates(spec):
+        entry = at.template.get("name") == spec.get("entrypoint")
+        scope = {**known, **_inputs(at.template, entry)}
+        yield from _template(at, scope, spec)
+        for called in tasks(at):
+            yield from _task(called, scope, spec, library)
+    for name, hook, where in hooks(spec):
+        yield from _hook(name, hook, where)
+
+
+def _inputs(template: Mapping[str, Any], entry: bool) -> dict[str, str]:
+    """Inputs whose value is known before a run: of the entrypoint, which is called with nothing else."""
+    found: dict[str, str] = {}
+    for one in listed(template, "inputs", "parameters"):
+        value = one.get("value", one.get("default"))
+        if entry and value is not None:
+            found[f"inputs.parameters.{one.get('name')}"] = parameter_text(value)
+    return found
+
+
+def _template(at: At, scope: Mapping[str, str], spec: Mapping[str, Any]) -> Iterator[Found]:
+    leaf = kind_of(at.template) in LEAVES
+    body = {key: value for key, value in at.template.items() if key not in ("dag", "steps")}
+    yield from _tags(body, at, scope, leaf, spec)
+    strategy = at.template.get("retryStrategy") or {}
+    if strategy.get("expression"):
+        yield from _condition(str(strategy["expression"]), (*at.where, "retryStrategy", "expression"))
+    for index, entry in enumerate(listed(at.template, "outputs", "parameters")):
+        expression = (entry.get("valueFrom") or {}).get("expression")
+        if expression:
+            where = (*at.where, "outputs", "parameters", index, "valueFrom", "expression")
+            yield from _syntax(str(expression), where)
+    for index, metric in enumerate(listed(at.template, "metrics", "prometheus")):
+        when = str(metric.get("when") or "")
+        if when:
+            yield from _when(when, (*at.where, "metrics", "prometheus", index, "when"), {}, error=False)
+
+
+def _syntax(expression: str, where: Where) -> Iterator[Found]:
+    try:
+        parse(expression)
+    except ExpressionSyntaxError as error:
+        yield "expression", True, Problem(where, _one_line(error))
+
+
+def _one_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def _tags(value: Any, at: At, scope: Mapping[str, str], leaf: bool, spec: Mapping[str, Any]) -> Iterator[Found]:
+    """Every tag of a template's own texts."""
+    for tag in dict.fromkeys(tags(value)):
+        if tag.startswith("="):
+            yield from _expression(tag[1:], at, scope, leaf, spec)
+        else:
+            yield from _simple(tag.strip(), at, leaf)
+    texts: list[str] = []
+    each_text(value, texts.append)
+    for name in dict.fromkeys(name for text in texts for name in _SINGLE.findall(text)):
+        yield "tag", False, Problem(at.where, f"{{{name}}} is plain text; a tag has two braces: {{{{{name}}}}}")
+
+
+def _simple(name: str, at: At, leaf: bool) -> Iterator[Found]:
+    root = re.split(r"[.\[]", name)[0]
+    if leaf and root == "item":
+        yield (
+            "item",
+            False,
+            Problem(at.where, f"{{{{{name}}}}} is known to the task that loops; pass it as an argument"),
+        )
+    near = get_close_matches(root, ROOTS, 1, 0.8)
+    if root not in ROOTS and near and "." in name:
+        yield "tag", False, Problem(at.where, f"{{{{{name}}}}} stays as it stands; did you mean {near[0]}?")
+    parts = name.split(".")
+    if root == "outputs" and len(parts) == 4 and parts[3] == "path":
+        declared = {str(one.get("name")) for one in listed(at.template, "outputs", parts[1])}
+        if parts[2] not in declared:
+            yield "tag", False, Problem(at.where, f"{{{{{name}}}}}: the template has no such output")
+
+
+def _expression(text: str, at: At, scope: Mapping[str, str], leaf: bool, spec: Mapping[str, Any]) -> Iterator[Found]:
+    """One `{{=...}}` of a template."""
+    try:
+        read = paths(text)
+    except ExpressionSyntaxError as error:
+        yield "expression", True, Problem(at.where, f"{{{{={text}}}}}: {_one_line(error)}")
+        return
+    if "?" in text:
+        return
+    wanted = {f"inputs.parameters.{one.get('name')}" for one in listed(at.template, "inputs", "parameters")}
+    given = {f"workflow.parameters.{one.get('name')}" for one in listed(spec, "arguments", "parameters")}
+    for path in sorted(read):
+        for prefix, known in (("inputs.parameters.", wanted), ("workflow.parameters.", given)):
+            if path.startswith(prefix) and path not in known and path != f"{prefix}json":
+                yield "expression", False, Problem(at.where, f"{{{{={text}}}}}: {path} is not known: the tag stays")
+                return
+    try:
+        late = any(path == one or path.startswith(f"{one}.") for one in LATE for path in read)
+        if not late and (read <= scope.keys() or not any(path.split(".")[0] in ROOTS for path in read)):
+            evaluate(text, scope, FUNCTIONS)
+    except UnknownNameError as error:
+        yield "expression", False, Problem(at.where, f"{{{{={text}}}}}: {_one_line(error)}: the tag stays as it stands")
+    except ExpressionError as error:
+        kind = "the tag stays as it stands" if leaf else "the task fails"
+        yield "expression", False, Problem(at.where, f"{{{{={text}}}}}: {_one_line(error)}: {kind}")
+
+
+def _condition(text: str, where: Where) -> Iterator[Found]:
+    """A retryStrategy.expression."""
+    if "{{" in text:
+        return
+    try:
+        found = evaluate(text, RETRY, FUNCTIONS)
+    except (ExpressionSyntaxError, UnknownNameError) as error:
+        yield "expression", True, Problem(where, _one_line(error))
+        return
+    except ExpressionError:
+        return
+    if not isinstance(found, bool):
+        yield "expression", True, Problem(where, "is no condition: it gives no boolean")
+    elif _compares_text(parse(text)):
+        yield "expression", True, Problem(where, "compares a text with a number; write asInt(lastRetry.exitCode)")
+
+
+def _compares_text(tree: Any) -> bool:
+    """`lastRetry.exitCode == 3`: the left is a text."""
+    if not isinstance(tree, Tree):
+        return False
+    if tree.data == "binary" and str(tree.children[1]) in ("==", "!="):
+        sides = [tree.children[0], tree.children[2]]
+        kinds = [side.data if isinstance(side, Tree) else "" for side in sides]
+        texts = any(
+            kind == "member" and str(s.children[-1].children[0]) == "exitCode"
+            for kind, s in zip(kinds, sides, strict=True)
+        )
+        if texts and "integer" in kinds:
+            return True
+    return any(map(_compares_text, tree.children))
+
+
+def _task(called: Called, scope: Mapping[str, str], spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
+    task, where = called.task, called.where
+    body = {key: value for key, value in task.items() if key not in ("inline", "hooks")}
+    at = At(called.holder.template, where)
+    yield from _tags(body, at, scope, False, spec)
+    when = str(task.get("when") or "")
+    if when:
+        yield from _when(when, (*where, "when"), scope, error=True)
+    if task.get("depends"):
+        yield from _depends(called)
+    yield from _order(called, spec, library)
+    looped = any(task.get(kind) for kind in ("withItems", "withParam", "withSequence"))
+    if not looped and any(re.split(r"[.\[]", tag.strip())[0] == "item" for tag in tags(body)):
+        yield "item", False, Problem(where, "{{item}} has no meaning without withItems, withParam or withSequence")
+
+
+def _when(text: str, where: Where, scope: Mapping[str, str], error: bool) -> Iterator[Found]:
+    for name in _BARE.findall(without_tags(text)):
+        yield "when", False, Problem(where, f"{name} is a word; a tag has braces: {{{{{name}}}}}")
+    try:
+        known = str(substitute(text, scope))
+    except ExpressionError:
+        return  # the expression in it is told by itself
+    try:
+        should_run(without_tags(known, "x"))
+    except ExpressionError as wrong:
+        if not tags(known) or "Invalid 'when'" in str(wrong):
+            mend = "; put quotes around what may be empty or have spaces" if "Invalid" in str(wrong) else ""
+            yield "when", error, Problem(where, f"{_one_line(wrong)}{mend}")
+
+
+def _depends(called: Called) -> Iterator[Found]:
+    every = {str(one.get("name")): one for one in listed(called.holder.template, "dag", "tasks")}
+    text = depends_of(called.task, every)
+    try:
+        satisfied(text, {name: {} for name, _ in needs(text)})
+    except DependsError as error:
+        yield "depends", True, Problem((*called.where, "depends"), _one_line(error))
+
+
+def _order(called: Called, spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
+    """A task may read only what it waits for, and what that gives."""
+    if called.prefix != "tasks":
+        return
+    every = {str(one.get("name")): one for one in listed(called.holder.template, "dag", "tasks")}
+    waits = {name: {need for need, _ in needs(depends_of(one, every))} for name, one in every.items()}
+    ancestors, own = Ancestry(waits), str(called.task.get("name"))
+    body = {key: value for key, value in called.task.items() if key not in ("inline", "hooks")}
+    for tag in tags(body):
+        names = _paths(tag[1:]) if tag.startswith("=") else {tag.strip()}
+        for name in sorted(names):
+            parts = name.split(".")
+            if parts[0] != "tasks" or len(parts) < 3 or parts[1] not in every:
+                continue
+            if not ancestors.has(own, parts[1]):
+                said = f"reads {name}, but does not wait for {parts[1]}; add it to depends"
+                yield "order", True, Problem(called.where, said)
+            elif tag.startswith("=") and parts[2:4] == ["outputs", "parameters"] and len(parts) == 5 and "?" not in tag:
+                template = template_of(every[parts[1]], spec, library) or {}
+                declared = {str(one.get("name")) for one in listed(template, "outputs", "parameters")}
+                if parts[4] not in declared:
+                    yield "order", True, Problem(called.where, f"{parts[1]} has no output parameter {parts[4]}")
+
+
+def _paths(expression: str) -> frozenset[str]:
+    try:
+        return paths(expression)
+    except ExpressionError:
+        return frozenset()
+
+
+def _hook(name: str, hook: Mapping[str, Any], where: Where) -> Iterator[Found]:
+    if hook.get("expression"):
+        yield from _syntax(str(hook["expression"]), (*where, "expression"))
+    elif name != "exit":
+        yield "hook", True, Problem(where, "needs an expression; only the hook named exit has none")

@@ -1,0 +1,38 @@
+"""What Argo's server refuses in the tasks of one DAG: how they say for what they wait, and whom they name."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from everstep.runtime.workflow.manifest.depends import OF_LOOPS, STATES, depends_of, needs
+from everstep.runtime.workflow.manifest.references import looped
+from everstep.runtime.workflow.manifest.schema import Problem, Where, nearest
+
+
+def styles(tasks: Sequence[Mapping[str, Any]], here: Where) -> Iterator[Problem]:
+    """Either `depends` or `dependencies` in one DAG, and what goes with them."""
+    depends = any(task.get("depends") for task in tasks)
+    if depends and any(task.get("dependencies") for task in tasks):
+        yield Problem(here, "have both depends and dependencies; use depends in all of them")
+    used = depends or any(task.get("dependencies") for task in tasks)
+    for index, task in enumerate(tasks):
+        if depends and task.get("continueOn"):
+            name = task.get("name")
+            mend = f"has no meaning with depends; say {name}.Failed or {name}.Errored"
+            yield Problem((*here, index, "continueOn"), mend)
+        if used and str(task.get("name") or "")[:1].isdigit():
+            yield Problem((*here, index, "name"), f"{task['name']!r} begins with a digit, which depends cannot name")
+
+
+def named(
+    entries: Sequence[Mapping[str, Any]], tasks: Mapping[str, Mapping[str, Any]], here: Where
+) -> Iterator[Problem]:
+    """Every task that another waits for is there, and can be in the state that is asked for."""
+    for index, task in enumerate(entries):
+        field = (*here, index, "depends" if task.get("depends") else "dependencies")
+        for name, state in needs(depends_of(task, tasks)):
+            if name not in tasks:
+                yield Problem(field, f"there is no task {name}{nearest(name, tasks)}")
+            elif state and state not in STATES:
+                yield Problem(field, f"{state} is none of {', '.join(STATES)}{nearest(state, dict.fromkeys(STATES))}")
+            elif state in OF_LOOPS and not looped(tasks[name]):
+                yield Problem(field, f"{name}.{state} needs items, and {name} has none")

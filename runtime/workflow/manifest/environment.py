@@ -1,0 +1,123 @@
+"""A container's variables and command, as Kubernetes makes them: env, envFrom, `$(NAME)` in texts."""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.library import Library, NotThereError
+from everstep.runtime.workflow.manifest.pod_rules import quantity
+from everstep.runtime.workflow.manifest.schema import Problem, Where
+
+_REFERENCE = re.compile(r"\$(\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
+WHOLE = ("metadata.labels", "metadata.annotations")
+"""Fields that only a volume can show."""
+_LABEL = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+
+
+class Told(NamedTuple):
+    """What a container is given."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+def told(container: Mapping[str, Any], library: Library, facts: Mapping[str, str]) -> Told:
+    """Command and variables of a container; `facts` is what fieldRef reads. Raises NotThereError."""
+    found: dict[str, str] = {}
+    for source in listed(container, "envFrom"):
+        prefix = str(source.get("prefix") or "")
+        for kind, field in (("ConfigMap", "configMapRef"), ("Secret", "secretRef")):
+            if source.get(field):
+                values = library.values(kind, source[field])
+                found |= {f"{prefix}{key}": value for key, value in values.items()}
+    for variable in listed(container, "env"):
+        value = _value(variable, container, library, facts)
+        if value is not None:
+            found[str(variable["name"])] = expanded(value, found)
+    command = listed(container, "command") or library.entry_point(str(container.get("image") or ""))
+    words = [*command, *listed(container, "args")]
+    return Told([expanded(str(word), found) for word in words], found)
+
+
+def _value(
+    variable: Mapping[str, Any], container: Mapping[str, Any], library: Library, facts: Mapping[str, str]
+) -> str | None:
+    source = variable.get("valueFrom") or {}
+    if source.get("configMapKeyRef"):
+        return library.value("ConfigMap", source["configMapKeyRef"])
+    if source.get("secretKeyRef"):
+        return library.value("Secret", source["secretKeyRef"])
+    if source.get("fieldRef"):
+        return facts.get(str(source["fieldRef"].get("fieldPath")), "")
+    if source.get("resourceFieldRef"):
+        return resource(source["resourceFieldRef"], container)
+    return str(variable.get("value") or "")
+
+
+def expanded(text: str, known: Mapping[str, str]) -> str:
+    """`$(NAME)` replaced where the name is known; `$$` is a dollar."""
+    return _REFERENCE.sub(lambda m: "$" if m[1] == "$" else known.get(m[2], m[0]), text)
+
+
+def facts_of(
+    name: str, namespace: str, account: str, uid: str, labels: Mapping[str, Any], annotations: Mapping[str, Any]
+) -> dict[str, str]:
+    """What fieldRef can read of a pod on this machine."""
+    found = {
+        "metadata.name": name, "metadata.namespace": namespace, "metadata.uid": uid, "spec.nodeName": "localhost",
+        "spec.serviceAccountName": account, "status.podIP": "127.0.0.1", "status.hostIP": "127.0.0.1",
+    }  # fmt: skip
+    for kind, values in (("labels", labels), ("annotations", annotations)):
+        found |= {f"metadata.{kind}['{key}']": str(value) for key, value in values.items()}
+        # Only a volume can show all of them.
+        found[f"metadata.{kind}"] = "\n".join(f"{key}={json.dumps(str(values[key]))}" for key in sorted(values))
+    return found
+
+
+def known_field(path: str) -> bool:
+    """Can a variable have it?"""
+    return _LABEL.fullmatch(path) is not None or (path in facts_of("", "", "", "", {}, {}) and path not in WHOLE)
+
+
+def resource(reference: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+    """What a resourceFieldRef reads of a container, in divisors, rounded up.
+
+    A request that is not given is the limit, a limit that is not given the machine's.
+    """
+    kind, _, name = str(reference.get("resource")).partition(".")
+    resources = container.get("resources") or {}
+    given = (resources.get(kind) or {}).get(name)
+    if given is None and kind == "requests":
+        given = (resources.get("limits") or {}).get(name)
+    if given is None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        given = 0 if kind == "requests" else {"cpu": os.cpu_count() or 1, "memory": memory}.get(name, 0)
+    divisor = quantity(reference.get("divisor") or 1) or 1
+    return str(math.ceil(quantity(given) / divisor))
+
+
+def problems(container: Mapping[str, Any], library: Library, where: Where) -> Iterator[Problem]:
+    """ConfigMaps and Secrets that are not there: on a cluster the pod would wait for them for ever."""
+    for index, variable in enumerate(listed(container, "env")):
+        source = variable.get("valueFrom") or {}
+        for field, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
+            reference = source.get(field)
+            if reference and "{{" not in str(reference):
+                try:
+                    library.value(kind, reference)
+                except NotThereError as error:
+                    yield Problem((*where, "env", index, "valueFrom", field), str(error))
+        path = str((source.get("fieldRef") or {}).get("fieldPath") or "metadata.name")
+        if not known_field(path):
+            yield Problem((*where, "env", index, "valueFrom", "fieldRef"), f"{path} is not known on this machine")
+    for index, source in enumerate(listed(container, "envFrom")):
+        for field, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
+            if source.get(field) and "{{" not in str(source[field]):
+                try:
+                    library.values(kind, source[field])
+                except NotThereError as error:
+                    yield Problem((*where, "envFrom", index, field), str(error))

@@ -1,0 +1,306 @@
+"""The rules of single fields that Argo's server checks before it takes a workflow: names, duplicates, enums, numbers.
+
+After Argo's validation of 4.1; what refers to something else is in `validate`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from everstep.runtime.workflow.manifest.schema import Problem, Where
+from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
+
+WORKFLOW_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+FIELD_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,127}")
+IO_NAME = re.compile(r"[-A-Za-z0-9_]+")
+LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
+METRIC_NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
+KINDS = ("container", "containerSet", "steps", "script", "resource", "dag", "suspend", "data", "http", "plugin")
+"""A template is one of these, told by the field that it has."""
+LEAVES = ("container", "containerSet", "script", "resource", "suspend", "data", "http", "plugin")
+PODS = ("container", "containerSet", "script")
+PROCESSES = (*PODS, "http", "data")
+"""What is started and comes to an end by itself."""
+POLICIES = ("Always", "OnFailure", "OnError", "OnTransientError")
+POD_GC = ("", "OnPodCompletion", "OnPodSuccess", "OnWorkflowCompletion", "OnWorkflowSuccess")
+ACTIONS = ("get", "create", "apply", "delete", "replace", "patch")
+RESERVED = ("wait", "init")
+_IO_RULE = "use letters, digits, - and _"
+_NAME_RULE = "use letters, digits and -, at most 128, a letter or digit first"
+
+
+def kind_of(template: Mapping[str, Any]) -> str:
+    """Which of KINDS a template is; empty when it is none."""
+    return next((kind for kind in KINDS if kind in template and template[kind] is not None), "")
+
+
+def listed(holder: Any, *keys: str) -> list[Any]:
+    """The list at that path below a mapping; empty where there is none."""
+    for key in keys:
+        holder = holder.get(key) if isinstance(holder, Mapping) else None
+    return holder if isinstance(holder, list) else []
+
+
+def metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
+    """Of the workflow's own name and labels."""
+    name = str(metadata.get("name") or "")
+    if name and not WORKFLOW_NAME.fullmatch(name):
+        yield Problem(
+            ("metadata", "name"), f"{name!r} is no name; use a-z, 0-9, - and ., a letter or digit at both ends"
+        )
+    if len(name) > 63:
+        yield Problem(("metadata", "name"), f"has {len(name)} characters; at most 63 are allowed")
+    for key, value in (metadata.get("labels") or {}).items():
+        if not LABEL_VALUE.fullmatch(str(value)) or len(str(value)) > 63:
+            yield Problem(
+                ("metadata", "labels", key), f"{value!r} is no label's value; use letters, digits, -, _ and ."
+            )
+
+
+def argument_problems(arguments: Any, where: Where) -> Iterator[Problem]:
+    """Of the arguments that the workflow or a task gives."""
+    for kind in ("parameters", "artifacts"):
+        yield from names_problems(listed(arguments, kind), (*where, kind), IO_NAME, _IO_RULE)
+    for index, entry in enumerate(listed(arguments, "parameters")):
+        here = (*where, "parameters", index)
+        if entry.get("value") is None and entry.get("valueFrom") is None:
+            yield Problem(here, f"{entry.get('name')} needs a value or a valueFrom")
+        source = entry.get("valueFrom") or {}
+        if wrong := sorted(set(source) - {"default", "configMapKeyRef", "supplied"}):
+            yield Problem((*here, "valueFrom", wrong[0]), "an argument takes its value from configMapKeyRef only")
+        if "enum" in entry and not entry["enum"]:
+            yield Problem((*here, "enum"), "is empty; list the values that are allowed")
+        elif entry.get("enum") and entry.get("value") is not None and entry["value"] not in entry["enum"]:
+            yield Problem(
+                (*here, "value"), f"{entry['value']!r} is none of its enum: {', '.join(map(str, entry['enum']))}"
+            )
+    for index, entry in enumerate(listed(arguments, "artifacts")):
+        here = (*where, "artifacts", index)
+        if entry.get("from") and entry.get("fromExpression"):
+            yield Problem(here, "has both from and fromExpression; keep one")
+        elif not entry.get("from") and not entry.get("fromExpression") and not _has_location(entry):
+            yield Problem(here, f"{entry.get('name')} needs a from, a location (raw, s3, http...) or a key")
+
+
+def _has_location(artifact: Mapping[str, Any]) -> bool:
+    places = ("raw", "s3", "http", "git", "gcs", "azure", "oss", "hdfs", "artifactory", "plugin")
+    return any(artifact.get(place) for place in places)
+
+
+def names_problems(entries: Sequence[Any], where: Where, pattern: re.Pattern[str], rule: str) -> Iterator[Problem]:
+    """Each entry has a name, a good one, and its own."""
+    seen: set[str] = set()
+    for index, entry in enumerate(entries):
+        name = entry.get("name") if isinstance(entry, Mapping) else None
+        here = (*where, index)
+        if not name:
+            yield Problem(here, "needs a name")
+        elif not pattern.fullmatch(str(name)):
+            yield Problem((*here, "name"), f"{name!r} is no name here; {rule}")
+        elif name in seen:
+            yield Problem((*here, "name"), f"{name!r} is there twice")
+        seen.add(str(name))
+
+
+def task_names(entries: Sequence[Any], where: Where) -> Iterator[Problem]:
+    """Of the tasks of a DAG, or of the steps of a group."""
+    yield from names_problems(entries, where, FIELD_NAME, _NAME_RULE)
+
+
+def templates_problems(templates: Sequence[Any], where: Where) -> Iterator[Problem]:
+    """Of the list of templates."""
+    yield from names_problems(templates, where, FIELD_NAME, _NAME_RULE)
+
+
+def template_problems(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    """Of one template by itself."""
+    kind = kind_of(template)
+    found = [one for one in KINDS if template.get(one) is not None]
+    if len(found) > 1:
+        yield Problem(where, f"has {' and '.join(found)}; a template is one of them")
+    if not kind:
+        yield Problem(where, f"says not what it is; give it one of {', '.join(KINDS)}")
+        return
+    yield from _inputs(template, kind, where)
+    yield from _outputs(template, kind, where)
+    yield from _limits(template, kind, where)
+    policy = (template.get("retryStrategy") or {}).get("retryPolicy")
+    if policy and policy not in POLICIES:
+        yield Problem((*where, "retryStrategy", "retryPolicy"), f"{policy} is none of {', '.join(POLICIES)}")
+    yield from _metrics(template, where)
+    if kind in ("container", "script"):
+        yield from _container(template[kind], (*where, kind))
+    if kind == "resource":
+        yield from _resource(template[kind], (*where, kind))
+    if kind == "containerSet":
+        yield from _container_set(template, where)
+    for more in ("initContainers", "sidecars"):
+        for index, one in enumerate(listed(template, more)):
+            if not one.get("name") and more == "initContainers":
+                yield Problem((*where, more, index), "needs a name")
+            if one.get("name") in RESERVED[:1]:
+                yield Problem((*where, more, index, "name"), f"{one['name']} is the name of a container of Argo's own")
+
+
+def _inputs(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
+    inputs = template.get("inputs") or {}
+    for what in ("parameters", "artifacts"):
+        yield from names_problems(listed(inputs, what), (*where, "inputs", what), IO_NAME, _IO_RULE)
+    for index, entry in enumerate(listed(inputs, "parameters")):
+        if "enum" in entry and entry["enum"] is not None and not entry["enum"]:
+            yield Problem((*where, "inputs", "parameters", index, "enum"), "is empty; list the values that are allowed")
+    taken: dict[str, str] = {}
+    for index, entry in enumerate(listed(inputs, "artifacts")):
+        here, path = (*where, "inputs", "artifacts", index), str(entry.get("path") or "")
+        yield from _artifact_path(entry, kind, here)
+        if kind == "container" and path and path in taken:
+            yield Problem((*here, "path"), f"{path} is where {taken[path]} lies")
+        taken[path] = str(entry.get("name"))
+
+
+def _artifact_path(entry: Mapping[str, Any], kind: str, here: Where) -> Iterator[Problem]:
+    path = str(entry.get("path") or "")
+    if kind in PODS and not path:
+        yield Problem(here, f"{entry.get('name')} needs a path")
+    if kind not in PODS and path:
+        yield Problem((*here, "path"), "has no meaning where no container is")
+    if ".." in path.split("/"):
+        yield Problem((*here, "path"), f"{path} climbs out with ..")
+
+
+def _outputs(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
+    outputs = template.get("outputs") or {}
+    for what in ("parameters", "artifacts"):
+        yield from names_problems(listed(outputs, what), (*where, "outputs", what), IO_NAME, _IO_RULE)
+        for index, entry in enumerate(listed(outputs, what)):
+            name = str(entry.get("globalName") or "")
+            if name and not IO_NAME.fullmatch(name) and "{{" not in name:
+                yield Problem((*where, "outputs", what, index, "globalName"), f"{name!r} is no name; {_IO_RULE}")
+    for index, entry in enumerate(listed(outputs, "parameters")):
+        yield from _output_parameter(entry, kind, (*where, "outputs", "parameters", index))
+    for index, entry in enumerate(listed(outputs, "artifacts")):
+        if kind in PODS:
+            yield from _artifact_path(entry, kind, (*where, "outputs", "artifacts", index))
+        elif entry.get("path"):
+            yield Problem((*where, "outputs", "artifacts", index, "path"), "has no meaning where no container is")
+
+
+def _output_parameter(entry: Mapping[str, Any], kind: str, here: Where) -> Iterator[Problem]:
+    source = entry.get("valueFrom")
+    if source is not None and entry.get("value") is not None:
+        yield Problem(here, "has both value and valueFrom; keep one")
+    if source is None:
+        if entry.get("value") is None:
+            yield Problem(here, "needs a valueFrom")
+        return
+    kinds = ("path", "jqFilter", "jsonPath", "parameter", "supplied", "expression", "event", "configMapKeyRef")
+    ways = [way for way in kinds if source.get(way) is not None]
+    if not ways:
+        yield Problem((*here, "valueFrom"), "says not from where; give it a path, a parameter or an expression")
+    elif len(ways) > 1:
+        yield Problem((*here, "valueFrom"), f"has {' and '.join(ways)}; keep one")
+    elif kind in PODS and "path" not in ways:
+        yield Problem((*here, "valueFrom"), "needs a path: the file that the container writes")
+    elif kind in ("steps", "dag") and not {"parameter", "expression"} & set(ways):
+        yield Problem((*here, "valueFrom"), "needs a parameter or an expression: of one of its own tasks or steps")
+
+
+def _limits(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
+    if template.get("parallelism") is not None and kind not in ("steps", "dag"):
+        yield Problem((*where, "parallelism"), "only steps and dag templates have it")
+    deadline = template.get("activeDeadlineSeconds")
+    if deadline is not None:
+        if kind not in LEAVES:
+            yield Problem(
+                (*where, "activeDeadlineSeconds"), "steps and dag templates have none; give it to what they run"
+            )
+        elif "{{" not in str(deadline) and not re.fullmatch(r"0*[1-9]\d*", str(deadline)):
+            yield Problem((*where, "activeDeadlineSeconds"), f"{deadline!r} is no whole number of seconds above 0")
+    timeout = template.get("timeout")
+    if timeout:
+        if kind in ("steps", "dag"):
+            yield Problem((*where, "timeout"), "steps and dag templates have none; give it to what they run")
+        elif str(timeout).isdigit():
+            yield Problem((*where, "timeout"), f"{timeout!r} has no unit; write {timeout}s")
+
+
+def _resource(resource: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    if resource.get("action") not in ACTIONS:
+        yield Problem((*where, "action"), f"{resource.get('action')!r} is none of {', '.join(ACTIONS)}")
+    if not resource.get("manifest") and not resource.get("manifestFrom"):
+        if resource.get("action") not in ("get", "delete", "patch"):
+            yield Problem(where, "needs a manifest or a manifestFrom")
+    elif resource.get("manifest") and "{{" not in resource["manifest"]:
+        try:
+            read_text(resource["manifest"])
+        except ReadError as error:
+            yield Problem((*where, "manifest"), str(error))
+
+
+def _metrics(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    for index, metric in enumerate(listed(template, "metrics", "prometheus")):
+        here = (*where, "metrics", "prometheus", index)
+        if not METRIC_NAME.fullmatch(str(metric.get("name") or "")):
+            yield Problem((*here, "name"), f"{metric.get('name')!r} is no metric's name; use letters, digits and _")
+        if not metric.get("help"):
+            yield Problem(here, "needs a help")
+        kinds = [kind for kind in ("gauge", "counter", "histogram") if metric.get(kind) is not None]
+        if len(kinds) != 1:
+            yield Problem(here, "needs one of gauge, counter and histogram")
+        elif not isinstance(metric[kinds[0]], Mapping) or not str(metric[kinds[0]].get("value") or ""):
+            yield Problem((*here, kinds[0]), "needs a value")
+
+
+def _container(container: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    if not container.get("image"):
+        yield Problem(where, "needs an image")
+    taken: set[str] = set()
+    for index, mount in enumerate(listed(container, "volumeMounts")):
+        path = str(mount.get("mountPath") or "")
+        if path in taken:
+            yield Problem((*where, "volumeMounts", index, "mountPath"), f"{path} is there twice")
+        taken.add(path)
+
+
+def _container_set(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    containers = listed(template, "containerSet", "containers")
+    here = (*where, "containerSet", "containers")
+    if not containers:
+        yield Problem(here, "is empty")
+        return
+    names = [str(one.get("name") or "") for one in containers]
+    outputs = template.get("outputs") or {}
+    inputs = template.get("inputs") or {}
+    if (
+        listed(outputs, "parameters") or listed(outputs, "artifacts") or listed(inputs, "artifacts")
+    ) and "main" not in names:
+        yield Problem(here, "one must be named main, as there are inputs or outputs")
+    yield from names_problems(containers, here, FIELD_NAME, _NAME_RULE)
+    needs = {name: set(one.get("dependencies") or []) for name, one in zip(names, containers, strict=True)}
+    for index, one in enumerate(containers):
+        if names[index] in RESERVED:
+            yield Problem((*here, index, "name"), f"{names[index]} is the name of a container of Argo's own")
+        for other in one.get("dependencies") or []:
+            if other not in names:
+                yield Problem((*here, index, "dependencies"), f"there is no container {other}")
+    if left := in_circles(needs):
+        yield Problem(here, f"{', '.join(sorted(left))} wait for each other")
+
+
+def in_circles(needs: Mapping[str, set[str]]) -> set[str]:
+    """Those that can never begin, as they wait for each other. What is not a key counts as done."""
+    waiting = {name: {need for need in wanted if need in needs} for name, wanted in needs.items()}
+    followers: dict[str, list[str]] = {name: [] for name in needs}
+    for name, wanted in waiting.items():
+        for need in wanted:
+            followers[need].append(name)
+    ready = [name for name, wanted in waiting.items() if not wanted]
+    left = set(needs)
+    while ready:
+        name = ready.pop()
+        left.discard(name)
+        for follower in followers[name]:
+            waiting[follower].discard(name)
+            if not waiting[follower]:
+                ready.append(follower)
+    return left

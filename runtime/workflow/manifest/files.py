@@ -1,0 +1,107 @@
+"""A workflow and what it refers to, out of files and folders: `load([run.yaml], with_=[library/])`."""
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from everstep.runtime.workflow.manifest.library import KINDS, WORKFLOW_TEMPLATES, Library
+from everstep.runtime.workflow.manifest.parse import ManifestError
+from everstep.runtime.workflow.manifest.python_files import declared
+from everstep.runtime.workflow.manifest.schema import Problem, Where, dotted
+from everstep.runtime.workflow.manifest.yaml_source import Document, ReadError, read
+
+ENDINGS = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One Workflow (or WorkflowTemplate), where it stands, and the objects beside it."""
+
+    document: Document
+    library: Library
+    others: Mapping[str, Document]
+    """Where the objects stand, by kind and name."""
+
+    def place(self, problem: Problem) -> str:
+        """`file:line` of what is wrong."""
+        document = self.others.get(problem.of, self.document)
+        return f"{document.file}:{document.line(problem.where)}"
+
+
+def load(
+    files: Iterable[Path],
+    with_: Iterable[Path] = (),
+    images: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    templates: bool = False,
+) -> Loaded:
+    """The one Workflow of these files (YAML, or Python that declares it); it may refer to what else they have.
+
+    `with_`: files and folders of more that it may refer to. `images`: what images run whose containers name no
+    command. `templates`: where there is no Workflow, a WorkflowTemplate will do. Raises ManifestError: unreadable, no
+    Workflow or several, an object of another kind.
+    """
+    try:
+        documents = [one for path in _files(files) for one in (declared if path.suffix == ".py" else read)(path)]
+        others = [one for path in _files(with_) for one in read(path)]
+    except ReadError as error:
+        raise ManifestError(str(error)) from None
+    for one in [*documents, *others]:
+        if _kind(one) not in KINDS:
+            raise ManifestError(f"{_head(one)}: kind {_kind(one) or 'none'}: use {', '.join(KINDS)}")
+        for where, said in _wrong(one.value):
+            raise ManifestError(f"{one.file}:{one.line(where)}: {dotted(where)}: {said}")
+    workflows = [one for one in documents if _kind(one) == "Workflow"]
+    if not workflows and templates:
+        workflows = [one for one in documents if _kind(one) in WORKFLOW_TEMPLATES][:1]
+    if not workflows:
+        raise ManifestError(f"{_head(documents[0]) if documents else ', '.join(map(str, files))}: there is no Workflow")
+    if len(workflows) > 1:
+        raise ManifestError(f"{_head(workflows[1])}: a second Workflow; one is run at a time")
+    beside = [one for one in [*documents, *others] if _kind(one) != "Workflow"]
+    named = {f"{_kind(one)} {(one.value.get('metadata') or {}).get('name')}": one for one in beside}
+    return Loaded(workflows[0], Library.of((one.value for one in beside), images), named)
+
+
+def _head(document: Document) -> str:
+    """Where a document says what it is."""
+    return f"{document.file}:{document.line(('kind',))}"
+
+
+def _wrong(value: Mapping[str, Any]) -> Iterator[tuple[Where, str]]:
+    """What nobody could look up in an object, and what a cluster would not take as a ConfigMap or Secret."""
+    for field in ("metadata", "spec", "data", "stringData"):
+        if not isinstance(value.get(field) or {}, Mapping):
+            yield (field,), "is no map"
+            return
+    kind, metadata = value.get("kind"), value.get("metadata") or {}
+    if kind != "Workflow" and not isinstance(metadata.get("name"), str):
+        yield ("metadata", "name"), "is required: a text"
+    for field in ("data", "stringData") if kind in ("ConfigMap", "Secret") else ():
+        for key, text in (value.get(field) or {}).items():
+            if not isinstance(text, str):
+                yield (field, str(key)), "is no text; put quotes around it"
+            elif kind == "Secret" and field == "data" and not _base64(text):
+                yield (field, str(key)), "is no base64; what is plain text stands in stringData"
+
+
+def _base64(text: str) -> bool:
+    try:
+        base64.b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        return False
+    return True
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            yield from sorted(one for one in path.rglob("*") if one.suffix in ENDINGS)
+        else:
+            yield path
+
+
+def _kind(document: Document) -> str:
+    return str(document.value.get("kind") or "") if isinstance(document.value, Mapping) else ""

@@ -1,0 +1,229 @@
+"""What a workflow may refer to besides itself: WorkflowTemplates, ConfigMaps, Secrets from the same or other files."""
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from everstep.runtime.workflow.manifest.fields import KINDS as KINDS_OF_TEMPLATES
+from everstep.runtime.workflow.manifest.fields import kind_of
+from everstep.runtime.workflow.manifest.schema import Problem, Where, nearest
+from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
+
+WORKFLOW_TEMPLATES = ("WorkflowTemplate", "ClusterWorkflowTemplate")
+TYPE_LABEL = "workflows.argoproj.io/configmap-type"
+REPOSITORIES = "artifact-repositories"
+DEFAULT_REPOSITORY = "workflows.argoproj.io/default-artifact-repository"
+BY_NAME = ("volumes", "imagePullSecrets")
+"""Lists of a spec that a workflow and its workflowTemplateRef have together."""
+ONE_BY_ONE = ("hooks", "labelsFrom")
+KINDS = ("Workflow", *WORKFLOW_TEMPLATES, "ConfigMap", "Secret")
+
+
+class NotThereError(LookupError):
+    """Something that is referred to is in none of the files."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """Objects by (kind, name), and what stands for images on this machine."""
+
+    objects: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    images: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The command of an image's entry point, by the image's name."""
+
+    def entry_point(self, image: str) -> list[str]:
+        """What an image runs when its container names no command; empty when nobody said."""
+        bare = image.rpartition("/")[0] + "/" * ("/" in image) + image.rpartition("/")[2].partition(":")[0]
+        return list(self.images.get(image) or self.images.get(bare) or [])
+
+    @classmethod
+    def of(
+        cls, objects: Iterable[Mapping[str, Any]], images: Mapping[str, Sequence[str]] = MappingProxyType({})
+    ) -> "Library":
+        """Of the objects of some files; the later of two of one name counts."""
+        named = {(str(one.get("kind")), str((one.get("metadata") or {}).get("name"))): one for one in objects}
+        return cls(named, images)
+
+    def workflow_template(self, reference: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The spec of a WorkflowTemplate. Raises NotThereError."""
+        kind = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
+        found = self.objects.get((kind, str(reference.get("name"))))
+        if found is None:
+            raise NotThereError(f"there is no {kind} {reference.get('name')!r} in these files")
+        return found.get("spec") or {}
+
+    def templates(self, reference: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+        """Those of the WorkflowTemplate of a templateRef, by name; none where it is not there."""
+        try:
+            spec = self.workflow_template(reference)
+        except NotThereError:
+            return {}
+        return {str(one.get("name")): one for one in spec.get("templates") or []}
+
+    def template(self, reference: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A template of a WorkflowTemplate. Raises NotThereError."""
+        spec = self.workflow_template(reference)
+        for template in spec.get("templates") or []:
+            if template.get("name") == reference.get("template"):
+                return template
+        known = {str(template.get("name")): None for template in spec.get("templates") or []}
+        wanted = str(reference.get("template"))
+        raise NotThereError(f"{reference.get('name')!r} has no template {wanted!r}{nearest(wanted, known)}")
+
+    def value(self, kind: str, reference: Mapping[str, Any]) -> str | None:
+        """The value of a key of a ConfigMap or Secret; None when it is optional and not there. Raises NotThereError."""
+        values = self.values(kind, reference)
+        key = str(reference.get("key"))
+        if key in values:
+            return values[key]
+        if reference.get("optional"):
+            return None
+        raise NotThereError(f"{kind} {reference.get('name')!r} has no key {key!r}{nearest(key, values)}")
+
+    def values(self, kind: str, reference: Mapping[str, Any]) -> dict[str, str]:
+        """All of a ConfigMap or Secret; none when it is optional and not there. Raises NotThereError."""
+        found = self.objects.get((kind, str(reference.get("name"))))
+        if found is None:
+            if reference.get("optional"):
+                return {}
+            raise NotThereError(f"there is no {kind} {reference.get('name')!r} in these files")
+        if not isinstance(found.get("data") or {}, Mapping) or not isinstance(found.get("stringData") or {}, Mapping):
+            raise NotThereError(f"{kind} {reference.get('name')!r} has data that is no map")
+        values = {str(key): str(value) for key, value in (found.get("data") or {}).items()}
+        if kind == "Secret":
+            values = {key: base64.b64decode(value).decode(errors="replace") for key, value in values.items()}
+            values |= {str(key): str(value) for key, value in (found.get("stringData") or {}).items()}
+        return values
+
+    def referred(self, value: Any) -> dict[str, Mapping[str, Any]]:
+        """The WorkflowTemplates that something refers to, also by way of others, by kind and name."""
+        found: dict[str, Mapping[str, Any]] = {}
+        open_ = [value]
+        while open_:
+            one = open_.pop()
+            if isinstance(one, Mapping):
+                for field in ("templateRef", "workflowTemplateRef"):
+                    reference = one.get(field)
+                    if isinstance(reference, Mapping):
+                        kind = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
+                        place = f"{kind} {reference.get('name')}"
+                        there = self.objects.get((kind, str(reference.get("name"))))
+                        if there is not None and place not in found:
+                            found[place] = there
+                            open_.append(there)
+                open_ += one.values()
+            elif isinstance(one, list):
+                open_ += one
+        return found
+
+    def parameter(self, name: str, key: str) -> str:
+        """A value for a parameter from a ConfigMap that is labelled as one. Raises NotThereError."""
+        found = self.objects.get(("ConfigMap", name)) or {}
+        labels = (found.get("metadata") or {}).get("labels") or {}
+        if labels.get(TYPE_LABEL) != "Parameter":
+            raise NotThereError(
+                f"ConfigMap '{name}' does not exist. Please make sure it has the label {TYPE_LABEL}: Parameter to be "
+                "detectable by the controller"
+            )
+        if key not in (found.get("data") or {}):
+            raise NotThereError(f"ConfigMap '{name}' does not have the key '{key}'")
+        return str(found["data"][key])
+
+    def artifact_repository(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """The s3 of a spec's artifactRepositoryRef; empty where it has none. Raises NotThereError in Argo's words."""
+        if spec.get("artifactRepositoryRef") is None:
+            return {}
+        name = str(spec["artifactRepositoryRef"].get("configMap") or REPOSITORIES)
+        found = self.objects.get(("ConfigMap", name)) or {}
+        annotations = (found.get("metadata") or {}).get("annotations") or {}
+        key = spec["artifactRepositoryRef"].get("key") or annotations.get(DEFAULT_REPOSITORY) or ""
+        text = (found.get("data") or {}).get(key)
+        if text is None:
+            raise NotThereError(
+                "failed to resolve artifact repository: failed to find any artifact repository for artifact "
+                f'repository ref "{name}#{key}"'
+            )
+        try:
+            return dict(read_text(text)[0].value["s3"])
+        except (ReadError, IndexError, TypeError, KeyError, ValueError):
+            why = f"{name}#{key} has no s3, the one kind that is known here"
+            raise NotThereError(f"failed to resolve artifact repository: {why}") from None
+
+    def merged(self, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The spec with that of its workflowTemplateRef below it; None when that is not there.
+
+        Maps are merged, lists of named things by name; a hook or a label's expression is one thing. Whether the
+        workflow is suspended only it says itself.
+        """
+        reference = spec.get("workflowTemplateRef")
+        if not reference:
+            return spec
+        try:
+            below = self.workflow_template(reference)
+        except NotThereError:
+            return None
+        merged = _joined({key: value for key, value in below.items() if key != "suspend"}, spec, "")
+        return {**merged, "arguments": _arguments(below.get("arguments") or {}, spec.get("arguments") or {})}
+
+
+def with_defaults(template: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A template with spec.templateDefaults below it: maps are merged, lists of named things by name.
+
+    What makes a template of another kind is left out.
+    """
+    kind = kind_of(template)
+    meant = {key: value for key, value in defaults.items() if key not in KINDS_OF_TEMPLATES or key == kind}
+    return _merged(meant, template)
+
+
+def _merged(below: Any, above: Any) -> Any:
+    if isinstance(below, Mapping) and isinstance(above, Mapping):
+        return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
+    both = isinstance(below, list) and isinstance(above, list)
+    if both and all(isinstance(one, Mapping) and "name" in one for one in [*below, *above]):
+        named = {one["name"]: one for one in above}
+        return [*(_merged(one, named.pop(one["name"], {})) for one in below), *named.values()]
+    return below if above is None else above
+
+
+def _joined(below: Any, above: Any, field: str) -> Any:
+    """What the upper says, over the lower."""
+    if above is None:
+        return below
+    if isinstance(below, Mapping) and isinstance(above, Mapping):
+        if field in ONE_BY_ONE:
+            return {**below, **above}
+        return {**below, **{key: _joined(below.get(key), value, key) for key, value in above.items()}}
+    if field in BY_NAME and isinstance(below, list) and isinstance(above, list):
+        named = {one.get("name"): one for one in below}
+        own = [_joined(named.pop(one.get("name"), None), one, "") for one in above]
+        return [*own, *named.values()]
+    return above
+
+
+def _arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Those of both; of one name the upper counts."""
+    merged: dict[str, list[Any]] = {}
+    for kind in ("parameters", "artifacts"):
+        own = above.get(kind) or []
+        known = {entry.get("name") for entry in own}
+        both = [*own, *(entry for entry in below.get(kind) or [] if entry.get("name") not in known)]
+        if both:
+            merged[kind] = both
+    return merged
+
+
+def missing_secrets(holder: Mapping[str, Any], library: Library, where: Where) -> Iterator[Problem]:
+    """Secrets that a location names (`usernameSecret: {name, key}`) and that are not there."""
+    for key, value in holder.items():
+        if not isinstance(value, Mapping) or "{{" in str(value):
+            continue
+        if key.endswith("Secret"):
+            try:
+                library.value("Secret", value)
+            except NotThereError as error:
+                yield Problem((*where, key), str(error))
+        else:
+            yield from missing_secrets(value, library, (*where, key))

@@ -1,0 +1,219 @@
+"""An Argo Workflow manifest as data: checked field by field (`schema`), as a whole (`validate`), and as pods.
+
+What this executor does not do is refused by name: `schema` marks it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.expressions.bounds import metered
+from everstep.runtime.workflow.manifest import cycles, environment, pod_rules, schema, validate, volume_sources
+from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.library import Library, missing_secrets, with_defaults
+from everstep.runtime.workflow.manifest.schema import Problem
+from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
+
+GROUP, KIND = "argoproj.io/", "Workflow"
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+
+
+NO_LIBRARY = Library()
+
+
+class ManifestError(ValueError):
+    """The manifest cannot be run: one line with the path and the mend. `problems` has all that was found."""
+
+    def __init__(self, message: str, problems: tuple[Problem, ...] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A whole workflow."""
+
+    raw: Mapping[str, Any]
+    """As it was given."""
+    spec: Mapping[str, Any]
+    """With what it refers to merged in."""
+    library: Library
+    templates: Mapping[str, Mapping[str, Any]]
+
+    def with_parameters(self, values: Mapping[str, str]) -> "Manifest":
+        """With other values of the workflow's parameters."""
+        spec = with_arguments({"spec": self.spec}, values)["spec"]
+        return replace(self, raw=with_arguments(self.raw, values), spec=spec) if values else self
+
+    @property
+    def name(self) -> str:
+        """metadata.name; empty when a name is to be generated."""
+        return str((self.raw.get("metadata") or {}).get("name") or "")
+
+    @property
+    def generate_name(self) -> str:
+        """metadata.generateName."""
+        return str((self.raw.get("metadata") or {}).get("generateName") or "")
+
+    @property
+    def entrypoint(self) -> str:
+        """Name of the template that begins."""
+        return str(self.spec.get("entrypoint") or "")
+
+    def template(self, task: Mapping[str, Any], home: str = "") -> tuple[Mapping[str, Any], str]:
+        """(what a task, step or hook calls, where that finds templates of its own).
+
+        A home is the WorkflowTemplate in which a template stands; the workflow's own is empty. Raises ExpressionError
+        in Argo's words.
+        """
+        reference = task.get("templateRef")
+        if reference:
+            home = f"{'cluster/' if reference.get('clusterScope') else ''}{reference.get('name')}"
+            known = self._at(home)
+            if str(reference.get("template")) not in known:
+                name = f"{reference.get('name')}.{reference.get('template')}"
+                raise ExpressionError(f"template reference {name} not found")
+            found = known[str(reference.get("template"))]
+        elif task.get("inline"):
+            found = task["inline"]
+        else:
+            known = self._at(home)
+            if str(task.get("template")) not in known:
+                raise ExpressionError(f"template {task.get('template')} not found")
+            found = known[str(task.get("template"))]
+        defaults = self.spec.get("templateDefaults")
+        return (with_defaults(found, defaults) if defaults else found), home
+
+    def _at(self, home: str) -> Mapping[str, Mapping[str, Any]]:
+        """Templates by name."""
+        if not home:
+            return self.templates
+        cluster, _, name = home.rpartition("/")
+        return self.library.templates({"name": name, "clusterScope": bool(cluster)})
+
+    def title(self, task: Mapping[str, Any]) -> str:
+        """The name of the template that a task calls; empty where it has none."""
+        return str(task.get("template") or "")
+
+
+def parse(source: Mapping[str, Any] | str, library: Library = NO_LIBRARY) -> Manifest:
+    """The manifest, with what else it refers to. Raises ManifestError: inconsistent, or beyond this executor."""
+    if isinstance(source, str):
+        try:
+            source = read_text(source)[0].value
+        except ReadError as error:
+            raise ManifestError(str(error)) from None
+    with metered():
+        found = tuple(problems(source, library))
+    if found:
+        raise ManifestError(found[0].said, found)
+    assert isinstance(source, Mapping)
+    spec = library.merged(source.get("spec") or {}) or {}
+    return Manifest(source, spec, library, {str(one["name"]): one for one in listed(spec, "templates")})
+
+
+def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
+    """All that stands against running it, the order being: kind, fields and types, references, pods."""
+    if not isinstance(source, Mapping):
+        yield Problem((), "the manifest is no mapping")
+        return
+    version, kind = str(source.get("apiVersion") or ""), source.get("kind")
+    if not version.startswith(GROUP) or kind != KIND:
+        yield Problem(("kind",), f"{version} {kind}: only {GROUP}v1alpha1 {KIND} can be run")
+        return
+    found = list(schema.problems(source))
+    for place, referred in library.referred(source).items():
+        found += [one._replace(of=place) for one in schema.problems(referred)]
+    beyond = [one for one in found if one.message.endswith(schema.BEYOND)]
+    mistakes = [one for one in found if one not in beyond] or list(validate.problems(source, library))
+    yield from [*mistakes, *beyond]
+    if not mistakes:
+        spec = source.get("spec") or {}
+        yield from cycles.problems(library.merged(spec) or spec, library)
+        if spec.get("parallelism") == 0:
+            yield Problem(("spec", "parallelism"), "0 lets nothing begin: on Argo this would wait for ever")
+        yield from _unnamed(spec, ("spec",))
+        yield from pod_rules.volume_problems(spec, ("spec",))
+        yield from volume_sources.problems(listed(spec, "volumes"), library, ("spec", "volumes"))
+        for index, template in enumerate(listed(spec, "templates")):
+            yield from _pod_problems(template, spec, library, ("spec", "templates", index))
+        for place, referred in library.referred(source).items():
+            below = referred.get("spec") or {}
+            for index, template in enumerate(listed(below, "templates")):
+                told = _pod_problems(template, below, library, ("spec", "templates", index))
+                yield from (one._replace(of=place) for one in told)
+
+
+def _unnamed(holder: Mapping[str, Any], where: schema.Where) -> Iterator[Problem]:
+    for index, one in enumerate(listed(holder, "synchronization", "mutexes")):
+        if not one.get("name"):
+            yield Problem((*where, "synchronization", "mutexes", index), "needs a name")
+
+
+def _containers(template: Mapping[str, Any], where: schema.Where) -> Iterator[tuple[schema.Where, Mapping[str, Any]]]:
+    for kind in ("container", "script"):
+        if template.get(kind):
+            yield (*where, kind), template[kind]
+    for fields in (("initContainers",), ("sidecars",), ("containerSet", "containers")):
+        for index, container in enumerate(listed(template, *fields)):
+            yield (*where, *fields, index), container
+
+
+def _pod_problems(
+    template: Mapping[str, Any], spec: Mapping[str, Any], library: Library, where: schema.Where
+) -> Iterator[Problem]:
+    """What stands against the pod of a template, and of the templates inside it."""
+    yield from pod_rules.problems(template, spec, where)
+    defaults = spec.get("templateDefaults") or {}
+    for place, container in _containers(template, where):
+        yield from environment.problems(container, library, place)
+        own = (defaults.get(str(place[-1])) or {}).get("command")
+        image = str(container.get("image") or "")
+        if not container.get("command") and not own and not library.entry_point(image) and "{{" not in image:
+            yield Problem((*place, "command"), f"is required; or say what its image runs: --image {image}=COMMAND")
+    for side in ("inputs", "outputs"):
+        for index, entry in enumerate(listed(template, side, "artifacts")):
+            yield from missing_secrets(entry, library, (*where, side, "artifacts", index))
+            if entry.get("git") and not entry["git"].get("repo"):
+                yield Problem((*where, side, "artifacts", index, "git"), "needs a repo")
+    if template.get("data") and (template["data"].get("source") or {}).get("artifactPaths") is None:
+        yield Problem((*where, "data", "source"), "needs artifactPaths: an s3 whose paths are listed")
+    if template.get("http"):
+        yield from pod_rules.http_problems(template["http"], library, (*where, "http"))
+    if template.get("memoize") and not (template["memoize"].get("cache") or {}).get("configMap"):
+        yield Problem((*where, "memoize"), "needs a cache with a configMap")
+    yield from _unnamed(template, where)
+    yield from volume_sources.problems(listed(template, "volumes"), library, (*where, "volumes"))
+    for index, task in enumerate(listed(template, "dag", "tasks")):
+        if task.get("inline"):
+            yield from _pod_problems(task["inline"], spec, library, (*where, "dag", "tasks", index, "inline"))
+    for number, group in enumerate(listed(template, "steps")):
+        for index, step in enumerate(group or []):
+            if step.get("inline"):
+                yield from _pod_problems(step["inline"], spec, library, (*where, "steps", number, index, "inline"))
+
+
+def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypoint: str = "") -> dict[str, Any]:
+    """The workflow with parameters of the command line, and another entrypoint."""
+    given = source.get("spec") or {}
+    told = given.get("arguments") or {} if isinstance(given, Mapping) else None
+    declared = (told.get("parameters") or []) if isinstance(told, Mapping) else None
+    if not isinstance(declared, list) or not all(isinstance(one, Mapping) for one in declared):
+        return dict(source)  # Nobody can run it; `parse` says so.
+    spec = dict(given)
+    if entrypoint:
+        spec["entrypoint"] = entrypoint
+    if values:
+        arguments = dict(told or {})
+        left = dict(values)
+        parameters = []
+        for entry in arguments.get("parameters") or []:
+            if isinstance(entry.get("name"), str) and entry["name"] in left:
+                entry = {key: value for key, value in entry.items() if key != "valueFrom"}
+                entry["value"] = left.pop(entry["name"])
+            parameters.append(entry)
+        parameters += [{"name": name, "value": value} for name, value in left.items()]
+        spec["arguments"] = {**arguments, "parameters": parameters}
+    return {**source, "spec": spec}

@@ -1,0 +1,63 @@
+"""podSpecPatch: a pod's fields merged over what the template makes, as Kubernetes' strategic merge does it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from everstep.runtime.workflow.expressions import ExpressionError
+from everstep.runtime.workflow.manifest import schema
+from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
+
+WRONG = "Error applying PodSpecPatch"
+BY_NAME = ("containers", "initContainers", "env", "volumes", "volumeMounts", "ports")
+"""Lists that are merged by their items' names; volumeMounts by path."""
+
+
+def patched(template: Mapping[str, Any], patch: str) -> dict[str, Any]:
+    """The template with the patch over its containers and volumes. Raises ExpressionError."""
+    try:
+        found = [one.value for one in read_text(patch)]
+    except ReadError:
+        raise ExpressionError(WRONG) from None
+    pod = found[0] if found else {}
+    if not isinstance(pod, Mapping):
+        raise ExpressionError(WRONG)
+    kind = "script" if template.get("script") else "container"
+    main = template.get(kind) or {}
+    own = {
+        "containers": [{**main, "name": "main"}, *(template.get("sidecars") or [])],
+        "initContainers": template.get("initContainers") or [],
+        "volumes": template.get("volumes") or [],
+    }
+    changed = {}
+    for field, kind_of_field in (("containers", "[Script]"), ("initContainers", "[Container]"), ("volumes", "[any]")):
+        given = pod.get(field) or []
+        unknown = "there is no such field"
+        if not isinstance(given, list) or any(
+            not one.message.startswith((unknown, schema.BEYOND)) for one in schema.typed(given, kind_of_field)
+        ):
+            raise ExpressionError(WRONG)
+        changed[field] = _merged_list(own[field], given, "name")
+    first, *sidecars = changed["containers"]
+    result = {**template, kind: {key: value for key, value in first.items() if key != "name" or "name" in main}}
+    for field, value in (
+        ("sidecars", sidecars),
+        ("initContainers", changed["initContainers"]),
+        ("volumes", changed["volumes"]),
+    ):
+        if value:
+            result[field] = value
+    return result
+
+
+def _merged(below: Any, above: Any, field: str) -> Any:
+    if isinstance(below, Mapping) and isinstance(above, Mapping):
+        return {**below, **{key: _merged(below.get(key), value, key) for key, value in above.items()}}
+    if field in BY_NAME and isinstance(below, list) and isinstance(above, list):
+        return _merged_list(below, above, "mountPath" if field == "volumeMounts" else "name")
+    return above
+
+
+def _merged_list(below: list[Any], above: list[Any], by: str) -> list[Any]:
+    named = {one.get(by): one for one in above}
+    both = [_merged(one, named.pop(one.get(by)), "") if one.get(by) in named else one for one in below]
+    return [*both, *named.values()]

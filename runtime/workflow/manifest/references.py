@@ -1,0 +1,77 @@
+"""What the tags of a manifest may refer to, before anything runs: items, outputs of tasks, and what is unknown."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from everstep.runtime.workflow.expressions.tags import each_text, tags
+from everstep.runtime.workflow.manifest.fields import kind_of, listed
+
+PREFIXES = ("item.", "steps.", "inputs.", "outputs.", "pod.", "workflow.", "tasks.")
+"""A tag that begins so must be known; any other is text."""
+_ANY_ITEM = "item.*"
+
+
+def unknown(value: Any, scope: Mapping[str, Any]) -> Iterator[str]:
+    """Names of simple tags of a known kind that the scope has not."""
+    for tag in tags(value):
+        name = tag.strip()
+        if tag.startswith("=") or not name.startswith(PREFIXES) or name in scope:
+            continue
+        if name.startswith(("outputs.", "workflow.creationTimestamp.")) or name in ("steps.name", "tasks.name"):
+            continue
+        if name.startswith("item.") and _ANY_ITEM in scope:
+            continue
+        yield name
+
+
+def unclosed(value: Any) -> Iterator[str]:
+    """The beginnings of tags of a known kind that nothing closes."""
+    texts: list[str] = []
+    each_text(value, texts.append)
+    for text in texts:
+        rest = text.rpartition("{{")[2] if "{{" in text else ""
+        if rest and "}}" not in rest and rest.strip().startswith(PREFIXES):
+            yield rest[:40]
+
+
+def looped(entry: Mapping[str, Any]) -> bool:
+    """Has it items?"""
+    return bool(entry.get("withItems") or entry.get("withParam") or entry.get("withSequence"))
+
+
+def items(entry: Mapping[str, Any]) -> dict[str, str]:
+    """What `{{item}}` may be in a task or step. The API server drops nulls."""
+    found: dict[str, str] = {}
+    for item in entry.get("withItems") or []:
+        if isinstance(item, Mapping):
+            found |= {f"item.{key}": "" for key in item if item[key] is not None}
+        else:
+            found["item"] = ""
+        if isinstance(item, list):
+            found |= {f"item[{place}]": "" for place in range(len(item))}
+    if entry.get("withParam"):
+        found |= {"item": "", _ANY_ITEM: ""}
+    return found | ({"item": ""} if entry.get("withSequence") else {})
+
+
+def produced(prefix: str, template: Mapping[str, Any] | None, in_loop: bool) -> dict[str, str]:
+    """What a task or step gives others to read."""
+    if template is None:
+        return {f"{prefix}.outputs.result": ""}
+    found: dict[str, str] = {}
+    if kind_of(template) in ("container", "script", "containerSet", "http"):
+        found |= {f"{prefix}.outputs.result": "", f"{prefix}.exitCode": ""}
+    if kind_of(template) == "data":
+        found[f"{prefix}.outputs.result"] = ""
+    if template.get("daemon"):
+        found[f"{prefix}.ip"] = ""
+    if in_loop:
+        found[f"{prefix}.outputs.parameters"] = ""
+    for what in ("parameters", "artifacts"):
+        found |= {f"{prefix}.outputs.{what}.{entry.get('name')}": "" for entry in listed(template, "outputs", what)}
+    return found
+
+
+def always(prefix: str) -> dict[str, str]:
+    """What can be read of everything that has run."""
+    return {f"{prefix}.{name}": "" for name in ("status", "id", "startedAt", "finishedAt", "hostNodeName", "ip")}

@@ -1,0 +1,70 @@
+"""Every template of a workflow and every task in it, with its place: what the lint goes through."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.library import Library, NotThereError
+from everstep.runtime.workflow.manifest.schema import Where
+
+
+class At(NamedTuple):
+    """A template and where it stands."""
+
+    template: Mapping[str, Any]
+    where: Where
+    inline: bool = False
+
+
+class Called(NamedTuple):
+    """A task or step, in its template."""
+
+    task: Mapping[str, Any]
+    where: Where
+    holder: At
+    prefix: str
+    """`tasks` or `steps`."""
+
+
+def templates(spec: Mapping[str, Any]) -> Iterator[At]:
+    """All of them, inline ones too."""
+    for index, template in enumerate(listed(spec, "templates")):
+        yield from _with_inline(At(template, ("spec", "templates", index)))
+
+
+def _with_inline(at: At) -> Iterator[At]:
+    yield at
+    for called in tasks(at):
+        if called.task.get("inline"):
+            yield from _with_inline(At(called.task["inline"], (*called.where, "inline"), True))
+
+
+def tasks(at: At) -> Iterator[Called]:
+    """The tasks of a DAG, or the steps of a steps template."""
+    for index, task in enumerate(listed(at.template, "dag", "tasks")):
+        yield Called(task, (*at.where, "dag", "tasks", index), at, "tasks")
+    for number, group in enumerate(listed(at.template, "steps")):
+        for index, step in enumerate(group or []):
+            yield Called(step, (*at.where, "steps", number, index), at, "steps")
+
+
+def template_of(task: Mapping[str, Any], spec: Mapping[str, Any], library: Library) -> Mapping[str, Any] | None:
+    """What a task, step or hook calls; None when it is not there."""
+    if task.get("templateRef"):
+        try:
+            return library.template(task["templateRef"])
+        except NotThereError:
+            return None
+    if task.get("inline"):
+        return task["inline"]
+    return next((one for one in listed(spec, "templates") if one.get("name") == task.get("template")), None)
+
+
+def hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Where]]:
+    """(name, hook, its place) of the workflow and of every task."""
+    for name, hook in (spec.get("hooks") or {}).items():
+        yield name, hook, ("spec", "hooks", name)
+    for at in templates(spec):
+        for called in tasks(at):
+            for name, hook in (called.task.get("hooks") or {}).items():
+                yield name, hook, (*called.where, "hooks", name)

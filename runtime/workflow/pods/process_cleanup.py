@@ -1,0 +1,11 @@
+"""What pods have left running, also what they made a daemon."""
+
+from pathlib import Path
+
+from everstep.runtime.system import processes
+
+
+def end(run_dir: Path) -> None:
+    """SIGKILL every process that a pod of this run has left."""
+    run = f"EVERSTEP_RUN_DIR={run_dir}".encode()
+    processes.end(lambda told: run in told and any(one.startswith(b"ARGO_NODE_ID=") for one in told))

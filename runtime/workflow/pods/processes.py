@@ -1,0 +1,424 @@
+"""Pods as processes of this machine: started at most once, isolated from each other, found again after a crash.
+
+The launcher asks a `runner` to start them; `isolation` says which folders a pod has for itself. Where the kernel
+allows no namespaces, the folders that a template declares are rewritten in the pod's command instead.
+"""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from everstep.runtime.system import atomic
+from everstep.runtime.workflow.artifacts import artifacts
+from everstep.runtime.workflow.artifacts.inside import inside
+from everstep.runtime.workflow.artifacts.repository import Repository
+from everstep.runtime.workflow.engine.containers import of_pod, several
+from everstep.runtime.workflow.expressions.values import parameter_text
+from everstep.runtime.workflow.manifest.environment import Told
+from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.pods import isolation
+from everstep.runtime.workflow.pods.sandbox import Sandbox, homes
+from everstep.runtime.workflow.pods.spawner import RESULT_BYTES
+from everstep.runtime.workflow.pods.volumes import SECRETS
+
+MARK = "EVERSTEP_POD_MARK"
+SCRIPT = "/argo/staging/script"
+"""Where a script template finds its source, as on Argo."""
+NOT_STARTED = 64
+"""Exit code of a container whose command is not there, or whose output is a directory, as Argo's emissary gives it."""
+PARAMETER_BYTES = 8 << 20
+"""Of an output parameter. Kubernetes takes 1.5 MiB of a whole workflow."""
+OUTPUTS = "/var/run/argo/outputs"
+"""Where Argo keeps outputs on their way; its messages name it."""
+
+
+NO_MOUNTS: Mapping[str, tuple[str, bool]] = MappingProxyType({})
+NO_STAGED: Mapping[str, str] = MappingProxyType({})
+
+
+_reported = msgspec.json.Decoder(list[tuple[str, int, str]]).decode
+
+
+class PodError(OSError):
+    """The pod could not be started or its outputs not be read."""
+
+
+class Collected(NamedTuple):
+    """What a pod left behind."""
+
+    parameters: dict[str, str]
+    artifacts: dict[str, str]
+    """Key of each output artifact in the repository."""
+    said: str = ""
+    """Why the container counts as failed with 64 although its command did not."""
+    missing: str = ""
+    """Which outputs are not there, in the words of Argo's wait container."""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A place for one pod: `folder` is runs/NAME/pods/ID. It is started at most once, whoever tries."""
+
+    folder: Path
+    log: Path
+
+    @property
+    def exit_file(self) -> Path:
+        """Has the exit code once the command is over."""
+        return self.folder / "exit"
+
+    def request(
+        self,
+        template: Mapping[str, Any],
+        told: Told,
+        cwd: Path,
+        captures: bool = False,
+        mounts: Mapping[str, tuple[str, bool]] = NO_MOUNTS,
+        staged: Mapping[str, str] = NO_STAGED,
+        sandbox: Sandbox | None = None,
+    ) -> dict[str, Any]:
+        """What the runner is asked for: the command in a session of its own.
+
+        `captures`: keep its standard output for `result`. `mounts`: volumes by path; where containers differ, main's.
+        `staged`: where several containers find the folders from which each mounts its own. `sandbox`: it is shut in.
+        Raises PodError when it cannot be started, BadPathError for an input artifact that leads out of its volume.
+        """
+        command = list(told.command)
+        environment = {**told.environment, MARK: str(self.folder)}
+        check_command(command[0], environment.get("PATH"))
+        root = self._root(template, [*command, *told.environment.values()], cwd, mounts, sandbox)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        isolated = namespaces()
+        moved = {} if isolated else self._moved(template, root, staged)
+        if template.get("script"):
+            source = isolation.rewritten(str(template["script"].get("source") or ""), moved)
+            self._write(root, SCRIPT, source)
+        command = [isolation.rewritten(word, moved) for word in command]
+        return {
+            "claim": str(self.claim), "exit": str(self.exit_file), "log": str(self.log), "command": command,
+            "cwd": str(cwd) if several(template) else _working(template, cwd), "environment": environment,
+            "captures": captures, "namespace": isolated,
+            "sandbox": sandbox.asked(self._run, self.told, cwd, several(template)) if sandbox else None,
+            **(_shown_once(root, mounts, staged) if several(template) else root)._asdict(),
+        }  # fmt: skip
+
+    def _moved(self, template: Mapping[str, Any], root: isolation.Plan, staged: Mapping[str, str]) -> dict[str, str]:
+        """Where the pod's folders are, for a pod without a root of its own; several containers are told at once."""
+        for path in _declared(template):
+            root.place(path).parent.mkdir(parents=True, exist_ok=True)
+        moved = {folder: root.root + folder for folder in root.folders if folder != "/"}
+        moved |= {path: path for path in root.binds}
+        moved |= {path: source for path, (source, _) in root.mounts.items()}
+        if several(template):
+            spec, sources = json.loads(self.spec.read_text()), {place: source for source, place in staged.items()}
+            for kind in ("init", "main", "sidecars"):
+                spec[kind] = [_rewritten(one, moved, sources) for one in spec[kind]]
+            self.spec.write_text(json.dumps(spec))
+        return moved
+
+    @property
+    def spec(self) -> Path:
+        """What the pod's own program reads: several containers, a request."""
+        return self.told / "spec.json"
+
+    @property
+    def told(self) -> Path:
+        """Has what the pod's own program reads and writes: all of this folder that a sandbox lets it see."""
+        return self.folder / "told"
+
+    def started(self, answer: str) -> tuple[int, int]:
+        """(pid, start time) of the process that has the claim, whoever asked for it. Raises PodError."""
+        found = self.claimed()
+        if answer not in ("started", "late") or found is None:
+            raise PodError(answer)
+        return found
+
+    def artifact(self, entry: Mapping[str, Any]) -> Path:
+        """Where an input artifact is put before it is bound into the pod."""
+        return self.folder / "artifacts" / str(entry["name"])
+
+    def _write(self, root: isolation.Plan, path: str, text: str) -> None:
+        place = root.place(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+        place.chmod(0o755)
+
+    def _root(
+        self, template: Mapping[str, Any], words: list[str], cwd: Path, mounts: Mapping[str, tuple[str, bool]],
+        sandbox: Sandbox | None,
+    ) -> isolation.Plan:  # fmt: skip
+        """Make the plan, once; later the same is read again."""
+        inputs: dict[str, tuple[str, bool]] = {}
+        for entry in listed(template, "inputs", "artifacts"):
+            path, place = str(entry.get("path") or ""), self.artifact(entry)
+            volume = next((at for at in mounts if path.startswith(f"{at}/")), None)
+            if volume is not None and place.exists():
+                there = inside(Path(mounts[volume][0]), path[len(volume) + 1 :])
+                there.parent.mkdir(parents=True, exist_ok=True)
+                place.rename(there)
+            elif place.exists():
+                inputs[path] = (str(place), False)
+        absent = _absent(template) if namespaces() else []
+        made = isolation.plan(
+            self.folder / "root",
+            _declared(template),
+            {**mounts, **inputs},
+            [*words, *_sources(template)],
+            [] if sandbox else [str(cwd), str(self._run)],
+            namespaces(),
+            absent,
+            homes() if sandbox else (),
+        )
+        Path(made.root).mkdir(parents=True, exist_ok=True)
+        for place in map(made.place, absent):
+            if not place.exists():
+                place.mkdir(parents=True)
+        told = {"cwd": _working(template, cwd), "sandbox": sandbox is not None}
+        atomic.replace(self.folder / "plan.json", json.dumps({**told, "plan": made._asdict()}))
+        return made
+
+    def forget_secrets(self) -> None:
+        """Remove what only the running pod may read: Secrets, as volumes and in the variables of its containers."""
+        shutil.rmtree(self.folder / SECRETS, ignore_errors=True)
+        self.spec.unlink(missing_ok=True)
+
+    @property
+    def _run(self) -> Path:
+        """The run's folder."""
+        return self.folder.parent.parent
+
+    @property
+    def claim(self) -> Path:
+        """Names the process that runs the pod. It is linked into place, so that there is only one."""
+        return self.folder / "claim"
+
+    def claimed(self) -> tuple[int, int] | None:
+        """(pid, start time) of the process that ran or runs the command; None before there is one."""
+        try:
+            pid, began = self.claim.read_text().split()
+        except FileNotFoundError:
+            return None
+        return int(pid), int(began)
+
+    @property
+    def stdout(self) -> Path:
+        """Where its standard output is kept when somebody reads it."""
+        return self.folder / "exit.stdout"
+
+    @property
+    def stdout_of_several(self) -> Path:
+        """The same, of a pod of several containers, which writes it itself."""
+        return self.told / "stdout"
+
+    @property
+    def report(self) -> Path:
+        """Where a pod of several containers says how each ended."""
+        return self.told / "containers.json"
+
+    def reported(self) -> list[tuple[str, int, str]]:
+        """(name, exit code, whose failure kept it from running) of each of several containers."""
+        try:
+            return _reported(_last(self.report, PARAMETER_BYTES))
+        except (OSError, msgspec.DecodeError):
+            return []
+
+    def exit_code(self) -> int | None:
+        """The recorded exit code; None when the pod vanished without one."""
+        try:
+            return int(self.exit_file.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def result(self) -> str:
+        """Its standard output as `outputs.result`: the last 256 KiB, without one newline at the end."""
+        for path in (self.stdout, self.stdout_of_several):
+            with suppress(OSError):
+                return _last(path, RESULT_BYTES).decode(errors="replace").removesuffix("\n")
+        return ""
+
+    def collect(self, outputs: Mapping[str, Any], keys: Mapping[str, str], repository: Repository) -> Collected:
+        """Output parameters up to the first that is not there; the artifacts that are, saved under those keys."""
+        found = Collected({}, {})
+        if not outputs:
+            return found
+        made = json.loads((self.folder / "plan.json").read_text())
+        plan = isolation.Plan(**made["plan"])
+        gone, folders = [], []
+        for entry in outputs.get("parameters") or []:
+            source = entry.get("valueFrom") or {}
+            path = os.path.join(made["cwd"], source["path"])
+            place = _left(plan, path)
+            if made["sandbox"] and not _own(plan, place):
+                gone.append(f"{source['path']} is outside of the sandbox")
+                break
+            if os.path.isdir(place):  # Path's own raises for a name that is too long.
+                folders.append(_directory(source["path"]))
+                found.parameters[entry["name"]] = ""
+                continue
+            if "default" not in source and os.path.exists(place) and not os.path.isfile(place):
+                gone.append(f"{source['path']} is no regular file")
+                break
+            try:
+                if (text := _text(place)) is None:
+                    gone.append(f"{source['path']} is larger than {PARAMETER_BYTES >> 20} MiB; make it an artifact")
+                    break
+            except OSError:
+                if "default" not in source:
+                    kept = f"/mainctrfs{path}" if _in_volume(plan, path) else f"{OUTPUTS}/parameters{source['path']}"
+                    gone.append(f"open {kept}: no such file or directory")
+                    break
+                text = parameter_text(source["default"])
+            found.parameters[entry["name"]] = text.removesuffix("\n")
+        absent = ""
+        for entry in outputs.get("artifacts") or []:
+            if made["sandbox"] and not _own(plan, plan.place(str(entry["path"]))):
+                absent += f"{entry['path']} is outside of the sandbox; "
+                continue
+            absent += self._save(entry, plan, found, keys, repository)
+        missing = next(iter(gone), absent)
+        return found._replace(
+            said=folders[0] if folders else "", missing=f"wait: Error (exit code 64): {missing}" if missing else ""
+        )
+
+    def _save(
+        self,
+        entry: Mapping[str, Any],
+        plan: isolation.Plan,
+        found: Collected,
+        keys: Mapping[str, str],
+        repository: Repository,
+    ) -> str:
+        """Keep one output artifact; says why it cannot be."""
+        path, name = str(entry["path"]), str(entry["name"])
+        place, below = _left(plan, path), _in_volume(plan, path)
+        if not os.path.exists(place):
+            if entry.get("optional"):
+                return ""
+            missing = f"stat /mainctrfs{path}" if below else f"open {OUTPUTS}/artifacts{path}.tgz"
+            return f"{missing}: no such file or directory; "
+        if not place.is_file() and not place.is_dir():
+            return f"{path} is not a regular file or directory; "
+        try:
+            repository.save(place, entry, keys[name], below)
+        except artifacts.ArtifactError as error:
+            return f"{error}; "
+        found.artifacts[name] = keys[name]
+        return ""
+
+
+def _left(plan: isolation.Plan, path: str) -> Path:
+    """Where the machine finds what the pod left at `path`; nothing is there for a link to what the pod does not see."""
+    real = os.path.realpath(plan.place(path))
+    seen = [os.path.realpath(one) for one in (plan.root, *(source for source, _ in plan.mounts.values()), *plan.binds)]
+    if any(real == one or real.startswith(f"{one.rstrip('/')}/") for one in seen):
+        return Path(real)
+    return Path(os.devnull, "nothing")  # Which nobody can make.
+
+
+def _text(place: Path) -> str | None:
+    """None: it is too large. Raises OSError for what is no file: the other end of a pipe may never come."""
+    if not place.is_file():
+        raise FileNotFoundError(place)
+    with place.open("rb") as file:
+        given = file.read(PARAMETER_BYTES + 1)
+    return None if len(given) > PARAMETER_BYTES else given.decode(errors="replace")
+
+
+def _shown_once(
+    root: isolation.Plan, volumes: Mapping[str, tuple[str, bool]], staged: Mapping[str, str]
+) -> isolation.Plan:
+    """The plan with each volume in one place instead of where containers mount it."""
+    at = {os.path.normpath(path) for path in volumes}
+    others = {path: mount for path, mount in root.mounts.items() if path not in at}
+    return root._replace(mounts={**others, **{place: (source, False) for source, place in staged.items()}})
+
+
+def _rewritten(container: Mapping[str, Any], moved: Mapping[str, str], sources: Mapping[str, str]) -> dict[str, Any]:
+    """The container's words for a pod without a root of its own; its mounts are where they come from."""
+    own = {path: sources[place] for path, (place, _) in container["mounts"].items()}
+    return json.loads(isolation.rewritten(json.dumps({**container, "mounts": {}}), {**moved, **own}))
+
+
+def _last(path: Path, limit: int) -> bytes:
+    """The end of a file that a pod wrote. Raises OSError, also where the pod has put something else there."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path}: is no file")
+        file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
+        return file.read(limit)
+
+
+def _own(plan: isolation.Plan, place: Path) -> bool:
+    """Is it in the pod's own folders or volumes, whatever links it made in them?"""
+    found = os.path.realpath(place)
+    own = [plan.root, *(source for source, _ in plan.mounts.values())]
+    return any(found == folder or found.startswith(f"{folder}/") for folder in map(os.path.realpath, own))
+
+
+def _in_volume(plan: isolation.Plan, path: str) -> bool:
+    """Is it below a mounted volume? Input artifacts are mounts of another kind."""
+    return any(path.startswith(f"{at}/") and "/artifacts/" not in source for at, (source, _) in plan.mounts.items())
+
+
+def _declared(template: Mapping[str, Any]) -> list[str]:
+    """Paths of files that a template names."""
+    paths = [(entry.get("valueFrom") or {}).get("path") for entry in listed(template, "outputs", "parameters")]
+    for side in ("inputs", "outputs"):
+        paths += [entry.get("path") for entry in listed(template, side, "artifacts")]
+    return [str(path) for path in paths if path]
+
+
+def _sources(template: Mapping[str, Any]) -> Iterator[str]:
+    """Texts besides the command in which a pod may be told of folders of the machine."""
+    if template.get("script"):
+        yield str(template["script"].get("source") or "")
+
+
+def _working(template: Mapping[str, Any], cwd: Path) -> str:
+    """The container's workingDir; a relative one begins where the launcher was started."""
+    container = template.get("container") or template.get("script") or {}
+    return os.path.join(cwd, str(container.get("workingDir") or ""))
+
+
+def _absent(template: Mapping[str, Any]) -> list[str]:
+    """Folders in which containers begin and that this machine has not: they are made, as a cluster's node does it."""
+    every = [one for some in of_pod(template).values() for one in some]
+    folders = {os.path.normpath(str(one.get("workingDir") or "/")) for one in every}
+    return sorted(folder for folder in folders if folder.startswith("/") and not os.path.isdir(folder))
+
+
+def _directory(path: str) -> str:
+    kept = f"{OUTPUTS}/parameters/{path}"
+    return f"failed to copy {path} to {kept}: write {kept}: copy_file_range: is a directory"
+
+
+def check_command(command: str, path: str | None) -> None:
+    """Raise PodError, in the words of Argo's emissary, for a command that is not there."""
+    if "\0" in command:
+        raise PodError(f"failed to find name in PATH: exec: {json.dumps(command)}: invalid argument")
+    if shutil.which(command, path=path) is not None:
+        return
+    why = "executable file not found in $PATH"
+    if "/" in command:
+        why = "permission denied" if Path(command).is_file() else f"stat {command}: no such file or directory"
+    raise PodError(f"failed to find name in PATH: exec: {json.dumps(command)}: {why}")
+
+
+@lru_cache(maxsize=1)
+def namespaces() -> bool:
+    """Does the kernel let us make mount namespaces? Tried in a child."""
+    code = "import ctypes, os; os._exit(ctypes.CDLL(None).unshare(0x20000 | (os.getuid() and 0x10000000)) != 0)"
+    return subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False, capture_output=True).returncode == 0

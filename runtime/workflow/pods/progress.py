@@ -1,0 +1,65 @@
+"""How far a run is, `N/M` of each node: a pod is one, unless it says more in the file that ARGO_PROGRESS_FILE names.
+
+After Argo's documentation ("Workflow Progress"). What a DAG or steps node has is the sum over what is in it.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from everstep.runtime.workflow.engine.engine import Engine
+from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase, node_id
+
+FILE = "/var/run/argo/progress"
+LEAVES = (NodeType.POD, NodeType.HTTP, NodeType.SUSPEND)
+_SAID = re.compile(r"(\d+)/(\d+)")
+
+
+class Progress:
+    """Of one run; `folder` is the run's."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._ended: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def look(self) -> tuple[str, dict[str, str]]:
+        """(of the whole workflow, of each node by its name), now."""
+        nodes = self._engine.nodes
+        sums: dict[str, tuple[int, int]] = {}
+        for node in reversed(nodes.values()):
+            if node.type in LEAVES:
+                sums[node.name] = self._of_leaf(node)
+            done, whole = sums.get(node.name, (0, 0))
+            above = node.owner if node.owner in nodes else node.boundary
+            before = sums.get(above, (0, 0))
+            sums[above] = (before[0] + done, before[1] + whole)
+        told = {name: f"{done}/{whole}" for name, (done, whole) in sums.items() if whole}
+        return told.pop("", "0/0"), told
+
+    def _of_leaf(self, node: Node) -> tuple[int, int]:
+        """(done, of how many); what has ended well has done all."""
+        known = self._ended.get((node.name, node.life))
+        if known:
+            return known
+        done, whole = self._said(node) if node.type is NodeType.POD and node.phase is not Phase.PENDING else (0, 1)
+        if not node.phase.fulfilled:
+            return done, whole
+        self._ended[node.name, node.life] = found = (done if node.phase.bad else whole, whole)
+        return found
+
+    def _said(self, node: Node) -> tuple[int, int]:
+        root = place(self._engine, node, self._folder) / "root"
+        for path in (FILE, os.path.realpath(FILE)):
+            try:
+                said = _SAID.fullmatch(Path(f"{root}{path}").read_text().strip().split("\n")[-1].strip())
+            except OSError:
+                continue
+            if said and 0 < int(said[2]) >= int(said[1]):
+                return int(said[1]), int(said[2])
+        return 0, 1
+
+
+def place(engine: Engine, node: Node, folder: Path) -> Path:
+    """The folder of a node's pod. A node of a later life of the run has another."""
+    return folder / "pods" / (node_id(engine.name, node.name) + (f".{node.life}" if node.life else ""))

@@ -1,0 +1,52 @@
+"""When a daemon counts as ready: its container's readinessProbe, asked of this machine (httpGet, tcpSocket).
+
+After the Kubernetes documentation ("Configure Liveness, Readiness and Startup Probes"), but asked every second.
+"""
+
+import asyncio
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from everstep.runtime.workflow.manifest.fields import listed
+
+EVERY_S = 1.0
+TIMEOUT_S = 1.0
+
+
+async def passed(probe: Mapping[str, Any]) -> None:
+    """Until it has passed as often in a row as it wants."""
+    await asyncio.sleep(float(probe.get("initialDelaySeconds") or 0))
+    left = wanted = int(probe.get("successThreshold") or 1)
+    while left:
+        left = left - 1 if await _passes(probe) else wanted
+        if left:
+            await asyncio.sleep(min(EVERY_S, float(probe.get("periodSeconds") or EVERY_S)))
+
+
+async def _passes(probe: Mapping[str, Any]) -> bool:
+    timeout = float(probe.get("timeoutSeconds") or TIMEOUT_S)
+    if probe.get("httpGet"):
+        return await asyncio.to_thread(_answers, probe["httpGet"], timeout)
+    place = probe["tcpSocket"]
+    try:
+        async with asyncio.timeout(timeout):
+            _, writer = await asyncio.open_connection(place.get("host") or "127.0.0.1", place["port"])
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+def _answers(place: Mapping[str, Any], timeout: float) -> bool:
+    """200 to 399, as the kubelet judges it."""
+    scheme, host = str(place.get("scheme") or "http").lower(), place.get("host") or "127.0.0.1"
+    request = urllib.request.Request(f"{scheme}://{host}:{place['port']}/{str(place.get('path') or '').lstrip('/')}")
+    for one in listed(place, "httpHeaders"):
+        request.add_header(str(one["name"]), str(one.get("value") or ""))
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False

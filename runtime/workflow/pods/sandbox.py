@@ -1,0 +1,80 @@
+"""`--sandbox`: pods in user, mount, pid and ipc namespaces of their own, and without a network where that is asked for.
+
+A pod sees this machine's files read-only, without what is private: homes, /run, other runs and the secrets of its own.
+It may write where a pod on a cluster may (its own folders, its volumes), and where the launcher says: a store. It has
+no privileges, sees no process but its own, and what it starts ends with it. Its exit code and output are written down
+by a process outside, and of its outputs only what lies in its own folders and volumes is read. `spawner` does it.
+
+What it does not do: bound memory, disk and time of pods, or hide what every user of this machine may read.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from everstep.runtime.workflow.manifest.parse import ManifestError
+
+PRIVATE = ("/root", "/home", "/run")
+SHARED = ("jobs", "logs", "nodes")
+"""Folders of a run that its pods write to: what a train step leaves there is read from outside while it runs."""
+HIDDEN = ("asks", "beside.json", "claims", "pods")
+"""What of a run its pods do not see: others' variables and secrets, and the way to its launcher."""
+
+
+class NoSandboxError(ManifestError):
+    """This machine lets nobody make one: one line."""
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """How pods are shut in."""
+
+    network: bool = True
+    """With this machine's network; without one, a pod has only a loopback of its own."""
+    writable: tuple[str, ...] = ()
+    """Folders of this machine that pods write to besides their own."""
+
+    def asked(self, run: Path, told: Path, cwd: Path, several: bool) -> dict[str, Any]:
+        """What the spawner is asked for, for a pod of that run: paths of the machine, outer ones first.
+
+        `several`: its containers are shut in each, by the pod's own program. `told` is the one folder of the pod's that
+        it sees as it is. Makes what it may write to.
+        """
+        hidden = [str(run.parent), *(str(run / name) for name in HIDDEN)]
+        shown = [*_programs(), str(cwd), str(run)]
+        writable = [*self.writable, *(str(run / name) for name in SHARED), str(told)]
+        for path in writable:
+            os.makedirs(path, exist_ok=True)
+        views = [(path, "hidden") for path in hidden] + [(path, "shown") for path in shown]
+        views += [(path, "writable") for path in writable]
+        return {
+            "network": self.network,
+            "several": several,
+            "views": sorted(dict(views).items(), key=lambda view: view[0].count("/")),
+        }
+
+
+def homes() -> list[str]:
+    """Folders of this machine that hold what is somebody's own."""
+    return [*PRIVATE, os.path.expanduser("~")]
+
+
+def _programs() -> list[str]:
+    """Where this Python is, and what it imports: it may be in a home."""
+    return [os.path.realpath(sys.base_prefix), sys.prefix, *(path for path in sys.path if os.path.isdir(path))]
+
+
+def check() -> None:
+    """Raise NoSandboxError where the kernel lets nobody make one. Tried with a pod that does nothing."""
+    program = str(Path(__file__).with_name("spawner.py"))
+    tried = subprocess.run(
+        [sys.executable, "-I", "-S", program, "try", json.dumps({"network": False, "several": False, "views": []})],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if tried.returncode:
+        why = tried.stderr.strip().splitlines()[-1:] or [f"exit code {tried.returncode}"]
+        raise NoSandboxError(f"--sandbox: this kernel makes none ({why[0]}); run it in a container or on a cluster")

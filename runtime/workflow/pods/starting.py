@@ -1,0 +1,123 @@
+"""Starts the pods that are pending: some at a time, so that a stop, a deadline or an end is seen between them."""
+
+import asyncio
+from collections.abc import Callable
+from itertools import islice
+
+from everstep.runtime import faults
+from everstep.runtime.net import web
+from everstep.runtime.workflow.artifacts import artifacts
+from everstep.runtime.workflow.engine.engine import Engine
+from everstep.runtime.workflow.engine.events import Event, PodEnded, PodLoading, PodStarted
+from everstep.runtime.workflow.engine.nodes import Node
+from everstep.runtime.workflow.manifest.library import NotThereError
+from everstep.runtime.workflow.pods.clock import Clock
+from everstep.runtime.workflow.pods.pod_launcher import Launch
+from everstep.runtime.workflow.pods.processes import NOT_STARTED, PodError
+from everstep.runtime.workflow.pods.runner import Runner
+
+STARTS = 16
+"""How many pods are started side by side, before the launcher looks at anything else."""
+CANCELLED = "context canceled"
+AT_ONCE = 110
+"""How many pods run at once: as many as a node of Kubernetes has ("maxPods" of the kubelet's configuration). Others
+stay Pending, as they do there. A daemon that is ready does not count: what uses it may be what waits."""
+
+
+class Starter:
+    """Of one launcher. `record` takes events; `changed` is called when there is something to look at."""
+
+    def __init__(
+        self, engine: Engine, launch: Launch, runner: Runner, clock: Clock, record: Callable[[Event], None],
+        changed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._launch = launch
+        self._runner = runner
+        self._clock = clock
+        self._record = record
+        self._changed = changed
+        self._loading: dict[str, tuple[asyncio.Task[None], web.Ending]] = {}
+        self._loaded: set[str] = set()
+
+    def start_some(self) -> None:
+        """Start what is pending, at most `STARTS`; `changed` says that there are more. Raises what loading raised.
+
+        Invariant: at most `AT_ONCE` pods load or run.
+        """
+        for name, (task, ending) in self._loading.items():
+            if self._engine.nodes[name].phase.fulfilled:  # Its time is over, or somebody stops the run.
+                ending.end(CANCELLED)
+            if task.done():
+                task.result()
+        running = sum(not node.daemoned for node in self._engine.running())
+        room = AT_ONCE - running - len(self._loading)
+        ready = (node for node in self._engine.pending() if node.name not in self._loading)
+        some = list(islice(ready, max(0, min(STARTS, room))))
+        for node in some:
+            if self._loads(node):
+                ending = web.Ending()
+                self._loading[node.name] = (asyncio.create_task(self._load(node, ending)), ending)
+        self._start([node for node in some if node.name not in self._loading])
+        if some:
+            self._changed()
+
+    def _loads(self, node: Node) -> bool:
+        """Is there something to be done for it before its pod?"""
+        if node.spec.get("data"):
+            return True
+        return bool(
+            node.inputs.get("artifacts") and node.name not in self._loaded and not self._launch.pod(node).claimed()
+        )
+
+    def end_loading(self) -> None:
+        """The launcher ends: nothing more is put in place, and no thread holds it up."""
+        for task, ending in self._loading.values():
+            ending.end(CANCELLED)
+            task.cancel()
+
+    async def _load(self, node: Node, ending: web.Ending) -> None:
+        """Put a pod's input artifacts in place; a data template needs no more."""
+        self._record(PodLoading(self._clock.now(), node.name))
+        try:
+            if node.spec.get("data"):
+                self._record(await self._launch.data(node))
+            else:
+                await self._launch.load(node, ending)
+                self._loaded.add(node.name)
+        except artifacts.ArtifactError as error:
+            said = f"init: Error (exit code 64): {error}"
+            self._record(PodEnded(self._clock.now(), node.name, None, error=said))
+        finally:
+            self._changed()
+        del self._loading[node.name]
+
+    def _start(self, nodes: list[Node]) -> None:
+        """Start pods side by side; what was started by a launcher that died is only noted."""
+        asked: dict[str, Node] = {}
+        requests = []
+        for node in nodes:
+            pod = self._launch.pod(node)
+            if found := pod.claimed():
+                self._record(PodStarted(self._clock.now(), node.name, *found))
+                continue
+            try:
+                requests.append(self._launch.request(node))
+                asked[str(pod.claim)] = node
+            except (PodError, NotThereError, ValueError) as error:  # ValueError: a number that is none.
+                self._cannot(node, error)
+        for claim, answer in self._runner.start(requests).items() if requests else ():
+            node = asked[claim]
+            try:
+                pid, began = self._launch.pod(node).started(answer)
+            except PodError as error:
+                self._cannot(node, error)
+                continue
+            faults.point("executor.after_start", node=node.name)
+            self._record(PodStarted(self._clock.now(), node.name, pid, began))
+
+    def _cannot(self, node: Node, error: Exception) -> None:
+        log = self._launch.pod(node).log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(f"{error}\n", errors="replace")
+        self._record(PodEnded(self._clock.now(), node.name, NOT_STARTED, said=str(error)))

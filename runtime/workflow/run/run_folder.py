@@ -1,0 +1,153 @@
+"""The folder of a run: RUNS/NAME, of one manifest only, in the hands of one launcher at a time."""
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everstep.runtime import faults
+from everstep.runtime.system import atomic
+from everstep.runtime.workflow.manifest.library import Library
+from everstep.runtime.workflow.manifest.parse import NAME, NO_LIBRARY, ManifestError
+from everstep.runtime.workflow.pods.sandbox import Sandbox
+
+RESERVED = ("artifacts", "store")
+"""Folders beside the run folders."""
+TRY_S = 1.0
+"""Who only looks which process runs it (`launcher`) has the lock for a moment, too."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""Of these errors a person can be told how to go on."""
+
+
+class CannotWriteError(OSError):
+    """The run's folder cannot be written: one line with the mend. What runs goes on, and the run can be taken up."""
+
+
+def check_name(name: str) -> None:
+    """Raise ManifestError for what Kubernetes would not take as a workflow's name."""
+    if name in RESERVED:
+        raise ManifestError(f"name {name!r}: all runs have that folder; choose another name")
+    if not NAME.fullmatch(name) or len(name) > 63:
+        raise ManifestError(f"name {name!r}: use at most 63 of a-z, 0-9 and -, a letter or digit at both ends")
+
+
+def enter(runs: Path, name: str, source: Mapping[str, Any], sandbox: Sandbox | None = None) -> Path:
+    """The folder for that run; made if it is new.
+
+    Raises ManifestError: no name, a run of another manifest, or one whose pods are shut in otherwise.
+    """
+    check_name(name)
+    folder = runs / name
+    known = folder / "manifest.json"
+    if known.exists() and json.loads(known.read_text())["spec"] != source["spec"]:
+        raise ManifestError(f"name {name}: {folder} has a run of another manifest; choose another name")
+    if known.exists() and beside(folder).sandbox != sandbox:
+        raise ManifestError(f"name {name}: {folder} has a run with other flags of its sandbox; give the same")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def begin(folder: Path, source: Mapping[str, Any], given: "Beside") -> None:
+    """Write down, once, what is run and what it was given besides."""
+    known = folder / "manifest.json"
+    if known.exists():
+        return
+    told = {
+        "objects": list(given.library.objects.values()),
+        "images": {name: list(command) for name, command in given.library.images.items()},
+        "path": [str(one.absolute()) for one in given.path],
+        "variables": list(given.variables),
+        "sandbox": asdict(given.sandbox) if given.sandbox else None,
+    }
+    _private(folder / "beside.json").write_text(json.dumps(told, indent=1))
+    with atomic.replacing(known) as file:
+        file.write(json.dumps(source, indent=1).encode())
+        faults.point("executor.before_manifest")
+    faults.point("executor.after_manifest")
+
+
+class Beside(NamedTuple):
+    """What a run was given besides its manifest."""
+
+    library: Library = NO_LIBRARY
+    path: tuple[Path, ...] = ()
+    """Folders of programs."""
+    variables: tuple[str, ...] = ()
+    """Names of the launcher's own variables that pods get besides the usual ones."""
+    sandbox: Sandbox | None = None
+
+
+def beside(folder: Path) -> Beside:
+    """Of the run in that folder."""
+    known = folder / "beside.json"
+    if not known.exists():
+        return Beside()
+    given = json.loads(known.read_text())
+    path, variables = tuple(map(Path, given["path"])), tuple(given.get("variables", ()))
+    shut = given.get("sandbox")
+    sandbox = Sandbox(shut["network"], tuple(shut["writable"])) if shut else None
+    return Beside(Library.of(given["objects"], given["images"]), path, variables, sandbox)
+
+
+def _private(path: Path) -> Path:
+    """Make the file, for nobody else to read: it may hold secrets."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    return path
+
+
+@contextmanager
+def writable(runs: Path, name: str) -> Iterator[None]:
+    """Raises CannotWriteError where nothing can be written any more: the disk is full, or failed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        mend = f"make room, then take the run up: everstep workflow resume {name} --runs {runs}"
+        raise CannotWriteError(f"{error.filename or runs / name}: {error.strerror}; {mend}") from error
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Nobody else runs it meanwhile. Raises ManifestError where somebody does."""
+    held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    if not _taken(held):
+        holder = os.read(held, 20).decode() or "unknown"
+        os.close(held)
+        raise ManifestError(f"name {folder.name}: process {holder} runs it already")
+    os.ftruncate(held, 0)
+    os.write(held, str(os.getpid()).encode())
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
+def _taken(held: int) -> bool:
+    """Lock it, if that can be had within TRY_S."""
+    end = time.monotonic() + TRY_S
+    while True:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def launcher(folder: Path) -> str | None:
+    """The process that runs it; None when there is none."""
+    with (folder / "lock").open("rb") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return held.read(20).decode()
+        return None

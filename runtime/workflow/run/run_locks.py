@@ -1,0 +1,81 @@
+"""What the runs of one folder share: locks (mutexes, semaphores) and remembered outputs, as small files beside them.
+
+A holder of a lock is a file named after run and node. It stays while the run is unfinished, also without a launcher,
+as a workflow on Argo keeps its locks; who finishes or takes up the run removes it.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from everstep.runtime.system import atomic
+from everstep.runtime.workflow.engine.gates import Found, Lock, Memo
+
+
+class Shared:
+    """Of one runs folder, as one run sees it."""
+
+    def __init__(self, runs: Path, run: str) -> None:
+        self._folder = runs / ".shared"
+        self._run = run
+
+    def take(self, node: str, locks: Iterable[Lock]) -> bool:
+        """All of these locks for that node, or none."""
+        with self._guarded():
+            places = [(self._folder / "locks" / quote(lock.name, safe=""), lock.limit) for lock in locks]
+            own = quote(f"{self._run}/{node}", safe="")
+            for place, limit in places:
+                place.mkdir(parents=True, exist_ok=True)
+                if len([one for one in place.iterdir() if one.name != own]) >= limit:
+                    return False
+            for place, _ in places:
+                (place / own).touch()
+        return True
+
+    def held(self) -> set[str]:
+        """Nodes of this run that hold a lock."""
+        prefix = quote(f"{self._run}/", safe="")
+        names = [one.name for one in self._folder.glob("locks/*/*")]
+        return {unquote(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
+
+    def release(self, node: str) -> None:
+        """All that the node holds."""
+        for one in self._folder.glob("locks/*/*"):
+            if one.name == quote(f"{self._run}/{node}", safe=""):
+                one.unlink(missing_ok=True)
+
+    def remembered(self, memo: Memo, now: float) -> Found:
+        """What a cache has under a key and is young enough."""
+        entry = self._cache(memo.cache).get(memo.key)
+        if entry is None or (memo.max_age_s is not None and now - entry["created"] > memo.max_age_s):
+            return Found()
+        return Found(True, entry["parameters"], entry["artifacts"], entry["result"])
+
+    def remember(self, cache: str, key: str, outputs: Mapping[str, Any], now: float) -> None:
+        """Keep the outputs of a node that ended well."""
+        with self._guarded():
+            known = self._cache(cache)
+            known[key] = {"created": now, **outputs}
+            place = self._place(cache)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            atomic.replace(place, json.dumps(known))
+
+    def _place(self, cache: str) -> Path:
+        return self._folder / "memo" / f"{quote(cache, safe='')}.json"
+
+    def _cache(self, cache: str) -> dict[str, Any]:
+        try:
+            return json.loads(self._place(cache).read_text())
+        except FileNotFoundError:
+            return {}
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "guard").open("w") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            yield

@@ -1,0 +1,150 @@
+"""The run as Argo's own Workflow object: `workflow.json`, with `status.nodes`."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from everstep.runtime import faults
+from everstep.runtime.system import atomic
+from everstep.runtime.workflow.engine.engine import Engine
+from everstep.runtime.workflow.engine.nodes import Node, NodeType, Outputs, log_name, node_id, pod_name
+from everstep.runtime.workflow.pods.progress import Progress
+
+EVERY_S = 1.0
+"""How old `workflow.json` may become while something happens, if it is quickly written."""
+SHARE = 0.02
+"""Of the time, for writing it: a run of twice the nodes writes twice as much, not four times."""
+
+
+class Writer:
+    """Writes `workflow.json`; of a node that has not changed the text is kept."""
+
+    def __init__(self, engine: Engine, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._clock = clock
+        self._progress = Progress(engine, folder)
+        self._nodes: dict[str, tuple[tuple[Any, ...], msgspec.Raw]] = {}
+        self.every_s = EVERY_S
+        """How old the file may become: longer where a write takes long, so that all of them take SHARE of the time."""
+
+    def write(self) -> None:
+        """Replace `workflow.json` by the newest."""
+        began = self._clock()
+        with atomic.replacing(self._folder / "workflow.json") as file:
+            file.write(msgspec.json.encode(self._workflow()) + b"\n")
+            faults.point("executor.before_status")
+        self.every_s = max(EVERY_S, (self._clock() - began) / SHARE)
+        faults.point("executor.after_status")
+
+    def _workflow(self) -> dict[str, Any]:
+        """The object as the Kubernetes API would give it."""
+        engine = self._engine
+        raw = engine.manifest.raw
+        metadata = {key: value for key, value in (raw.get("metadata") or {}).items() if key != "generateName"}
+        more = engine.manifest.spec.get("workflowMetadata") or {}
+        for kind, last in (("labels", engine.variables.labels), ("annotations", {})):
+            if own := {**(metadata.get(kind) or {}), **(more.get(kind) or {}), **last}:
+                metadata[kind] = own
+        spec = dict(raw["spec"])
+        if engine.shutdown:
+            spec["shutdown"] = engine.shutdown
+        how_far, of_nodes = self._progress.look()
+        given = [{**entry, "name": entry["globalName"]} for entry in engine.variables.artifacts.values()]
+        exported = {"parameters": list(engine.variables.outputs.values()), "artifacts": given}
+        exported = {key: value for key, value in exported.items() if value}
+        told = {
+            "phase": engine.phase.value,
+            "message": engine.message or None,
+            "startedAt": stamp(engine.created),
+            "finishedAt": stamp(engine.finished),
+            "progress": how_far,
+            "conditions": _conditions(engine) or None,
+            "outputs": exported or None,
+            "nodes": {
+                node_id(engine.name, node.name): self._text(node, of_nodes.get(node.name, ""))
+                for node in engine.nodes.values()
+            },
+        }
+        times = {"uid": engine.uid, "creationTimestamp": stamp(engine.created)}
+        return {
+            "apiVersion": raw["apiVersion"],
+            "kind": raw["kind"],
+            "metadata": {**metadata, "name": engine.name, **times},
+            "spec": spec,
+            "status": {key: value for key, value in told.items() if value is not None},
+        }
+
+    def _text(self, node: Node, how_far: str) -> msgspec.Raw:
+        """A node as JSON; `how_far`: its progress."""
+        values = () if node.phase.fulfilled else tuple(node.outputs.values().items())
+        mark = (node.phase, node.message, node.finished, len(node.children), len(node.outbound), node.life, values,
+                how_far, node.daemoned)  # fmt: skip
+        known = self._nodes.get(node.name)
+        if known is None or known[0] != mark:
+            text = msgspec.json.encode(_node(self._engine, node, self._folder, how_far))
+            known = self._nodes[node.name] = (mark, msgspec.Raw(text))
+        return known[1]
+
+
+def stamp(moment: float) -> str | None:
+    """Unix time in Argo's form, with the fraction that Argo leaves out; None for 0."""
+    return (
+        datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        if moment
+        else None
+    )
+
+
+def _node(engine: Engine, node: Node, folder: Path, how_far: str) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "id": node_id(engine.name, node.name),
+        "name": node.name,
+        "displayName": node.display_name,
+        "type": node.type.value,
+        "templateName": node.template,
+        "templateRef": node.template_ref or None,
+        "phase": node.phase.value,
+        "message": node.message,
+        "boundaryID": node_id(engine.name, node.boundary) if node.boundary else "",
+        "startedAt": stamp(node.started),
+        "finishedAt": stamp(node.finished),
+        "progress": how_far,
+        "daemoned": node.daemoned or None,
+        "inputs": node.inputs or None,
+        "outputs": _outputs(node.outputs),
+        "memoizationStatus": _memo(node),
+        "children": [node_id(engine.name, child) for child in node.children],
+        "outboundNodes": [node_id(engine.name, end) for end in node.outbound],
+    }
+    if node.type is NodeType.POD:
+        told["podName"] = pod_name(engine.name, node.name, node.pod_template)
+        told["log"] = str(folder / "logs" / f"{log_name(engine.name, node)}.log")
+    return {key: value for key, value in told.items() if value not in ("", None, [])}
+
+
+def _conditions(engine: Engine) -> list[dict[str, str]]:
+    """As Argo tells a watcher: does a pod run, has the whole ended."""
+    found = []
+    if any(node.type is NodeType.POD for node in engine.nodes.values()):
+        found.append({"type": "PodRunning", "status": str(bool(engine.running()))})
+    return [*found, {"type": "Completed", "status": "True"}] if engine.finished else found
+
+
+def _memo(node: Node) -> dict[str, Any] | None:
+    return {"hit": node.memo_hit, "key": node.memo[1], "cacheName": node.memo[0]} if node.memo[0] else None
+
+
+def _outputs(outputs: Outputs) -> dict[str, Any] | None:
+    told = {
+        "parameters": outputs.parameters,
+        "artifacts": outputs.artifacts,
+        "result": outputs.result,
+        "exitCode": outputs.exit_code,
+    }
+    found = {key: value for key, value in told.items() if value not in ([], None, "")}
+    return ({**found, "result": ""} if outputs.result == "" else found) or None
