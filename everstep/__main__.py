@@ -2,6 +2,6 @@
 
 import sys
 
-from everstep.cli import main
+from everstep.cli.main import main
 
 sys.exit(main())

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from everstep.steps.entry import StepError
 
@@ -27,6 +27,8 @@ _PATHS = {
 
 class Flags(Protocol):
     """What a step's flags say of its job; a dataclass, whose defaults say nothing beside a spec."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def job(self) -> str: ...

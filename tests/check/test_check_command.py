@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.cli import main
-from everstep.commands.check import own_end
+from everstep.cli.check import own_end
+from everstep.cli.main import main
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.diagnosis.messages import Over
 from everstep.runtime.diagnosis.verdicts import Health, Verdict

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from everstep.commands.status import OUT_OF_SERVICE
+from everstep.cli.status import OUT_OF_SERVICE
 from everstep.runtime.job.records import Reason
 from everstep.steps.train.nodes import POD_VARIABLE
 from tests import minio

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from everstep.cli import main
+from everstep.cli.main import main
 from tests.cluster.extras import FURTHER, MINIMUM, SPEC, classes, crowded, goes_on_with, phases
 from tests.cluster.journal import lost
 from tests.cluster.layout import ADMIN, NAMESPACE, node_name

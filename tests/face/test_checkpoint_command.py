@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from everstep.cli import main
+from everstep.cli.main import main
 from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.checkpoint.worker.standalone import Alone
 from everstep.runtime.store import open_store

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from everstep.cli import main
+from everstep.cli.main import main
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])

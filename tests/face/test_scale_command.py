@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.cli import main
+from everstep.cli.main import main
 from everstep.runtime.job.records import JobEnded, JobResult
 from everstep.runtime.journal import journal
 from everstep.runtime.store import open_store

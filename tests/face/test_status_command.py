@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.cli import main
+from everstep.cli.main import main
 from everstep.runtime.journal import journal, snapshots
 from everstep.runtime.store import open_store
 

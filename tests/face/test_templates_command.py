@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from everstep.cli import main
+from everstep.cli.main import main
 from everstep.runtime.submission.manifest import NEEDED_KEYS
 
 ROOT = Path(__file__).parents[2]

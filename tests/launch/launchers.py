@@ -19,7 +19,7 @@ from everstep.runtime.launch.local_state import Scratch
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180
-EVERSTEP = (sys.executable, "-m", "everstep.cli", "launch")
+EVERSTEP = (sys.executable, "-m", "everstep.cli.main", "launch")
 _OURS = (
     "EVERSTEP_",
     "PET_",

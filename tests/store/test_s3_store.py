@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everstep.cli import main
+from everstep.cli.main import main
 from everstep.runtime.store import Store, StoreError, absolute, open_store
 from everstep.runtime.store import s3 as s3_module
 from everstep.runtime.store.s3 import PART, S3Store, _text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep.cli import main
+from everstep.cli.main import main
 from everstep.runtime.platform.kubernetes import Owner
 from everstep.runtime.platform.kubernetes.sizes import sizes_in, wishes_of
 from tests.submission.clusters import Cluster

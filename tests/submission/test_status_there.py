@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.cli import main
+from everstep.cli.main import main
 from everstep.runtime.journal import journal
 from everstep.runtime.platform.kubernetes import Owner
 from everstep.runtime.platform.kubernetes.sizes import wishes_of

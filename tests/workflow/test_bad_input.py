@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.cli import main
+from everstep.cli.main import main
 
 GOOD = """
 apiVersion: argoproj.io/v1alpha1

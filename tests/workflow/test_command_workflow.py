@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from everstep.cli import main
+from everstep.cli.main import main
 from everstep.runtime.workflow import ManifestError
 from everstep.runtime.workflow.engine.nodes import fnv32a
 from everstep.runtime.workflow.run.run_folder import launcher, lock

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from everstep.cli import main
+from everstep.cli.main import main
 from everstep.runtime.workflow import ManifestError, parse
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated

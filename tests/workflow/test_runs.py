@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from everstep.cli.run_views import got, listed, logged, long, short
 from everstep.errors import BadInput
-from everstep.runs import got, listed, logged, long, short
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
 from everstep.runtime.workflow.engine.nodes import fnv32a

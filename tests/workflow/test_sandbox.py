@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from everstep.cli import main
+from everstep.cli.main import main
 from everstep.runtime.workflow.pods import sandbox
 from everstep.runtime.workflow.pods.sandbox import NoSandboxError
 from tests.harness import wait_until

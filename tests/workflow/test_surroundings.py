@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from rich.console import Console
 
-from everstep.cli import main
+from everstep.cli.main import main
 from everstep.errors import BadInput
 from everstep.pipeline import Submission
 from everstep.runtime.display.terminal import as_text

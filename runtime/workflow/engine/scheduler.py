@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from everstep.runtime.workflow.engine.gates import Found, Lock, Memo
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase
 from everstep.runtime.workflow.engine.scope import Scope
-from everstep.runtime.workflow.engine.template_call import Artifacts, Call
+from everstep.runtime.workflow.engine.template_call import Call
 from everstep.runtime.workflow.manifest.parse import Manifest
 
 
@@ -117,7 +117,10 @@ class Root(Protocol):
 class Variables(Protocol):
     """`workflow.*`."""
 
-    artifacts: Artifacts
+    artifacts: dict[str, dict[str, Any]]
+    """Exported under a globalName."""
+    wrong: str
+    """Why the workflow's own parameters cannot be had; empty: they can."""
 
     @property
     def namespace(self) -> str:
@@ -126,6 +129,14 @@ class Variables(Protocol):
 
     def globals(self, now: float) -> Scope:
         """What every template may read."""
+        ...
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of the workflow, for its entrypoint."""
+        ...
+
+    def failures(self) -> str:
+        """`workflow.failures`, JSON."""
         ...
 
     def export(self, node: Node) -> None:

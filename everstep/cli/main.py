@@ -1,4 +1,4 @@
-"""The `everstep` command: one verb a file in `everstep/commands`, imported only when it is called."""
+"""The `everstep` command: one verb a file beside this one, imported only when it is called."""
 
 import importlib
 import sys
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the verb, hand over; returns the exit code (0 done, 2 bad input)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["launch"]:  # torchrun's command line is its own parser's to read: abbreviations, what follows.
-        return importlib.import_module("everstep.commands.launch").main(given[1:])
+        return importlib.import_module("everstep.cli.launch").main(given[1:])
     parser = Flags(prog="everstep", description="Training pipelines that survive.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"everstep {VERSION}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for verb, text in VERBS.items():
         below = verbs.add_parser(verb, help=text, description=text)
         if verb == called:
-            module = importlib.import_module(f"everstep.commands.{verb}")
+            module = importlib.import_module(f"everstep.cli.{verb}")
             module.configure(below)
             below.set_defaults(run=module.run)
     chosen = parser.parse_args(given)

@@ -10,8 +10,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from everstep.cli.find_job import find, find_there, master_of
 from everstep.errors import BadInput
-from everstep.jobs import find, find_there, master_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

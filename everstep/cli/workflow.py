@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep import runs
+from everstep.cli import run_views
 from everstep.errors import TRY_AGAIN, BadInput
 from everstep.runtime.display.terminal import as_text
 from everstep.surroundings import checked_variables, limits_of_archives, say_missing
@@ -190,7 +190,7 @@ def _print_run(folder: Path, output: str) -> None:
     if output == "name":
         print(folder.name)
     elif output:
-        _dump(runs.workflow_of(folder), output)
+        _dump(run_views.workflow_of(folder), output)
 
 
 def _dump(value: Any, output: str) -> None:
@@ -266,21 +266,21 @@ def _lint(arguments: argparse.Namespace) -> int:
 
 
 def _get(arguments: argparse.Namespace) -> int:
-    workflow = runs.workflow_of(runs.folder_of(arguments.runs, arguments.name))
+    workflow = run_views.workflow_of(run_views.folder_of(arguments.runs, arguments.name))
     if arguments.output:
         _dump(workflow, arguments.output)
     else:
-        print(runs.got(workflow, time.time()))
+        print(run_views.got(workflow, time.time()))
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    print(runs.listed(arguments.runs, time.time()))
+    print(run_views.listed(arguments.runs, time.time()))
     return 0
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    for line in runs.logged(runs.folder_of(arguments.runs, arguments.name), arguments.pod, arguments.follow):
+    for line in run_views.logged(run_views.folder_of(arguments.runs, arguments.name), arguments.pod, arguments.follow):
         print(line, flush=True)
     return 0
 
@@ -289,7 +289,7 @@ def _ask(arguments: argparse.Namespace, wish: "Ask") -> int:
     from everstep.runtime.workflow.run.control_requests import AskError, ask, refusal
     from everstep.runtime.workflow.run.run_folder import launcher
 
-    folder = runs.folder_of(arguments.runs, arguments.name)
+    folder = run_views.folder_of(arguments.runs, arguments.name)
     holder = launcher(folder)
     if holder is None:
         raise BadInput(f"{arguments.name}: nobody runs it; `everstep workflow resume {arguments.name}` takes it up")
@@ -324,7 +324,7 @@ def _resume(arguments: argparse.Namespace) -> int:
     from everstep.runtime.workflow.run.control_requests import Ask
     from everstep.runtime.workflow.run.run_folder import launcher
 
-    if launcher(runs.folder_of(arguments.runs, arguments.name)) is not None:
+    if launcher(run_views.folder_of(arguments.runs, arguments.name)) is not None:
         return _ask(arguments, Ask("resume", arguments.node_field_selector))
     return _take_up(arguments)
 
@@ -332,7 +332,7 @@ def _resume(arguments: argparse.Namespace) -> int:
 def _retry(arguments: argparse.Namespace) -> int:
     if bool(arguments.node_field_selector) != arguments.restart_successful:
         raise BadInput("--restart-successful and --node-field-selector go together: which steps run again all the same")
-    status = runs.workflow_of(runs.folder_of(arguments.runs, arguments.name))["status"]
+    status = run_views.workflow_of(run_views.folder_of(arguments.runs, arguments.name))["status"]
     if status["phase"] == "Succeeded" and not arguments.restart_successful:
         mend = "--restart-successful --node-field-selector displayName=STEP runs a step again"
         raise BadInput(f"{arguments.name}: has succeeded; {mend}")
@@ -342,7 +342,7 @@ def _retry(arguments: argparse.Namespace) -> int:
 def _take_up(arguments: argparse.Namespace, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
     from everstep.runtime.workflow.run.run_folder import beside
 
-    folder = runs.folder_of(arguments.runs, arguments.name)
+    folder = run_views.folder_of(arguments.runs, arguments.name)
     manifest = json.loads((folder / "manifest.json").read_text())
     given = beside(folder)
     say_missing(arguments.name, given.variables)
@@ -353,12 +353,12 @@ def _stop(arguments: argparse.Namespace) -> int:
     from everstep.runtime.workflow.run.control_requests import Ask, ask
     from everstep.runtime.workflow.run.run_folder import launcher
 
-    folder = runs.folder_of(arguments.runs, arguments.name)
+    folder = run_views.folder_of(arguments.runs, arguments.name)
     if arguments.what == "stop" and arguments.node_field_selector:
         return _ask(arguments, Ask("set", arguments.node_field_selector, "Failed", arguments.message))
     if launcher(folder) is not None:
         return _ask(arguments, Ask(arguments.what))
-    status = runs.workflow_of(folder)["status"]
+    status = run_views.workflow_of(folder)["status"]
     if status.get("finishedAt"):
         raise BadInput(f"{arguments.name}: has ended already: {status['phase']}")
     ask(folder, Ask(arguments.what))  # Its launcher was killed, its pods go on: it is taken up to be ended.

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from everstep.cli.find_job import find, find_there, state_of, store_of
 from everstep.errors import BadInput
-from everstep.jobs import find, find_there, state_of, store_of
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 """The taint by which somebody says that a machine is off, and its pods with it (Kubernetes, "Node Shutdowns")."""
