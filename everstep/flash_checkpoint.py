@@ -21,8 +21,7 @@ from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verified, whole_state
 from everstep.runtime.checkpoint.stored.committed import sources_in
 from everstep.runtime.checkpoint.stored.verify import stored
-from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
-from everstep.training import Checkpoints
+from everstep.session import Checkpointer, Checkpoints
 
 if TYPE_CHECKING:
     from everstep.runtime.checkpoint.worker.dcp import Reader
@@ -54,7 +53,7 @@ class _Flash:
         """Save `state_dict` as it is after `step`; training waits for one copy in memory. Call it on every rank."""
         state = {"path": str(path), "saved": state_dict}
         if self._made is None:
-            self._made = self._checkpoints.checkpointer(state)
+            self._made = Checkpointer(state, self._checkpoints)
         disk = StorageType(storage_type) is StorageType.DISK
         self._made.save(step, state, persist=disk)
         self._on_disk = step if disk else self._on_disk

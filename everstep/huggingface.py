@@ -23,8 +23,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.checkpoint.state.flatten import decode
-from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
-from everstep.training import Checkpoints
+from everstep.session import Checkpointer, Checkpoints
 
 __all__ = ["EverstepCallback"]
 
@@ -84,7 +83,7 @@ class EverstepCallback(TrainerCallback):
             "trainer": _told(state),
             "random": self._random,
         }
-        self._checkpointer = self._checkpoints.checkpointer(self._state)
+        self._checkpointer = Checkpointer(self._state, self._checkpoints)
         if self._folder:
             done = self._checkpointer.load(self._state)
             if done != state.global_step:

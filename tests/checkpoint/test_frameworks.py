@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-import everstep.training
+import everstep.session
 from everstep.flash_checkpoint import DdpCheckpointer, StorageType
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.stored.verify import problems, stored
@@ -48,10 +48,10 @@ def test_fsdp1_saves_sharded_and_loads_at_another_world_size_without_an_agent(tm
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     """This process as a worker that never calls everstep.init()."""
-    monkeypatch.setattr(everstep.training, "_session", None)
+    monkeypatch.setattr(everstep.session, "_session", None)
 
     def become(**variables: str) -> None:
-        monkeypatch.setattr(everstep.training, "_session", None)
+        monkeypatch.setattr(everstep.session, "_session", None)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
 

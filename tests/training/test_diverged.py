@@ -9,13 +9,13 @@ import torch
 
 from everstep.runtime.job.policy import reason_of
 from everstep.runtime.job.records import Reason
-from everstep.training import DIVERGED, WATCHED, Context, _Session
+from everstep.session import DIVERGED, WATCHED, Context, Session
 
 
 def session(restored: int, iteration: int, told: list[Any] | None = None) -> Any:
     link: Any = SimpleNamespace(tell=[].append if told is None else told.append)
     checkpointer: Any = SimpleNamespace(restored=restored, stall_s=0.0)
-    return _Session(Context(0, 1, 0, torch.device("cpu"), 2, link), checkpointer, iteration)
+    return Session(Context(0, 1, 0, torch.device("cpu"), 2, link), checkpointer, iteration)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])

@@ -1,10 +1,10 @@
-"""A plain `python script.py` waits for gloo before the interpreter ends: everstep.training._wait_for_gloo says why."""
+"""A plain `python script.py` waits for gloo before the interpreter ends: `process_group._wait_for_gloo` says why."""
 
 import ctypes
 import threading
 import time
 
-from everstep import training
+from everstep import process_group
 from tests.harness import wait_until
 
 
@@ -23,9 +23,11 @@ def test_it_waits_for_a_gloo_thread_that_works_and_not_for_one_that_rests() -> N
     gloo = threading.Thread(target=thread)
     gloo.start()
     working.wait()
-    training._wait_for_gloo(60)
+    process_group._wait_for_gloo(60)
     assert worked.is_set()
-    training._wait_for_gloo(60)
+    process_group._wait_for_gloo(60)
     leave.set()
     gloo.join()
-    wait_until(lambda: not list(training._threads("pt_gloo_runloop")), "the thread to be gone: its join is earlier")
+    wait_until(
+        lambda: not list(process_group._threads("pt_gloo_runloop")), "the thread to be gone: its join is earlier"
+    )

@@ -1,0 +1,103 @@
+"""Batches of a token dataset: each rank's share, and a position that is checkpointed."""
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from everstep.runtime import faults
+from everstep.runtime.data import DatasetError, Sampler, open_dataset, sample_count
+from everstep.session import Session
+
+
+class Batch(NamedTuple):
+    """This rank's share of one global batch."""
+
+    inputs: torch.Tensor
+    """(n, sequence_length) int64; n differs by at most 1 between ranks; a rank without a sample has one of weight 0."""
+    targets: torch.Tensor
+    """(n, sequence_length) int64: the inputs, one token later."""
+    weight: float
+    """Multiply the mean loss with it: DDP's mean over ranks is then the mean over the global batch."""
+    consumed: int
+    """Samples of the stream that are applied once this batch is."""
+    iteration: int
+    """From 1."""
+    samples: np.ndarray
+    """Which samples of the stream these are: (n,) int64, empty for a rank without one."""
+
+
+class Order(NamedTuple):
+    """Which samples make which batch."""
+
+    global_batch: int
+    seed: int
+    iterations: int | None
+
+
+class Batches:
+    """An iterator over Batch whose position is checkpointed. Seeds torch before each batch from (seed, consumed, rank),
+    so that dropout repeats after a restart whatever happened before."""
+
+    def __init__(self, session: Session, dataset: str, length: int, order: Order) -> None:
+        self._session, self._length, self._order = session, length, order
+        opened = open_dataset(dataset)
+        self._tokens = opened.tokens
+        samples = sample_count(len(opened.tokens), length)
+        if not samples:
+            raise DatasetError(
+                f"{dataset}: {len(opened.tokens)} tokens are not one sample of {length}; "
+                "give more text or shorter samples"
+            )
+        self._sampler = Sampler(samples, order.global_batch, order.seed)
+        self.consumed = 0
+
+    @property
+    def iteration(self) -> int:
+        """Iterations done or, inside the loop, under way."""
+        return self.consumed // self._order.global_batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"consumed": self.consumed}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        self.consumed = int(state_dict["consumed"])
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yields the batches that are left; each iteration's telemetry goes out when the next begins."""
+        order, rank = self._order, self._session.context.rank
+        while order.iterations is None or self.iteration < order.iterations:
+            began = time.perf_counter()
+            start = self.consumed
+            self.consumed += order.global_batch
+            self._session.iteration = self.iteration
+            self._session.beacon("batch")
+            faults.point("train.iteration", iteration=self.iteration)
+            torch.manual_seed(_mixed(order.seed, start, rank))
+            yield self._batch(start)
+            self._session.send(
+                {
+                    "consumed": self.consumed,
+                    "tokens": order.global_batch * self._length,
+                    "seconds": time.perf_counter() - began,
+                }
+            )
+        self._session.beacon("end")
+
+    def _batch(self, start: int) -> Batch:
+        context, length = self._session.context, self._length
+        share = self._sampler.share(start, context.rank, context.world_size)
+        weight = len(share) * context.world_size / self._order.global_batch
+        # Every rank must take part in the all-reduce: one without a sample reads the first, at weight 0.
+        read = share if len(share) else self._sampler.indices(start)[:1]
+        rows = np.stack([self._tokens[i * length : i * length + length + 1] for i in read]).astype(np.int64)
+        inputs, targets = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
+        return Batch(inputs, targets, weight, self.consumed, self.iteration, share)
+
+
+def _mixed(*numbers: int) -> int:
+    """One seed of several numbers, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1

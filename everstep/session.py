@@ -1,0 +1,193 @@
+"""This process as a worker: its place in the job, its agent, and where its checkpoints are kept.
+
+Like torch.distributed's default group, the session is one a process: `begin` makes it, the others find it.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verified
+from everstep.runtime.checkpoint.shard.segment import SegmentFile
+from everstep.runtime.checkpoint.stored.keys import checkpoints_of
+from everstep.runtime.checkpoint.worker import checkpointer as worker
+from everstep.runtime.checkpoint.worker.standalone import Alone
+from everstep.runtime.job.spec import KEEP_LAST
+from everstep.runtime.protocol.worker_link import Fetch, Fetched, Link, Report
+from everstep.runtime.store import Store, StoreError, open_store
+
+WATCHED = 3
+"""Iterations after a restore in which a loss that is no number means that the restored state may be broken."""
+DIVERGED = 76
+"""Exit code that says so (see `everstep.runtime.job.policy`)."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """This worker's place in its job."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    round: int
+    link: Link | None = None
+    """To the node's agent; None in a plain `python script.py`."""
+
+    def mean(self, value: float, weight: float = 1.0) -> float:
+        """The weighted mean over all ranks, the same on each; every rank must call it (one small all-reduce)."""
+        if self.world_size == 1:
+            return value
+        both = torch.tensor([value * weight, weight], dtype=torch.float64, device=self.device)
+        dist.all_reduce(both)
+        return float(both[0] / both[1])
+
+
+@dataclass
+class Session:
+    """What this process knows of itself as a worker."""
+
+    context: Context
+    checkpointer: worker.Checkpointer | None = None
+    iteration: int = 0
+    pending: dict[str, float | int | str] = field(default_factory=dict)
+    """What the next report says beside its own figures; the first one: when the process group stood."""
+    ahead: SegmentFile | None = None
+    """For the first checkpointer."""
+
+    def beacon(self, name: str) -> None:
+        if self.checkpointer is not None:
+            self.checkpointer.beacon(self.iteration, name)
+
+    def send(self, facts: Mapping[str, float | int | str]) -> None:
+        """One iteration's telemetry, from rank 0 for all."""
+        if self.context.link is not None and self.context.rank == 0:
+            stall = self.checkpointer.stall_s if self.checkpointer else 0.0
+            told = {**facts, "stall_s": stall, **self.pending}
+            self.context.link.tell(Report(self.iteration, told))
+            self._must_be_a_number(told.get("loss", 0.0))
+        if self.checkpointer is not None:
+            self.checkpointer.stall_s = 0.0  # An iteration that saves nothing stalls for nothing.
+        self.pending.clear()
+
+    def _must_be_a_number(self, loss: float | int | str) -> None:
+        """A loss that is none right after a restore: what was restored may be broken. The job goes a step back."""
+        restored = self.checkpointer.restored if self.checkpointer else 0
+        if restored and self.iteration <= restored + WATCHED and isinstance(loss, float) and not math.isfinite(loss):
+            what = f"the loss of iteration {self.iteration} is {loss}, right after iteration {restored} was restored"
+            print(f"everstep: {what}; this worker ends so that the job goes back to an earlier one", file=sys.stderr)
+            raise SystemExit(DIVERGED)
+
+
+_session: Session | None = None
+
+
+def begin(context: Context, facts: Mapping[str, float | int | str], ahead: SegmentFile | None) -> None:
+    """Make the session. `facts` go with its first report; `ahead`: see `mapped_ahead`."""
+    global _session
+    _session = Session(context, pending=dict(facts), ahead=ahead)
+
+
+def current(name: str) -> Session:
+    """The session. Raises RuntimeError: `everstep.NAME` was called before `everstep.init`."""
+    if _session is None:
+        raise RuntimeError(f"everstep.{name} was called before everstep.init()")
+    return _session
+
+
+def context_of_environment() -> Context:
+    """This worker's place as its environment tells it; greets the agent."""
+    rank, world_size, local_rank = (
+        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    round_ = int(os.environ.get("EVERSTEP_ROUND", 0))
+    return Context(rank, world_size, local_rank, device, round_, Link.from_environment())
+
+
+class Checkpoints:
+    """Where this worker's checkpoints are kept: by the agent of its node, else by itself in a store."""
+
+    def __init__(self, directory: str = "") -> None:
+        """Without an agent: in the store `directory`, else in EVERSTEP_STORE. A script that makes its process group
+        itself need not call `init`. Raises LinkError, StoreError."""
+        global _session
+        if _session is None:
+            _session = Session(context_of_environment())
+        self.session = _session
+        self.alone = None if _session.context.link else _alone(directory or os.environ.get("EVERSTEP_STORE", ""))
+
+    def shards(self) -> list[Shard]:
+        """The shards of what this round starts from; empty: it starts from nothing. What is damaged is passed over: an
+        older checkpoint takes its place, under an agent in another round, before which this process ends."""
+        link = self.session.context.link
+        if link is None:
+            return (self.alone.restore(lambda sources: verified(open_shards(*sources))) or []) if self.alone else []
+        place = link.ask(Fetch(), Fetched)
+        if not place.path and not place.sources:
+            return []
+        with worker.giving_up(link, place):
+            shards = open_shards(*worker.sources_of(link, place))
+        for shard in shards:
+            shard.on_lost = link.refuse
+        return shards
+
+    def beacon(self, iteration: int, phase: str) -> None:
+        """Show what this worker does now, in a loop that is not `batches`."""
+        self.session.iteration = iteration
+        self.session.beacon(phase)
+
+    def report(self, iteration: int, facts: Mapping[str, float | int | str]) -> None:
+        """Telemetry of that iteration, in such a loop."""
+        self.session.iteration = iteration
+        self.session.send(facts)
+
+    def place(self) -> tuple[Store, str]:
+        """The store and what the keys of this job's checkpoints begin with."""
+        if self.alone is not None:
+            return self.alone.store, self.alone.prefix
+        link = self.session.context.link
+        if link is None:
+            raise StoreError("no agent started this script and it has no store: set EVERSTEP_STORE=DIRECTORY")
+        return open_store(link.welcome.store, read_only=True), checkpoints_of(link.welcome.job)
+
+
+class Checkpointer(worker.Checkpointer):
+    """Checkpoints of `state`: `load(state)`, `save(iteration, state)`, `finish(state)`."""
+
+    def __init__(self, state: dict[str, Any], kept: Checkpoints | None = None) -> None:
+        """`kept`: where; by default as `everstep.init` has found. Raises StateError, LinkError."""
+        if kept is None:
+            current("Checkpointer")
+            kept = Checkpoints()
+        session, context = kept.session, kept.session.context
+        ahead, session.ahead = session.ahead, None
+        local_rank = context.local_rank or context.rank * (kept.alone is not None)
+        super().__init__(
+            state, link=context.link, rank=context.rank, local_rank=local_rank, alone=kept.alone, ahead=ahead
+        )
+        session.checkpointer = self
+        session.beacon("start")
+
+
+def _alone(uri: str) -> Alone | None:
+    if not uri:
+        print(
+            "everstep: no agent started this script, its checkpoints are not kept; "
+            "set EVERSTEP_STORE=DIRECTORY to keep them there",
+            file=sys.stderr,
+        )
+        return None
+    job = os.environ.get("EVERSTEP_JOB") or f"{Path(sys.argv[0]).stem or 'script'}-alone"
+    print(f"everstep: no agent started this script, it keeps its own checkpoints in {uri}/jobs/{job}", file=sys.stderr)
+    given = os.environ.get("EVERSTEP_KEEP_LAST") or str(KEEP_LAST)
+    if not given.isdecimal():
+        raise StoreError(f"EVERSTEP_KEEP_LAST={given}: give the number of checkpoints that stay, 0 for all")
+    return Alone(open_store(uri), job, keep_last=int(given))
