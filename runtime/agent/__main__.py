@@ -88,7 +88,7 @@ async def _checked(agent: Agent, settings: Settings, credentials: Credentials, s
         ending = await run_checked(agent, checked, settings.unfit)
     except NoQuorumError as error:
         ending = Ending(TRY_AGAIN, str(error))
-    if not agent.seat:
+    if not agent.record.seat:
         print(f"agent {settings.node}: {ending.reason}", file=sys.stderr, flush=True)
     return ending
 

@@ -27,7 +27,7 @@ async def run_checked(agent: Agent, checked: Checked, unfit: int) -> Ending:
             return Ending(TRY_AGAIN, str(error))
         if verdict.avoid:
             return Ending(unfit, f"it is left out, as it is {verdict.health}: {verdict.reason}")
-        agent.checked_s = verdict.best_s or 0.0
+        agent.record.checked_s = verdict.best_s or 0.0
         return await agent.run()
     finally:
         for task in (checking, notice):

@@ -27,7 +27,7 @@ from tests.wire import FAR, Wire
 
 REPORTS = """
 import json, os, sys, threading
-from everstep.runtime.agent.link import Link, Report
+from everstep.runtime.protocol.worker_link import Link, Report
 link = Link.from_environment()
 link.tell(Report(1, {"pid": os.getpid(), "argv": json.dumps(sys.argv[1:]), "loss": float("nan")}))
 """
@@ -259,7 +259,7 @@ def test_told_to_dump_the_agent_writes_the_stacks_of_every_rank_to_its_log_and_t
 def test_told_to_persist_the_agent_puts_the_newest_state_into_the_store(job: Any, masters: Any, ended: Any) -> None:
     script = """
 import threading
-from everstep.runtime.agent.link import *
+from everstep.runtime.protocol.worker_link import *
 link = Link.from_environment()
 segment = link.ask(Announce(100), Segment)
 slot = link.ask(Acquire(7), Slot)
@@ -388,7 +388,7 @@ def test_a_fork_server_that_dies_is_replaced_and_its_workers_are_a_fault(job: An
 def test_what_is_staged_is_served_and_a_persisted_shard_is_told(job: Any, masters: Any, ended: Any) -> None:
     script = """
 import mmap, os, threading
-from everstep.runtime.agent.link import *
+from everstep.runtime.protocol.worker_link import *
 link = Link.from_environment()
 assert link.ask(Fetch(), Fetched).path == "/some/where"
 segment = link.ask(Announce(100), Segment)

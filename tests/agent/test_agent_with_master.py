@@ -18,9 +18,9 @@ SCRIPT = """
 import os, signal, sys
 import torch
 import torch.distributed as dist
-from everstep.runtime.agent.link import Link, Report
-from everstep.runtime.checkpoint.checkpointer import Checkpointer
-from everstep.runtime.tls import Credentials
+from everstep.runtime.protocol.worker_link import Link, Report
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
+from everstep.runtime.net.tls import Credentials
 
 link = Link.from_environment()
 dist.init_process_group("gloo")
