@@ -7,7 +7,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
-    from transformers import LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
     from everstep.runtime.data import Tokens
 

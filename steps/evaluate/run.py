@@ -121,7 +121,7 @@ def _sample(config: Config, data: "TokenDataset", model: Any) -> dict[str, str]:
 
 def _export(trained: "Trained", model: Any, data: "TokenDataset", folder: Path) -> None:
     """config.json, model.safetensors, tokenizer.json and its config, as transformers reads them."""
-    from transformers import PreTrainedTokenizerFast
+    from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
     from transformers.utils import logging
 
     logging.disable_progress_bar()

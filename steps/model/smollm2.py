@@ -40,7 +40,7 @@ def digest(file: Path) -> str:
 def convert(file: Path, folder: Path) -> int:
     """Write config.json, model.safetensors (float32) and the tokenizer's files; the number of parameters."""
     import torch
-    from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import AutoTokenizer
     from transformers.models.llama import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 

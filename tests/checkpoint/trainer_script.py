@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
+from transformers.trainer import Trainer
+from transformers.training_args import TrainingArguments
 
 PASTED = next(
     block.partition("```")[0]

@@ -80,7 +80,8 @@ def setting(tmp_path: Path) -> Setting:
 
 def test_the_exported_directory_loads_in_transformers_with_the_same_weights(setting: Setting) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+    from transformers.models.auto.tokenization_auto import AutoTokenizer
 
     from everstep.steps.evaluate.checkpoint import read
 

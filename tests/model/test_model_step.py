@@ -114,7 +114,7 @@ def test_smollm2_is_converted_once_to_a_llama_that_knows_paris(tmp_path: Path) -
     assert "quantization_config" not in json.loads((Path(uri) / "config.json").read_text())
     assert (Path(uri) / "model.safetensors").stat().st_size == pytest.approx(4 * 134_515_008, rel=1e-3)
 
-    from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import AutoTokenizer
 
     from everstep.steps.train.llama import build_model
 
