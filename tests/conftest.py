@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 
+from tests.forks import Forks
 from tests.golang import NoGoError
 from tests.minio import MinIO, binary, running
 from tests.order import rows
@@ -33,6 +34,8 @@ os.environ["KUBECONFIG"] = os.devnull
 # A test's Spark ends before what the JVM's second compiler and its other collectors prepare pays: two fifths less work.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
+FORKS = pytest.StashKey[Forks]()
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -43,6 +46,21 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()  # What was imported stays: nobody looks through it again.
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Called by pytest before it runs the first test: nothing but imports has happened, and a fork of that is safe."""
+    if any("forks" in item.fixturenames for item in session.items if isinstance(item, pytest.Function)):
+        session.config.stash[FORKS] = Forks()
+
+
+@pytest.fixture(scope="session")
+def forks(request: pytest.FixtureRequest) -> Iterator[Forks]:
+    """The process of which Python programs are forks that need torch."""
+    found = request.config.stash[FORKS]
+    yield found
+    found.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

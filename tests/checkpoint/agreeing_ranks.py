@@ -1,6 +1,6 @@
 """Ranks of a DDP script without an agent, each with a store that fails as it is told: what each of them restores.
 
-Imports once and forks the ranks; one process group for all cases. `agreeing_ranks.py STORE RESULTS WORLD_SIZE`.
+Forks the ranks; one process group for all cases. `agreeing_ranks.py STORE RESULTS WORLD_SIZE`.
 """
 
 import json

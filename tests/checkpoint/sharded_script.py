@@ -1,6 +1,6 @@
 """All ranks of one round of a sharded training: FSDP2 or tensor parallelism on gloo, one process a rank.
 
-Imports once and forks the ranks. When one is killed the others are too, as the agents would do it. Rank 0 leaves the
+Forks the ranks. When one is killed the others are too, as the agents would do it. Rank 0 leaves the
 whole state, gathered by torch, in the result file; beside it the ranks find each other, so no two launches share it.
 """
 

@@ -1,8 +1,6 @@
 """Real ranks with FSDP2 and tensor parallelism on gloo: killed, started again, and cut otherwise, bit for bit."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from everstep.runtime.master.manifest import commit
 from everstep.runtime.protocol.messages import Holding, Restore
 from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
+from tests.forks import Forks
 
 SCRIPT = Path(__file__).parent / "sharded_script.py"
 
@@ -26,8 +25,8 @@ SCRIPT = Path(__file__).parent / "sharded_script.py"
 class Job:
     """Nodes with one rank each (or more), and what a master does for their checkpoints."""
 
-    def __init__(self, make_node: Callable[..., Node], folder: Path) -> None:
-        self._make, self._folder = make_node, folder
+    def __init__(self, make_node: Callable[..., Node], folder: Path, forks: Forks) -> None:
+        self._make, self._folder, self._forks = make_node, folder, forks
         self.nodes: list[Node] = []
         self.round = 0
         self.made = 0
@@ -73,10 +72,10 @@ class Job:
 
     def script(self, agents: list[str], mesh: str, iterations: int, fault: str = "") -> tuple[int, dict[str, Any]]:
         result = self._folder / f"result-{self.round}"
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "EVERSTEP_STORE": str(self._folder / "alone")}
-        variables |= {"EVERSTEP_ROUND": str(self.round), "EVERSTEP_FAULT_DIR": str(self._folder / "faults")}
-        command = [sys.executable, str(SCRIPT), mesh, str(iterations), str(result), *agents]
-        code = subprocess.run(command, env=variables | {"EVERSTEP_FAULT": fault}, check=False, timeout=300).returncode
+        variables = {"EVERSTEP_STORE": str(self._folder / "alone"), "EVERSTEP_ROUND": str(self.round)}
+        variables |= {"EVERSTEP_FAULT_DIR": str(self._folder / "faults"), "EVERSTEP_FAULT": fault}
+        command = [str(SCRIPT), mesh, str(iterations), str(result), *agents]
+        code = self._forks.run(command, variables, self._folder / "log")
         for node in self.nodes:
             for local_rank in range(node.workers):
                 node.keeper.worker_died(local_rank)
@@ -88,8 +87,8 @@ def _fields(held: Holding) -> tuple[int, int, int]:
 
 
 @pytest.fixture
-def job(make_node: Callable[..., Node], tmp_path: Path) -> Job:
-    return Job(make_node, tmp_path)
+def job(make_node: Callable[..., Node], tmp_path: Path, forks: Forks) -> Job:
+    return Job(make_node, tmp_path, forks)
 
 
 @pytest.mark.long
