@@ -32,8 +32,7 @@ class Forks:
         """Start it. Only while this process has done nothing but import."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(DEADLINE_S)
-        self._started, self._ready = 0, False
-        self._pids: dict[int, int] = {}
+        self._started = 0
         self._ended: dict[int, int] = {}
         parent = os.getpid()
         self._pid = os.fork()
@@ -46,8 +45,6 @@ class Forks:
         """Start `python COMMAND...` with these variables over pytest's own; stdout and stderr go to the end of `out`.
 
         Returns its number here."""
-        while not self._ready:
-            self._hear()
         self._started += 1
         file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -80,7 +77,6 @@ class Forks:
         if isinstance(message, Ready):
             assert not message.plain, message.plain
             assert not message.warnings, message.warnings
-            self._ready = True
         elif isinstance(message, Exited):
             self._ended[message.id] = message.exit_code
 
@@ -94,6 +90,7 @@ def _serve(channel: socket.socket, parent: int) -> NoReturn:
         for name in [name for name in os.environ if name.startswith("EVERSTEP_")]:
             del os.environ[name]
         os.environ.update(dict.fromkeys(forkserver.ONE_THREAD, "1"))
+        channel.recv(1, socket.MSG_PEEK)  # What is imported besides is for whoever starts a program.
         preload = (f"--preload={name}" for name in MODULES)
         forkserver.main([f"--socket={channel.detach()}", *preload, "--", "--no-python", "true"])
     finally:

@@ -1,8 +1,8 @@
-"""Ranks that train and save without an end, to be killed at any moment: for each line on stdin one set of forked ranks.
+"""Ranks that train and save without an end, to be killed at any moment: `killed_script.py JSON`.
 
-A line is JSON: kind (ddp or fsdp), agents (a socket's path for each rank), environment, round, log. Answered with the
-ranks' pids, and with a second line once all have ended: one that dies takes the others along. Each rank writes into
-its log the iteration that it loaded, or 0, and a digest of its part of the state then; later those of each save.
+Told are kind (ddp or fsdp), agents (a socket's path for each rank) and log. The ranks are forks of this process, which
+writes their pids to a file; one that dies takes the others along. Each writes into its log the iteration that it
+loaded, or 0, and a digest of its part of the state then; later those of each save.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +35,6 @@ def digest(state: dict[str, Any]) -> str:
 def work(rank: int, asked: dict[str, Any]) -> None:
     world_size = len(asked["agents"])
     os.environ.update(RANK=str(rank), LOCAL_RANK="0", EVERSTEP_AGENT=asked["agents"][rank])
-    os.environ.update(asked["environment"], EVERSTEP_ROUND=str(asked["round"]))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 300), torch.nn.Tanh(), torch.nn.Linear(300, 3))
     store = dist.FileStore(asked["log"] + ".store", world_size)  # pyright: ignore[reportPrivateImportUsage]
@@ -61,26 +61,25 @@ def work(rank: int, asked: dict[str, Any]) -> None:
             checkpointer.save(iteration, state)
 
 
-def main() -> None:
-    for line in sys.stdin:
-        asked = json.loads(line)
-        ranks: list[int] = []
-        for rank in range(len(asked["agents"])):
-            if not (pid := os.fork()):
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-                try:
-                    work(rank, asked)
-                finally:
-                    os._exit(1)
-            ranks.append(pid)
-        print(json.dumps(ranks), flush=True)
-        ended = []
-        while len(ended) < len(ranks):
-            ended.append(os.wait()[0])
-            for pid in set(ranks) - set(ended):
-                os.kill(pid, signal.SIGKILL)
-        print("ended", flush=True)
+def main(asked: dict[str, Any]) -> None:
+    ranks: list[int] = []
+    for rank in range(len(asked["agents"])):
+        if not (pid := os.fork()):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            try:
+                work(rank, asked)
+            finally:
+                os._exit(1)
+        ranks.append(pid)
+    pids = Path(f"{asked['log']}.pids")
+    pids.with_suffix(".part").write_text(json.dumps(ranks))
+    pids.with_suffix(".part").rename(pids)
+    ended = []
+    while len(ended) < len(ranks):
+        ended.append(os.wait()[0])
+        for pid in set(ranks) - set(ended):
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main()
+    main(json.loads(sys.argv[1]))

@@ -16,6 +16,8 @@ from everstep.flash_checkpoint import DdpCheckpointer, StorageType
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.stored.verify import problems, stored
 from everstep.runtime.store import DirectoryStore
+from tests.forks import Forks
+from tests.harness import wait_until
 
 FOLDER = Path(__file__).parent
 
@@ -109,22 +111,25 @@ def test_a_checkpoint_is_loaded_by_the_path_that_it_was_saved_under(worker: Any,
         again.load_checkpoint("checkpoint-3.pt")
 
 
-def test_a_trainer_that_is_killed_goes_on_bit_for_bit(node: Any, tmp_path: Path, same: Any) -> None:
-    command = [sys.executable, str(FOLDER / "trainer_script.py"), str(tmp_path / "trainer")]
-    (tmp_path / "faults").mkdir()
+def test_a_trainer_that_is_killed_goes_on_bit_for_bit(node: Any, tmp_path: Path, same: Any, forks: Forks) -> None:
+    folder, pipe = tmp_path / "trainer", tmp_path / "pipe"
+    for made in (folder, tmp_path / "faults"):
+        made.mkdir()
+    os.mkfifo(pipe)
     place = {"EVERSTEP_AGENT": node.path, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "EVERSTEP_FAULT_DIR": str(tmp_path / "faults")}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment(), text=True, stdin=pipe, stdout=pipe) as script:
-        to_script, from_script = script.stdin, script.stdout
-        assert to_script is not None
-        assert from_script is not None
+    script = forks.start([str(FOLDER / "trainer_script.py"), str(folder), str(pipe)], {}, tmp_path / "log")
+    with os.fdopen(os.open(pipe, os.O_RDWR), "w", buffering=1) as to_script:  # To open it so waits for nobody.
+        codes: list[int] = []
+
+        def ended() -> list[int]:
+            told = (folder / "codes").read_text() if (folder / "codes").exists() else ""
+            return [int(line) for line in told.splitlines()][len(codes) :]
 
         def run(name: str, **variables: str) -> int:
             to_script.write(json.dumps({"RESULT": str(tmp_path / name), **variables}) + "\n")
-            to_script.flush()
-            told = (line.strip() for line in from_script)  # The Trainer's own figures, too.
-            return int(next(line for line in told if line.lstrip("-").isdigit()))
+            codes.extend(wait_until(ended, f"the end of {name}"))
+            return codes[-1]
 
         assert run("undisturbed") == 0
         node.begin(1)
@@ -136,7 +141,7 @@ def test_a_trainer_that_is_killed_goes_on_bit_for_bit(node: Any, tmp_path: Path,
             restored.append(node.keeper.fetched(0).iteration)
         assert restored == [3, 5]  # Inside an epoch and at the end of one.
         assert run("resumed", **place, EVERSTEP_ROUND="3") == 0
-        to_script.close()
+    assert forks.wait(script) == 0
     undisturbed, resumed = torch.load(tmp_path / "undisturbed"), torch.load(tmp_path / "resumed")
     assert undisturbed["steps"] == 10
     assert same(resumed, undisturbed)

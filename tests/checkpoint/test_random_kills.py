@@ -8,10 +8,8 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,8 @@ from everstep.runtime.master.manifest import commit
 from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
+from tests.forks import Forks
+from tests.harness import wait_until
 
 SCRIPT = Path(__file__).parent / "killed_script.py"
 POINTS = ["checkpoint.before_copy", "checkpoint.mid_copy", "checkpoint.after_copy", "checkpoint.after_commit"]
@@ -32,8 +32,8 @@ ROUNDS = int(os.environ.get("EVERSTEP_ROUNDS", "2"))
 class Ranks:
     """The script, and what a master does for its nodes."""
 
-    def __init__(self, kind: str, nodes: list[Node], folder: Path, script: "subprocess.Popen[str]") -> None:
-        self.kind, self.nodes, self.folder, self.script, self.round = kind, nodes, folder, script, 0
+    def __init__(self, kind: str, nodes: list[Node], folder: Path, forks: Forks) -> None:
+        self.kind, self.nodes, self.folder, self.forks, self.round = kind, nodes, folder, forks, 0
         self._lock = threading.Lock()
         self.persisted: list[Holding] = []
         for node in nodes:
@@ -66,21 +66,15 @@ class Ranks:
     def live(self, chance: random.Random, fault: str) -> None:
         """Ranks start, and one of them is killed: there, or at some moment after it has begun to save."""
         log = str(self.folder / f"log-{self.round}")
-        asked = {"kind": self.kind, "agents": [node.path for node in self.nodes], "round": self.round, "log": log}
-        asked["environment"] = {"EVERSTEP_FAULT": fault, "EVERSTEP_FAULT_DIR": str(self.folder / "faults")}
-        assert self.script.stdin is not None
-        assert self.script.stdout is not None
-        self.script.stdin.write(json.dumps(asked) + "\n")
-        self.script.stdin.flush()
-        pids = json.loads(self.script.stdout.readline())
+        asked = {"kind": self.kind, "agents": [node.path for node in self.nodes], "log": log}
+        variables = {"EVERSTEP_FAULT": fault, "EVERSTEP_FAULT_DIR": str(self.folder / "faults")}
+        variables |= {"EVERSTEP_ROUND": str(self.round)}
+        running = self.forks.start([str(SCRIPT), json.dumps(asked)], variables, self.folder / "out")
         if not fault:
-            moment = threading.Event()
-            while not all("saves" in self.log(rank) for rank in range(len(self.nodes))):
-                assert self.script.poll() is None
-                moment.wait(0.005)
-            moment.wait(chance.random() * 0.2)
-            os.kill(chance.choice(pids), signal.SIGKILL)
-        assert self.script.stdout.readline() == "ended\n"
+            wait_until(lambda: all("saves" in self.log(rank) for rank in range(len(self.nodes))), "a save of each rank")
+            threading.Event().wait(chance.random() * 0.2)
+            os.kill(chance.choice(json.loads(Path(f"{log}.pids").read_text())), signal.SIGKILL)
+        assert self.forks.wait(running) == 0, (self.folder / "out").read_text()
         for node in self.nodes:
             node.keeper.worker_died(0)
 
@@ -89,22 +83,12 @@ class Ranks:
         return path.read_text() if path.exists() else ""
 
 
-@pytest.fixture(scope="module")
-def script() -> "Iterator[subprocess.Popen[str]]":
-    """It imports once for all its ranks."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, str(SCRIPT)], env=environment, stdin=pipe, stdout=pipe, text=True) as script:
-        yield script
-        script.kill()
-
-
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_wherever_a_rank_is_killed_the_next_loads_what_was_saved(
-    kind: str, make_node: Callable[..., Node], tmp_path: Path, store: DirectoryStore, script: "subprocess.Popen[str]"
+    kind: str, make_node: Callable[..., Node], tmp_path: Path, store: DirectoryStore, forks: Forks
 ) -> None:
     nodes = [make_node(f"worker-{number}-0", interval=3) for number in range(2)]
-    ranks, chance = Ranks(kind, nodes, tmp_path, script), random.Random(0)
+    ranks, chance = Ranks(kind, nodes, tmp_path, forks), random.Random(0)
     replicated: dict[int, str] = {}  # What one rank has saved all of them have, or would have.
     saved: list[dict[int, str]] = [{} if kind == "fsdp" else replicated for _ in nodes]
     (tmp_path / "faults").mkdir()

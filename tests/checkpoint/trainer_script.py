@@ -1,4 +1,7 @@
-"""A Hugging Face Trainer with our callback: for each line on stdin, JSON of variables, one forked run of it."""
+"""A Hugging Face Trainer with our callback: `trainer_script.py FOLDER PIPE`.
+
+For each line of PIPE, JSON of variables, one forked run; its exit code goes to a line of the file `codes` in FOLDER.
+"""
 
 import json
 import os
@@ -58,14 +61,15 @@ def train(folder: str) -> None:
     )
 
 
-def main(folder: str) -> None:
-    for line in sys.stdin:
-        if not (pid := os.fork()):
-            os.environ.update(json.loads(line))
-            train(folder)
-            os._exit(0)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+def main(folder: str, pipe: str) -> None:
+    with open(pipe) as lines, open(f"{folder}/codes", "a", buffering=1) as codes:
+        for line in lines:
+            if not (pid := os.fork()):
+                os.environ.update(json.loads(line))
+                train(folder)
+                os._exit(0)
+            codes.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])
