@@ -1,4 +1,4 @@
-"""A small dataset and a small Llama: a training of two nodes takes seconds. And what an undisturbed one gives."""
+"""A small dataset and a small model: a training of two nodes takes seconds. And what an undisturbed one gives."""
 
 import json
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import pytest
 from tests.harness import ROUNDS, TrainStep, busy, tensors
 from tests.once import made_once
 
+SCRIPT = Path(__file__).with_name("small_script.py")
 VOCABULARY = 257
 
 
@@ -44,29 +45,10 @@ def write_dataset(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of 40,000 parameters as a Hugging Face directory."""
-    return made_once(tmp_path_factory, "model", write_model)
-
-
-def write_model(folder: Path) -> None:
-    """Its weights come from a seed."""
-    import torch
-    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=128, tie_word_embeddings=True,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-
-
-@pytest.fixture(scope="session")
-def flags(dataset: Path, model: Path) -> dict[str, str]:
+def flags(dataset: Path) -> dict[str, str]:
     """A training of 60 iterations on 2 nodes; with more faults in a row it is longer."""
     return {
-        "dataset": str(dataset), "model": str(model), "nodes": "2", "min-nodes": "1",
+        "dataset": str(dataset), "script": str(SCRIPT), "nodes": "2", "min-nodes": "1",
         "iterations": str(40 + 20 * ROUNDS), "sequence-length": "64", "global-batch": "6", "persist-interval": "20",
         "max-relaunches": str(20 + ROUNDS), "replacement-wait-s": "120",
     }  # fmt: skip

@@ -1,0 +1,85 @@
+"""A small model with momentum, trained as steps/train/llama.py trains a Llama; a node's fork server has it imported in
+half the time.
+
+It uses none of torch's own ways to step, nor its switch for deterministic algorithms: those import as much again.
+"""
+
+import argparse
+import threading
+
+import torch
+import torch.distributed
+from torch.nn.functional import cross_entropy
+
+import everstep
+from everstep.runtime.data import open_dataset
+
+ITERATION_S = 0.02
+"""At least: faults at random moments are to find it training."""
+
+
+class Momentum:
+    """Stochastic gradient descent with momentum."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self._velocities = [torch.zeros_like(parameter) for parameter in self._parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Mean of all ranks' gradients."""
+        for parameter, velocity in zip(self._parameters, self._velocities, strict=True):
+            assert parameter.grad is not None
+            if torch.distributed.is_initialized():
+                torch.distributed.all_reduce(parameter.grad)
+                parameter.grad /= torch.distributed.get_world_size()
+            velocity.mul_(0.9).add_(parameter.grad)
+            parameter.sub_(velocity, alpha=0.05)
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """By number of the parameter."""
+        return {str(number): velocity for number, velocity in enumerate(self._velocities)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """From a checkpoint."""
+        for number, velocity in enumerate(self._velocities):
+            velocity.copy_(state[str(number)])
+
+
+def main() -> None:
+    """Train to the last iteration, from the newest checkpoint if there is one."""
+    parser = argparse.ArgumentParser()
+    for name in ("iterations", "sequence-length", "global-batch", "seed"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--dataset")
+    options, _ = parser.parse_known_args()
+    job = everstep.init()
+    torch.manual_seed(options.seed)
+    vocabulary = open_dataset(options.dataset).vocab_size
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(vocabulary, 32), torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, vocabulary)
+    )
+    momentum = Momentum(model)
+    batches = everstep.batches(
+        options.dataset,
+        sequence_length=options.sequence_length,
+        global_batch=options.global_batch,
+        seed=options.seed,
+        iterations=options.iterations,
+    )
+    state = {"model": model, "momentum": momentum, "batches": batches}
+    checkpointer = everstep.Checkpointer(state)
+    checkpointer.load(state)
+    for batch in batches:
+        threading.Event().wait(ITERATION_S)
+        loss = cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())
+        (loss * batch.weight).backward()
+        momentum.step()
+        checkpointer.save(batch.iteration, state)
+        everstep.report(loss=job.mean(loss.item(), batch.weight))
+    checkpointer.finish(state)
+
+
+if __name__ == "__main__":
+    main()
