@@ -45,7 +45,7 @@ lint: $(READY)  ## style, types, import contracts
 
 # Tests of processes mostly wait: for imports, for a deadline, for each other. What they import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
-JOBS ?= 5
+JOBS ?= 4
 PROFILE ?= dev
 SUITE := $(BIN)/python -m tests.suite --jobs $(JOBS) --profile $(PROFILE) $(if $(SEED),--seed $(SEED))
 test: $(READY)  ## lint, and the tests, JOBS at a time (PART=checkpoint: what a change there can break); says what was skipped

@@ -6,15 +6,16 @@ from tests.examples import examples
 from tests.job.liveness import KINDS, draw, explore
 from tests.job.simulated import Simulation
 
-SEQUENCES = 10_000
-"""A minute of one core in the profile `ci`; `make liveness` runs as many as are asked for."""
+SEQUENCES, FEW = 10_000, 1_000
+"""A minute of one core in the profile `ci`, and those of `dev`, in which each kind of fault happens in each part, too;
+`make liveness` runs as many as are asked for."""
 PARTS = 4
 NETWORK = ("delayed", "dropped", "repeated", "reopened")
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_with_a_fair_network_from_some_moment_on_every_job_reaches_an_end(part: int) -> None:
-    each = examples(SEQUENCES) // PARTS
+    each = examples(SEQUENCES, dev=FEW) // PARTS
     count, fired, broken = explore(7, range(part * each, (part + 1) * each))
     assert count == each
     assert not broken, f"python -m tests.job.liveness --seed 7 --only {broken[0][0]}: {broken[0][1]}"
