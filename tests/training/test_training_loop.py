@@ -13,6 +13,7 @@ from everstep.runtime.checkpoint.shard.layout import read_shard
 from everstep.runtime.data import Sampler, open_dataset
 from everstep.runtime.store import DirectoryStore, open_store
 from tests.fake_agent import Node
+from tests.forks import Forks
 
 
 def test_importing_everstep_imports_nothing_heavy() -> None:
@@ -28,18 +29,19 @@ def test_each_name_of_training_is_there_and_a_wrong_one_is_not() -> None:
         everstep.bathces  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_a_call_before_init_says_what_is_missing() -> None:
-    script = """if True:
+def test_a_call_before_init_says_what_is_missing(forks: Forks, tmp_path: Path) -> None:
+    script, told = tmp_path / "script.py", tmp_path / "told"
+    script.write_text("""if True:
         import everstep
         for call in (lambda: everstep.report(loss=1.0), lambda: everstep.phase("x"), lambda: everstep.Checkpointer({})):
             try:
                 call()
             except RuntimeError as error:
                 print(error)
-    """
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    """)
+    assert forks.run([str(script)], {}, told) == 0, told.read_text()
     names = ("report", "phase", "Checkpointer")
-    assert told.stdout.splitlines() == [f"everstep.{name} was called before everstep.init()" for name in names]
+    assert told.read_text().splitlines() == [f"everstep.{name} was called before everstep.init()" for name in names]
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
