@@ -33,6 +33,7 @@ def digest(state: dict[str, Any]) -> str:
 
 
 def work(rank: int, asked: dict[str, Any]) -> None:
+    torch.set_num_threads(1)  # Makes torch's threads anew after the fork; backward's threads would race to.
     world_size = len(asked["agents"])
     os.environ.update(RANK=str(rank), LOCAL_RANK="0", EVERSTEP_AGENT=asked["agents"][rank])
     torch.manual_seed(0)

@@ -42,6 +42,7 @@ def build(world_size: int, mesh: str) -> torch.nn.Module:
 
 
 def work(rank: int, world_size: int, mesh: str, iterations: int, result: str) -> None:
+    torch.set_num_threads(1)  # Makes torch's threads anew after the fork; backward's threads would race to.
     dist.init_process_group("gloo", init_method=f"file://{result}.store", rank=rank, world_size=world_size)
     model = build(world_size, mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -34,6 +34,7 @@ class Tokens(Dataset):  # pyright: ignore[reportMissingTypeArgument]
 
 def train(folder: str) -> None:
     """Two epochs of 5 steps, shuffled, with dropout."""
+    torch.set_num_threads(1)  # Makes torch's threads anew after the fork; backward's threads would race to.
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "hidden_size": 16,
