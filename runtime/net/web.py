@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -58,15 +58,36 @@ class Ending:
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
+        self._others: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
         self.why = ""
         """What the request then says; empty while it goes on."""
 
     def end(self, why: str) -> None:
         """End it. The first reason stays."""
-        self.why = self.why or why
+        with self._lock:
+            self.why = self.why or why
+            for one in self._others:
+                one()
         for one in list(self._sockets):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def reaching(self, other: Callable[[], None]) -> Iterator[None]:
+        """What the block waits for is no socket: `other` ends it, at once where that has been asked before.
+
+        Invariant: `other` is never called when the block is over.
+        """
+        with self._lock:
+            self._others.append(other)
+            if self.why:
+                other()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._others.remove(other)
 
     def check(self) -> None:
         """Raise WebError when it has been ended."""

@@ -1,5 +1,6 @@
 """What manifests ask for on a laptop besides steps and scripts: git, http with a password, facts of the pod."""
 
+import asyncio
 import base64
 import http.server
 import os
@@ -11,9 +12,12 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.workflow import ManifestError, parse
+from everstep.runtime.system.processes import start_time
+from everstep.runtime.workflow import ManifestError, RunOptions, execute, parse
 from everstep.runtime.workflow.manifest.library import Library
-from tests.workflow.running import log, ran, sh
+from everstep.runtime.workflow.run.control_requests import Ask, ask
+from tests.harness import PATIENCE_S, wait_until
+from tests.workflow.running import log, ran, sh, workflow
 
 SECRET = {"kind": "Secret", "metadata": {"name": "me"}, "stringData": {"user": "ann", "password": "sesame"}}
 BASIC = {"usernameSecret": {"name": "me", "key": "user"}, "passwordSecret": {"name": "me", "key": "password"}}
@@ -103,6 +107,37 @@ def test_a_git_artifact_that_cannot_be_had_says_why(tmp_path: Path, monkeypatch:
     ])  # fmt: skip
     assert status["phase"] == "Error"
     assert f'artifact source failed to load: failed to clone "{tmp_path}/nothing": fatal: ' in status["message"]
+
+
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Has the pid of the ssh by which git asks a host that never answers."""
+    ssh, pid = tmp_path / "ssh", tmp_path / "pid"
+    ssh.write_text(f"#!/bin/sh\necho $$ > {pid}.part\nmv {pid}.part {pid}\nexec sleep 600\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("GIT_SSH_COMMAND", str(ssh))
+    monkeypatch.setenv("GIT_SSH_VARIANT", "simple")
+    return pid
+
+
+@pytest.mark.parametrize("why", ["stop", "terminate", "deadline"])
+def test_what_ends_a_run_ends_the_processes_of_a_clone(why: str, silent: Path, tmp_path: Path) -> None:
+    source = {"name": "source", "path": "/src", "git": {"repo": "ssh://host/code.git"}}
+    limit = {"activeDeadlineSeconds": 4} if why == "deadline" else {}
+    main = {"name": "main", "inputs": {"artifacts": [source]}, "container": sh("true"), **limit}
+
+    async def ended() -> str:
+        going = asyncio.create_task(execute(workflow([main]), RunOptions("w", tmp_path / "runs")))
+        await asyncio.to_thread(wait_until, silent.exists, "git's ssh")
+        assert start_time(int(silent.read_text()))
+        if why != "deadline":
+            ask(tmp_path / "runs/w", Ask(why))
+        async with asyncio.timeout(PATIENCE_S):
+            return (await going).phase.value
+
+    assert asyncio.run(ended()) == "Failed"
+    assert start_time(int(silent.read_text())) is None
+    assert not list((tmp_path / "runs").rglob(".load-*"))
 
 
 def test_http_artifacts_are_put_and_got_with_a_password(

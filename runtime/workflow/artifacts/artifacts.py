@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.runtime.net import web
+from everstep.runtime.workflow import git
 from everstep.runtime.workflow.artifacts import archives, remote
 from everstep.runtime.workflow.artifacts.archives import LIMITS, ArchiveError, Limits
 from everstep.runtime.workflow.artifacts.inside import BadPathError, inside
@@ -107,7 +108,7 @@ def load(
     entry: Mapping[str, Any], repository: Path, into: Path, library: Library, limits: Limits = LIMITS,
     ending: web.Ending | None = None,
 ) -> None:  # fmt: skip
-    """Put an input artifact at `into`; `ending` may end what is fetched by http. Raises ArtifactError."""
+    """Put an input artifact at `into`; `ending` may end what is fetched by http or git. Raises ArtifactError."""
     try:
         _load(entry, repository, into, library, limits, ending)
     except UNUSABLE as error:
@@ -145,7 +146,7 @@ def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Librar
             if entry.get("http"):
                 remote.download(entry["http"], library, to, ending)
             else:
-                remote.clone(entry["git"], library, to)
+                git.clone(entry["git"], library, to, ending)
         except (remote.RemoteError, NotThereError) as error:
             if isinstance(error, remote.AbsentError) and entry.get("optional"):
                 return False

@@ -1,14 +1,12 @@
-"""Artifacts that others keep: http addresses (get and put, with their ways to say who asks) and git repositories.
+"""Artifacts that others keep at http addresses: get and put, with their ways to say who asks.
 
-After Argo's documentation ("HTTP Artifacts", "Git"). Credentials come from Secrets and reach `git` by its environment.
+After Argo's documentation ("HTTP Artifacts"). Credentials come from Secrets.
 """
 
 import base64
 import json
-import os
 import shutil
 import ssl
-import subprocess
 import tempfile
 import urllib.parse
 from collections.abc import Mapping
@@ -31,11 +29,13 @@ class AbsentError(RemoteError):
     """It is not there: an optional artifact is none."""
 
 
-def _secret(holder: Mapping[str, Any], name: str, library: Library) -> str:
+def secret(holder: Mapping[str, Any], name: str, library: Library) -> str:
+    """The text of the Secret that `holder` names there; empty when it names none. Raises NotThereError."""
     return (library.value("Secret", holder[name]) or "") if holder.get(name) else ""
 
 
-def _basic(user: str, password: str) -> str:
+def basic(user: str, password: str) -> str:
+    """The value of an Authorization header (RFC 7617)."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
@@ -89,8 +89,8 @@ def upload(http: Mapping[str, Any], library: Library, source: Path) -> None:
 def _request(http: Mapping[str, Any], library: Library) -> web.Request:
     """With who asks, as the location says it."""
     auth, headers = http.get("auth") or {}, list[tuple[str, str]]()
-    if basic := auth.get("basicAuth"):
-        known = _basic(_secret(basic, "usernameSecret", library), _secret(basic, "passwordSecret", library))
+    if names := auth.get("basicAuth"):
+        known = basic(secret(names, "usernameSecret", library), secret(names, "passwordSecret", library))
         headers.append(("Authorization", known))
     if auth.get("oauth2"):
         headers.append(("Authorization", f"Bearer {_token(auth['oauth2'], library)}"))
@@ -105,7 +105,7 @@ def _certificate(told: Mapping[str, Any], library: Library) -> ssl.SSLContext:
         files = []
         for name in ("clientCertSecret", "clientKeySecret"):
             files.append(Path(folder, name))
-            files[-1].write_text(_secret(told, name, library))
+            files[-1].write_text(secret(told, name, library))
         try:
             context.load_cert_chain(*files)
         except (ssl.SSLError, ValueError) as error:
@@ -119,10 +119,10 @@ def _token(told: Mapping[str, Any], library: Library) -> str:
     if told.get("scopes"):
         form.append(("scope", " ".join(told["scopes"])))
     form += [(str(one["key"]), str(one.get("value") or "")) for one in listed(told, "endpointParams")]
-    who = (_secret(told, "clientIDSecret", library), _secret(told, "clientSecretSecret", library))
-    headers = [("Authorization", _basic(*map(urllib.parse.quote_plus, who))),
+    who = (secret(told, "clientIDSecret", library), secret(told, "clientSecretSecret", library))
+    headers = [("Authorization", basic(*map(urllib.parse.quote_plus, who))),
                ("Content-Type", "application/x-www-form-urlencoded")]  # fmt: skip
-    url, body = _secret(told, "tokenURLSecret", library), urllib.parse.urlencode(form).encode()
+    url, body = secret(told, "tokenURLSecret", library), urllib.parse.urlencode(form).encode()
     try:
         with web.opened(web.Request(url, "POST", headers, body)) as answer:
             if answer.status // 100 != 2:
@@ -136,63 +136,3 @@ def _token(told: Mapping[str, Any], library: Library) -> str:
     if not token:
         raise RemoteError("the token's address gave no access_token")
     return str(token)
-
-
-def clone(git: Mapping[str, Any], library: Library, to: Path) -> None:
-    """A git location's repository, at its revision. Raises RemoteError, NotThereError."""
-    repo, single, depth = str(git["repo"]), bool(git.get("singleBranch")), git.get("depth")
-    if single and not git.get("branch"):
-        raise RemoteError("single branch mode without a branch specified")
-    shallow = [f"--depth={int(depth)}"] if depth else []
-    over = ["--no-local"] if depth else []  # A path that is only linked has no depth.
-    which = ["--single-branch", f"--branch={git['branch']}"] if single else ["--no-single-branch"]
-    with tempfile.TemporaryDirectory() as keys:
-        environment = _environment(git, library, Path(keys))
-
-        def run(*words: str, at: Path | None = to, may_fail: bool = False) -> bool:
-            try:
-                done = subprocess.run(
-                    ["git", *words], cwd=at, env=environment, capture_output=True, text=True, check=False
-                )
-            except FileNotFoundError:
-                raise RemoteError("there is no git in the PATH") from None
-            if done.returncode and not may_fail:
-                said = done.stderr.strip().splitlines()
-                raise RemoteError(f"failed to {words[0]} {json.dumps(repo)}: {said[-1] if said else done.returncode}")
-            return done.returncode == 0
-
-        run("clone", "--quiet", *shallow, *over, *which, "--", repo, str(to), at=None)
-        for one in listed(git, "fetch"):
-            run("fetch", "--quiet", "--update-head-ok", *shallow, "origin", "--", str(one))
-        revision = str(git.get("revision") or "")
-        if revision:
-            ways = (f"refs/tags/{revision}", f"refs/remotes/origin/{revision}", revision)
-            known = (one for one in ways if run("rev-parse", "--verify", "--quiet", f"{one}^{{commit}}", may_fail=True))
-            at = next(known, "")
-            if not at and not run("fetch", "--quiet", "origin", "--", revision, may_fail=True):
-                raise RemoteError("failed to get resolve revision: reference not found")
-            run("checkout", "--quiet", "--detach", at or "FETCH_HEAD", "--")
-        if not git.get("disableSubmodules"):
-            run("submodule", "--quiet", "update", "--init", "--recursive")
-
-
-def _environment(git: Mapping[str, Any], library: Library, keys: Path) -> dict[str, str]:
-    """Who asks; nothing of it stands in a command line."""
-    found = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
-    user, password = _secret(git, "usernameSecret", library), _secret(git, "passwordSecret", library)
-    place = urllib.parse.urlsplit(str(git["repo"]))
-    if user or password:
-        found["GIT_CONFIG_COUNT"] = "1"
-        found["GIT_CONFIG_KEY_0"] = f"http.{place.scheme}://{place.netloc}/.extraHeader"
-        found["GIT_CONFIG_VALUE_0"] = f"Authorization: {_basic(user, password)}"
-    if git.get("insecureSkipTLS"):
-        found["GIT_SSL_NO_VERIFY"] = "1"
-    ssh = ["ssh", "-o", "BatchMode=yes"]
-    if key := _secret(git, "sshPrivateKeySecret", library):
-        path = keys / "key"
-        path.touch(0o600)
-        path.write_text(f"{key.rstrip()}\n")
-        ssh += ["-i", str(path), "-o", "IdentitiesOnly=yes"]
-    if git.get("insecureIgnoreHostKey"):
-        ssh += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
-    return {**found, "GIT_SSH_COMMAND": " ".join(ssh)} if len(ssh) > 3 else found

@@ -1,0 +1,106 @@
+"""Artifacts that git repositories keep.
+
+After Argo's documentation ("Git"). Credentials come from Secrets and reach `git` by its environment.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+import urllib.parse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from everstep.runtime.net import web
+from everstep.runtime.system import processes
+from everstep.runtime.workflow.artifacts.remote import RemoteError, basic, secret
+from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.library import Library
+
+MARK = "EVERSTEP_CLONE"
+"""The variable by which the processes of a clone are found: what git starts detaches itself, now and then."""
+
+
+def clone(git: Mapping[str, Any], library: Library, to: Path, ending: web.Ending | None = None) -> None:
+    """A git location's repository, at its revision; `ending` may end it. Raises RemoteError, NotThereError."""
+    repo, single, depth = str(git["repo"]), bool(git.get("singleBranch")), git.get("depth")
+    if single and not git.get("branch"):
+        raise RemoteError("single branch mode without a branch specified")
+    shallow = [f"--depth={int(depth)}"] if depth else []
+    over = ["--no-local"] if depth else []  # A path that is only linked has no depth.
+    which = ["--single-branch", f"--branch={git['branch']}"] if single else ["--no-single-branch"]
+    with tempfile.TemporaryDirectory() as keys:
+        run = _Commands(repo, _environment(git, library, Path(keys)), to, ending or web.Ending()).run
+        run("clone", "--quiet", *shallow, *over, *which, "--", repo, str(to), at=None)
+        for one in listed(git, "fetch"):
+            run("fetch", "--quiet", "--update-head-ok", *shallow, "origin", "--", str(one))
+        revision = str(git.get("revision") or "")
+        if revision:
+            ways = (f"refs/tags/{revision}", f"refs/remotes/origin/{revision}", revision)
+            known = (one for one in ways if run("rev-parse", "--verify", "--quiet", f"{one}^{{commit}}", may_fail=True))
+            at = next(known, "")
+            if not at and not run("fetch", "--quiet", "origin", "--", revision, may_fail=True):
+                raise RemoteError("failed to get resolve revision: reference not found")
+            run("checkout", "--quiet", "--detach", at or "FETCH_HEAD", "--")
+        if not git.get("disableSubmodules"):
+            run("submodule", "--quiet", "update", "--init", "--recursive")
+
+
+class _Commands:
+    """git's commands for one clone, each in a session of its own: it asks nobody at a terminal."""
+
+    def __init__(self, repo: str, environment: Mapping[str, str], to: Path, ending: web.Ending) -> None:
+        self._repo = repo
+        self._mark = f"{MARK}={to}"
+        self._environment = {**environment, MARK: str(to)}
+        self._to = to
+        self._ending = ending
+
+    def run(self, *words: str, at: Path | None = Path(), may_fail: bool = False) -> bool:
+        """Run one in the clone, or at None in no folder of its own; did it succeed?
+
+        Raises RemoteError when it fails and may not, or has been ended: then no process of it is left.
+        """
+        cwd = self._to / at if at else None
+        with tempfile.TemporaryFile() as errors:
+            try:
+                process = subprocess.Popen(
+                    ["git", *words], cwd=cwd, env=self._environment, start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+                )  # fmt: skip
+            except FileNotFoundError:
+                raise RemoteError("there is no git in the PATH") from None
+            with self._ending.reaching(process.kill):
+                process.wait()
+            if self._ending.why:
+                processes.end(lambda told: self._mark.encode() in told)
+                raise RemoteError(self._ending.why)
+            if process.returncode and not may_fail:
+                errors.seek(0)
+                said = errors.read().decode(errors="replace").strip().splitlines()
+                why = said[-1] if said else process.returncode
+                raise RemoteError(f"failed to {words[0]} {json.dumps(self._repo)}: {why}")
+        return process.returncode == 0
+
+
+def _environment(git: Mapping[str, Any], library: Library, keys: Path) -> dict[str, str]:
+    """Who asks; nothing of it stands in a command line."""
+    found = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+    user, password = secret(git, "usernameSecret", library), secret(git, "passwordSecret", library)
+    place = urllib.parse.urlsplit(str(git["repo"]))
+    if user or password:
+        found["GIT_CONFIG_COUNT"] = "1"
+        found["GIT_CONFIG_KEY_0"] = f"http.{place.scheme}://{place.netloc}/.extraHeader"
+        found["GIT_CONFIG_VALUE_0"] = f"Authorization: {basic(user, password)}"
+    if git.get("insecureSkipTLS"):
+        found["GIT_SSL_NO_VERIFY"] = "1"
+    ssh = ["ssh", "-o", "BatchMode=yes"]
+    if key := secret(git, "sshPrivateKeySecret", library):
+        path = keys / "key"
+        path.touch(0o600)
+        path.write_text(f"{key.rstrip()}\n")
+        ssh += ["-i", str(path), "-o", "IdentitiesOnly=yes"]
+    if git.get("insecureIgnoreHostKey"):
+        ssh += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
+    return {**found, "GIT_SSH_COMMAND": " ".join(ssh)} if len(ssh) > 3 else found
