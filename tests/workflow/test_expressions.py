@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from everstep.runtime.workflow import expressions
-from everstep.runtime.workflow.expressions import ExpressionError, evaluate
+from everstep.runtime.workflow.expressions import ExpressionError, evaluate, go_duration
+from everstep.runtime.workflow.expressions.bounds import INT_MAX, INT_MIN
 from everstep.runtime.workflow.expressions.govaluate import should_run
 from everstep.runtime.workflow.expressions.tags import FUNCTIONS
 
@@ -54,6 +57,11 @@ def test_an_expression_has_the_value_that_go_gives_it(row: list[Any]) -> None:
             evaluate(row[0], VARIABLES, FUNCTIONS)
     else:
         assert json.loads(json.dumps(evaluate(row[0], VARIABLES, FUNCTIONS))) == row[1]
+
+
+@given(some.integers(INT_MIN, INT_MAX))
+def test_a_duration_is_read_as_it_is_written(nanoseconds: int) -> None:
+    assert go_duration.read(go_duration.written(nanoseconds)) == nanoseconds
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,15 @@ import posixpath
 import re
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from everstep.runtime.workflow.expressions import regexp
+from everstep.runtime.workflow.expressions import go_duration, regexp
 from everstep.runtime.workflow.expressions.bounds import INT_MAX, INT_MIN, made, wrapped, written
 from everstep.runtime.workflow.expressions.builtins import joined, replaced, unique, unique_key
 from everstep.runtime.workflow.expressions.errors import ExpressionError
 from everstep.runtime.workflow.expressions.json_text import read_json
-from everstep.runtime.workflow.expressions.values import go_json, go_pretty_json, go_text
+from everstep.runtime.workflow.expressions.values import Int64, go_json, go_pretty_json, go_text
 from everstep.runtime.workflow.expressions.versions import allows
 
 _OCTAL = re.compile(r"^([+-]?)0(?=[0-7])")
@@ -172,7 +173,15 @@ def _dig(*arguments: Any) -> Any:
     return place
 
 
-_KINDS: dict[type, str] = {bool: "bool", int: "int", float: "float64", str: "string", list: "slice", dict: "map"}
+_KINDS: dict[type, str] = {
+    bool: "bool",
+    int: "int",
+    Int64: "int64",
+    float: "float64",
+    str: "string",
+    list: "slice",
+    dict: "map",
+}
 _TYPES = {"slice": "[]interface {}", "map": "map[string]interface {}", "invalid": "<nil>"}
 
 
@@ -184,12 +193,12 @@ def _type(value: Any) -> str:
     return _TYPES.get(_kind(value), _kind(value))
 
 
-def _integers(operation: Callable[[int, int], int]) -> Callable[..., int]:
-    def folded(first: Any, *rest: Any) -> int:
+def _integers(operation: Callable[[int, int], int]) -> Callable[..., Int64]:
+    def folded(first: Any, *rest: Any) -> Int64:
         found = to_int(first)
         for value in rest:
             found = wrapped(operation(found, to_int(value)))
-        return found
+        return Int64(found)
 
     return folded
 
@@ -208,6 +217,28 @@ def _quotient(a: int, b: int) -> int:
     if b == 0:
         raise ExpressionError("integer divide by zero")
     return -(-a // b) if (a < 0) != (b < 0) else a // b
+
+
+def _duration(value: Any) -> str:
+    """Of whole seconds: a text or an int64; anything else is none. Too many of them go round, as in Go."""
+    count = value if isinstance(value, Int64) else 0
+    if isinstance(value, str) and (found := re.fullmatch(r"([+-]?)0*([0-9]*)", value)):
+        count = max(INT_MIN, min(INT_MAX, int(f"{found[1]}{found[2][:20] or 0}")))
+    return go_duration.written(wrapped(count * go_duration.SECOND))
+
+
+_ROUNDED = {"y": 365 * 24, "mo": 30 * 24, "d": 24, "h": 1}
+
+
+def _rounded_duration(value: Any) -> str:
+    """The largest unit of which there is more than one, and how many: of a text, or of nanoseconds as an int64."""
+    count = abs(value) if isinstance(value, Int64) else 0
+    if isinstance(value, str):
+        with suppress(ValueError):
+            count = abs(go_duration.read(value))
+    units = {name: hours * go_duration.HOUR for name, hours in _ROUNDED.items()}
+    units |= {"m": go_duration.MINUTE, "s": go_duration.SECOND}
+    return next((f"{count // size}{name}" for name, size in units.items() if count > size), "0s")
 
 
 def _digest(name: str) -> Callable[[str], str]:
@@ -274,9 +305,9 @@ TEXT: dict[str, Callable[..., Any]] = {
     "urlJoin": _url_joined,
 }  # fmt: skip
 NUMBERS: dict[str, Callable[..., Any]] = {
-    "atoi": to_int, "int": to_int, "int64": to_int, "float64": to_float,
-    "toDecimal": lambda v: wrapped(int(str(v), 8)) if re.fullmatch("[0-7]+", str(v)) else 0,
-    "add": _integers(lambda a, b: a + b), "add1": lambda a: wrapped(to_int(a) + 1),
+    "atoi": to_int, "int": to_int, "int64": lambda v: Int64(to_int(v)), "float64": to_float,
+    "toDecimal": lambda v: Int64(wrapped(int(str(v), 8)) if re.fullmatch("[0-7]+", str(v)) else 0),
+    "add": _integers(lambda a, b: a + b), "add1": lambda a: Int64(wrapped(to_int(a) + 1)),
     "sub": _integers(lambda a, b: a - b),
     "mul": _integers(lambda a, b: a * b), "div": _integers(_quotient),
     "mod": _integers(lambda a, b: a - b * _quotient(a, b)), "max": _integers(max), "biggest": _integers(max),
@@ -284,6 +315,7 @@ NUMBERS: dict[str, Callable[..., Any]] = {
     "subf": _floats(lambda a, b: a - b), "mulf": _floats(lambda a, b: a * b),
     "divf": _floats(lambda a, b: a / b if b else math.inf), "maxf": _floats(max), "minf": _floats(min),
     "ceil": lambda v: float(math.ceil(to_float(v))), "floor": lambda v: float(math.floor(to_float(v))),
+    "duration": _duration, "durationRound": _rounded_duration,
     "round": _round, "until": _until, "seq": _seq, "untilStep": _stepped,
 }  # fmt: skip
 LISTS: dict[str, Callable[..., Any]] = {

@@ -11,11 +11,26 @@ from everstep.runtime.workflow.expressions.errors import ExpressionError
 from everstep.runtime.workflow.expressions.json_text import Number
 
 
+class Int64(int):
+    """What Go has as int64. It counts as any int does, and what is computed of it is an int again; sprig asks which."""
+
+    def __neg__(self) -> "Int64":
+        return Int64(super().__neg__())
+
+
 def go_type(value: Any) -> str:
     """The name of the Go type that holds such a value in expr-lang."""
     if value is None:
         return "<nil>"
-    names = {bool: "bool", int: "int", float: "float64", Number: "float64", str: "string", list: "[]interface {}"}
+    names = {
+        bool: "bool",
+        int: "int",
+        Int64: "int",
+        float: "float64",
+        Number: "float64",
+        str: "string",
+        list: "[]interface {}",
+    }
     return names.get(type(value), "map[string]interface {}")
 
 

@@ -3,12 +3,10 @@
 import re
 from typing import Any
 
-from everstep.runtime.workflow.expressions import ExpressionError
-from everstep.runtime.workflow.expressions.bounds import int64
+from everstep.runtime.workflow.expressions import ExpressionError, go_duration
+from everstep.runtime.workflow.expressions.bounds import INT_MAX, int64
 
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([^0-9.]*)")
-LONGEST_S = 9.2e9
+LONGEST_S = INT_MAX / go_duration.SECOND
 """Nanoseconds of a duration are 64 bits in Go: 292 years."""
 
 
@@ -23,21 +21,10 @@ def seconds(value: Any) -> float:
         if abs(float(text)) > LONGEST_S:
             raise _wrong(text, f'invalid duration "{text}"')
         return float(text)
-    sign, body = (-1.0, text[1:]) if text[:1] == "-" else (1.0, text.removeprefix("+"))
-    total, place = 0.0, 0
-    while place < len(body):
-        part = _PART.match(body, place)
-        if part is None or not body:
-            raise _wrong(text, f'invalid duration "{text}"')
-        if not part[2]:
-            raise _wrong(text, f'missing unit in duration "{text}"')
-        if part[2] not in _UNITS:
-            raise _wrong(text, f'unknown unit "{part[2]}" in duration "{text}"')
-        total += float(part[1]) * _UNITS[part[2]]
-        place = part.end()
-    if not body or total > LONGEST_S:
-        raise _wrong(text, f'invalid duration "{text}"')
-    return sign * total
+    try:
+        return go_duration.read(text) / go_duration.SECOND
+    except ValueError as error:
+        raise _wrong(text, str(error)) from None
 
 
 def whole(value: Any) -> int:
