@@ -17,10 +17,11 @@ import pytest
 from aiohttp import web
 
 from everstep.runtime.net import door as doors
-from everstep.runtime.net.door import AT_ONCE, Door, Seldom, listen, server_of
+from everstep.runtime.net.door import AT_ONCE, TELL_S, Door, Seldom, listen, server_of
 from everstep.runtime.net.tls import Credentials
 from tests.credentials import credentials
 from tests.hostile import AT_TLS, KINDS, Crowd
+from tests.master.shell import TroubledStore, in_virtual_time
 
 SECONDS = 120.0
 RIGHT = b"GET / HTTP/1.1\r\nHost: m\r\nAuthorization: Bearer t\r\n\r\n"
@@ -287,6 +288,27 @@ def test_what_happens_often_is_told_at_once_and_then_with_its_number() -> None:
         assert lines == ["again", "again (4 more times)"]
 
     asyncio.run(story())
+
+
+def test_what_goes_on_is_told_again_after_each_minute_and_at_once_after_a_quiet_one() -> None:
+    async def story() -> None:
+        lines: list[str] = []
+        seldom = Seldom(lines.append)
+        for _ in range(3):
+            seldom.tell("again")
+        await asyncio.sleep(TELL_S + 1)
+        assert lines == ["again", "again (2 more times)"]
+        seldom.tell("again")
+        assert len(lines) == 2
+        await asyncio.sleep(TELL_S)
+        assert lines[2:] == ["again (1 more times)"]
+        await asyncio.sleep(TELL_S)
+        seldom.tell("again")
+        assert lines[3:] == ["again"]
+        seldom.close()
+        assert len(lines) == 4
+
+    in_virtual_time(TroubledStore(), story)
 
 
 def test_garbage_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:

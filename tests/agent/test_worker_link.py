@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import create_autospec
@@ -10,9 +11,9 @@ from unittest.mock import create_autospec
 import msgspec
 import pytest
 
-from everstep.runtime.agent.worker_server import LinkServer
+from everstep.runtime.agent.worker_server import LONGEST_LINE, LinkServer
 from everstep.runtime.protocol.keeper import Keeper
-from everstep.runtime.protocol.worker_link import Acquire, Done, Hello, Link, LinkError, Slot, Staged, Welcome
+from everstep.runtime.protocol.worker_link import Acquire, Done, Hello, Link, LinkError, Problem, Slot, Staged, Welcome
 from tests.fake_agent import seat
 
 
@@ -96,3 +97,45 @@ def test_what_is_wrong_with_a_stage_is_told_at_the_next_question_and_the_answers
         await agent.server.close()
 
     asyncio.run(run())
+
+
+HELLO = Hello(1, 0, 0, 1)
+REFUSED = {
+    "Hello comes first": stage(7),
+    "round 2 is over": Hello(1, 0, 0, 2),
+    "local rank 1 of 1 workers": Hello(1, 1, 1, 1),
+    "local rank -1 of 1 workers": Hello(1, -1, -1, 1),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_whoever_has_no_place_in_the_round_is_told_why_and_hung_up_on(why: str, agent: Agent) -> None:
+    assert said(agent, msgspec.json.encode(REFUSED[why]) + b"\n") == why
+
+
+@pytest.mark.parametrize("data", [b"not JSON\n", b"[]\n", b'{"type": "hello"}\n', b"\xff\n"])
+def test_what_is_no_message_is_told_and_hung_up_on(data: bytes, agent: Agent) -> None:
+    assert said(agent, data).startswith("not understood: ")
+
+
+def test_a_line_without_end_is_hung_up_on(agent: Agent) -> None:
+    assert said(agent, b" " * (LONGEST_LINE + 1)) == "a line of more than 1 MiB"
+
+
+def said(agent: Agent, data: bytes) -> str:
+    """The problem that the agent tells whoever sends this; then it hangs up, and nothing that comes later counts."""
+
+    async def run() -> bytes:
+        await agent.begin()
+        reader, writer = await asyncio.open_unix_connection(agent.path)
+        writer.write(data)
+        answer = await reader.readline()
+        writer.write(b"".join(msgspec.json.encode(one) + b"\n" for one in (HELLO, stage(8))))
+        with suppress(ConnectionError):  # Closed over what nobody has read, it is reset.
+            assert await reader.read() == b""
+        assert not agent.staged()
+        writer.close()
+        await agent.server.close()
+        return answer
+
+    return msgspec.json.decode(asyncio.run(run()), type=Problem).message

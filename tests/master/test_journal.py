@@ -1,7 +1,7 @@
 """The journal: one sequence, one master."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +13,8 @@ from everstep.runtime.job.state import fold
 from everstep.runtime.journal import segments
 from everstep.runtime.journal.journal import Fenced, Journal, JournalError, Replayed, claim, find_master, read_journal
 from everstep.runtime.master.journaled_brain import Clock
-from everstep.runtime.store import DirectoryStore, Entry
+from everstep.runtime.store import DirectoryStore, Entry, NoSuchKey, StoreError
+from tests.master.shell import TroubledStore
 
 
 def test_the_newest_claim_tells_where_the_master_is(tmp_path: Path) -> None:
@@ -130,3 +131,35 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(JournalError, match="000002 line 2"):
         list(read_journal(store, "j"))
+
+
+class Forgetful(TroubledStore):
+    """Has a segment that nobody can make or read, and perhaps not even see."""
+
+    asked = 0
+    shown = True
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        return (entry for entry in super().list(prefix) if self.shown or entry.key != segments.key("j", 2))
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        if key == segments.key("j", 2):
+            self.asked += 1
+            raise NoSuchKey(key)
+        return super().get(key, start, length)
+
+
+@pytest.mark.parametrize(("how", "asked"), [("find", 2), ("claim", 2), ("write", 1)])
+def test_a_segment_that_is_there_and_cannot_be_read_is_told_in_one_line(how: str, asked: int) -> None:
+    """Once it may have been archived meanwhile; a second time it has not."""
+    store = Forgetful()
+    journal, _ = claim(store, "j", "a:1", 1.0)
+    store.objects[segments.key("j", 2)], store.shown = b"", how == "find"
+    calls: dict[str, Callable[[], object]] = {
+        "find": lambda: find_master(store, "j"),
+        "claim": lambda: claim(store, "j", "b:2", 2.0),
+        "write": lambda: journal.write(journal.draft([])),
+    }
+    with pytest.raises(StoreError, match=r"journal/000002 exists and cannot be read; is the store consistent\?$"):
+        calls[how]()
+    assert store.asked == asked

@@ -22,15 +22,8 @@ def go_type(value: Any) -> str:
     """The name of the Go type that holds such a value in expr-lang."""
     if value is None:
         return "<nil>"
-    names = {
-        bool: "bool",
-        int: "int",
-        Int64: "int",
-        float: "float64",
-        Number: "float64",
-        str: "string",
-        list: "[]interface {}",
-    }
+    names = {bool: "bool", float: "float64", Number: "float64", str: "string", list: "[]interface {}"}
+    names |= dict.fromkeys((int, Int64), "int")
     return names.get(type(value), "map[string]interface {}")
 
 
