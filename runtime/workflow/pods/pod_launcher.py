@@ -30,6 +30,7 @@ from everstep.runtime.workflow.pods.clock import Clock
 from everstep.runtime.workflow.pods.inherited import inherited
 from everstep.runtime.workflow.pods.processes import NOT_STARTED, SCRIPT, Pod, PodError, check_command
 from everstep.runtime.workflow.pods.sandbox import Sandbox
+from everstep.runtime.workflow.pods.spawner import RESULT_BYTES
 
 
 class Launch:
@@ -134,6 +135,7 @@ class Launch:
         spec["shut_in"] = self._sandbox is not None
         spec["wait_s"] = seconds(strategy.get("duration") or 0)
         spec["capture"] = str(pod.stdout_of_several) if node.captures else ""
+        spec["capture_bytes"] = RESULT_BYTES
         pod.told.mkdir(parents=True, exist_ok=True)
         pod.spec.touch(0o600)
         pod.spec.write_text(json.dumps(spec))

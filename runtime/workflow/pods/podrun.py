@@ -3,8 +3,8 @@
 Sidecars run beside them. `python podrun.py SPEC REPORT`, with the standard library only; its exit code is main's.
 
 SPEC is JSON: `init`, `main`, `sidecars`, each a list of {name, command, environment, cwd, dependencies, mounts};
-`retries` and `wait_s` of a containerSet; `capture`, a file for main's standard output; `shut_in`, in a sandbox. The
-mounts of a container are its own: `spawner` binds them. REPORT gets [[name, code, blamed], ...].
+`retries` and `wait_s` of a containerSet; `capture`, a file for the last `capture_bytes` of main's standard output, all of
+which goes to the log; `shut_in`, in a sandbox. The mounts of a container are its own: `spawner` binds them. REPORT gets [[name, code, blamed], ...].
 """
 
 import json
@@ -18,8 +18,6 @@ from typing import Any
 
 GRACE_S = 30.0
 NEVER_RAN = 64
-RESULT_BYTES = 256 * 1024
-"""So much of what main prints is kept as its result, from the end; all of it goes to the log."""
 _stopping = threading.Event()
 
 
@@ -84,7 +82,7 @@ def _once(spec: dict[str, Any], one: dict[str, Any]) -> int:
     last = bytearray()
     while piece := os.read(process.stdout.fileno(), 65536):
         last += piece
-        del last[:-RESULT_BYTES]
+        del last[: -spec["capture_bytes"]]
         os.write(1, piece)
     with open(spec["capture"], "wb") as kept:
         kept.write(last)
