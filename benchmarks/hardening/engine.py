@@ -67,27 +67,30 @@ PROMISE = f"executor: {CASES:,} hostile manifests, parameters and outputs"
 MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {PROMISE: fuzzed}
 
 HOSTILE, CLOCK = "tests/workflow/test_hostile.py", "tests/workflow/test_clock.py"
+LOOPS, OUTPUTS = "tests/workflow/test_hostile_loops.py", "tests/workflow/test_hostile_outputs.py"
+EXPRESSIONS = "tests/workflow/test_hostile_expressions.py"
 RUNNER, ENGINE = "tests/workflow/test_runner.py", "tests/workflow/test_engine.py"
 SANDBOX, TEXTS = "tests/workflow/test_sandbox.py", "tests/text/test_ranges.py"
 PROVEN: dict[str, tuple[str, ...]] = {
     "executor: withParam of deep JSON and of numbers that no float holds, in Argo's words": (
-        f"{HOSTILE}::deep_json", f"{HOSTILE}::thousand_levels", f"{HOSTILE}::no_float", f"{HOSTILE}::half_a_character",
+        f"{LOOPS}::deep_json", f"{LOOPS}::thousand_levels", f"{LOOPS}::no_float", f"{LOOPS}::half_a_character",
         "tests/workflow/test_golden.py::withparam",
     ),
     "executor: withSequence of 10^9 and 10^6 items are refused at once": (
-        f"{HOSTILE}::more_items", f"{HOSTILE}::sequence_without_end", f"{HOSTILE}::loops_in_loops",
-        f"{HOSTILE}::format_writes",
+        f"{LOOPS}::more_items", f"{LOOPS}::sequence_without_end", f"{LOOPS}::loops_in_loops",
+        f"{LOOPS}::format_writes",
     ),
     "executor: huge powers, shifts, repeats and deep parentheses fail their node": (
-        f"{HOSTILE}::fill_the_launcher", f"{HOSTILE}::arithmetic_and_patterns", f"{HOSTILE}::attacks_arguments",
-        f"{HOSTILE}::a_when_", f"{HOSTILE}::tags_",
+        f"{EXPRESSIONS}::fill_the_launcher", f"{EXPRESSIONS}::arithmetic_and_patterns",
+        f"{EXPRESSIONS}::attacks_arguments",
+        f"{EXPRESSIONS}::a_when_", f"{EXPRESSIONS}::tags_",
     ),
-    "executor: regular expressions are RE2's": (f"{HOSTILE}::go_takes", f"{HOSTILE}::arithmetic_and_patterns"),
+    "executor: regular expressions are RE2's": (f"{EXPRESSIONS}::go_takes", f"{EXPRESSIONS}::arithmetic_and_patterns"),
     "executor: YAML aliases and 100,000 brackets are refused in one line": (
         f"{HOSTILE}::yaml_that", f"{HOSTILE}::hundred_thousand_brackets",
     ),
     "executor: an output that is no small file, a zero byte, a deadline that is no number: the node fails": (
-        f"{HOSTILE}::no_small_file", f"{HOSTILE}::from_its_end", f"{HOSTILE}::zero_byte", f"{HOSTILE}::deadlines",
+        f"{OUTPUTS}::no_small_file", f"{OUTPUTS}::from_its_end", f"{HOSTILE}::zero_byte", f"{HOSTILE}::deadlines",
     ),
     "executor: the fuzzer's first cases, and that it finds what is planted": (f"{HOSTILE}::fuzzer",),
     "executor: every duration by the monotonic clock, after a resume by what was told": (CLOCK,),
@@ -95,9 +98,9 @@ PROVEN: dict[str, tuple[str, ...]] = {
         f"{RUNNER}::before_all", f"{RUNNER}::at_once", f"{ENGINE}::began_after", f"{ENGINE}::never_begins",
     ),
     "executor: ordinary loops of any length that a run may have are not refused; the same log costs the same": (
-        f"{HOSTILE}::ordinary", f"{HOSTILE}::read_before", f"{HOSTILE}::side_by_side", f"{HOSTILE}::wait_for_a_limit",
+        f"{LOOPS}::ordinary", f"{EXPRESSIONS}::read_before", f"{LOOPS}::side_by_side", f"{LOOPS}::wait_for_a_limit",
     ),
-    "executor: of what a pod prints 256 KiB are kept": (f"{HOSTILE}::the_end_is_kept", f"{HOSTILE}::from_its_end"),
+    "executor: of what a pod prints 256 KiB are kept": (f"{OUTPUTS}::the_end_is_kept", f"{OUTPUTS}::from_its_end"),
     "executor: --sandbox": (SANDBOX,),
     "texts: a line of hundreds of megabytes is a bad document": (f"{TEXTS}::hundreds_of", f"{TEXTS}::as_long_as"),
 }  # fmt: skip

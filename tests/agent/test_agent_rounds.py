@@ -22,7 +22,7 @@ from everstep.runtime.protocol.messages import (
     Restore,
     WorkerExit,
 )
-from tests.harness import PATIENCE_S
+from tests.harness import wait_until
 from tests.wire import FAR, Wire
 
 REPORTS = """
@@ -160,13 +160,10 @@ def test_a_worker_that_failed_before_its_round_was_broken_up_is_told_of_before_t
             server = psutil.Process(pid).ppid()
             os.kill(server, signal.SIGSTOP)  # What it has to tell comes later than what the master says.
             fails.touch()
-            async with asyncio.timeout(PATIENCE_S):
-                while _lives(pid):
-                    await asyncio.sleep(0.01)
-                fails.unlink()
-                await master.direct(Action.REJOIN, 1)
-                while "round 1 is over" not in job.log():
-                    await asyncio.sleep(0.01)
+            await asyncio.to_thread(wait_until, lambda: not _lives(pid), "the end of the worker")
+            fails.unlink()
+            await master.direct(Action.REJOIN, 1)
+            await asyncio.to_thread(wait_until, lambda: "round 1 is over" in job.log(), "the end of the round")
             os.kill(server, signal.SIGCONT)
             told, joins = await master.next((WorkerExit, Join)), await master.next((WorkerExit, Join))
             assert (told.exit_code, told.round) == (201, 1)

@@ -10,6 +10,7 @@ from everstep.runtime.agent.logs import ATTEMPTS, LaunchLogs, LogPlan, Streams
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.system import rotate
 from everstep.runtime.system.rotate import Rotation
+from tests.harness import wait_until
 
 MOST = 1000
 
@@ -68,9 +69,7 @@ def test_a_nodes_log_is_looked_after_as_long_as_the_node_lives(tmp_path: Path) -
         node._rotation = Rotation(node._rotation.paths, MOST, every_s=0.01)
         node.begin(0, [])
         os.write(file, b"x" * 2 * MOST)
-        async with asyncio.timeout(30):
-            while log.stat().st_size:
-                await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, lambda: not log.stat().st_size, "the rotation")
 
     asyncio.run(live())
     os.close(file)

@@ -1,6 +1,7 @@
 """Checks as a master makes them: one coordinator, nodes that come again, a new node with a trusted partner."""
 
 import asyncio
+import itertools
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -108,7 +109,7 @@ def test_a_store_that_cannot_be_read_for_a_while_ends_no_nodes_part_in_the_check
 ) -> None:
     over = Over(1, Verdict("a", "a", Health.HEALTHY, "so it is", False, 0.5))
     answers: list[tuple[str, int] | StoreError] = [StoreError("busy"), ("h", 1), StoreError("busy"), ("h", 2)]
-    asked, checks = iter(answers), asyncio.Queue[Any]()
+    asked, checks, third = iter(answers), itertools.count(1), asyncio.Event()
 
     async def where() -> tuple[str, int]:
         answer = next(asked, ("h", 3))
@@ -117,8 +118,8 @@ def test_a_store_that_cannot_be_read_for_a_while_ends_no_nodes_part_in_the_check
         return answer
 
     async def check_node(*_: object) -> Over:
-        checks.put_nowait(over)
-        if checks.qsize() == 3:
+        if next(checks) == 3:
+            third.set()
             await asyncio.Event().wait()
         return over
 
@@ -135,8 +136,7 @@ def test_a_store_that_cannot_be_read_for_a_while_ends_no_nodes_part_in_the_check
         running = asyncio.create_task(part.run())
         async with asyncio.timeout(60):
             assert await part.verdict == over.verdict
-            while checks.qsize() < 3:
-                await asyncio.sleep(0)
+            await third.wait()
         assert not running.done(), "it stands by as a partner"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -145,21 +145,22 @@ def test_a_store_that_cannot_be_read_for_a_while_ends_no_nodes_part_in_the_check
 
 
 def test_who_stops_waiting_for_the_process_that_measures_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[asyncio.subprocess.Process] = []
+    made = asyncio.Queue[asyncio.subprocess.Process]()
     create = asyncio.create_subprocess_exec
 
     async def recorded(*command: str, **more: Any) -> asyncio.subprocess.Process:
-        made.append(await create(*command, **more))
-        return made[-1]
+        process = await create(*command, **more)
+        made.put_nowait(process)
+        return process
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", recorded)
 
     async def story() -> None:
         waiting = asyncio.create_task(started().__aenter__())
-        while not made:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            process = await made.get()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        assert made[0].returncode is not None
+        assert process.returncode is not None
 
     asyncio.run(story())

@@ -11,6 +11,27 @@ from everstep.runtime.workflow import RunOptions, execute
 from everstep.runtime.workflow.manifest.library import Library
 
 
+def manifest_text(templates: str) -> str:
+    """A manifest in YAML, of these templates, indented by two after a line break; `main` begins."""
+    return f"""
+apiVersion: argoproj.io/v1alpha1
+kind: Workflow
+metadata: {{name: w}}
+spec:
+  entrypoint: main
+  templates:{templates}"""
+
+
+ARGUMENT = manifest_text("""
+  - name: main
+    steps: [[{name: b, template: use, arguments: {parameters: [{name: x, value: "EXPRESSION"}]}}]]
+  - name: use
+    inputs: {parameters: [{name: x}]}
+    container: {image: i, command: [echo, hi]}
+""")
+"""An expression as an argument of the one step."""
+
+
 def workflow(templates: list[Any], **spec: Any) -> dict[str, Any]:
     """The manifest whose first template begins; `spec`: more of its fields."""
     return {

@@ -6,17 +6,12 @@ from pathlib import Path
 import pytest
 
 from everstep.cli.main import main
+from tests.workflow.running import manifest_text
 
-GOOD = """
-apiVersion: argoproj.io/v1alpha1
-kind: Workflow
-metadata: {name: w}
-spec:
-  entrypoint: main
-  templates:
+GOOD = manifest_text("""
   - name: main
     container: {image: i, command: [echo, hello]}
-"""
+""")
 ENV = "command: [echo, hello], env: [{name: A, valueFrom: {REF: {name: me, key: k}}}]"
 BAD = {
     "no YAML": ("entrypoint: main", "entrypoint: {", r":\d+: not YAML: "),

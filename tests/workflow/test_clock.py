@@ -14,6 +14,7 @@ from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCre
 from everstep.runtime.workflow.engine.nodes import Phase
 from everstep.runtime.workflow.pods import clock
 from tests.harness import wait_until
+from tests.workflow.running import manifest_text
 
 HOUR_S = 3600.0
 NOW, BOOT = 1_000_000.0, 500.0
@@ -76,13 +77,7 @@ def test_a_launcher_whose_pods_are_gone_never_goes_back_behind_what_was_told() -
     assert machine.resumed(told, {}).now() == NOW + 105.0
 
 
-LONG = """
-apiVersion: argoproj.io/v1alpha1
-kind: Workflow
-metadata: {name: w}
-spec:
-  entrypoint: main
-  templates:
+LONG = manifest_text("""
   - name: main
     steps: [[{name: a, template: long}, {name: b, template: short}]]
   - name: long
@@ -90,7 +85,7 @@ spec:
     container: {image: a, command: [sh, -c, "until test -e b-has-ended; do sleep 0.05; done"]}
   - name: short
     container: {image: a, command: [sh, -c, "until test -e the-clock-was-set; do sleep 0.05; done"]}
-"""
+""")
 
 
 def test_a_step_outlives_a_clock_that_is_set_forward_by_an_hour(

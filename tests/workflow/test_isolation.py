@@ -1,6 +1,9 @@
 """Pods side by side: what each writes is its own, and nothing of them is left when the run is stopped."""
 
 import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import psutil
 import pytest
 
 from everstep.runtime.workflow import RunOptions, execute
+from everstep.runtime.workflow.pods import isolation
 from everstep.runtime.workflow.pods.processes import namespaces
 from everstep.runtime.workflow.run.control_requests import Ask, ask
 from tests.harness import PATIENCE_S, wait_until
@@ -15,6 +19,9 @@ from tests.workflow.running import log, run, sh, workflow
 
 WRITES = "echo {{inputs.parameters.x}} > /tmp/mine; touch {{inputs.parameters.x}}; " \
          "until test -e a -a -e b; do sleep 0.05; done; cat /tmp/mine"  # fmt: skip
+PRIVATE = pytest.mark.skipif(
+    not namespaces(), reason="this kernel gives no namespaces: pods share this machine's folders"
+)
 LEAVES = "setsid sh -c 'echo $$$$ > {{inputs.parameters.x}}.pid; exec sleep 600' & wait"
 
 
@@ -68,7 +75,7 @@ touch /other/z 2> /dev/null || echo read only; cat /other/y; pwd; touch f; ls /w
 """
 
 
-@pytest.mark.skipif(not namespaces(), reason="this kernel gives no namespaces: pods share this machine's folders")
+@PRIVATE
 def test_each_container_of_a_pod_has_the_mounts_that_are_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +95,7 @@ def test_each_container_of_a_pod_has_the_mounts_that_are_its_own(
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "main"
 
 
-@pytest.mark.skipif(not namespaces(), reason="this kernel gives no namespaces: pods share this machine's folders")
+@PRIVATE
 def test_a_folder_to_begin_in_that_the_machine_has_not_is_the_pod_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,3 +103,52 @@ def test_a_folder_to_begin_in_that_the_machine_has_not_is_the_pod_s(
     run(tmp_path, loop("pwd; touch f", ["a"], workingDir="/nowhere-else/deep"))
     assert log(tmp_path, "t(0:a)") == "/nowhere-else/deep\n"
     assert not Path("/nowhere-else").exists()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Of this machine's /tmp."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="everstep-test-") as made:
+        yield Path(made)
+
+
+@PRIVATE
+def test_a_folder_of_tmp_that_a_pod_is_told_of_is_there_whole_and_no_other(folder: Path, tmp_path: Path) -> None:
+    (folder / "script.sh").write_text(f"cat {folder}/beside; echo more > {folder}/made; ls /tmp")
+    (folder / "beside").write_text("beside it\n")
+    with tempfile.TemporaryDirectory(dir="/tmp") as other:
+        status = run(tmp_path, workflow([{"name": "pod", "container": sh(f"sh {folder}/script.sh")}]))
+        assert status["phase"] == "Succeeded", log(tmp_path, "w")
+        told = log(tmp_path, "w").splitlines()
+        assert Path(other).name not in told
+    assert told[0] == "beside it"
+    assert folder.name in told
+    assert (folder / "made").read_text() == "more\n"
+
+
+@PRIVATE
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_in_a_folder_of_tmp_that_is_another_users_a_pod_reads_and_does_not_write(folder: Path, tmp_path: Path) -> None:
+    (folder / "script.sh").write_text(f"echo told; echo mine > {folder}/made")
+    folder.chmod(0o777)
+    os.chown(folder, 12345, 12345)
+    status = run(tmp_path, workflow([{"name": "pod", "container": sh(f"sh {folder}/script.sh")}]))
+    assert status["phase"] == "Failed"
+    told = log(tmp_path, "w")
+    assert told.startswith("told\n")
+    assert "Read-only file system" in told
+    assert not (folder / "made").exists()
+
+
+MEANT = [
+    "AT/a.py", "AT", "a b=AT/x", "'AT/x'", "file://AT/x", "cc -IAT/x", "-LAT", "/usr:AT/bin", "$(cat AT/x)", ">AT/x",
+]  # fmt: skip
+NOT_MEANT = ["/varAT", "$HOMEAT", "${HOME}AT", "..AT", "~AT", "AT-other/x", "http://hostAT/x", "out-xAT/x"]
+
+
+@pytest.mark.parametrize("word", [*MEANT, *NOT_MEANT])
+def test_a_folder_of_tmp_is_meant_where_it_is_named_and_not_where_a_path_has_such_a_part(
+    word: str, folder: Path, tmp_path: Path
+) -> None:
+    plan = isolation.plan(tmp_path / "root", [], {}, [word.replace("AT", str(folder))], [])
+    assert (str(folder) in plan.binds) is (word in MEANT)

@@ -8,6 +8,7 @@ import pytest
 from everstep.runtime.workflow.lint.findings import Finding, as_json, as_sarif, findings
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.yaml_source import Document, read, read_text
+from tests.workflow.running import manifest_text
 
 GOLDEN = Path(__file__).with_name("golden")
 MISTAKES = sorted(path.stem for path in (GOLDEN / "mistakes").glob("*.yaml"))
@@ -19,13 +20,7 @@ RIGHT = sorted(
 )
 REFUSED_BY_ARGO = ("flow/yaml-name-n-is-boolean-refused", "pods/yaml-name-n-is-boolean")
 """Recorded as JSON; of the file argo lint says what the lint says here."""
-WARNED = """
-apiVersion: argoproj.io/v1alpha1
-kind: Workflow
-metadata: {name: w}
-spec:
-  entrypoint: main
-  templates:
+WARNED = manifest_text("""
   - name: main
     dag:
       tasks:
@@ -36,7 +31,7 @@ spec:
   - name: say
     inputs: {parameters: [{name: text, default: hello}]}
     container: {image: i, command: [echo, "{{inputs.parameters.text}}"]}
-"""
+""")
 
 
 def told(path: Path) -> list[Finding]:

@@ -16,6 +16,7 @@ from everstep.runtime.workflow.engine.nodes import fnv32a
 from everstep.runtime.workflow.manifest.files import load
 from everstep.runtime.workflow.manifest.parse import ManifestError, parse
 from everstep.runtime.workflow.run.view import table
+from tests.workflow.running import manifest_text
 
 NOW = 1767225720.0
 
@@ -146,16 +147,10 @@ def test_a_python_file_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
         load([tmp_path / "pipeline.py"])
 
 
-TWO = """
-apiVersion: argoproj.io/v1alpha1
-kind: Workflow
-metadata: {name: w}
-spec:
-  entrypoint: main
-  templates:
+TWO = manifest_text("""
   - {name: main, dag: {tasks: [{name: short, template: t}, {name: a-task-with-a-name-that-is-very-long, template: t}]}}
   - {name: t, container: {image: i, command: ["true"]}}
-"""
+""")
 
 
 @pytest.mark.parametrize(

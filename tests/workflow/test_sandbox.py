@@ -13,6 +13,7 @@ from everstep.cli.main import main
 from everstep.runtime.workflow.pods import sandbox
 from everstep.runtime.workflow.pods.sandbox import NoSandboxError
 from tests.harness import wait_until
+from tests.workflow.running import manifest_text
 
 
 def _kernel_makes_none() -> bool:
@@ -108,18 +109,12 @@ def test_several_containers_have_their_own_mounts_in_it(told: dict[str, Any]) ->
     assert told["code"] == 0
 
 
-NETWORK = """
-apiVersion: argoproj.io/v1alpha1
-kind: Workflow
-metadata: {name: w}
-spec:
-  entrypoint: main
-  templates:
+NETWORK = manifest_text("""
   - name: main
     container:
       image: i
       command: [python3, -c, "import socket; socket.create_connection(('127.0.0.1', PORT), 5).close()"]
-"""
+""")
 
 
 @pytest.mark.parametrize(("flags", "code"), [([], 0), (["--no-network"], 1)])

@@ -10,21 +10,16 @@ from everstep.runtime.workflow import RunOptions, execute
 from everstep.runtime.workflow.engine.gates import Lock, Memo
 from everstep.runtime.workflow.run.run_locks import Shared
 from tests.harness import PATIENCE_S
+from tests.workflow.running import manifest_text
 
 LOCK = Lock("default/Mutex/one", 1)
-LOCKED = """
-apiVersion: argoproj.io/v1alpha1
-kind: Workflow
-metadata: {name: w}
-spec:
-  entrypoint: main
-  templates:
+LOCKED = manifest_text("""
   - name: main
     dag: {tasks: [{name: a, template: locked}, {name: b, template: locked}]}
   - name: locked
     synchronization: {mutexes: [{name: one}]}
     container: {image: i, command: [sh, -c, "echo begins >> ran; sleep 0.2; echo ends >> ran"]}
-"""
+""")
 
 
 def test_a_lock_is_held_by_as_many_as_its_limit_says_whatever_run_they_are_of(tmp_path: Path) -> None:

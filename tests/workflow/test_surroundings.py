@@ -29,7 +29,7 @@ from everstep.runtime.workflow.run.view import _Plain, table
 from everstep.steps.reuse import STEPS
 from everstep.surroundings import checked_variables
 from tests.harness import ROOT
-from tests.workflow.running import log, ran, sh
+from tests.workflow.running import log, manifest_text, ran, sh
 
 TOKENS = {
     "ARGO_TOKEN": "Bearer t", "AWS_SECRET_ACCESS_KEY": "t", "AWS_SESSION_TOKEN": "t", "GITHUB_TOKEN": "t",
@@ -103,16 +103,10 @@ def test_containers_of_every_kind_get_only_the_list(tmp_path: Path, monkeypatch:
     assert log(tmp_path, "[0].script") == "EVERSTEP_CACHE=/c\n"
 
 
-SEES = """
-apiVersion: argoproj.io/v1alpha1
-kind: Workflow
-metadata: {name: w}
-spec:
-  entrypoint: main
-  templates:
+SEES = manifest_text("""
   - name: main
     container: {image: i, command: [sh, -c, "echo $MINE$AGAIN$OTHER; test -e go"]}
-"""
+""")
 
 
 def test_env_adds_a_variable_also_when_the_run_is_taken_up(

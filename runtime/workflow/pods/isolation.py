@@ -4,11 +4,17 @@ The pod's root is a folder of the run. In it, /tmp, /mnt, /argo and every folder
 are the pod's own; whatever else stands in a private folder's place on the machine is bound into it, so that programs,
 the working directory and the store are where they are. Two pods that write the same absolute path do not meet, and
 what a pod writes is found in its folder afterwards.
+
+A folder of the machine's /tmp that a pod is told of (`python /tmp/x/script.py`) is meant: it is bound into the pod's
+own, whole, as a program may have its parts beside it. In one that belongs to another user nothing is written: whoever
+makes /tmp/out before a pod does must not have the pod's files.
 """
 
 import os
 import re
+import stat
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +22,8 @@ OWN = ("/tmp", "/mnt", "/argo/staging", "/argo/inputs/artifacts")
 """Always private, and empty at first."""
 NAMED = {"/var/run/argo": re.compile(r"/var/run/argo|ARGO_PROGRESS_FILE")}
 """Private where the pod names them: each bind costs some tenths of a millisecond, and /run has many entries."""
-_WORD = re.compile(r"/tmp/[^/\s'\",:;=]+")
+_WORD = re.compile(r"(?:(?<![\w.~})/-])|(?<=//)|(?<=\s-[a-zA-Z])|(?<=^-[a-zA-Z]))/tmp/[^/\s'\",:;=]+")
+"""A folder of /tmp, also in `file:///tmp/x` and `-I/tmp/x`, but not in `/var/tmp/x` or `$HOME/tmp/x`."""
 
 
 class Plan(NamedTuple):
@@ -80,7 +87,10 @@ def plan(
     changed = own | {
         _real(folder) for folder in [*folders, *made, *(os.path.dirname(os.path.normpath(at)) for at in mounts)]
     }
-    kept = {os.path.normpath(path) for path in keep} | (set() if private else _named(words, declared))
+    owners = {} if private else _owners(words, declared)
+    trusted = {path for path, owner in owners.items() if owner in (0, os.geteuid())}
+    mounts = {**{path: (path, True) for path in owners.keys() - trusted}, **mounts}
+    kept = {os.path.normpath(path) for path in keep} | trusted
     maker = _Maker(own, kept, _below(changed))
     maker.make("/", empty=False)
     return Plan(str(root), maker.folders, maker.binds, maker.links, {os.path.normpath(p): m for p, m in mounts.items()})
@@ -159,14 +169,15 @@ def _entries(folder: str) -> dict[str, str]:
         return {}
 
 
-def _named(words: Iterable[str], declared: Iterable[str]) -> set[str]:
-    """Folders of the machine directly below /tmp that the pod is told of and does not declare itself."""
-    found = set()
-    for word in words:
-        for path in _WORD.findall(word):
-            mine = any(one == path or one.startswith(f"{path}/") for one in declared)
-            if not mine and os.path.isdir(path):
-                found.add(path)
+def _owners(words: Iterable[str], declared: Iterable[str]) -> dict[str, int]:
+    """Folders of this machine's /tmp that the pod is told of and does not declare itself, and whose each is."""
+    found = dict[str, int]()
+    for path in (path for word in words for path in _WORD.findall(word)):
+        mine = any(one == path or one.startswith(f"{path}/") for one in declared)
+        with suppress(OSError):  # It is not there.
+            status = os.stat(path)
+            if not mine and stat.S_ISDIR(status.st_mode):
+                found[path] = status.st_uid
     return found
 
 

@@ -30,6 +30,12 @@ see is taken. Secrets as volumes are files of mode 0400 in folders of mode 0700,
 They go when their pod has ended; if its launcher was killed, when the run was taken up and has ended. What `--with`
 brought stays in `runs/NAME/beside.json`, of mode 0600: the run may be taken up.
 
+## /tmp
+A pod has a `/tmp` of its own, empty at first. A folder of this machine's `/tmp` is in it, too, whole, if the pod's
+command, script or variables name something in it: `python /tmp/x/script.py` runs, and finds what lies beside it. So
+pods that name the same folder share it, and a folder that happened to be there: name one that no other program uses, or
+declare the file as an output. A folder of another user's may be read there, not written. In a sandbox none is shown.
+
 ## Archives
 Argo's rules: a tar is gzipped; `..` in a member's name, and a link that leads out of the archive, end the step. Devices
 and pipes are left out. An archive that would unpack to more than this is refused, and nothing of it stays:

@@ -13,6 +13,7 @@ from everstep.runtime.net import web
 from everstep.runtime.workflow.artifacts import artifacts, repository
 from everstep.runtime.workflow.artifacts.archives import LIMITS, Limits
 from everstep.runtime.workflow.artifacts.inside import BadPathError
+from everstep.runtime.workflow.collecting import collect
 from everstep.runtime.workflow.engine import containers
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded
@@ -234,9 +235,9 @@ class Launch:
         prefix = substitute(str(self._repository.s3.get("keyFormat") or repository.KEY_FORMAT), scope)
         keys = {str(e["name"]): artifacts.key_of(e, prefix) for e in listed(outputs, "artifacts")}
         if keys:
-            left = await asyncio.to_thread(pod.collect, outputs, keys, self._repository)
+            left = await asyncio.to_thread(collect, pod.folder, outputs, keys, self._repository)
         else:
-            left = pod.collect(outputs, keys, self._repository)
+            left = collect(pod.folder, outputs, keys, self._repository)
         if left.said and code == 0:
             code = NOT_STARTED
         # A launcher that was killed may have missed the end: the exit file's time is when it was.

@@ -3,8 +3,9 @@
 Sidecars run beside them. `python podrun.py SPEC REPORT`, with the standard library only; its exit code is main's.
 
 SPEC is JSON: `init`, `main`, `sidecars`, each a list of {name, command, environment, cwd, dependencies, mounts};
-`retries` and `wait_s` of a containerSet; `capture`, a file for the last `capture_bytes` of main's standard output, all of
-which goes to the log; `shut_in`, in a sandbox. The mounts of a container are its own: `spawner` binds them. REPORT gets [[name, code, blamed], ...].
+`retries` and `wait_s` of a containerSet; `capture`, a file for the last `capture_bytes` of main's standard output, all
+of which goes to the log; `shut_in`, in a sandbox. The mounts of a container are its own: `spawner` binds them. REPORT
+gets [[name, code, blamed], ...].
 """
 
 import json

@@ -16,16 +16,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from everstep.runtime.system import atomic
-from everstep.runtime.workflow.artifacts import artifacts
 from everstep.runtime.workflow.artifacts.inside import inside
-from everstep.runtime.workflow.artifacts.repository import Repository
 from everstep.runtime.workflow.engine.containers import of_pod, several
-from everstep.runtime.workflow.expressions.values import parameter_text
 from everstep.runtime.workflow.manifest.environment import Told
 from everstep.runtime.workflow.manifest.fields import listed
 from everstep.runtime.workflow.pods import isolation
@@ -38,33 +35,15 @@ SCRIPT = "/argo/staging/script"
 """Where a script template finds its source, as on Argo."""
 NOT_STARTED = 64
 """Exit code of a container whose command is not there, or whose output is a directory, as Argo's emissary gives it."""
-PARAMETER_BYTES = 8 << 20
-"""Of an output parameter. Kubernetes takes 1.5 MiB of a whole workflow."""
-OUTPUTS = "/var/run/argo/outputs"
-"""Where Argo keeps outputs on their way; its messages name it."""
-
-
+REPORT_BYTES = 8 << 20
+"""Of the report of several containers."""
 NO_MOUNTS: Mapping[str, tuple[str, bool]] = MappingProxyType({})
 NO_STAGED: Mapping[str, str] = MappingProxyType({})
-
-
 _reported = msgspec.json.Decoder(list[tuple[str, int, str]]).decode
 
 
 class PodError(OSError):
-    """The pod could not be started or its outputs not be read."""
-
-
-class Collected(NamedTuple):
-    """What a pod left behind."""
-
-    parameters: dict[str, str]
-    artifacts: dict[str, str]
-    """Key of each output artifact in the repository."""
-    said: str = ""
-    """Why the container counts as failed with 64 although its command did not."""
-    missing: str = ""
-    """Which outputs are not there, in the words of Argo's wait container."""
+    """The pod could not be started."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +209,7 @@ class Pod:
     def reported(self) -> list[tuple[str, int, str]]:
         """(name, exit code, whose failure kept it from running) of each of several containers."""
         try:
-            return _reported(_last(self.report, PARAMETER_BYTES))
+            return _reported(_last(self.report, REPORT_BYTES))
         except (OSError, msgspec.DecodeError):
             return []
 
@@ -247,93 +226,6 @@ class Pod:
             with suppress(OSError):
                 return _last(path, RESULT_BYTES).decode(errors="replace").removesuffix("\n")
         return ""
-
-    def collect(self, outputs: Mapping[str, Any], keys: Mapping[str, str], repository: Repository) -> Collected:
-        """Output parameters up to the first that is not there; the artifacts that are, saved under those keys."""
-        found = Collected({}, {})
-        if not outputs:
-            return found
-        made = json.loads((self.folder / "plan.json").read_text())
-        plan = isolation.Plan(**made["plan"])
-        gone, folders = [], []
-        for entry in outputs.get("parameters") or []:
-            source = entry.get("valueFrom") or {}
-            path = os.path.join(made["cwd"], source["path"])
-            place = _left(plan, path)
-            if made["sandbox"] and not _own(plan, place):
-                gone.append(f"{source['path']} is outside of the sandbox")
-                break
-            if os.path.isdir(place):  # Path's own raises for a name that is too long.
-                folders.append(_directory(source["path"]))
-                found.parameters[entry["name"]] = ""
-                continue
-            if "default" not in source and os.path.exists(place) and not os.path.isfile(place):
-                gone.append(f"{source['path']} is no regular file")
-                break
-            try:
-                if (text := _text(place)) is None:
-                    gone.append(f"{source['path']} is larger than {PARAMETER_BYTES >> 20} MiB; make it an artifact")
-                    break
-            except OSError:
-                if "default" not in source:
-                    kept = f"/mainctrfs{path}" if _in_volume(plan, path) else f"{OUTPUTS}/parameters{source['path']}"
-                    gone.append(f"open {kept}: no such file or directory")
-                    break
-                text = parameter_text(source["default"])
-            found.parameters[entry["name"]] = text.removesuffix("\n")
-        absent = ""
-        for entry in outputs.get("artifacts") or []:
-            if made["sandbox"] and not _own(plan, plan.place(str(entry["path"]))):
-                absent += f"{entry['path']} is outside of the sandbox; "
-                continue
-            absent += self._save(entry, plan, found, keys, repository)
-        missing = next(iter(gone), absent)
-        return found._replace(
-            said=folders[0] if folders else "", missing=f"wait: Error (exit code 64): {missing}" if missing else ""
-        )
-
-    def _save(
-        self,
-        entry: Mapping[str, Any],
-        plan: isolation.Plan,
-        found: Collected,
-        keys: Mapping[str, str],
-        repository: Repository,
-    ) -> str:
-        """Keep one output artifact; says why it cannot be."""
-        path, name = str(entry["path"]), str(entry["name"])
-        place, below = _left(plan, path), _in_volume(plan, path)
-        if not os.path.exists(place):
-            if entry.get("optional"):
-                return ""
-            missing = f"stat /mainctrfs{path}" if below else f"open {OUTPUTS}/artifacts{path}.tgz"
-            return f"{missing}: no such file or directory; "
-        if not place.is_file() and not place.is_dir():
-            return f"{path} is not a regular file or directory; "
-        try:
-            repository.save(place, entry, keys[name], below)
-        except artifacts.ArtifactError as error:
-            return f"{error}; "
-        found.artifacts[name] = keys[name]
-        return ""
-
-
-def _left(plan: isolation.Plan, path: str) -> Path:
-    """Where the machine finds what the pod left at `path`; nothing is there for a link to what the pod does not see."""
-    real = os.path.realpath(plan.place(path))
-    seen = [os.path.realpath(one) for one in (plan.root, *(source for source, _ in plan.mounts.values()), *plan.binds)]
-    if any(real == one or real.startswith(f"{one.rstrip('/')}/") for one in seen):
-        return Path(real)
-    return Path(os.devnull, "nothing")  # Which nobody can make.
-
-
-def _text(place: Path) -> str | None:
-    """None: it is too large. Raises OSError for what is no file: the other end of a pipe may never come."""
-    if not place.is_file():
-        raise FileNotFoundError(place)
-    with place.open("rb") as file:
-        given = file.read(PARAMETER_BYTES + 1)
-    return None if len(given) > PARAMETER_BYTES else given.decode(errors="replace")
 
 
 def _shown_once(
@@ -361,18 +253,6 @@ def _last(path: Path, limit: int) -> bytes:
         return file.read(limit)
 
 
-def _own(plan: isolation.Plan, place: Path) -> bool:
-    """Is it in the pod's own folders or volumes, whatever links it made in them?"""
-    found = os.path.realpath(place)
-    own = [plan.root, *(source for source, _ in plan.mounts.values())]
-    return any(found == folder or found.startswith(f"{folder}/") for folder in map(os.path.realpath, own))
-
-
-def _in_volume(plan: isolation.Plan, path: str) -> bool:
-    """Is it below a mounted volume? Input artifacts are mounts of another kind."""
-    return any(path.startswith(f"{at}/") and "/artifacts/" not in source for at, (source, _) in plan.mounts.items())
-
-
 def _declared(template: Mapping[str, Any]) -> list[str]:
     """Paths of files that a template names."""
     paths = [(entry.get("valueFrom") or {}).get("path") for entry in listed(template, "outputs", "parameters")]
@@ -398,11 +278,6 @@ def _absent(template: Mapping[str, Any]) -> list[str]:
     every = [one for some in of_pod(template).values() for one in some]
     folders = {os.path.normpath(str(one.get("workingDir") or "/")) for one in every}
     return sorted(folder for folder in folders if folder.startswith("/") and not os.path.isdir(folder))
-
-
-def _directory(path: str) -> str:
-    kept = f"{OUTPUTS}/parameters/{path}"
-    return f"failed to copy {path} to {kept}: write {kept}: copy_file_range: is a directory"
 
 
 def check_command(command: str, path: str | None) -> None:

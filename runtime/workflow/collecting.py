@@ -1,0 +1,144 @@
+"""What a pod left behind: output parameters and artifacts, found by the plan of its root, told in Argo's words."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everstep.runtime.workflow.artifacts import artifacts
+from everstep.runtime.workflow.artifacts.repository import Repository
+from everstep.runtime.workflow.expressions.values import parameter_text
+from everstep.runtime.workflow.pods import isolation
+
+PARAMETER_BYTES = 8 << 20
+"""Of an output parameter. Kubernetes takes 1.5 MiB of a whole workflow."""
+OUTPUTS = "/var/run/argo/outputs"
+"""Where Argo keeps outputs on their way; its messages name it."""
+
+
+class Collected(NamedTuple):
+    """What a pod left behind."""
+
+    parameters: dict[str, str]
+    artifacts: dict[str, str]
+    """Key of each output artifact in the repository."""
+    said: str = ""
+    """Why the container counts as failed with 64 although its command did not."""
+    missing: str = ""
+    """Which outputs are not there, in the words of Argo's wait container."""
+
+
+class _MissingError(Exception):
+    """An output is not there, or none that can be kept: why."""
+
+
+class _Root(NamedTuple):
+    """The pod's root, as it was left."""
+
+    plan: isolation.Plan
+    cwd: str
+    sandbox: bool
+
+    def parameter(self, entry: Mapping[str, Any]) -> str | None:
+        """Its text; None: there is a folder. Raises _MissingError."""
+        source = entry.get("valueFrom") or {}
+        path, default = os.path.join(self.cwd, source["path"]), source.get("default")
+        place = _left(self.plan, path)
+        if self.sandbox and not _own(self.plan, place):
+            raise _MissingError(f"{source['path']} is outside of the sandbox")
+        if os.path.isdir(place):  # Path's own raises for a name that is too long.
+            return None
+        if "default" not in source and os.path.exists(place) and not os.path.isfile(place):
+            raise _MissingError(f"{source['path']} is no regular file")
+        try:
+            text = _text(place)
+        except OSError:
+            if "default" in source:
+                return parameter_text(default)
+            kept = f"/mainctrfs{path}" if _in_volume(self.plan, path) else f"{OUTPUTS}/parameters{source['path']}"
+            raise _MissingError(f"open {kept}: no such file or directory") from None
+        if text is None:
+            most = PARAMETER_BYTES >> 20
+            raise _MissingError(f"{source['path']} is larger than {most} MiB; make it an artifact")
+        return text
+
+    def save(self, entry: Mapping[str, Any], key: str, repository: Repository) -> bool:
+        """Keep an artifact; False: it is not there, and need not be. Raises _MissingError."""
+        path = str(entry["path"])
+        if self.sandbox and not _own(self.plan, self.plan.place(path)):
+            raise _MissingError(f"{path} is outside of the sandbox")
+        place, below = _left(self.plan, path), _in_volume(self.plan, path)
+        if not os.path.exists(place):
+            if entry.get("optional"):
+                return False
+            missing = f"stat /mainctrfs{path}" if below else f"open {OUTPUTS}/artifacts{path}.tgz"
+            raise _MissingError(f"{missing}: no such file or directory")
+        if not place.is_file() and not place.is_dir():
+            raise _MissingError(f"{path} is not a regular file or directory")
+        try:
+            repository.save(place, entry, key, below)
+        except artifacts.ArtifactError as error:
+            raise _MissingError(str(error)) from None
+        return True
+
+
+def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], repository: Repository) -> Collected:
+    """What the pod of that folder left: parameters up to the first that is not there; artifacts, under those keys."""
+    found = Collected({}, {})
+    if not outputs:
+        return found
+    made = json.loads((folder / "plan.json").read_text())
+    root = _Root(isolation.Plan(**made["plan"]), made["cwd"], made["sandbox"])
+    said = gone = absent = ""
+    try:
+        for entry in outputs.get("parameters") or []:
+            text = root.parameter(entry)
+            if text is None:
+                said = said or _directory(entry["valueFrom"]["path"])
+            found.parameters[entry["name"]] = (text or "").removesuffix("\n")
+    except _MissingError as error:
+        gone = str(error)
+    for entry in outputs.get("artifacts") or []:
+        try:
+            if root.save(entry, keys[str(entry["name"])], repository):
+                found.artifacts[str(entry["name"])] = keys[str(entry["name"])]
+        except _MissingError as error:
+            absent += f"{error}; "
+    missing = gone or absent
+    return found._replace(said=said, missing=f"wait: Error (exit code 64): {missing}" if missing else "")
+
+
+def _left(plan: isolation.Plan, path: str) -> Path:
+    """Where the machine finds what the pod left at `path`; nothing is there for a link to what the pod does not see."""
+    real = os.path.realpath(plan.place(path))
+    seen = [os.path.realpath(one) for one in (plan.root, *(source for source, _ in plan.mounts.values()), *plan.binds)]
+    if any(real == one or real.startswith(f"{one.rstrip('/')}/") for one in seen):
+        return Path(real)
+    return Path(os.devnull, "nothing")  # Which nobody can make.
+
+
+def _text(place: Path) -> str | None:
+    """None: it is too large. Raises OSError for what is no file: the other end of a pipe may never come."""
+    if not place.is_file():
+        raise FileNotFoundError(place)
+    with place.open("rb") as file:
+        given = file.read(PARAMETER_BYTES + 1)
+    return None if len(given) > PARAMETER_BYTES else given.decode(errors="replace")
+
+
+def _own(plan: isolation.Plan, place: Path) -> bool:
+    """Is it in the pod's own folders or volumes, whatever links it made in them?"""
+    found = os.path.realpath(place)
+    own = [plan.root, *(source for source, _ in plan.mounts.values())]
+    return any(found == folder or found.startswith(f"{folder}/") for folder in map(os.path.realpath, own))
+
+
+def _in_volume(plan: isolation.Plan, path: str) -> bool:
+    """Is it below a mounted volume? Input artifacts are mounts of another kind."""
+    return any(path.startswith(f"{at}/") and "/artifacts/" not in source for at, (source, _) in plan.mounts.items())
+
+
+def _directory(path: str) -> str:
+    kept = f"{OUTPUTS}/parameters/{path}"
+    return f"failed to copy {path} to {kept}: write {kept}: copy_file_range: is a directory"
