@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.runtime.net import web
-from everstep.runtime.workflow import git
-from everstep.runtime.workflow.artifacts import archives, remote
+from everstep.runtime.workflow.artifacts import archives, git, remote
 from everstep.runtime.workflow.artifacts.archives import LIMITS, ArchiveError, Limits
 from everstep.runtime.workflow.artifacts.inside import BadPathError, inside
 from everstep.runtime.workflow.manifest.library import Library, NotThereError

@@ -13,7 +13,6 @@ from everstep.runtime.net import web
 from everstep.runtime.workflow.artifacts import artifacts, repository
 from everstep.runtime.workflow.artifacts.archives import LIMITS, Limits
 from everstep.runtime.workflow.artifacts.inside import BadPathError
-from everstep.runtime.workflow.collecting import collect
 from everstep.runtime.workflow.engine import containers
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded
@@ -29,6 +28,7 @@ from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.pods import http_template, progress, volumes
 from everstep.runtime.workflow.pods.clock import Clock
 from everstep.runtime.workflow.pods.inherited import inherited
+from everstep.runtime.workflow.pods.pod_outputs import collect
 from everstep.runtime.workflow.pods.processes import NOT_STARTED, SCRIPT, Pod, PodError, check_command
 from everstep.runtime.workflow.pods.sandbox import Sandbox
 from everstep.runtime.workflow.pods.spawner import RESULT_BYTES
