@@ -37,12 +37,12 @@ import everstep
 from benchmarks.checkpoint import MINIO, OTHERS, STORE, Seen, Told
 from everstep.runtime.checkpoint.shard.fetch import fetch
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
-from everstep.runtime.checkpoint.stored.keys import grouped
+from everstep.runtime.checkpoint.stored.keys import group_by_checkpoint
 from everstep.runtime.checkpoint.stored.manifest import read_commit
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.protocol.worker_link import Fetch, Fetched
-from everstep.runtime.store import Store, in_s3, open_store
+from everstep.runtime.store import Store, is_s3_uri, open_store
 from everstep.runtime.store.s3_settings import settings_of
 
 LAYERS = 64
@@ -225,7 +225,7 @@ def second_life(bench: Bench) -> None:
     assert place is not None
     buffer, _ = _unused_slot(place, place.size)
     folder = _newest_committed(store)
-    shards = read_commit(store, folder).shards(folder)
+    shards = read_commit(store, folder).holdings(folder)
     kept = next(shard for shard in shards if shard.shard == bench.context.rank or shard.shards == 1)
 
     def restored(name: str, source: Holding, there: Store, beside: str) -> None:
@@ -311,7 +311,7 @@ def plain_upload(uri: str, bench: Bench) -> Iterator[Callable[[], bool]]:
     """As many bytes into the same store, by the simplest program: a file or a PUT for each 64 MiB, four at once."""
     part = memoryview(os.urandom(1 << 20) * (PART >> 20))
     names = [f"plain-{bench.context.rank}-{number}" for number in range(-(-bench.size // PART))]
-    if not in_s3(uri):
+    if not is_s3_uri(uri):
         folder = Path(uri, "plain")
         folder.mkdir(exist_ok=True)
 
@@ -379,13 +379,13 @@ def _unused_slot(place: Fetched, size: int) -> tuple[memoryview, int]:
     """What an agent would fetch into: a slot that holds an older state, which nobody will want any more, mapped as by
     one that never touched it before; and its first byte in the file."""
     segment = SegmentFile.open(Path(place.path))
-    slot = next(number for number in range(segment.slots) if segment.offset(number) != place.offset)
-    segment.populate(segment.offset(slot), size)
-    return segment.slot(slot)[:size], segment.offset(slot)
+    slot = next(number for number in range(segment.slots) if segment.slot_offset(number) != place.offset)
+    segment.populate(segment.slot_offset(slot), size)
+    return segment.slot(slot)[:size], segment.slot_offset(slot)
 
 
 def _newest_committed(store: Store) -> str:
-    return [key for key, folder in grouped(store.list("jobs/")).items() if folder.committed][-1]
+    return [key for key, folder in group_by_checkpoint(store.list("jobs/")).items() if folder.committed][-1]
 
 
 def _agent() -> psutil.Process:

@@ -18,13 +18,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.checkpoint.errors import RestoreError
-from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verified, whole_state
+from everstep.runtime.checkpoint.shard.reshard import Shard, assemble_state, open_shards, verify_shards
 from everstep.runtime.checkpoint.stored.committed import sources_in
-from everstep.runtime.checkpoint.stored.verify import stored
+from everstep.runtime.checkpoint.stored.verify import list_checkpoints
 from everstep.session import Checkpointer, Checkpoints
 
 if TYPE_CHECKING:
-    from everstep.runtime.checkpoint.worker.dcp import Reader
+    from everstep.runtime.checkpoint.worker.dcp import DcpReader
 
 __all__ = ["DdpCheckpointer", "FsdpShardCheckpointer", "StorageType"]
 
@@ -75,10 +75,10 @@ class _Flash:
     def _stored(self) -> Iterator[list[Shard]]:
         """Every committed checkpoint of the job that is whole, the newest first."""
         store, prefix = self._checkpoints.place()
-        for one in reversed(stored(store, prefix)):
+        for one in reversed(list_checkpoints(store, prefix)):
             try:
                 if one.commit is not None:
-                    yield verified(open_shards(*sources_in(store, one.folder, one.commit)))
+                    yield verify_shards(open_shards(*sources_in(store, one.folder, one.commit)))
             except RestoreError as error:
                 print(f"everstep: {one.folder} is passed over: {error}", file=sys.stderr)
 
@@ -89,15 +89,15 @@ class DdpCheckpointer(_Flash):
     def load_checkpoint(self, resuming_path: str = "") -> dict[str, Any]:
         """The newest state as it was given to `save_checkpoint`, its tensors on the CPU; {} when there is none."""
         shards = self._shards(resuming_path)
-        return whole_state(shards)[0]["saved"] if shards else {}
+        return assemble_state(shards)[0]["saved"] if shards else {}
 
 
 class FsdpShardCheckpointer(_Flash):
     """Of FSDP's SHARDED_STATE_DICT; with FSDP1 the state is read through torch.distributed.checkpoint."""
 
-    def get_storage_reader(self, resuming_path: str = "") -> "Reader | None":
+    def get_storage_reader(self, resuming_path: str = "") -> "DcpReader | None":
         """For `dist_cp.load_state_dict` and `load_sharded_optimizer_state_dict`; None when there is no checkpoint."""
-        from everstep.runtime.checkpoint.worker.dcp import Reader
+        from everstep.runtime.checkpoint.worker.dcp import DcpReader
 
         shards = self._shards(resuming_path)
-        return Reader(shards, "saved") if shards else None
+        return DcpReader(shards, "saved") if shards else None

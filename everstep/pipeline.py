@@ -16,7 +16,7 @@ from everstep import flags
 from everstep.errors import TRY_AGAIN, BadInput
 from everstep.options import Submission
 from everstep.runtime.display.terminal import as_text
-from everstep.runtime.store import StoreError, absolute, open_store
+from everstep.runtime.store import StoreError, absolute_uri, open_store
 from everstep.surroundings import checked_variables, limits_of_archives
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
     except TargetError as error:
         raise BadInput(str(error)) from None
     how.check(target.name, target.reason)
-    manifest = manifest_of(build(config), absolute(how.store))
+    manifest = manifest_of(build(config), absolute_uri(how.store))
     if not how.output:
         _lint(manifest)
     metadata = manifest["metadata"]
@@ -136,7 +136,7 @@ def _sandbox(how: Submission) -> "Sandbox | None":
 
     if not how.sandbox:
         return None
-    store = absolute(how.store)
+    store = absolute_uri(how.store)
     writable = () if "://" in store and not store.startswith("file://") else (store.removeprefix("file://"),)
     return Sandbox(not how.no_network, writable)
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verified
+from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards, verify_shards
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
-from everstep.runtime.checkpoint.stored.keys import checkpoints_of
+from everstep.runtime.checkpoint.stored.keys import checkpoints_prefix
 from everstep.runtime.checkpoint.worker import checkpointer as worker
-from everstep.runtime.checkpoint.worker.standalone import Alone
+from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.protocol.worker_link import Fetch, Fetched, Link, Report
 from everstep.runtime.store import Store, StoreError, open_store
@@ -129,12 +129,14 @@ class Checkpoints:
         older checkpoint takes its place, under an agent in another round, before which this process ends."""
         link = self.session.context.link
         if link is None:
-            return (self.alone.restore(lambda sources: verified(open_shards(*sources))) or []) if self.alone else []
+            return (
+                (self.alone.restore(lambda sources: verify_shards(open_shards(*sources))) or []) if self.alone else []
+            )
         place = link.ask(Fetch(), Fetched)
         if not place.path and not place.sources:
             return []
-        with worker.giving_up(link, place):
-            shards = open_shards(*worker.sources_of(link, place))
+        with worker.refusing_damaged(link, place):
+            shards = open_shards(*worker.shard_sources(link, place))
         for shard in shards:
             shard.on_lost = link.refuse
         return shards
@@ -156,7 +158,7 @@ class Checkpoints:
         link = self.session.context.link
         if link is None:
             raise StoreError("no agent started this script and it has no store: set EVERSTEP_STORE=DIRECTORY")
-        return open_store(link.welcome.store, read_only=True), checkpoints_of(link.welcome.job)
+        return open_store(link.welcome.store, read_only=True), checkpoints_prefix(link.welcome.job)
 
 
 class Checkpointer(worker.Checkpointer):
@@ -177,7 +179,7 @@ class Checkpointer(worker.Checkpointer):
         session.beacon("start")
 
 
-def _alone(uri: str) -> Alone | None:
+def _alone(uri: str) -> StandaloneKeeper | None:
     if not uri:
         print(
             "everstep: no agent started this script, its checkpoints are not kept; "
@@ -190,4 +192,4 @@ def _alone(uri: str) -> Alone | None:
     given = os.environ.get("EVERSTEP_KEEP_LAST") or str(KEEP_LAST)
     if not given.isdecimal():
         raise StoreError(f"EVERSTEP_KEEP_LAST={given}: give the number of checkpoints that stay, 0 for all")
-    return Alone(open_store(uri), job, keep_last=int(given))
+    return StandaloneKeeper(open_store(uri), job, keep_last=int(given))

@@ -22,7 +22,7 @@ import torch
 
 from everstep.batches import Batch, Batches, Order
 from everstep.process_group import join
-from everstep.runtime.checkpoint.worker.checkpointer import mapped_ahead
+from everstep.runtime.checkpoint.worker.checkpointer import map_segment_ahead
 from everstep.session import Checkpointer, Context, begin, context_of_environment, current
 
 __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report"]
@@ -35,7 +35,7 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
     Raises LinkError (the agent is gone) and what torch.distributed raises.
     """
     context = context_of_environment()
-    ahead = mapped_ahead(context.link)
+    ahead = map_segment_ahead(context.link)
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)
     if context.world_size > 1 or "WORLD_SIZE" in os.environ:

@@ -159,7 +159,7 @@ class Node:
         """Wait until every slot has its memory: before, a stage may take the place of an older one instead."""
 
         def there() -> bool:
-            return all(segment.ready == segment.slots for segment in map(SegmentFile.open, self.shm.iterdir()))
+            return all(segment.ready_slots == segment.slots for segment in map(SegmentFile.open, self.shm.iterdir()))
 
         wait_until(there, "all slots have their memory", PATIENCE_S)
 

@@ -122,7 +122,7 @@ class Watched:
         newest = 0
         for path in self.segments():
             with suppress(OSError, ValueError):
-                newest = max(newest, SegmentFile.open(path).beacon().iteration)
+                newest = max(newest, SegmentFile.open(path).read_beacon().iteration)
         return newest
 
     def wait_iteration(self, iteration: int) -> int:

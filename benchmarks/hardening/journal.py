@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.acceptance import Line, asked
 from everstep.runtime.checkpoint.stored.keys import manifest_key, shard_key
-from everstep.runtime.checkpoint.stored.manifest import commit_of, encoded
+from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
 from everstep.runtime.job.checkpoints import Checkpoints, with_shard
 from everstep.runtime.job.events import Survey
 from everstep.runtime.job.records import Committed, Record, ShardPersisted
@@ -169,7 +169,7 @@ def grow(store: Store, events: int) -> int:
     for place, known in state.checkpoints.items():
         for held in known.shards:
             store.put(held.key, b"x")
-        store.put(manifest_key(JOB, place), encoded(commit_of(JOB, RANKS, known.shards)))
+        store.put(manifest_key(JOB, place), encode_manifest(make_commit(JOB, RANKS, known.shards)))
     return commits
 
 

@@ -11,7 +11,7 @@ from multiprocessing.synchronize import Barrier
 
 import numpy as np
 
-from everstep.runtime.text import Reader, extents
+from everstep.runtime.text import DocumentReader, extents
 from everstep.steps.preprocess.encoding import How, Recipe, encoder
 from everstep.steps.preprocess.plan import Shard, shards
 
@@ -27,7 +27,7 @@ def ready(tokenizer: str, all_are: Barrier) -> None:
 
 def tokens_of(shard: Shard) -> int:
     """Tokens in a shard, with one at the end of each document."""
-    encode, reader, count = _encode["text"], Reader(("text",)), 0
+    encode, reader, count = _encode["text"], DocumentReader(("text",)), 0
     for piece in shard.pieces:
         for (text,) in reader.read(piece):
             ids = encode(text or "")

@@ -12,8 +12,8 @@ from everstep.errors import TRY_AGAIN, BadInput
 
 if TYPE_CHECKING:
     from everstep.runtime.diagnosis.messages import Over
-    from everstep.runtime.diagnosis.multi_machine import Across
-    from everstep.runtime.diagnosis.switchbox import Box
+    from everstep.runtime.diagnosis.multi_machine import MultiMachineCheck
+    from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 
 UNFIT = 3
 EPILOG = """\
@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check; returns the exit code."""
-    from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, NoQuorumError, RefusedError
+    from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementError, NoQuorumError, RefusedError
     from everstep.runtime.diagnosis.switchbox import SwitchboxError
 
     try:
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         code, told = 2, str(error)
     except NoQuorumError as error:
         code, told = UNFIT, str(error)
-    except (CoordinatorLostError, MeasuringError) as error:
+    except (CoordinatorLostError, MeasurementError) as error:
         code, told = TRY_AGAIN, str(error)
     except KeyboardInterrupt:
         return 130
@@ -79,13 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from everstep.runtime.diagnosis.switchbox import parse_box
+    from everstep.runtime.diagnosis.switchbox import parse_switchbox
 
     if not arguments.timeout > 0 or not arguments.join_timeout > 0:
         raise BadInput("--timeout and --join-timeout must be above 0 (seconds)")
     box = None
     if arguments.switchbox_check:
-        box = parse_box(arguments.box_pairs, arguments.min_bandwidth, arguments.min_channels)
+        box = parse_switchbox(arguments.box_pairs, arguments.min_bandwidth, arguments.min_channels)
     endpoint = arguments.rdzv_endpoint or os.environ.get("DLROVER_MASTER_ADDR", "")
     if arguments.nodes is not None and arguments.rdzv_endpoint:
         raise BadInput("--nodes checks processes of this machine, --rdzv-endpoint several machines: give one of them")
@@ -96,17 +96,17 @@ def _check(arguments: argparse.Namespace) -> int:
     return _here(arguments, box)
 
 
-def _here(arguments: argparse.Namespace, box: "Box | None") -> int:
+def _here(arguments: argparse.Namespace, box: "SwitchboxSpec | None") -> int:
     from everstep.runtime.diagnosis import report
-    from everstep.runtime.diagnosis.single_machine import check_here
-    from everstep.runtime.diagnosis.verdicts import usable
+    from everstep.runtime.diagnosis.single_machine import check_one_machine
+    from everstep.runtime.diagnosis.verdicts import usable_count
 
     nodes = 2 if arguments.nodes is None else arguments.nodes
     least = nodes if arguments.min_nodes is None else arguments.min_nodes
     if not 1 <= least <= nodes:
         raise BadInput(f"--nodes {nodes}, --min-nodes {least}: at least 1, and not more than the nodes, are needed")
     verdicts, rounds = asyncio.run(
-        check_here(
+        check_one_machine(
             [f"local-{index}" for index in range(nodes)],
             timeout_s=arguments.timeout,
             exclude_straggler=arguments.exclude_straggler,
@@ -117,20 +117,20 @@ def _here(arguments: argparse.Namespace, box: "Box | None") -> int:
     if box is not None:
         for line in report.link_lines(rounds, box.min_bandwidth):
             print(line, file=sys.stderr)
-    report.tell(sys.stderr, verdicts, rounds)
+    report.print_verdicts(sys.stderr, verdicts, rounds)
     print(report.summary(verdicts, rounds), file=sys.stderr)
-    if usable(verdicts) >= least:
+    if usable_count(verdicts) >= least:
         return 0
-    print(f"everstep check: {usable(verdicts)} of {nodes} nodes are usable, {least} needed", file=sys.stderr)
+    print(f"everstep check: {usable_count(verdicts)} of {nodes} nodes are usable, {least} needed", file=sys.stderr)
     return UNFIT
 
 
 def _across_options(
-    arguments: argparse.Namespace, endpoint: str, environment: Mapping[str, str], box: "Box | None"
-) -> "Across":
+    arguments: argparse.Namespace, endpoint: str, environment: Mapping[str, str], box: "SwitchboxSpec | None"
+) -> "MultiMachineCheck":
     """Raises BadInput that names the flag or the variable."""
     from everstep.runtime.diagnosis import report
-    from everstep.runtime.diagnosis.multi_machine import Across, Endpoint, shared_token
+    from everstep.runtime.diagnosis.multi_machine import Endpoint, MultiMachineCheck, shared_token
 
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -146,11 +146,11 @@ def _across_options(
         raise BadInput(f"--node-rank {rank}: must be from 0 to {most - 1}, below --nnodes")
     if arguments.min_nodes is not None:
         raise BadInput("--min-nodes goes with --nodes; across machines write --nnodes MIN:MAX")
-    return Across(
+    return MultiMachineCheck(
         endpoint=Endpoint(host.strip("[]"), int(port)),
         rank=rank,
-        least=least,
-        most=most,
+        min_nodes=least,
+        max_nodes=most,
         token=environment.get("EVERSTEP_JOB_TOKEN") or shared_token(arguments.rdzv_id, int(port)),
         join_timeout_s=arguments.join_timeout,
         timeout_s=arguments.timeout,
@@ -181,22 +181,22 @@ def _topology(path: str | None) -> Any:
         raise BadInput(f"--topology {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _across(options: "Across") -> int:
+def _across(options: "MultiMachineCheck") -> int:
     from everstep.runtime.diagnosis import report
-    from everstep.runtime.diagnosis.multi_machine import check_across
+    from everstep.runtime.diagnosis.multi_machine import check_machines
 
-    if options.rank == 0 and not options.endpoint.binds and "EVERSTEP_JOB_TOKEN" not in os.environ:
+    if options.rank == 0 and not options.endpoint.bind_host and "EVERSTEP_JOB_TOKEN" not in os.environ:
         print(
             f"everstep check: no EVERSTEP_JOB_TOKEN: port {options.endpoint.port} is protected by --rdzv-id only",
             file=sys.stderr,
         )
-    outcome = asyncio.run(check_across(options))
+    outcome = asyncio.run(check_machines(options))
     if outcome.verdicts:
-        report.tell(sys.stderr, outcome.verdicts, outcome.rounds)
+        report.print_verdicts(sys.stderr, outcome.verdicts, outcome.rounds)
         print(report.summary(outcome.verdicts, outcome.rounds), file=sys.stderr)
     if outcome.refused:
         print(f"everstep check: {outcome.refused} requests without the token were refused", file=sys.stderr)
-    code, told = own_end(outcome.over, options.least if options.least < options.most else 1)
+    code, told = own_end(outcome.over, options.min_nodes if options.min_nodes < options.max_nodes else 1)
     print(f"everstep check: {told}", file=sys.stderr)
     return code
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.errors import BadInput
 
 if TYPE_CHECKING:
-    from everstep.runtime.checkpoint.stored.verify import Stored
+    from everstep.runtime.checkpoint.stored.verify import StoredCheckpoint
     from everstep.runtime.store import Store
 
 _PLACES = ["jobs/", "datasets/", "models/", "runs/"]
@@ -84,7 +84,7 @@ def _ls(uri: str, output: str) -> int:
 
 
 def _verify(uri: str) -> int:
-    from everstep.runtime.checkpoint.stored.verify import problems
+    from everstep.runtime.checkpoint.stored.verify import find_problems
 
     store, found = _below(uri)
     damaged = 0
@@ -92,7 +92,7 @@ def _verify(uri: str) -> int:
         if entry.commit is None and not entry.wrong:
             print(f"{entry.folder}: not committed")
             continue
-        wrong = list(problems(store, entry.folder, entry.commit)) if entry.commit else [entry.wrong]
+        wrong = list(find_problems(store, entry.folder, entry.commit)) if entry.commit else [entry.wrong]
         damaged += bool(wrong)
         print(f"{entry.folder}: {'DAMAGED' if wrong else 'whole'}, {entry.shards} shards, {entry.size} bytes")
         for line in wrong:
@@ -130,42 +130,42 @@ def _export(uri: str, target: str) -> int:
 
 
 def _drop(uris: list[str]) -> int:
-    from everstep.runtime.checkpoint.stored.keys import place_of
-    from everstep.runtime.checkpoint.stored.retention import delete
+    from everstep.runtime.checkpoint.stored.keys import parse_folder
+    from everstep.runtime.checkpoint.stored.retention import delete_checkpoints
 
     dropped = []
     for uri in uris:  # Nothing goes before all of them are known.
         store, found = _below(uri)
-        if len(found) != 1 or not place_of(uri.rstrip("/")):
+        if len(found) != 1 or not parse_folder(uri.rstrip("/")):
             raise BadInput(f"{uri}: names no single checkpoint; give STORE/jobs/JOB/checkpoints/NAME, as `ls` shows it")
         dropped.append((store, found[0]))
     for store, entry in dropped:
-        delete(store, {(entry.round, entry.iteration): entry.keys})
+        delete_checkpoints(store, {(entry.round, entry.iteration): entry.keys})
         print(f"{entry.folder}: dropped, {len(entry.keys)} objects, {entry.size} bytes")
     return 0
 
 
 def _gc(uri: str, dry_run: bool) -> int:
-    from everstep.runtime.checkpoint.stored.keys import checkpoints_of, grouped
-    from everstep.runtime.checkpoint.stored.retention import Kept, delete, unneeded
+    from everstep.runtime.checkpoint.stored.keys import checkpoints_prefix, group_by_checkpoint
+    from everstep.runtime.checkpoint.stored.retention import RetentionPolicy, delete_checkpoints, keys_to_delete
     from everstep.runtime.store import open_store
 
     above, jobs, job = uri.rstrip("/").rpartition("/jobs/")
     store = open_store(above if jobs else uri, read_only=True)
     places = [f"jobs/{job}/"] if jobs else _PLACES
-    folders = [key for place in places for key in grouped(store.list(place))]
+    folders = [key for place in places for key in group_by_checkpoint(store.list(place))]
     if not any(next(store.list(place), None) for place in places):
         raise BadInput(f"{uri}: nothing of Everstep is there; give STORE or STORE/jobs/JOB")
     removed = size = 0
     verb = "would be removed" if dry_run else "removed"
     for job in dict.fromkeys(key.split("/")[1] for key in folders):
-        debris = unneeded(store, job, Kept())
-        sizes = {entry.key: entry.size for entry in store.list(checkpoints_of(job))}
+        debris = keys_to_delete(store, job, RetentionPolicy())
+        sizes = {entry.key: entry.size for entry in store.list(checkpoints_prefix(job))}
         for key in (key for keys in debris.values() for key in keys):
             removed, size = removed + 1, size + sizes[key]
             print(f"{key}: {verb}, {sizes[key]} bytes of a checkpoint that was never whole")
         if not dry_run:
-            delete(store, debris)
+            delete_checkpoints(store, debris)
     for entry in (entry for place in places for entry in store.sweep(place, dry_run)):
         removed, size = removed + 1, size + entry.size
         print(f"{entry.key}: {verb}, {f'{entry.size} bytes of a killed writer' if entry.key[-1] != '/' else 'empty'}")
@@ -173,7 +173,7 @@ def _gc(uri: str, dry_run: bool) -> int:
     return 0
 
 
-def _safetensors(store: "Store", entry: "Stored", path: Path) -> None:
+def _safetensors(store: "Store", entry: "StoredCheckpoint", path: Path) -> None:
     """The tensors of the state's `model`, under its own names; of a state without one, all by their key paths."""
     from safetensors.torch import save_file
 
@@ -185,12 +185,12 @@ def _safetensors(store: "Store", entry: "Stored", path: Path) -> None:
     tree = flatten(state.get("model", state))
     # One name a tensor is enough for the file, but readers look for all of them.
     tensors = {
-        name: tree.tensors[own].clone() if name != own else tree.tensors[own] for name, own in tree.places.items()
+        name: tree.tensors[own].clone() if name != own else tree.tensors[own] for name, own in tree.name_by_path.items()
     }
     _aside(path, lambda file: save_file(tensors, file, {"format": "pt", "iteration": str(entry.iteration)}))
 
 
-def _hugging_face(store: "Store", entry: "Stored", path: Path) -> None:
+def _hugging_face(store: "Store", entry: "StoredCheckpoint", path: Path) -> None:
     from everstep.runtime.checkpoint.stored.committed import read_committed
     from everstep.steps.entry import StepError
     from everstep.steps.evaluate.checkpoint import trained_of
@@ -211,9 +211,9 @@ def _aside(path: Path, write: Callable[[Path], Any]) -> None:
     temporary.rename(path)
 
 
-def _below(uri: str) -> "tuple[Store, list[Stored]]":
+def _below(uri: str) -> "tuple[Store, list[StoredCheckpoint]]":
     """The store, and what it has below the URI. Raises BadInput when that is no checkpoint at all."""
-    from everstep.runtime.checkpoint.stored.verify import stored
+    from everstep.runtime.checkpoint.stored.verify import list_checkpoints
     from everstep.runtime.store import open_store
 
     uri = uri.rstrip("/")
@@ -222,6 +222,6 @@ def _below(uri: str) -> "tuple[Store, list[Stored]]":
     places = [(uri, "jobs/"), *([(above, f"jobs/{rest}/")] if jobs else []), (folder or ".", f"{name}/")]
     for place, prefix in places:  # The last: a checkpoint that somebody copied out of a store.
         store = open_store(place, read_only=True)
-        if found := stored(store, prefix):
+        if found := list_checkpoints(store, prefix):
             return store, found
     raise BadInput(f"{uri}: no checkpoint there; give STORE, STORE/jobs/JOB or STORE/jobs/JOB/checkpoints/NAME")

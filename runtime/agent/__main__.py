@@ -20,8 +20,8 @@ from everstep.runtime.agent.dependencies import TRY_AGAIN, Ending, Surroundings
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.settings import Settings, settings_of
 from everstep.runtime.checkpoint.node.keeper import Keeper
-from everstep.runtime.diagnosis.admission import check_port
-from everstep.runtime.diagnosis.admission_client import Checked
+from everstep.runtime.diagnosis.admission import node_check_port
+from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import NoQuorumError
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import Credentials, credentials_of
@@ -81,9 +81,9 @@ async def _checked(agent: Agent, settings: Settings, credentials: Credentials, s
     async def where() -> tuple[str, int]:
         found = await asyncio.to_thread(find_master, store, settings.job)
         host, _, port = (found.address if found else urlsplit(settings.master).netloc).rpartition(":")
-        return host.strip("[]"), check_port(int(port))
+        return host.strip("[]"), node_check_port(int(port))
 
-    checked = Checked(settings.node, settings.host, settings.address, credentials, where, settings.connect_s)
+    checked = AdmissionClient(settings.node, settings.host, settings.address, credentials, where, settings.connect_s)
     try:
         ending = await run_checked(agent, checked, settings.unfit)
     except NoQuorumError as error:

@@ -4,11 +4,11 @@ import asyncio
 
 from everstep.runtime.agent.agent import Agent
 from everstep.runtime.agent.dependencies import TRY_AGAIN, Ending
-from everstep.runtime.diagnosis.admission_client import Checked
-from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, UnknownNodeError
+from everstep.runtime.diagnosis.admission_client import AdmissionClient
+from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementError, UnknownNodeError
 
 
-async def run_checked(agent: Agent, checked: Checked, unfit: int) -> Ending:
+async def run_checked(agent: Agent, checked: AdmissionClient, unfit: int) -> Ending:
     """The agent's end; with exit code `unfit` where the check says that this node shall not train.
 
     Raises NoQuorumError where too few nodes came to be checked.
@@ -23,7 +23,7 @@ async def run_checked(agent: Agent, checked: Checked, unfit: int) -> Ending:
             return Ending(128 + agent.departure.signal, "told to end while it was checked")
         try:
             verdict = checked.verdict.result()
-        except (CoordinatorLostError, UnknownNodeError, MeasuringError) as error:
+        except (CoordinatorLostError, UnknownNodeError, MeasurementError) as error:
             return Ending(TRY_AGAIN, str(error))
         if verdict.avoid:
             return Ending(unfit, f"it is left out, as it is {verdict.health}: {verdict.reason}")

@@ -11,11 +11,11 @@ import numpy as np
 from everstep.runtime.data.errors import DatasetError
 from everstep.runtime.data.indexed import IndexedDataset
 from everstep.runtime.data.ranged import Tokens
-from everstep.runtime.store import NoSuchKey, StoreError, TooLarge, local_folder
+from everstep.runtime.store import NoSuchKey, StoreError, TooLarge, fetch_folder
 
 MANIFEST = "dataset.json"
 SPLITS = ("train", "validation")
-TOKENS = ".bin"
+TOKENS_SUFFIX = ".bin"
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,18 @@ def open_dataset(uri: str) -> TokenDataset:
     far = ""
     try:
         try:
-            folder = local_folder(place, MANIFEST)
+            folder = fetch_folder(place, MANIFEST)
         except TooLarge:
-            folder, far = local_folder(place, MANIFEST, without=TOKENS), place
+            folder, far = fetch_folder(place, MANIFEST, without=TOKENS_SUFFIX), place
     except NoSuchKey:
         raise DatasetError(
             f"{place}: no finished dataset (no {MANIFEST}); make one with everstep.steps.preprocess"
         ) from None
     except StoreError as error:
         raise DatasetError(str(error)) from error
-    meta = _manifest(folder / MANIFEST)
+    meta = _read_manifest(folder / MANIFEST)
     told = meta[split]
-    indexed = IndexedDataset(folder / told["prefix"], f"{far}/{told['prefix']}{TOKENS}" if far else "")
+    indexed = IndexedDataset(folder / told["prefix"], f"{far}/{told['prefix']}{TOKENS_SUFFIX}" if far else "")
     if len(indexed.tokens) != told["tokens"] or len(indexed) != told["documents"]:
         raise DatasetError(
             f"{folder / told['prefix']}.bin: {len(indexed.tokens)} tokens of {len(indexed)} documents, but {MANIFEST} "
@@ -88,7 +88,7 @@ def open_dataset(uri: str) -> TokenDataset:
     return TokenDataset(uri, folder, split, indexed.tokens, documents, meta)
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads(path.read_bytes())
     except ValueError as error:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from everstep.runtime.store import NoSuchKey, absolute, in_s3, open_store, place_of
+from everstep.runtime.store import NoSuchKey, absolute_uri, is_s3_uri, local_copy_path, open_store
 
-_DRAFT = "~draft-"
+_DRAFT_PREFIX = "~draft-"
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Draft:
 
     def commit(self, meta: Mapping[str, Any]) -> None:
         """Make what is in the folder durable, give it its final name, then create the manifest."""
-        if in_s3(self.store):
-            self._upload(_json(meta))
+        if is_s3_uri(self.store):
+            self._upload(_encode_json(meta))
             return
         for path in _files(self.folder):
-            _sync(path)
-        final = place_of(uri(self.store, self.key))
-        self._take_place(final)
-        _sync(final.parent)
-        open_store(self.store).create(f"{self.key}/{self.manifest}", _json(meta))
+            _fsync(path)
+        final = local_copy_path(data_uri(self.store, self.key))
+        self._move_to(final)
+        _fsync(final.parent)
+        open_store(self.store).create(f"{self.key}/{self.manifest}", _encode_json(meta))
 
     def _upload(self, told: bytes) -> None:
         """Everything to the store, the manifest last; then the folder is this machine's copy of it."""
@@ -50,9 +50,9 @@ class Draft:
             store.put(f"{self.key}/{path.relative_to(self.folder).as_posix()}", path)
         if store.create(f"{self.key}/{self.manifest}", told):
             (self.folder / self.manifest).write_bytes(told)
-            self._take_place(place_of(uri(self.store, self.key)))
+            self._move_to(local_copy_path(data_uri(self.store, self.key)))
 
-    def _take_place(self, final: Path) -> None:
+    def _move_to(self, final: Path) -> None:
         try:
             self.folder.rename(final)
         except OSError as error:
@@ -61,12 +61,12 @@ class Draft:
                 raise
 
 
-def uri(store: str, key: str) -> str:
+def data_uri(store: str, key: str) -> str:
     """The address of the finished data `key`, wherever a process works."""
-    return f"{absolute(store)}/{key}"
+    return f"{absolute_uri(store)}/{key}"
 
 
-def find(store: str, key: str, manifest: str) -> dict[str, Any] | None:
+def find_manifest(store: str, key: str, manifest: str) -> dict[str, Any] | None:
     """The manifest of finished data, None while there is none."""
     try:
         return json.loads(open_store(store).get(f"{key}/{manifest}"))
@@ -77,11 +77,13 @@ def find(store: str, key: str, manifest: str) -> dict[str, Any] | None:
 @contextmanager
 def draft(store: str, key: str, manifest: str) -> Iterator[Draft]:
     """A new, empty folder for the data `key` (`corpora/<digest>`). What was not committed is removed at the end."""
-    parent = place_of(uri(store, key)).parent
+    parent = local_copy_path(data_uri(store, key)).parent
     parent.mkdir(parents=True, exist_ok=True)
     _sweep(parent)
-    folder = parent / f"{_DRAFT}{Path(key).name}-{secrets.token_hex(4)}"  # pods that share a folder share process ids
-    lock = _make_locked(folder)
+    folder = (
+        parent / f"{_DRAFT_PREFIX}{Path(key).name}-{secrets.token_hex(4)}"
+    )  # pods that share a folder share process ids
+    lock = _create_locked(folder)
     try:
         yield Draft(folder, store, key, manifest)
     finally:
@@ -89,7 +91,7 @@ def draft(store: str, key: str, manifest: str) -> Iterator[Draft]:
         os.close(lock)
 
 
-def _make_locked(folder: Path) -> int:
+def _create_locked(folder: Path) -> int:
     """A new folder and its lock. Another writer may take it for a dead one's between the two: then once more."""
     while True:
         shutil.rmtree(folder, ignore_errors=True)
@@ -103,7 +105,7 @@ def _make_locked(folder: Path) -> int:
 
 def _sweep(parent: Path) -> None:
     """Remove the drafts whose writers are gone: nobody holds their lock."""
-    for path in parent.glob(f"{_DRAFT}*"):
+    for path in parent.glob(f"{_DRAFT_PREFIX}*"):
         try:
             lock = os.open(path, os.O_RDONLY)
         except FileNotFoundError:
@@ -121,7 +123,7 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
-def _sync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -129,5 +131,5 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _json(meta: Mapping[str, Any]) -> bytes:
+def _encode_json(meta: Mapping[str, Any]) -> bytes:
     return (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode()

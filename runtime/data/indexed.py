@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from everstep.runtime.data.errors import DatasetError
 from everstep.runtime.data.ranged import RangedTokens, Tokens
-from everstep.runtime.store import NoSuchKey, in_s3, open_store
+from everstep.runtime.store import NoSuchKey, is_s3_uri, open_store
 from everstep.runtime.system import atomic
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -83,8 +83,8 @@ class IndexedWriter:
     def __init__(self, prefix: Path, dtype: npt.DTypeLike) -> None:
         """`prefix` without suffix: `prefix.bin` and `prefix.idx` are written."""
         self.dtype = np.dtype(dtype)
-        self._index = _path(prefix, "idx")
-        self._file = _path(prefix, "bin").open("wb")
+        self._index = _with_suffix(prefix, "idx")
+        self._file = _with_suffix(prefix, "bin").open("wb")
         self._lengths: list[int] = []
 
     def add(self, tokens: npt.ArrayLike | Sequence[int]) -> None:
@@ -117,8 +117,8 @@ class IndexedDataset:
     def __init__(self, prefix: Path | str, data: str = "") -> None:
         """`prefix` without suffix, a path or s3://; `data`: the `.bin`, where that is not beside the `.idx`."""
         index, data = f"{prefix}.idx", data or f"{prefix}.bin"
-        raw = _whole(index)
-        code, count, documents = _header(index, raw)
+        raw = _read_index(index)
+        code, count, documents = _read_header(index, raw)
         self.dtype = np.dtype(DTYPES[code])
         start = HEADER.size
         self.lengths: npt.NDArray[np.int32] = np.frombuffer(raw, "<i4", count, start)
@@ -127,7 +127,7 @@ class IndexedDataset:
         """Byte at which each sequence begins, (N,)."""
         self.documents: npt.NDArray[np.int64] = np.frombuffer(raw, "<i8", documents, start + 12 * count)
         """Index of the first sequence of each document and, last, N: (documents + 1,)."""
-        self.tokens: Tokens = _tokens(data, int(self.lengths.sum(dtype=np.int64)), self.dtype)
+        self.tokens: Tokens = _open_tokens(data, int(self.lengths.sum(dtype=np.int64)), self.dtype)
         """All tokens, one after another, 1-D."""
 
     def __len__(self) -> int:
@@ -140,29 +140,29 @@ class IndexedDataset:
         return self.tokens[start : start + int(self.lengths[index])]
 
 
-def _whole(index: str) -> np.ndarray:
+def _read_index(index: str) -> np.ndarray:
     """The bytes of an `.idx`."""
-    if in_s3(index):
+    if is_s3_uri(index):
         folder, _, name = index.rpartition("/")
         try:
             return np.frombuffer(open_store(folder, read_only=True).get(name), np.uint8)
         except NoSuchKey:
-            raise _missing(index) from None
+            raise _missing_error(index) from None
     if not os.path.isfile(index):
-        raise _missing(index)
+        raise _missing_error(index)
     return np.memmap(index, dtype=np.uint8, mode="r") if os.path.getsize(index) else np.empty(0, np.uint8)
 
 
-def _tokens(data: str, count: int, dtype: np.dtype) -> Tokens:
+def _open_tokens(data: str, count: int, dtype: np.dtype) -> Tokens:
     """Those of a `.bin` of so many tokens."""
     folder, _, name = data.rpartition("/")
-    store = open_store(folder, read_only=True) if in_s3(data) else None
+    store = open_store(folder, read_only=True) if is_s3_uri(data) else None
     if store:
         size = next((entry.size for entry in store.list(name) if entry.key == name), None)
     else:
         size = os.path.getsize(data) if os.path.isfile(data) else None
     if size is None:
-        raise _missing(data)
+        raise _missing_error(data)
     if size != count * dtype.itemsize:
         wanted = count * dtype.itemsize
         raise DatasetError(f"{data}: {size} bytes where its .idx says {wanted}; the dataset is half-written")
@@ -171,11 +171,11 @@ def _tokens(data: str, count: int, dtype: np.dtype) -> Tokens:
     return np.memmap(data, dtype=dtype, mode="r") if size else np.empty(0, dtype)
 
 
-def _missing(file: str) -> DatasetError:
+def _missing_error(file: str) -> DatasetError:
     return DatasetError(f"{file}: no such file; an indexed dataset is a .bin and an .idx")
 
 
-def _header(path: str, raw: np.ndarray) -> tuple[int, int, int]:
+def _read_header(path: str, raw: np.ndarray) -> tuple[int, int, int]:
     if len(raw) < HEADER.size or bytes(raw[:9]) != MAGIC:
         raise DatasetError(f"{path}: not a Megatron index (its first bytes are not MMIDIDX)")
     _, version, code, count, documents = HEADER.unpack(bytes(raw[: HEADER.size]))
@@ -187,5 +187,5 @@ def _header(path: str, raw: np.ndarray) -> tuple[int, int, int]:
     return code, count, documents
 
 
-def _path(prefix: Path, suffix: str) -> Path:
+def _with_suffix(prefix: Path, suffix: str) -> Path:
     return prefix.with_name(f"{prefix.name}.{suffix}")

@@ -61,20 +61,20 @@ class RangedTokens:
         if step != 1:
             raise ValueError("tokens of a store are read without a step")
         item = self.dtype.itemsize
-        return np.frombuffer(self._bytes(start * item, max(start, end) * item), self.dtype).copy()
+        return np.frombuffer(self._read(start * item, max(start, end) * item), self.dtype).copy()
 
-    def _bytes(self, start: int, end: int) -> bytes:
+    def _read(self, start: int, end: int) -> bytes:
         parts = []
         while start < end:
             number, offset = divmod(start, self._block)
-            part = self._of_block(number)[offset : offset + end - start]
+            part = self._read_block(number)[offset : offset + end - start]
             if not part:
                 raise DatasetError(f"{self._store.uri}/{self._key}: ends at byte {start}; the dataset is half-written")
             parts.append(part)
             start += len(part)
         return b"".join(parts)
 
-    def _of_block(self, number: int) -> bytes:
+    def _read_block(self, number: int) -> bytes:
         held = self._held.get(number)
         if held is None:
             try:

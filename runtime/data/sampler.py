@@ -7,7 +7,7 @@ tokens[i*S : i*S + S + 1]: its inputs are the first S, its targets the last S.
 
 import numpy as np
 
-_WORD = (1 << 64) - 1
+_WORD_MASK = (1 << 64) - 1
 
 
 def sample_count(tokens: int, length: int) -> int:
@@ -64,5 +64,5 @@ def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
     The samples sorted by a random key each: raw words of Philox, whose stream numpy keeps (NEP 19 promises it for bit
     generators, not for `Generator.permutation`); equal keys keep their order.
     """
-    keys = np.random.Philox(key=np.array([seed & _WORD, epoch], dtype=np.uint64)).random_raw(samples)
+    keys = np.random.Philox(key=np.array([seed & _WORD_MASK, epoch], dtype=np.uint64)).random_raw(samples)
     return np.argsort(keys, kind="stable").astype(np.int64, copy=False)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import msgspec
 
 from everstep.runtime.diagnosis.coordinator import Coordinator
-from everstep.runtime.diagnosis.http_link import serving
+from everstep.runtime.diagnosis.http_link import serve_coordinator
 from everstep.runtime.diagnosis.report import round_line, verdict_lines
 from everstep.runtime.diagnosis.verdicts import Health, Verdict
 from everstep.runtime.net.door import Door, listen
@@ -21,12 +21,12 @@ from everstep.runtime.net.tls import Credentials
 
 TIMEOUT_S = 300.0
 """For a node's part in one round of the check."""
-_LOOK_S = 0.5
+_POLL_S = 0.5
 PARTNER_S = 5.0
 """So long a new node waits for a healthy one to work with; then it is checked alone."""
 
 
-def check_port(master_port: int) -> int:
+def node_check_port(master_port: int) -> int:
     """Where the nodes of a master are checked."""
     return master_port + 1
 
@@ -52,7 +52,7 @@ class Gate:
         self._healthy: set[str] = set()
         self._fresh_since: float | None = None
 
-    def next(self, ready: Iterable[str], now: float) -> tuple[list[str], list[str]]:
+    def next_nodes(self, ready: Iterable[str], now: float) -> tuple[list[str], list[str]]:
         """Nodes to check, and healthy ones as their partners: one each, and one in case one of these is gone by then.
 
         No nodes: nobody is to be checked now. `ready` wait to be checked, or stand by as partners.
@@ -69,7 +69,7 @@ class Gate:
             return fresh, partners
         return [], []
 
-    def judged(self, verdicts: Iterable[Verdict]) -> None:
+    def record_verdicts(self, verdicts: Iterable[Verdict]) -> None:
         """What a check said. A partner that turned out to be unfit (or gone) is none any more; it trains on."""
         for one in verdicts:
             known = one.node in self._judged
@@ -82,7 +82,7 @@ class Gate:
 
 
 @contextlib.asynccontextmanager
-async def admitting(
+async def serve_admission(
     admission: Admission, host: str, port: int, credentials: Credentials, say: Callable[[str], None]
 ) -> AsyncIterator[None]:
     """Nodes are checked while the block runs. Raises OSError when the port cannot be had."""
@@ -91,7 +91,7 @@ async def admitting(
         exclude_straggler=admission.exclude_straggler,
         on_round=lambda told: say(round_line(told)),
     )
-    async with serving(coordinator, listen(host, port), Door(credentials)):
+    async with serve_coordinator(coordinator, listen(host, port), Door(credentials)):
         checks = asyncio.create_task(_check_all(coordinator, admission, say))
         try:
             yield
@@ -101,29 +101,29 @@ async def admitting(
 
 
 async def _check_all(coordinator: Coordinator, admission: Admission, say: Callable[[str], None]) -> None:
-    if not await _first_nodes(coordinator, admission):
-        came = len(coordinator.ready())
+    if not await _wait_for_first_nodes(coordinator, admission):
+        came = len(coordinator.ready_nodes())
         why = f"{came} of {admission.least} nodes came to be checked within {admission.timeout_s:g} s"
         say(why)
         coordinator.call_off(why)
         return
     gate = Gate()
     while True:
-        fresh, partners = gate.next(coordinator.ready(), time.monotonic())
+        fresh, partners = gate.next_nodes(coordinator.ready_nodes(), time.monotonic())
         if not fresh:
-            await coordinator.changed(_LOOK_S)
+            await coordinator.wait_for_event(_POLL_S)
             continue
         verdicts = await coordinator.check([*fresh, *partners], partners)
         for line in verdict_lines([one for one in verdicts if one.node in fresh or one.health is Health.FAULTY]):
             say(line)
-        gate.judged(verdicts)
+        gate.record_verdicts(verdicts)
 
 
-async def _first_nodes(coordinator: Coordinator, admission: Admission) -> bool:
+async def _wait_for_first_nodes(coordinator: Coordinator, admission: Admission) -> bool:
     """Wait for all nodes; or for enough, and then for nobody more to come. False when too few came in time."""
     began = changed = time.monotonic()
     before = 0
-    while (here := len(coordinator.ready())) < admission.nodes:
+    while (here := len(coordinator.ready_nodes())) < admission.nodes:
         now = time.monotonic()
         if here > before:
             before, changed = here, now
@@ -131,5 +131,5 @@ async def _first_nodes(coordinator: Coordinator, admission: Admission) -> bool:
             break
         if now >= began + admission.timeout_s:
             return here >= admission.least
-        await coordinator.changed(_LOOK_S)
+        await coordinator.wait_for_event(_POLL_S)
     return True

@@ -7,21 +7,21 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasuringError, UnknownNodeError
+from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementError, UnknownNodeError
 from everstep.runtime.diagnosis.http_link import HttpLink
-from everstep.runtime.diagnosis.measurement_process import Measuring, started
+from everstep.runtime.diagnosis.measurement_process import MeasurementProcess, start_measurement_process
 from everstep.runtime.diagnosis.messages import Arrive
 from everstep.runtime.diagnosis.node import check_node
-from everstep.runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
+from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, missing_devices
 from everstep.runtime.diagnosis.verdicts import Verdict
 from everstep.runtime.net.tls import Credentials
 
-_PAUSE_S = 1.0
+_RETRY_PAUSE_S = 1.0
 _PATIENCE_S = 30.0
 """So long one address is tried before it is asked again where the check is."""
 
 
-class Checked:
+class AdmissionClient:
     """One node's part in the checks of its job."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Checked:
         credentials: Credentials,
         where: Callable[[], Awaitable[tuple[str, int]]],
         wait_s: float,
-        box: Box | None = None,
+        box: SwitchboxSpec | None = None,
     ) -> None:
         """`where` gives the check's address and port now, or raises; `wait_s`: so long it is tried at first."""
         # A node that comes again under its name is another one to the check.
@@ -47,21 +47,21 @@ class Checked:
     async def run(self) -> None:
         """Be checked, then serve as a partner, until cancelled."""
         try:
-            async with started() as measuring, aiohttp.ClientSession() as http:
-                if self._box is not None and (why := missing_devices(self._box, await measuring.devices())):
+            async with start_measurement_process() as measuring, aiohttp.ClientSession() as http:
+                if self._box is not None and (why := missing_devices(self._box, await measuring.count_devices())):
                     raise SwitchboxError(why)
-                self.verdict.set_result(await self._first(http, measuring))
+                self.verdict.set_result(await self._first_verdict(http, measuring))
                 while True:
                     try:
                         await self._check(http, measuring, self._wait_s)
                     except (CoordinatorLostError, UnknownNodeError):
-                        await asyncio.sleep(_PAUSE_S)  # A new master is on its way.
-        except (CoordinatorLostError, UnknownNodeError, MeasuringError, OSError, ValueError, RuntimeError) as error:
+                        await asyncio.sleep(_RETRY_PAUSE_S)  # A new master is on its way.
+        except (CoordinatorLostError, UnknownNodeError, MeasurementError, OSError, ValueError, RuntimeError) as error:
             if self.verdict.done():
                 return  # Nobody needs this partner any more, or it cannot be one.
             self.verdict.set_exception(error)
 
-    async def _first(self, http: aiohttp.ClientSession, measuring: Measuring) -> Verdict:
+    async def _first_verdict(self, http: aiohttp.ClientSession, measuring: MeasurementProcess) -> Verdict:
         """A new master begins the check anew, maybe elsewhere. Raises CoordinatorLostError when its time is over."""
         deadline = time.monotonic() + self._wait_s
         while True:
@@ -70,9 +70,9 @@ class Checked:
             except (CoordinatorLostError, UnknownNodeError):
                 if time.monotonic() >= deadline:
                     raise
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(_RETRY_PAUSE_S)
 
-    async def _check(self, http: aiohttp.ClientSession, measuring: Measuring, wait_s: float) -> Verdict:
+    async def _check(self, http: aiohttp.ClientSession, measuring: MeasurementProcess, wait_s: float) -> Verdict:
         try:
             host, port = await self._where()
         except (OSError, RuntimeError, KeyError) as error:

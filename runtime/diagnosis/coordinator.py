@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from everstep.runtime.diagnosis.errors import NoQuorumError, TakenNameError, UnknownNodeError
 from everstep.runtime.diagnosis.evidence import Round
-from everstep.runtime.diagnosis.messages import Arrive, Ask, Order, Over, Told
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Order, Over, StageResult
 from everstep.runtime.diagnosis.session import Session
 from everstep.runtime.diagnosis.verdicts import Verdict
 
@@ -15,7 +15,7 @@ POLL_S = 20.0
 """How long a question for orders is held."""
 SILENCE_S = POLL_S + 10.0
 """A node that asks for nothing for so long is gone; its `HttpLink` gives the coordinator up after that time, too."""
-_ANYTHING = ""
+_ANY_EVENT = ""
 """Key of those who wait for whatever happens; other keys are nodes."""
 
 
@@ -52,14 +52,16 @@ class Coordinator:
         """Who asks for nothing just now -> since when; the longest silent first."""
         self._called_off = ""
 
-    async def arrived(self, nodes: Collection[str], timeout_s: float, more_than: int | None = None) -> set[str]:
+    async def wait_for_arrivals(
+        self, nodes: Collection[str], timeout_s: float, more_than: int | None = None
+    ) -> set[str]:
         """Wait for these nodes, or for more than so many of them; returns those that have not arrived."""
 
         def missing() -> set[str]:
             left = set(nodes) - self._arrived.keys()
             return set() if more_than is not None and len(nodes) - len(left) > more_than else left
 
-        await self._wait(missing, timeout_s)
+        await self._wait_until_empty(missing, timeout_s)
         return set(nodes) - self._arrived.keys()
 
     async def check(self, nodes: Sequence[str], trusted: Iterable[str] = ()) -> list[Verdict]:
@@ -78,20 +80,20 @@ class Coordinator:
         session.begin(self._clock())
         known = 0
         while True:
-            self._lose_the_silent()
-            self._wake(*session.take_ordered())
+            self._mark_silent_lost()
+            self._wake(*session.take_ordered_nodes())
             for told in session.past[known:]:
                 self._on_round(told)
             known = len(session.past)
             if session.verdicts is not None:
                 return session.verdicts
             look = self._clock() + self._silence_s / 6
-            await self._sleep(_ANYTHING, min(look, session.next_deadline() or look))
-            session.wake(self._clock())
+            await self._wait_for_event(_ANY_EVENT, min(look, session.next_deadline() or look))
+            session.handle_timer(self._clock())
 
-    async def dismissed(self, nodes: Collection[str], timeout_s: float) -> set[str]:
+    async def wait_until_dismissed(self, nodes: Collection[str], timeout_s: float) -> set[str]:
         """Wait until these nodes have been given their verdicts; returns those that did not ask in time."""
-        return await self._wait(lambda: set(nodes) - self._left, timeout_s)
+        return await self._wait_until_empty(lambda: set(nodes) - self._left, timeout_s)
 
     def call_off(self, reason: str) -> None:
         """There is no check: nodes that ask are told NoQuorumError with this reason."""
@@ -102,35 +104,35 @@ class Coordinator:
         """The IP address of a node that has arrived."""
         return self._arrived[node].address
 
-    def ready(self) -> list[str]:
+    def ready_nodes(self) -> list[str]:
         """Who has arrived, was not checked since, and asks for orders now: it is alive. In the order of arrival."""
-        return [node for node in self._arrived if self.waits(node)]
+        return [node for node in self._arrived if self.is_waiting(node)]
 
-    async def changed(self, timeout_s: float) -> None:
+    async def wait_for_event(self, timeout_s: float) -> None:
         """Wait until something happens, at most so long."""
-        await self._sleep(_ANYTHING, self._clock() + timeout_s)
+        await self._wait_for_event(_ANY_EVENT, self._clock() + timeout_s)
 
-    def waits(self, node: str) -> bool:
+    def is_waiting(self, node: str) -> bool:
         """Does this node wait for an order now? Then it is alive."""
         return self._asking[node] > 0
 
-    def lose(self, node: str, reason: str) -> None:
+    def mark_lost(self, node: str, reason: str) -> None:
         """This node is gone for good: nobody needs to wait for it."""
         self._arrived.pop(node, None)
         if node in self._sessions:
-            self._sessions[node].lose(node, reason, self._clock())
+            self._sessions[node].mark_lost(node, reason, self._clock())
         self._wake()
 
-    def _lose_the_silent(self) -> None:
+    def _mark_silent_lost(self) -> None:
         due = self._clock() - self._silence_s
         while self._silent and self._silent[node := next(iter(self._silent))] <= due:
             del self._silent[node]
-            self.lose(node, f"it asked for no orders for {self._silence_s:g} s")
+            self.mark_lost(node, f"it asked for no orders for {self._silence_s:g} s")
 
-    def _heard(self, node: str) -> None:
+    def _note_contact(self, node: str) -> None:
         """From now on this node asks, or is silent."""
         self._silent.pop(node, None)
-        if not self.waits(node):
+        if not self.is_waiting(node):
             self._silent[node] = self._clock()
 
     async def arrive(self, arrive: Arrive) -> None:
@@ -138,9 +140,9 @@ class Coordinator:
         session = self._sessions.get(arrive.node)
         checking = session is not None and session.verdicts is None
         known = session.members[arrive.node] if session and checking else self._arrived.get(arrive.node)
-        if known is not None and known != arrive and (checking or self.waits(arrive.node)):
+        if known is not None and known != arrive and (checking or self.is_waiting(arrive.node)):
             raise TakenNameError(f"node {arrive.node} is here already, on {known.host}; give each its own rank")
-        self._heard(arrive.node)
+        self._note_contact(arrive.node)
         if not checking:
             self._arrived[arrive.node] = arrive
             self._wake()
@@ -149,18 +151,18 @@ class Coordinator:
         """The newest order of the node, as soon as there is one that it has not seen; None after POLL_S."""
         deadline = self._clock() + POLL_S
         self._asking[ask.node] += 1
-        self._heard(ask.node)
+        self._note_contact(ask.node)
         try:
             while True:
-                order = self._order(ask)
+                order = self._next_order(ask)
                 if order is not None or self._clock() >= deadline:
                     return order
-                await self._sleep(ask.node, deadline)
+                await self._wait_for_event(ask.node, deadline)
         finally:
             self._asking[ask.node] -= 1
-            self._heard(ask.node)
+            self._note_contact(ask.node)
 
-    def _order(self, ask: Ask) -> Order | None:
+    def _next_order(self, ask: Ask) -> Order | None:
         if self._called_off:
             raise NoQuorumError(self._called_off)
         if ask.node in self._arrived:
@@ -173,29 +175,29 @@ class Coordinator:
             self._wake()
         return order
 
-    async def told(self, told: Told) -> None:
+    async def report(self, told: StageResult) -> None:
         """A node measured something."""
         if told.node not in self._sessions:
             raise UnknownNodeError(f"node {told.node} has not arrived here")
-        self._sessions[told.node].hear(told, self._clock())
+        self._sessions[told.node].record_result(told, self._clock())
         self._wake()
 
     def _wake(self, *nodes: str) -> None:
         """Wake who waits for anything to happen, and the questions of these nodes."""
-        for key in (_ANYTHING, *nodes):
+        for key in (_ANY_EVENT, *nodes):
             event = self._events.pop(key, None)
             if event is not None:
                 event.set()
 
-    async def _sleep(self, key: str, deadline: float | None) -> None:
+    async def _wait_for_event(self, key: str, deadline: float | None) -> None:
         event = self._events.setdefault(key, asyncio.Event())
         try:
             await asyncio.wait_for(event.wait(), None if deadline is None else max(0.0, deadline - self._clock()))
         except TimeoutError:
             return
 
-    async def _wait(self, missing: Callable[[], set[str]], timeout_s: float) -> set[str]:
+    async def _wait_until_empty(self, missing: Callable[[], set[str]], timeout_s: float) -> set[str]:
         deadline = self._clock() + timeout_s
         while (left := missing()) and self._clock() < deadline:
-            await self._sleep(_ANYTHING, deadline)
+            await self._wait_for_event(_ANY_EVENT, deadline)
         return left

@@ -21,5 +21,5 @@ class CoordinatorLostError(ConnectionError):
     """The coordinator does not answer."""
 
 
-class MeasuringError(RuntimeError):
+class MeasurementError(RuntimeError):
     """The process that measures did not start."""

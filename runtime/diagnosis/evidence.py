@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 FAILED_S = 3600.0
 """What a failed or unfinished measurement counts, in seconds."""
-SLOW = 2.0
+SLOW_FACTOR = 2.0
 """A straggler's best time is more than this many times the median."""
 
 
@@ -61,14 +61,14 @@ class Round:
     reason: str
     measured: Mapping[str, Measurement] = field(default_factory=dict)
 
-    def failed(self, group: Iterable[str]) -> bool:
+    def has_failed(self, group: Iterable[str]) -> bool:
         """Did this group's all-reduce fail for one of its members? Then none of them has proven anything."""
         return not all(self.measured[node].works_together for node in group)
 
     def elapsed_s(self) -> dict[str, float]:
         """Seconds of each node in group order; FAILED_S for every member of a group that failed."""
         return {
-            node: FAILED_S if self.failed(group) else self.measured[node].elapsed_s
+            node: FAILED_S if self.has_failed(group) else self.measured[node].elapsed_s
             for group in self.groups
             for node in group
         }
@@ -92,9 +92,9 @@ class Evidence:
     """Node -> its best seconds for the part that needs no partner."""
     slow: frozenset[str]
     """Best time more than twice the median."""
-    blurred: frozenset[str]
+    possibly_slow: frozenset[str]
     """Those of `slow` that may only have waited for another slow one."""
-    tried: frozenset[frozenset[str]]
+    tried_groups: frozenset[frozenset[str]]
     """Every group so far."""
 
 
@@ -106,16 +106,16 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[str] = 
             if not one.works_alone:
                 broken.setdefault(node, one.error or "its own work did not end in time")
     tried = [(told, group) for told in past for group in told.groups]
-    failed = [group for told, group in tried if told.failed(group) and not broken.keys() & set(group)]
-    passed = [(told, group) for told, group in tried if not told.failed(group)]
+    failed = [group for told, group in tried if told.has_failed(group) and not broken.keys() & set(group)]
+    passed = [(told, group) for told, group in tried if not told.has_failed(group)]
     healthy = (set(trusted) | {node for _, group in passed for node in group}) - broken.keys()
-    faulty = {**_named(failed, healthy), **broken}
+    faulty = {**_identify_faulty(failed, healthy), **broken}
     left = {node for node in nodes if node not in healthy and node not in faulty}
     undecided = left & {node for group in failed for node in group}
-    best = _best(nodes, ((node, told.measured[node].elapsed_s) for told, group in passed for node in group))
-    own = _best(nodes, ((node, one.matmul_s) for told in past for node, one in told.measured.items()))
+    best = _best_times(nodes, ((node, told.measured[node].elapsed_s) for told, group in passed for node in group))
+    own = _best_times(nodes, ((node, one.matmul_s) for told in past for node, one in told.measured.items()))
     best = {node: seconds for node, seconds in best.items() if node not in broken}
-    limit = slow_above_s(list(best.values()))
+    limit = slow_threshold_s(list(best.values()))
     slow = frozenset(node for node, seconds in best.items() if seconds > limit)
     return Evidence(
         healthy=frozenset(healthy),
@@ -125,12 +125,12 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[str] = 
         best_s=best,
         own_s=own,
         slow=slow,
-        blurred=_blurred(slow, [group for _, group in passed], own, limit),
-        tried=frozenset(frozenset(group) for _, group in tried),
+        possibly_slow=_possibly_slow(slow, [group for _, group in passed], own, limit),
+        tried_groups=frozenset(frozenset(group) for _, group in tried),
     )
 
 
-def _named(failed: Sequence[Sequence[str]], healthy: set[str]) -> dict[str, str]:
+def _identify_faulty(failed: Sequence[Sequence[str]], healthy: set[str]) -> dict[str, str]:
     """The nodes that are the only possible cause of some failed group, and why."""
     partners: dict[str, dict[str, None]] = {}
     for group in failed:
@@ -144,24 +144,24 @@ def _named(failed: Sequence[Sequence[str]], healthy: set[str]) -> dict[str, str]
     }
 
 
-def slow_above_s(best_s: Sequence[float]) -> float:
+def slow_threshold_s(best_s: Sequence[float]) -> float:
     """The time above which a node is a straggler: twice the median. Of two nodes, twice the other's time.
 
     (Twice the mean of two times is at least the larger: by the median's definition neither of two could be slow.)
     """
     if len(best_s) < 2:
         return math.inf
-    return SLOW * (min(best_s) if len(best_s) == 2 else statistics.median(best_s))
+    return SLOW_FACTOR * (min(best_s) if len(best_s) == 2 else statistics.median(best_s))
 
 
-def _best(nodes: Sequence[str], times: Iterable[tuple[str, float]]) -> dict[str, float]:
+def _best_times(nodes: Sequence[str], times: Iterable[tuple[str, float]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for node, seconds in times:
         found[node] = min(seconds, found.get(node, seconds))
     return {node: found[node] for node in nodes if node in found}
 
 
-def _blurred(
+def _possibly_slow(
     slow: frozenset[str], passed: Sequence[Sequence[str]], own_s: Mapping[str, float], limit_s: float
 ) -> frozenset[str]:
     """A slow node is seen sharply when its own part is too slow, or when nobody else of some group of it is slow."""

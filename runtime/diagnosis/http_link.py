@@ -25,45 +25,45 @@ from everstep.runtime.diagnosis.errors import (
     TakenNameError,
     UnknownNodeError,
 )
-from everstep.runtime.diagnosis.messages import Arrive, Ask, Order, Told
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Order, StageResult
 from everstep.runtime.net.door import END_S, BadBody, Door, application_of, body_of
 from everstep.runtime.net.tls import Credentials, mismatch
 
-LARGEST_BODY = 1 << 16
-ANSWER_S = 10.0
+MAX_BODY_BYTES = 1 << 16
+ANSWER_TIMEOUT_S = 10.0
 """A request that is not held for longer is lost after this."""
 
 M = TypeVar("M")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _encode = msgspec.json.Encoder().encode
-_order = msgspec.json.Decoder(Order).decode
+_decode_order = msgspec.json.Decoder(Order).decode
 
 
 def _routes(coordinator: Coordinator) -> list[web.RouteDef]:
     """The coordinator's part of a server, which itself checks the bearer token."""
 
     async def arrive(request: web.Request) -> web.Response:
-        await coordinator.arrive(await _body(request, Arrive))
-        return _answer({})
+        await coordinator.arrive(await _decode_body(request, Arrive))
+        return _json_response({})
 
     async def order(request: web.Request) -> web.Response:
-        given = await coordinator.order(await _body(request, Ask))
-        return web.Response(status=204) if given is None else _answer(given)
+        given = await coordinator.order(await _decode_body(request, Ask))
+        return web.Response(status=204) if given is None else _json_response(given)
 
     async def told(request: web.Request) -> web.Response:
-        await coordinator.told(await _body(request, Told))
-        return _answer({})
+        await coordinator.report(await _decode_body(request, StageResult))
+        return _json_response({})
 
     def answering(handler: Handler) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
                 return await handler(request)
             except (TakenNameError, UnknownNodeError) as error:
-                return _answer({"error": str(error)}, 409)
+                return _json_response({"error": str(error)}, 409)
             except RefusedError as error:
-                return _answer({"error": str(error)}, 400)
+                return _json_response({"error": str(error)}, 400)
             except NoQuorumError as error:
-                return _answer({"error": str(error)}, 410)
+                return _json_response({"error": str(error)}, 410)
 
         return answer
 
@@ -72,24 +72,24 @@ def _routes(coordinator: Coordinator) -> list[web.RouteDef]:
 
 
 @asynccontextmanager
-async def serving(
+async def serve_coordinator(
     coordinator: Coordinator, listener: socket.socket, door: Door, end_s: float = END_S
 ) -> AsyncIterator[None]:
     """The coordinator can be reached at `listener` by who shows the token at the door, while the block runs; what is
     being answered then has `end_s`."""
-    guard = door.guard("check", lambda why: _answer({"error": why}, 401))
-    app = web.Application(middlewares=[guard], client_max_size=LARGEST_BODY)
+    guard = door.guard("check", lambda why: _json_response({"error": why}, 401))
+    app = web.Application(middlewares=[guard], client_max_size=MAX_BODY_BYTES)
     app.add_routes(_routes(coordinator))
     # A handler ends with its connection: else a node that is gone would seem to wait for as long as a poll is held.
     async with door.serving(application_of(app, end_s=end_s, cancels=True), listener):
         yield
 
 
-def _answer(message: object, status: int = 200) -> web.Response:
+def _json_response(message: object, status: int = 200) -> web.Response:
     return web.Response(body=_encode(message), status=status, content_type="application/json")
 
 
-async def _body(request: web.Request, kind: type[M]) -> M:
+async def _decode_body(request: web.Request, kind: type[M]) -> M:
     """The message. Raises RefusedError for a body that is none."""
     try:
         return msgspec.json.decode(await body_of(request), type=kind)
@@ -134,22 +134,24 @@ class HttpLink:
     async def order(self, ask: Ask) -> Order | None:
         """The next order; None when none came for a while."""
         body = await self._post("order", ask, self._patience_s, POLL_S)
-        return _order(body) if body else None
+        return _decode_order(body) if body else None
 
-    async def told(self, told: Told) -> None:
+    async def report(self, told: StageResult) -> None:
         """What the node measured."""
         await self._post("told", told, self._patience_s)
 
-    async def _post(self, path: str, message: Arrive | Ask | Told, patience_s: float, held_s: float = 0.0) -> bytes:
+    async def _post(
+        self, path: str, message: Arrive | Ask | StageResult, patience_s: float, held_s: float = 0.0
+    ) -> bytes:
         url = f"{self._scheme}://{self._address}/v1/check/{path}"
         deadline = time.monotonic() + patience_s
-        limit = aiohttp.ClientTimeout(total=ANSWER_S + held_s)
+        limit = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S + held_s)
         while True:
             try:
                 async with self._http.post(
                     url, data=_encode(message), headers=self._headers, timeout=limit, ssl=self._trust
                 ) as answer:
-                    return self._read(path, answer.status, await answer.read())
+                    return self._parse_answer(path, answer.status, await answer.read())
             except (aiohttp.ClientError, TimeoutError) as error:
                 if why := mismatch(error):
                     raise RefusedError(f"the coordinator at {self._address} {why}") from None
@@ -158,7 +160,7 @@ class HttpLink:
                     raise CoordinatorLostError(f"the coordinator at {self._address} does not answer: {why}") from None
             await asyncio.sleep(0.1 + 0.4 * self._jitter())
 
-    def _read(self, path: str, status: int, body: bytes) -> bytes:
+    def _parse_answer(self, path: str, status: int, body: bytes) -> bytes:
         if status in (200, 204):
             return body
         try:

@@ -10,60 +10,60 @@ from dataclasses import replace
 
 import msgspec
 
-from everstep.runtime.diagnosis.errors import MeasuringError
+from everstep.runtime.diagnosis.errors import MeasurementError
 from everstep.runtime.diagnosis.evidence import Measurement
 from everstep.runtime.diagnosis.measurement_server import Answer as ForksAnswer
 from everstep.runtime.diagnosis.measurement_server import Begin, Count, Devices, End, Go, Heard, Ready, Request
-from everstep.runtime.diagnosis.messages import Stage, Together, Told, Work
-from everstep.runtime.diagnosis.switchbox import Box
+from everstep.runtime.diagnosis.messages import Stage, StageResult, Together, Work
+from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 
 _SECRETS = ("EVERSTEP_JOB_TOKEN",)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ForksAnswer).decode
 
 
-class Measuring:
+class MeasurementProcess:
     """Begin and end measurements of nodes; hear what they tell. One measurement a node at a time."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._told: dict[str, asyncio.Queue[Told]] = {}
-        self._running: dict[str, tuple[int, Told]] = {}
+        self._told: dict[str, asyncio.Queue[StageResult]] = {}
+        self._running: dict[str, tuple[int, StageResult]] = {}
         self._keys = itertools.count(1)
         self._devices: asyncio.Queue[int] = asyncio.Queue()
         self._reader = asyncio.create_task(self._read())
 
-    def begin(self, node: str, host: str, address: str, order: Work, box: Box | None = None) -> None:
+    def start_alone(self, node: str, host: str, address: str, order: Work, box: SwitchboxSpec | None = None) -> None:
         """Let the node work alone; whatever it did before ends."""
         key = next(self._keys)
-        self._running[node] = key, Told(node, order.round, Stage.ALONE, Measurement(node, host))
+        self._running[node] = key, StageResult(node, order.round, Stage.ALONE, Measurement(node, host))
         if self._process.returncode is None and not self._reader.done():
-            self._say(Begin(key, node, host, address, order.round, order.opens_store, box))
+            self._send(Begin(key, node, host, address, order.round, order.opens_store, box))
         else:
-            self._lose(node)
+            self._report_death(node)
 
-    def go(self, node: str, order: Together) -> None:
+    def start_together(self, node: str, order: Together) -> None:
         """Let the node, which waits, go on with its group."""
         if node in self._running:
             key, told = self._running[node]
             self._running[node] = key, msgspec.structs.replace(told, stage=Stage.TOGETHER, store="")
-        self._say(Go(node, order))
+        self._send(Go(node, order))
 
     def end(self, node: str) -> None:
         """Kill the node's measurement, if it runs, and forget what was told of it."""
         if self._running.pop(node, None) is not None:
-            self._say(End(node))
+            self._send(End(node))
         queue = self._queue(node)
         while not queue.empty():
             queue.get_nowait()
 
-    async def told(self, node: str) -> Told:
+    async def next_result(self, node: str) -> StageResult:
         """The next that this node's measurement tells."""
         return await self._queue(node).get()
 
-    async def devices(self) -> int:
+    async def count_devices(self) -> int:
         """How many CUDA devices this machine has."""
-        self._say(Count())
+        self._send(Count())
         return await self._devices.get()
 
     def kill(self) -> None:
@@ -82,10 +82,10 @@ class Measuring:
             await self._process.wait()
         await self._reader
 
-    def _queue(self, node: str) -> asyncio.Queue[Told]:
+    def _queue(self, node: str) -> asyncio.Queue[StageResult]:
         return self._told.setdefault(node, asyncio.Queue())
 
-    def _say(self, request: Request) -> None:
+    def _send(self, request: Request) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError, ConnectionResetError):  # dead: the reader tells it
             self._process.stdin.write(_encode(request) + b"\n")
@@ -95,13 +95,13 @@ class Measuring:
         while line := await self._process.stdout.readline():
             match _decode(line):
                 case Heard(key, told):
-                    self._hear(key, told)
+                    self._receive(key, told)
                 case Devices(count):
                     self._devices.put_nowait(count)
         for node in list(self._running):
-            self._lose(node)
+            self._report_death(node)
 
-    def _hear(self, key: int, told: Told) -> None:
+    def _receive(self, key: int, told: StageResult) -> None:
         if told.node not in self._running or self._running[told.node][0] != key:
             return  # of a measurement that was ended
         if told.measurement.died or told.stage is Stage.TOGETHER:
@@ -110,14 +110,14 @@ class Measuring:
             self._running[told.node] = key, told
         self._queue(told.node).put_nowait(told)
 
-    def _lose(self, node: str) -> None:
+    def _report_death(self, node: str) -> None:
         _, told = self._running.pop(node)
         measurement = replace(told.measurement, died=True, error="the process that measures was ended")
         self._queue(node).put_nowait(msgspec.structs.replace(told, measurement=measurement, store=""))
 
 
 @asynccontextmanager
-async def started(environment: Mapping[str, str] = os.environ) -> AsyncIterator[Measuring]:
+async def start_measurement_process(environment: Mapping[str, str] = os.environ) -> AsyncIterator[MeasurementProcess]:
     """A process that is ready to measure; it ends with the block. Raises MeasuringError when it does not start."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -131,8 +131,8 @@ async def started(environment: Mapping[str, str] = os.environ) -> AsyncIterator[
     try:
         line = await process.stdout.readline()
         if not line or not isinstance(_decode(line), Ready):
-            raise MeasuringError(f"the node check's process ended with exit code {await process.wait()}; see above")
-        measuring = Measuring(process)
+            raise MeasurementError(f"the node check's process ended with exit code {await process.wait()}; see above")
+        measuring = MeasurementProcess(process)
         try:
             yield measuring
         finally:

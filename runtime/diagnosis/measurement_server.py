@@ -19,8 +19,8 @@ from typing import NoReturn
 import msgspec
 
 from everstep.runtime.diagnosis.evidence import Measurement
-from everstep.runtime.diagnosis.messages import Stage, Together, Told
-from everstep.runtime.diagnosis.switchbox import Box
+from everstep.runtime.diagnosis.messages import Stage, StageResult, Together
+from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 
 PR_SET_PDEATHSIG = 1
 TRY_AGAIN = 75
@@ -40,7 +40,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     address: str
     round: int
     opens_store: bool
-    box: Box | None = None
+    box: SwitchboxSpec | None = None
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
@@ -70,7 +70,7 @@ class Heard(msgspec.Struct, frozen=True, tag=True):
     """A fork told something, or died."""
 
     key: int
-    told: Told
+    told: StageResult
 
 
 Request = Begin | Go | End | Count
@@ -81,13 +81,13 @@ Answer = Ready | Heard | Devices
 class _Fork:
     key: int
     pid: int
-    hears: int
-    says: int
-    last: Told
-    text: bytes = b""
+    read_fd: int
+    write_fd: int
+    last_result: StageResult
+    unread: bytes = b""
 
 
-def prepare() -> None:
+def import_torch() -> None:
     """Import what the forks need, with one thread. Before any other import of numpy or torch in this process."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
@@ -98,7 +98,7 @@ def prepare() -> None:
     torch.set_num_threads(1)
 
 
-class Forks:
+class MeasurementServer:
     """The select loop over stdin and the forks' pipes."""
 
     def __init__(self, stdin: int) -> None:
@@ -115,86 +115,86 @@ class Forks:
             while True:
                 for key, _ in self._selector.select():
                     if key.fd == self._stdin:
-                        if not self._obey():
+                        if not self._handle_requests():
                             return
-                    elif isinstance(key.data, _Fork) and self._forks.get(key.data.last.node) is key.data:
-                        self._listen(key.data)
+                    elif isinstance(key.data, _Fork) and self._forks.get(key.data.last_result.node) is key.data:
+                        self._forward_results(key.data)
         finally:
             for node in list(self._forks):
-                self._end(node)
+                self._kill(node)
 
-    def _obey(self) -> bool:
+    def _handle_requests(self) -> bool:
         data = os.read(self._stdin, 1 << 16)
         *lines, self._text = (self._text + data).split(b"\n")
         for line in lines:
             request = self._decode(line)
             match request:
                 case Begin():
-                    self._end(request.node)
-                    self._begin(request)
+                    self._kill(request.node)
+                    self._fork(request)
                 case Go() if request.node in self._forks:
-                    self._go(self._forks[request.node], request.order)
+                    self._start_together(self._forks[request.node], request.order)
                 case End():
-                    self._end(request.node)
+                    self._kill(request.node)
                 case Count():
-                    _say(Devices(_count_devices()))
+                    _send(Devices(_count_devices()))
         return bool(data)
 
-    def _begin(self, begin: Begin) -> None:
+    def _fork(self, begin: Begin) -> None:
         (child_hears, says), (hears, child_says) = os.pipe(), os.pipe()
         parent = os.getpid()
         pid = os.fork()
         if not pid:
             try:
                 os.close(says)
-                _be_a_fork(begin, child_hears, child_says, parent)
+                _run_fork(begin, child_hears, child_says, parent)
             except Exception:  # noqa: BLE001 - the outermost edge of the fork
                 traceback.print_exc()
             finally:
                 os._exit(70)
         os.close(child_hears)
         os.close(child_says)
-        empty = Told(begin.node, begin.round, Stage.ALONE, Measurement(begin.node, begin.host))
+        empty = StageResult(begin.node, begin.round, Stage.ALONE, Measurement(begin.node, begin.host))
         fork = _Fork(begin.key, pid, hears, says, empty)
         self._forks[begin.node] = fork
         self._selector.register(hears, selectors.EVENT_READ, fork)
 
-    def _go(self, fork: _Fork, order: Together) -> None:
-        fork.last = msgspec.structs.replace(fork.last, stage=Stage.TOGETHER, store="")
+    def _start_together(self, fork: _Fork, order: Together) -> None:
+        fork.last_result = msgspec.structs.replace(fork.last_result, stage=Stage.TOGETHER, store="")
         with suppress(BrokenPipeError):  # it is dead: its pipe tells it
-            os.write(fork.says, msgspec.json.encode(order) + b"\n")
+            os.write(fork.write_fd, msgspec.json.encode(order) + b"\n")
 
-    def _listen(self, fork: _Fork) -> None:
-        data = os.read(fork.hears, 1 << 16)
-        *lines, fork.text = (fork.text + data).split(b"\n")
+    def _forward_results(self, fork: _Fork) -> None:
+        data = os.read(fork.read_fd, 1 << 16)
+        *lines, fork.unread = (fork.unread + data).split(b"\n")
         for line in lines:
-            fork.last = msgspec.json.decode(line, type=Told)
-            _say(Heard(fork.key, fork.last))
+            fork.last_result = msgspec.json.decode(line, type=StageResult)
+            _send(Heard(fork.key, fork.last_result))
         if not data:
             status = self._reap(fork)
-            if status or fork.last.stage != Stage.TOGETHER:
-                _say(Heard(fork.key, _died(fork.last, status)))
+            if status or fork.last_result.stage != Stage.TOGETHER:
+                _send(Heard(fork.key, _death_result(fork.last_result, status)))
 
-    def _end(self, node: str) -> None:
+    def _kill(self, node: str) -> None:
         fork = self._forks.get(node)
         if fork is not None:
             os.kill(fork.pid, signal.SIGKILL)
             self._reap(fork)
 
     def _reap(self, fork: _Fork) -> int:
-        self._selector.unregister(fork.hears)
-        os.close(fork.hears)
-        os.close(fork.says)
-        del self._forks[fork.last.node]
+        self._selector.unregister(fork.read_fd)
+        os.close(fork.read_fd)
+        os.close(fork.write_fd)
+        del self._forks[fork.last_result.node]
         return os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1])
 
 
-def _say(answer: Answer) -> None:
+def _send(answer: Answer) -> None:
     sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     sys.stdout.flush()
 
 
-def _died(last: Told, status: int) -> Told:
+def _death_result(last: StageResult, status: int) -> StageResult:
     if status < 0:
         why = f"its check was ended by {signal.Signals(-status).name}"
     else:
@@ -205,7 +205,7 @@ def _died(last: Told, status: int) -> Told:
     )
 
 
-def _be_a_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
+def _run_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if os.getppid() != parent:
@@ -213,12 +213,12 @@ def _be_a_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
     from everstep.runtime.diagnosis.workload import work_alone, work_together
 
     def tell(stage: Stage, measurement: Measurement, store: str = "") -> None:
-        os.write(says, msgspec.json.encode(Told(begin.node, begin.round, stage, measurement, store)) + b"\n")
+        os.write(says, msgspec.json.encode(StageResult(begin.node, begin.round, stage, measurement, store)) + b"\n")
 
     measured = work_alone(Measurement(begin.node, begin.host), begin.round, begin.box)
     listener, store = None, ""
     if begin.opens_store:
-        listener = socket.create_server((begin.address, 0), family=_family(begin.address))
+        listener = socket.create_server((begin.address, 0), family=_address_family(begin.address))
         port = listener.getsockname()[1]
         store = f"{begin.address}:{port}"
     tell(Stage.ALONE, measured, store)
@@ -230,7 +230,7 @@ def _be_a_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
     os._exit(0)
 
 
-def _family(address: str) -> socket.AddressFamily:
+def _address_family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
@@ -255,13 +255,13 @@ def _count_devices() -> int:
 def main() -> None:
     """The process, until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; stdin ends when our parent does
-    prepare()
+    import_torch()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         print(f"the node check forks, but its process has {threads} threads", file=sys.stderr)
         sys.exit(TRY_AGAIN)
-    _say(Ready())
-    Forks(sys.stdin.fileno()).serve()
+    _send(Ready())
+    MeasurementServer(sys.stdin.fileno()).serve()
     os._exit(0)  # torch's own way out takes a second
 
 

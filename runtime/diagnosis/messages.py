@@ -34,7 +34,7 @@ class Ask(msgspec.Struct, frozen=True):
     seen: int = 0
 
 
-class Told(msgspec.Struct, frozen=True):
+class StageResult(msgspec.Struct, frozen=True):
     """What a node measured in one half of a round, or how it died there."""
 
     node: str

@@ -16,11 +16,11 @@ import aiohttp
 from everstep.runtime.diagnosis.coordinator import Coordinator
 from everstep.runtime.diagnosis.errors import NoQuorumError, RefusedError
 from everstep.runtime.diagnosis.evidence import Round
-from everstep.runtime.diagnosis.http_link import HttpLink, serving
-from everstep.runtime.diagnosis.measurement_process import Measuring, started
+from everstep.runtime.diagnosis.http_link import HttpLink, serve_coordinator
+from everstep.runtime.diagnosis.measurement_process import MeasurementProcess, start_measurement_process
 from everstep.runtime.diagnosis.messages import Arrive, Over
 from everstep.runtime.diagnosis.node import check_node
-from everstep.runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
+from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, missing_devices
 from everstep.runtime.diagnosis.verdicts import Verdict
 from everstep.runtime.job.topology import ordered
 from everstep.runtime.net.door import Door, listen
@@ -28,11 +28,11 @@ from everstep.runtime.net.tls import Credentials, credentials_of
 
 JOIN_WINDOW_S = 30.0
 """With enough nodes, but not all, the check begins this long after the last one came."""
-DISMISS_S = 10.0
+DISMISS_TIMEOUT_S = 10.0
 """How long node 0 waits for the others to hear their verdicts."""
-END_S = 2.0
+END_TIMEOUT_S = 2.0
 """Verdicts that are on their way when node 0 is done have so long."""
-RESOLVE_S = 30.0
+RESOLVE_TIMEOUT_S = 30.0
 """How long a name may take to appear in the DNS."""
 
 
@@ -44,7 +44,7 @@ class Endpoint:
     port: int
 
     @property
-    def binds(self) -> str:
+    def bind_host(self) -> str:
         """The address to listen at: loopback only for a loopback address; empty (any) for what others must reach."""
         try:
             return self.host if ipaddress.ip_address(self.host).is_loopback else ""
@@ -53,29 +53,29 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Across:
+class MultiMachineCheck:
     """One machine's part."""
 
     endpoint: Endpoint
     rank: int
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     token: str
     join_timeout_s: float = 600.0
     timeout_s: float = 300.0
     exclude_straggler: bool = False
-    box: Box | None = None
+    box: SwitchboxSpec | None = None
     topology: Mapping[str, str] = field(default_factory=dict)
     on_round: Callable[[Round], None] = lambda told: None
 
     @cached_property
     def credentials(self) -> Credentials:
         """Of all nodes. Between machines they speak TLS."""
-        return credentials_of(self.token, "check", tls=not self.endpoint.binds)
+        return credentials_of(self.token, "check", tls=not self.endpoint.bind_host)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """This node's end of the check; on node 0 also everybody's."""
 
     over: Over
@@ -90,35 +90,39 @@ def shared_token(rendezvous_id: str, port: int) -> str:
     return hashlib.sha256(f"everstep check {rendezvous_id} {port}".encode()).hexdigest()
 
 
-def name(rank: int) -> str:
+def node_name(rank: int) -> str:
     """A node's name."""
     return f"node-{rank}"
 
 
-async def check_across(options: Across) -> Outcome:
+async def check_machines(options: MultiMachineCheck) -> CheckOutcome:
     """Take part, and host the coordinator if this is node 0.
 
     Raises RefusedError (name or token wrong, port in use), NoQuorumError (too few came in time),
     CoordinatorLostError, MeasuringError, SwitchboxError.
     """
-    me = Arrive(name(options.rank), socket.gethostname(), await _own_address(options.endpoint, options.join_timeout_s))
+    me = Arrive(
+        node_name(options.rank),
+        socket.gethostname(),
+        await _resolve_own_address(options.endpoint, options.join_timeout_s),
+    )
     if options.rank == 0:
-        return await _host(options, me)
-    async with _measuring(options.box) as measuring, aiohttp.ClientSession() as http:
+        return await _run_coordinator(options, me)
+    async with _measurement_process(options.box) as measuring, aiohttp.ClientSession() as http:
         place = f"{options.endpoint.host}:{options.endpoint.port}"
         link = HttpLink(http, place, options.credentials, arrival_s=options.join_timeout_s)
-        return Outcome(await check_node(link, me, measuring, options.box), [], [])
+        return CheckOutcome(await check_node(link, me, measuring, options.box), [], [])
 
 
 @asynccontextmanager
-async def _measuring(box: Box | None) -> AsyncIterator[Measuring]:
-    async with started() as measuring:
-        if box is not None and (why := missing_devices(box, await measuring.devices())):
+async def _measurement_process(box: SwitchboxSpec | None) -> AsyncIterator[MeasurementProcess]:
+    async with start_measurement_process() as measuring:
+        if box is not None and (why := missing_devices(box, await measuring.count_devices())):
             raise SwitchboxError(why)
         yield measuring
 
 
-async def _host(options: Across, me: Arrive) -> Outcome:
+async def _run_coordinator(options: MultiMachineCheck, me: Arrive) -> CheckOutcome:
     rounds: list[Round] = []
 
     def heard(told: Round) -> None:
@@ -128,39 +132,43 @@ async def _host(options: Across, me: Arrive) -> Outcome:
     coordinator = Coordinator(timeout_s=options.timeout_s, exclude_straggler=options.exclude_straggler, on_round=heard)
     door = Door(options.credentials)
     async with (
-        serving(coordinator, _listener(options.endpoint, me.address), door, END_S),
-        _measuring(options.box) as measuring,
+        serve_coordinator(coordinator, _open_listener(options.endpoint, me.address), door, END_TIMEOUT_S),
+        _measurement_process(options.box) as measuring,
     ):
         part = asyncio.create_task(check_node(coordinator, me, measuring, options.box))
         try:
-            nodes = await _gather(coordinator, options)
+            nodes = await _gather_nodes(coordinator, options)
             verdicts = await coordinator.check(nodes)
             over = await part
-            await coordinator.dismissed(nodes, DISMISS_S)
+            await coordinator.wait_until_dismissed(nodes, DISMISS_TIMEOUT_S)
         except NoQuorumError as error:
             coordinator.call_off(str(error))
             raise
         finally:
             part.cancel()
             await asyncio.gather(part, return_exceptions=True)
-    return Outcome(over, verdicts, rounds, door.refused)
+    return CheckOutcome(over, verdicts, rounds, door.refused)
 
 
-async def _gather(coordinator: Coordinator, options: Across) -> list[str]:
+async def _gather_nodes(coordinator: Coordinator, options: MultiMachineCheck) -> list[str]:
     """The nodes that take part, in rank order or by switch. Raises NoQuorumError when too few come."""
-    nodes = [name(rank) for rank in range(options.most)]
+    nodes = [node_name(rank) for rank in range(options.max_nodes)]
     deadline = time.monotonic() + options.join_timeout_s
     here = -1
     while True:
-        enough = here >= options.least
+        enough = here >= options.min_nodes
         left_s = max(0.0, deadline - time.monotonic())
-        missing = await coordinator.arrived(nodes, min(left_s, JOIN_WINDOW_S) if enough else left_s, more_than=here)
+        missing = await coordinator.wait_for_arrivals(
+            nodes, min(left_s, JOIN_WINDOW_S) if enough else left_s, more_than=here
+        )
         before, here = here, len(nodes) - len(missing)
-        if here == options.most or (here >= options.least and (here == before or time.monotonic() >= deadline)):
+        if here == options.max_nodes or (
+            here >= options.min_nodes and (here == before or time.monotonic() >= deadline)
+        ):
             break
         if time.monotonic() >= deadline:
             raise NoQuorumError(
-                f"{here} of {options.least} nodes came within {options.join_timeout_s:g} s; "
+                f"{here} of {options.min_nodes} nodes came within {options.join_timeout_s:g} s; "
                 f"missing: {', '.join(node for node in nodes if node in missing)}"
             )
     came = [node for node in nodes if node not in missing]
@@ -169,38 +177,38 @@ async def _gather(coordinator: Coordinator, options: Across) -> list[str]:
     return came
 
 
-def _listener(endpoint: Endpoint, own_address: str) -> socket.socket:
+def _open_listener(endpoint: Endpoint, own_address: str) -> socket.socket:
     """Raises RefusedError."""
     try:
-        return listen(endpoint.host if own_address == endpoint.host else endpoint.binds, endpoint.port)
+        return listen(endpoint.host if own_address == endpoint.host else endpoint.bind_host, endpoint.port)
     except OSError as error:
         why = f"{os.strerror(error.errno)}; choose another port" if error.errno else str(error)
         raise RefusedError(f"cannot listen at {endpoint.host}:{endpoint.port}: {why}") from None
 
 
-async def _own_address(endpoint: Endpoint, patience_s: float) -> str:
+async def _resolve_own_address(endpoint: Endpoint, patience_s: float) -> str:
     """The IP address by which the others reach this machine: the one it reaches the endpoint with.
 
     A name that leads to loopback (PyTorchJob calls its first pod localhost) stands for this machine's own name.
     """
-    deadline = time.monotonic() + min(RESOLVE_S, patience_s)
+    deadline = time.monotonic() + min(RESOLVE_TIMEOUT_S, patience_s)
     loop = asyncio.get_running_loop()
     while True:
         try:
-            address = await _address_towards(endpoint.host, endpoint.port)
+            address = await _source_address(endpoint.host, endpoint.port)
             break
         except socket.gaierror as error:
             if time.monotonic() >= deadline:
                 raise RefusedError(f"{endpoint.host}: cannot be resolved ({error.strerror}); check the name") from None
         await asyncio.sleep(1.0)
-    if ipaddress.ip_address(address).is_loopback and not endpoint.binds:
+    if ipaddress.ip_address(address).is_loopback and not endpoint.bind_host:
         with suppress(socket.gaierror):
             found = await loop.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_DGRAM)
             return str(found[0][4][0])
     return address
 
 
-async def _address_towards(host: str, port: int) -> str:
+async def _source_address(host: str, port: int) -> str:
     """Connecting a UDP socket sends nothing, and tells the address that it would be sent from."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, place = found[0]

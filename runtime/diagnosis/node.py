@@ -3,9 +3,9 @@
 import asyncio
 from typing import Protocol
 
-from everstep.runtime.diagnosis.measurement_process import Measuring
-from everstep.runtime.diagnosis.messages import Arrive, Ask, Order, Over, Stop, Together, Told, Work
-from everstep.runtime.diagnosis.switchbox import Box
+from everstep.runtime.diagnosis.measurement_process import MeasurementProcess
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Order, Over, StageResult, Stop, Together, Work
+from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 
 
 class Link(Protocol):
@@ -19,12 +19,12 @@ class Link(Protocol):
         """The next order; None when none came for a while: ask again."""
         ...
 
-    async def told(self, told: Told) -> None:
+    async def report(self, told: StageResult) -> None:
         """What the node measured."""
         ...
 
 
-async def check_node(link: Link, me: Arrive, measuring: Measuring, box: Box | None = None) -> Over:
+async def check_node(link: Link, me: Arrive, measuring: MeasurementProcess, box: SwitchboxSpec | None = None) -> Over:
     """Take part in one check; returns its end with the verdict on this node.
 
     Args:
@@ -35,8 +35,8 @@ async def check_node(link: Link, me: Arrive, measuring: Measuring, box: Box | No
     Raises what the link raises when the coordinator is gone.
     """
     await link.arrive(me)
-    telling = asyncio.create_task(_tell(link, me.node, measuring))
-    obeying = asyncio.create_task(_obey(link, me, measuring, box))
+    telling = asyncio.create_task(_report_results(link, me.node, measuring))
+    obeying = asyncio.create_task(_follow_orders(link, me, measuring, box))
     try:
         await asyncio.wait({telling, obeying}, return_when=asyncio.FIRST_COMPLETED)
         if telling.done():
@@ -49,12 +49,12 @@ async def check_node(link: Link, me: Arrive, measuring: Measuring, box: Box | No
         await asyncio.gather(telling, obeying, return_exceptions=True)
 
 
-async def _tell(link: Link, node: str, measuring: Measuring) -> None:
+async def _report_results(link: Link, node: str, measuring: MeasurementProcess) -> None:
     while True:
-        await link.told(await measuring.told(node))
+        await link.report(await measuring.next_result(node))
 
 
-async def _obey(link: Link, me: Arrive, measuring: Measuring, box: Box | None) -> Over:
+async def _follow_orders(link: Link, me: Arrive, measuring: MeasurementProcess, box: SwitchboxSpec | None) -> Over:
     seen = 0
     while True:
         order = await link.order(Ask(me.node, seen))
@@ -63,9 +63,9 @@ async def _obey(link: Link, me: Arrive, measuring: Measuring, box: Box | None) -
         seen = order.number
         match order:
             case Work():
-                measuring.begin(me.node, me.host, me.address, order, box)
+                measuring.start_alone(me.node, me.host, me.address, order, box)
             case Together():
-                measuring.go(me.node, order)
+                measuring.start_together(me.node, order)
             case Stop():
                 measuring.end(me.node)
             case Over():

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from everstep.runtime.diagnosis.evidence import FAILED_S, Measurement, Round
-from everstep.runtime.diagnosis.verdicts import Health, Verdict, avoided_hosts, named, usable
+from everstep.runtime.diagnosis.verdicts import Health, Verdict, avoided_hosts, nodes_with, usable_count
 
 VERSION = 2
 _COLOURS = {Health.HEALTHY: "green", Health.STRAGGLER: "yellow", Health.UNDECIDED: "magenta", Health.FAULTY: "red"}
@@ -13,7 +13,7 @@ _COLOURS = {Health.HEALTHY: "green", Health.STRAGGLER: "yellow", Health.UNDECIDE
 def round_line(told: Round) -> str:
     """`Round 1: {0: 0.88, 1: 0.87 | 2: failed, 3: failed} s, adjacent pairs`: elapsed seconds, groups set apart."""
     elapsed = told.elapsed_s()
-    groups = (", ".join(f"{node}: {_seconds(elapsed[node])}" for node in group) for group in told.groups)
+    groups = (", ".join(f"{node}: {_format_seconds(elapsed[node])}" for node in group) for group in told.groups)
     return f"Round {told.number}: {{{' | '.join(groups)}}} s, {told.reason}"
 
 
@@ -22,21 +22,21 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
     unfit = [one for one in verdicts if one.health is not Health.HEALTHY]
     lines = [f"{one.node} is {'a ' * (one.health is Health.STRAGGLER)}{one.health}: {one.reason}" for one in unfit]
     kinds = {"faulty": Health.FAULTY, "stragglers": Health.STRAGGLER, "undecided": Health.UNDECIDED}
-    found = (f"{word}: {', '.join(named(verdicts, health)) or 'none'}" for word, health in kinds.items())
+    found = (f"{word}: {', '.join(nodes_with(verdicts, health)) or 'none'}" for word, health in kinds.items())
     return [*lines, "  ".join(found)]
 
 
 def link_lines(rounds: Sequence[Round], min_bandwidth: float) -> list[str]:
     """Links between a machine's own devices that are below the lowest bandwidth, though its node may pass."""
     lines = []
-    for node, one in _first(rounds).items():
+    for node, one in _first_measurements(rounds).items():
         slow = [f"{pair} {speed:.4g} MB/s" for pair, speed in one.links.items() if speed < min_bandwidth]
         if slow:
             lines.append(f"{node}: links below {min_bandwidth:g} MB/s: {', '.join(slow)}")
     return lines
 
 
-def tell(out: IO[str], verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> None:
+def print_verdicts(out: IO[str], verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> None:
     """The verdicts: a table on a terminal, else plain lines (the rounds' lines were printed as they ended)."""
     if not out.isatty():
         print("\n".join(verdict_lines(verdicts)), file=out)
@@ -50,7 +50,7 @@ def tell(out: IO[str], verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> 
         table.add_column(column, justify="right" if column.startswith("round") else "left")
     elapsed = [told.elapsed_s() for told in rounds]
     for one in verdicts:
-        times = (_seconds(seconds[one.node]) if one.node in seconds else "rested" for seconds in elapsed)
+        times = (_format_seconds(seconds[one.node]) if one.node in seconds else "rested" for seconds in elapsed)
         told = Text(str(one.health), style=_COLOURS[one.health])
         table.add_row(Text(one.node), Text(one.host), *times, told, Text(one.reason))
     Console(file=out).print(table)
@@ -58,27 +58,27 @@ def tell(out: IO[str], verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> 
 
 def summary(verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> str:
     """`2 nodes healthy  matmul 0.41 s  all-reduce 0.22 s`: the slowest healthy node's best times."""
-    healthy = named(verdicts, Health.HEALTHY)
+    healthy = nodes_with(verdicts, Health.HEALTHY)
     count = f"{len(healthy)} of {len(verdicts)}" if len(healthy) < len(verdicts) else f"{len(verdicts)}"
     words = [f"{count} node{'' if len(verdicts) == 1 else 's'} healthy"]
-    best = _best(rounds)
+    best = _best_times(rounds)
     for label, field in (("matmul", "matmul_s"), ("all-reduce", "all_reduce_s")):
         times = [best[node][field] for node in healthy if node in best]
         if known := [seconds for seconds in times if 0 < seconds < FAILED_S]:
             words.append(f"{label} {max(known):.2f} s")
-    if stragglers := named(verdicts, Health.STRAGGLER):
+    if stragglers := nodes_with(verdicts, Health.STRAGGLER):
         words.append(f"slow {', '.join(stragglers)}")
     if avoided := avoided_hosts(verdicts):
         words.append(f"avoid {', '.join(avoided)}")
     return "  ".join(words)
 
 
-def facts(verdicts: Sequence[Verdict], rounds: Sequence[Round], min_nodes: int) -> dict[str, Any]:
+def json_report(verdicts: Sequence[Verdict], rounds: Sequence[Round], min_nodes: int) -> dict[str, Any]:
     """Everything, as JSON: seconds, 3600 for what failed; each node's times are its best of all rounds."""
-    best, first = _best(rounds), _first(rounds)
+    best, first = _best_times(rounds), _first_measurements(rounds)
     return {
         "version": VERSION,
-        "usable": usable(verdicts),
+        "usable": usable_count(verdicts),
         "min_nodes": min_nodes,
         "rounds": [
             {
@@ -101,18 +101,18 @@ def facts(verdicts: Sequence[Verdict], rounds: Sequence[Round], min_nodes: int) 
             }
             for one in verdicts
         ],
-        "faulty": named(verdicts, Health.FAULTY),
-        "stragglers": named(verdicts, Health.STRAGGLER),
-        "undecided": named(verdicts, Health.UNDECIDED),
+        "faulty": nodes_with(verdicts, Health.FAULTY),
+        "stragglers": nodes_with(verdicts, Health.STRAGGLER),
+        "undecided": nodes_with(verdicts, Health.UNDECIDED),
         "avoid_hosts": avoided_hosts(verdicts),
     }
 
 
-def _seconds(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return "failed" if seconds >= FAILED_S else f"{seconds:.2f}"
 
 
-def _best(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
+def _best_times(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for told in rounds:
         for node, one in told.measured.items():
@@ -126,7 +126,7 @@ def _best(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
     return found
 
 
-def _first(rounds: Sequence[Round]) -> Mapping[str, Measurement]:
+def _first_measurements(rounds: Sequence[Round]) -> Mapping[str, Measurement]:
     found: dict[str, Measurement] = {}
     for told in rounds:
         for node, one in told.measured.items():

@@ -14,7 +14,7 @@ The published rule ends after round 2 and names whoever failed twice: for odd N 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from everstep.runtime.diagnosis.evidence import SLOW, Evidence, Round, weigh
+from everstep.runtime.diagnosis.evidence import SLOW_FACTOR, Evidence, Round, weigh
 
 ROUNDS = 3
 ROUNDS_OF_THREE = 4
@@ -39,24 +39,24 @@ def next_round(nodes: Sequence[str], past: Sequence[Round], trusted: Iterable[st
     """
     known = frozenset(trusted)
     if not past and not known:
-        return Plan(tuple(adjacent(nodes)), "adjacent pairs")
+        return Plan(tuple(pair_adjacent(nodes)), "adjacent pairs")
     evidence = weigh(nodes, past, known)
-    sought = _open(evidence, past) - known  # A partner may be slow since it trains: nobody asks about it.
+    sought = _open_nodes(evidence, past) - known  # A partner may be slow since it trains: nobody asks about it.
     if not sought:
         return Plan((), "every node is decided")
     if len(past) >= (ROUNDS_OF_THREE if len(nodes) == 3 else ROUNDS):
         return Plan((), f"{len(past)} rounds leave nodes undecided")
     all_again = len(past) == 1 and not known
-    able = [node for node in _by_time(nodes, evidence) if node not in evidence.faulty]
-    pool = able if all_again else _with_partners(able, sought)
-    groups = fastest_with_slowest(pool, evidence.tried)
-    new = any(frozenset(group) not in evidence.tried and sought & set(group) for group in groups)
+    able = [node for node in _sort_by_time(nodes, evidence) if node not in evidence.faulty]
+    pool = able if all_again else _add_partners(able, sought)
+    groups = pair_fastest_with_slowest(pool, evidence.tried_groups)
+    new = any(frozenset(group) not in evidence.tried_groups and sought & set(group) for group in groups)
     if not groups or not (new or all_again):
         return Plan((), "no other partner is left to try")
     return Plan(tuple(groups), "the fastest with the slowest" if all_again else "each open node with a healthy one")
 
 
-def adjacent(nodes: Sequence[str]) -> list[tuple[str, ...]]:
+def pair_adjacent(nodes: Sequence[str]) -> list[tuple[str, ...]]:
     """Adjacent pairs; an odd one joins the last group; a single node is a group of one."""
     pairs = [tuple(nodes[at : at + 2]) for at in range(0, len(nodes), 2)]
     if len(pairs) > 1 and len(pairs[-1]) == 1:
@@ -64,7 +64,7 @@ def adjacent(nodes: Sequence[str]) -> list[tuple[str, ...]]:
     return pairs
 
 
-def fastest_with_slowest(pool: Sequence[str], tried: frozenset[frozenset[str]]) -> list[tuple[str, ...]]:
+def pair_fastest_with_slowest(pool: Sequence[str], tried: frozenset[frozenset[str]]) -> list[tuple[str, ...]]:
     """Pairs of a pool that is sorted by time: the slowest with the fastest it was not yet alone with, and so on.
 
     Who was with everybody comes last. An odd one joins the last group, unless these were a group before: then it rests.
@@ -86,20 +86,20 @@ def fastest_with_slowest(pool: Sequence[str], tried: frozenset[frozenset[str]]) 
     return groups
 
 
-def _open(evidence: Evidence, past: Sequence[Round]) -> frozenset[str]:
+def _open_nodes(evidence: Evidence, past: Sequence[Round]) -> frozenset[str]:
     """The nodes about which another round may prove something.
 
     After the first round whoever is twice as slow as the fastest: half of the nodes may have had a slow partner, so
     the median says little, and a slow moment should not make a straggler.
     """
-    slow = evidence.blurred
+    slow = evidence.possibly_slow
     if len(past) == 1 and evidence.best_s:
         fastest = min(evidence.best_s.values())
-        slow = frozenset(node for node, seconds in evidence.best_s.items() if seconds > SLOW * fastest)
+        slow = frozenset(node for node, seconds in evidence.best_s.items() if seconds > SLOW_FACTOR * fastest)
     return evidence.undecided | evidence.untried | slow
 
 
-def _by_time(nodes: Sequence[str], evidence: Evidence) -> list[str]:
+def _sort_by_time(nodes: Sequence[str], evidence: Evidence) -> list[str]:
     """Proven nodes first, by time; then the untried; then those whose groups failed (3600 s)."""
 
     def key(node: str) -> tuple[bool, bool, float]:
@@ -108,7 +108,7 @@ def _by_time(nodes: Sequence[str], evidence: Evidence) -> list[str]:
     return sorted(nodes, key=key)
 
 
-def _with_partners(able: Sequence[str], sought: frozenset[str]) -> list[str]:
+def _add_partners(able: Sequence[str], sought: frozenset[str]) -> list[str]:
     """The open nodes and as many settled ones, the fastest, in the order of `able`."""
     partners = set([node for node in able if node not in sought][: len(sought)])
     return [node for node in able if node in sought or node in partners]

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from everstep.runtime.diagnosis.evidence import Measurement, Round
-from everstep.runtime.diagnosis.messages import Arrive, Order, Over, Stage, Stop, Together, Told, Work
+from everstep.runtime.diagnosis.messages import Arrive, Order, Over, Stage, StageResult, Stop, Together, Work
 from everstep.runtime.diagnosis.rounds import Plan, next_round
-from everstep.runtime.diagnosis.verdicts import Health, Verdict, judge, named, usable
+from everstep.runtime.diagnosis.verdicts import Health, Verdict, judge, nodes_with, usable_count
 
 
 @dataclass
@@ -24,7 +24,7 @@ class _Group:
     deadline: float
     waiting: set[str]
     """Who has not told this half."""
-    told: dict[str, Measurement]
+    measurements: dict[str, Measurement]
     store: str = ""
     done: bool = False
 
@@ -65,14 +65,14 @@ class Session:
 
     def begin(self, now: float) -> None:
         """Order the first round."""
-        self._go_on(now)
+        self._advance_rounds(now)
 
     def order(self, node: str, seen: int) -> Order | None:
         """The newest order of a node, if it is newer than the one it has seen. Older ones need not be carried out."""
         order = self._orders.get(node)
         return order if order is not None and order.number > seen else None
 
-    def take_ordered(self) -> set[str]:
+    def take_ordered_nodes(self) -> set[str]:
         """The nodes that got a new order since this was last asked."""
         ordered, self._ordered = self._ordered, set()
         return ordered
@@ -81,51 +81,55 @@ class Session:
         """When `wake` is to be called, if nothing else happens."""
         return min((group.deadline for group in self._groups if not group.done), default=None)
 
-    def hear(self, told: Told, now: float) -> None:
+    def record_result(self, told: StageResult, now: float) -> None:
         """A node told a half of a round. What comes twice, or too late, changes nothing."""
         group = self._group_of.get(told.node)
-        if group is None or told.node not in group.waiting or (told.round, told.stage) != (self._round, group.stage):
+        if (
+            group is None
+            or told.node not in group.waiting
+            or (told.round, told.stage) != (self._round_number, group.stage)
+        ):
             return
         # Names are the session's own: a node speaks only for itself.
         member = self.members[told.node]
-        group.told[told.node] = replace(told.measurement, node=member.node, host=member.host)
+        group.measurements[told.node] = replace(told.measurement, node=member.node, host=member.host)
         group.store = told.store or group.store
         group.waiting.discard(told.node)
-        self._advance(group, now)
-        self._go_on(now)
+        self._advance_group(group, now)
+        self._advance_rounds(now)
 
-    def lose(self, node: str, reason: str, now: float) -> None:
+    def mark_lost(self, node: str, reason: str, now: float) -> None:
         """The node is gone for good."""
         self._lost[node] = reason
         group = self._group_of.get(node)
         if group is not None and node in group.waiting:
-            self._give_up(group, node, reason)
-            self._advance(group, now)
-        self._go_on(now)
+            self._give_up_node(group, node, reason)
+            self._advance_group(group, now)
+        self._advance_rounds(now)
 
-    def wake(self, now: float) -> None:
+    def handle_timer(self, now: float) -> None:
         """Give up those who had their time. Compares with the very deadline that `next_deadline` gave."""
         for group in self._groups:
             if not group.done and now >= group.deadline:
-                self._expire(group)
-                self._advance(group, now)
-        self._go_on(now)
+                self._expire_group(group)
+                self._advance_group(group, now)
+        self._advance_rounds(now)
 
-    def _go_on(self, now: float) -> None:
+    def _advance_rounds(self, now: float) -> None:
         """Close rounds whose groups are all done, open the next; at the end, the verdicts."""
         while self.verdicts is None and all(group.done for group in self._groups):
             if self._groups:
-                measured = {node: one for group in self._groups for node, one in group.told.items()}
-                self.past.append(Round(self._round, self._plan.groups, self._plan.reason, measured))
+                measured = {node: one for group in self._groups for node, one in group.measurements.items()}
+                self.past.append(Round(self._round_number, self._plan.groups, self._plan.reason, measured))
             self._plan = next_round(list(self.members), self.past, self._trusted)
             self.reason = self._plan.reason
             self._groups, self._group_of = [], {}
             if self._plan.groups:
-                self._open(now)
+                self._open_round(now)
             else:
-                self._end()
+                self._conclude()
 
-    def _open(self, now: float) -> None:
+    def _open_round(self, now: float) -> None:
         deadline = now + self._timeout_s / 2
         for members in self._plan.groups:
             told = {node: Measurement(node, self.members[node].host) for node in members}
@@ -133,92 +137,94 @@ class Session:
             self._groups.append(group)
             self._group_of.update(dict.fromkeys(members, group))
             for node in members:
-                self._send(Work(self._number(node), self._round, opens_store=node == members[0]), node)
+                self._issue(Work(self._next_number(node), self._round_number, opens_store=node == members[0]), node)
         for group in self._groups:
-            self._give_up_the_lost(group)
-            self._advance(group, now)
+            self._give_up_lost_nodes(group)
+            self._advance_group(group, now)
 
-    def _give_up_the_lost(self, group: _Group) -> None:
+    def _give_up_lost_nodes(self, group: _Group) -> None:
         for node in self._lost.keys() & group.waiting:
-            self._give_up(group, node, self._lost[node])
+            self._give_up_node(group, node, self._lost[node])
 
-    def _advance(self, group: _Group, now: float) -> None:
+    def _advance_group(self, group: _Group, now: float) -> None:
         """Take the group on as far as what was told allows."""
-        if group.done or (group.waiting and not self._hopeless(group)):
+        if group.done or (group.waiting and not self._is_hopeless(group)):
             return
-        able = all(one.works_alone for one in group.told.values())
+        able = all(one.works_alone for one in group.measurements.values())
         if group.stage is Stage.TOGETHER or not able:
-            self._close(group)
+            self._close_group(group)
         elif len(group.members) == 1:
             node = group.members[0]
-            group.told[node] = replace(group.told[node], all_reduce_s=0.0)
-            self._close(group)
+            group.measurements[node] = replace(group.measurements[node], all_reduce_s=0.0)
+            self._close_group(group)
         else:
             group.stage, group.waiting = Stage.TOGETHER, set(group.members)
             group.deadline = now + self._timeout_s / 2
             for rank, node in enumerate(group.members):
-                number, wait_s = self._number(node), self._timeout_s / 4
-                self._send(Together(number, self._round, rank, len(group.members), group.store, wait_s), node)
-            self._give_up_the_lost(group)
-            self._advance(group, now)
+                number, wait_s = self._next_number(node), self._timeout_s / 4
+                self._issue(Together(number, self._round_number, rank, len(group.members), group.store, wait_s), node)
+            self._give_up_lost_nodes(group)
+            self._advance_group(group, now)
 
-    def _hopeless(self, group: _Group) -> bool:
+    def _is_hopeless(self, group: _Group) -> bool:
         """A member died in the all-reduce: the others need not wait for it."""
-        return group.stage is Stage.TOGETHER and any(one.died for one in group.told.values())
+        return group.stage is Stage.TOGETHER and any(one.died for one in group.measurements.values())
 
-    def _close(self, group: _Group) -> None:
-        failed = [node for node in group.members if not group.told[node].works_alone]
+    def _close_group(self, group: _Group) -> None:
+        failed = [node for node in group.members if not group.measurements[node].works_alone]
         for node in group.members:
             if failed and node not in failed:
                 why = f"{', '.join(failed)} of its group failed"
-                self._send(Stop(self._number(node), self._round, why), node)
+                self._issue(Stop(self._next_number(node), self._round_number, why), node)
         group.done, group.waiting = True, set()
 
-    def _expire(self, group: _Group) -> None:
+    def _expire_group(self, group: _Group) -> None:
         half = f"{self._timeout_s / 2:g} s"
         if group.stage is Stage.ALONE:
             for node in list(group.waiting):
-                self._give_up(group, node, f"its own work did not end within {half}")
+                self._give_up_node(group, node, f"its own work did not end within {half}")
             return
         everyone = len(group.waiting) == len(group.members)
         for node in list(group.waiting):
             if everyone:
-                group.told[node] = replace(group.told[node], error=f"its whole group was silent for {half}")
+                group.measurements[node] = replace(
+                    group.measurements[node], error=f"its whole group was silent for {half}"
+                )
                 group.waiting.discard(node)
-                self._send(Stop(self._number(node), self._round, "its time is up"), node)
+                self._issue(Stop(self._next_number(node), self._round_number, "its time is up"), node)
             else:
-                self._give_up(group, node, f"its all-reduce did not end within {half}, nor fail")
+                self._give_up_node(group, node, f"its all-reduce did not end within {half}, nor fail")
 
-    def _give_up(self, group: _Group, node: str, reason: str) -> None:
-        group.told[node] = replace(group.told[node], died=True, error=reason)
+    def _give_up_node(self, group: _Group, node: str, reason: str) -> None:
+        group.measurements[node] = replace(group.measurements[node], died=True, error=reason)
         group.waiting.discard(node)
-        self._send(Stop(self._number(node), self._round, reason), node)
+        self._issue(Stop(self._next_number(node), self._round_number, reason), node)
 
-    def _end(self) -> None:
+    def _conclude(self) -> None:
         hosts = [member.host for member in self.members.values()]
         self.verdicts = judge(
             list(self.members), hosts, self.past, trusted=self._trusted, exclude_straggler=self._exclude_straggler
         )
-        found = {health: tuple(named(self.verdicts, health)) for health in Health}
+        found = {health: tuple(nodes_with(self.verdicts, health)) for health in Health}
         for verdict in self.verdicts:
             over = Over(
-                self._number(verdict.node),
+                self._next_number(verdict.node),
                 verdict,
                 faulty=found[Health.FAULTY],
                 stragglers=found[Health.STRAGGLER],
                 undecided=found[Health.UNDECIDED],
-                usable=usable(self.verdicts),
+                usable=usable_count(self.verdicts),
             )
-            self._send(over, verdict.node)
+            self._issue(over, verdict.node)
 
     @property
-    def _round(self) -> int:
+    def _round_number(self) -> int:
         return len(self.past) + 1
 
-    def _send(self, order: Order, node: str) -> None:
+    def _issue(self, order: Order, node: str) -> None:
         self._orders[node] = order
         self._ordered.add(node)
 
-    def _number(self, node: str) -> int:
+    def _next_number(self, node: str) -> int:
         order = self._orders.get(node)
         return 1 if order is None else order.number + 1

@@ -5,21 +5,21 @@ from collections.abc import Callable, Sequence
 
 from everstep.runtime.diagnosis.coordinator import Coordinator
 from everstep.runtime.diagnosis.evidence import Round
-from everstep.runtime.diagnosis.measurement_process import started
+from everstep.runtime.diagnosis.measurement_process import start_measurement_process
 from everstep.runtime.diagnosis.messages import Arrive
 from everstep.runtime.diagnosis.node import check_node
-from everstep.runtime.diagnosis.switchbox import Box, SwitchboxError, missing_devices
+from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, missing_devices
 from everstep.runtime.diagnosis.verdicts import Verdict
 
 ADDRESS = "127.0.0.1"
 
 
-async def check_here(
+async def check_one_machine(
     hosts: Sequence[str],
     *,
     timeout_s: float,
     exclude_straggler: bool = False,
-    box: Box | None = None,
+    box: SwitchboxSpec | None = None,
     on_round: Callable[[Round], None] = lambda told: None,
 ) -> tuple[list[Verdict], list[Round]]:
     """Check one node for each of `hosts`; returns a verdict for each, and the rounds.
@@ -33,8 +33,8 @@ async def check_here(
         on_round(told)
 
     coordinator = Coordinator(timeout_s=timeout_s, exclude_straggler=exclude_straggler, on_round=heard)
-    async with started() as measuring:
-        if box is not None and (why := missing_devices(box, await measuring.devices())):
+    async with start_measurement_process() as measuring:
+        if box is not None and (why := missing_devices(box, await measuring.count_devices())):
             raise SwitchboxError(why)
         nodes = [Arrive(host, host, ADDRESS) for host in hosts]
         for node in nodes:

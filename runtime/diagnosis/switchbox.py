@@ -20,7 +20,7 @@ class SwitchboxError(ValueError):
 
 
 @dataclass(frozen=True)
-class Box:
+class SwitchboxSpec:
     """What is asked of a machine."""
 
     pairs: tuple[tuple[int, int], ...]
@@ -36,7 +36,7 @@ class Box:
         return 1 + max(max(pair) for pair in self.pairs)
 
 
-class Links(Protocol):
+class LinkProbe(Protocol):
     """The measurement."""
 
     def bandwidth(self, first: int, second: int) -> float:
@@ -44,7 +44,7 @@ class Links(Protocol):
         ...
 
 
-def parse_box(pairs: str, min_bandwidth: float, min_channels: int) -> Box:
+def parse_switchbox(pairs: str, min_bandwidth: float, min_channels: int) -> SwitchboxSpec:
     """The box of `--box-pairs "0:1 2:4 3:5 6:7"`. Raises SwitchboxError that names the word that is wrong."""
     found: list[tuple[int, int]] = []
     seen: set[int] = set()
@@ -64,10 +64,10 @@ def parse_box(pairs: str, min_bandwidth: float, min_channels: int) -> Box:
         raise SwitchboxError(f"--min-bandwidth {min_bandwidth:g}: must be above 0 (MB/s)")
     if not 1 <= min_channels <= len(found):
         raise SwitchboxError(f"--min-channels {min_channels}: must be from 1 to {len(found)}, the --box-pairs given")
-    return Box(tuple(found), min_bandwidth, min_channels)
+    return SwitchboxSpec(tuple(found), min_bandwidth, min_channels)
 
 
-def missing_devices(box: Box, there: int) -> str:
+def missing_devices(box: SwitchboxSpec, there: int) -> str:
     """Why this machine cannot be measured, in one line; empty when it can."""
     if there >= box.devices:
         return ""
@@ -75,7 +75,7 @@ def missing_devices(box: Box, there: int) -> str:
     return f"--switchbox-check: --box-pairs needs devices 0 to {box.devices - 1}, this machine has {has}"
 
 
-def measure(box: Box, links: Links) -> tuple[dict[str, float], str]:
+def measure(box: SwitchboxSpec, links: LinkProbe) -> tuple[dict[str, float], str]:
     """MB/s of each pair (`0:1`; 0 where the copy failed), and why the machine is faulty: empty when it is not."""
     found: dict[str, float] = {}
     for first, second in box.pairs:
@@ -83,10 +83,10 @@ def measure(box: Box, links: Links) -> tuple[dict[str, float], str]:
             found[f"{first}:{second}"] = links.bandwidth(first, second)
         except RuntimeError:
             found[f"{first}:{second}"] = 0.0
-    return found, verdict(box, found)
+    return found, fault_reason(box, found)
 
 
-def verdict(box: Box, found: Mapping[str, float]) -> str:
+def fault_reason(box: SwitchboxSpec, found: Mapping[str, float]) -> str:
     """Why a machine with these bandwidths is faulty; empty when it is not. Pure."""
     slow = slow_pairs(box.min_bandwidth, found)
     working = len(found) - len(slow)
@@ -101,7 +101,7 @@ def slow_pairs(min_bandwidth: float, found: Mapping[str, float]) -> list[str]:
     return [pair for pair, bandwidth in found.items() if bandwidth < min_bandwidth]
 
 
-class CudaLinks:
+class CudaLinkProbe:
     """Peer copies between CUDA devices. Initializes CUDA in this process."""
 
     def bandwidth(self, first: int, second: int) -> float:

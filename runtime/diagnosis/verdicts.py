@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from everstep.runtime.diagnosis.evidence import SLOW, Evidence, Round, slow_above_s, weigh
+from everstep.runtime.diagnosis.evidence import SLOW_FACTOR, Evidence, Round, slow_threshold_s, weigh
 
 
 class Health(StrEnum):
@@ -52,7 +52,7 @@ def judge(
         lone = ""
     verdicts = []
     for node, host in zip(nodes, hosts, strict=True):
-        health, reason = _judge(node, failures.get(node, {}), evidence)
+        health, reason = _judge_node(node, failures.get(node, {}), evidence)
         avoid = health is Health.FAULTY or (health is Health.UNDECIDED and node != lone)
         avoid = avoid or (health is Health.STRAGGLER and exclude_straggler)
         verdicts.append(Verdict(node, host, health, reason, avoid, evidence.best_s.get(node)))
@@ -64,7 +64,7 @@ Failures = Mapping[tuple[str, ...], str]
 
 
 def _failures(past: Sequence[Round]) -> dict[str, dict[tuple[str, ...], str]]:
-    tried = [(told, group, told.failed(group)) for told in past for group in told.groups]
+    tried = [(told, group, told.has_failed(group)) for told in past for group in told.groups]
     worked = {frozenset(group) for _, group, failed in tried if not failed}
     found: dict[str, dict[tuple[str, ...], str]] = {}
     for told, group, failed in tried:
@@ -74,39 +74,39 @@ def _failures(past: Sequence[Round]) -> dict[str, dict[tuple[str, ...], str]]:
     return found
 
 
-def _judge(node: str, failures: Failures, evidence: Evidence) -> tuple[Health, str]:
+def _judge_node(node: str, failures: Failures, evidence: Evidence) -> tuple[Health, str]:
     if node in evidence.faulty:
         return Health.FAULTY, evidence.faulty[node]
     if node in evidence.undecided:
-        return Health.UNDECIDED, _undecided(node, failures, evidence)
+        return Health.UNDECIDED, _undecided_reason(node, failures, evidence)
     if node in evidence.untried:
         return Health.HEALTHY, "works alone; no partner was left to try the link"
     if node in evidence.slow:
-        return Health.STRAGGLER, f"{evidence.best_s[node]:.2f} s at best, more than {_limit(evidence)}"
-    return Health.HEALTHY, _healthy(node, failures, evidence)
+        return Health.STRAGGLER, f"{evidence.best_s[node]:.2f} s at best, more than {_limit_text(evidence)}"
+    return Health.HEALTHY, _healthy_reason(node, failures, evidence)
 
 
-def _limit(evidence: Evidence) -> str:
+def _limit_text(evidence: Evidence) -> str:
     times = list(evidence.best_s.values())
     whose = "the other node's" if len(times) == 2 else "the median of all nodes,"
-    return f"{SLOW:g} x {whose} {slow_above_s(times) / SLOW:.2f} s"
+    return f"{SLOW_FACTOR:g} x {whose} {slow_threshold_s(times) / SLOW_FACTOR:.2f} s"
 
 
-def _healthy(node: str, failures: Failures, evidence: Evidence) -> str:
+def _healthy_reason(node: str, failures: Failures, evidence: Evidence) -> str:
     apart = [other for group in failures if evidence.healthy.issuperset(group) for other in group if other != node]
     if apart:
         return f"works, but not with {', '.join(dict.fromkeys(apart))}, which works too: look at the link between them"
     return "works alone and with its group"
 
 
-def _undecided(node: str, failures: Failures, evidence: Evidence) -> str:
+def _undecided_reason(node: str, failures: Failures, evidence: Evidence) -> str:
     partners = (other for group in failures for other in group if other != node and other in evidence.undecided)
     why = f"works alone but not with {', '.join(dict.fromkeys(partners))}: the link between them, or one of them"
     error = next(filter(None, failures.values()), "")
     return f"{why} ({error})" if error else why
 
 
-def usable(verdicts: Sequence[Verdict]) -> int:
+def usable_count(verdicts: Sequence[Verdict]) -> int:
     """How many nodes training may use."""
     return sum(not verdict.avoid for verdict in verdicts)
 
@@ -116,6 +116,6 @@ def avoided_hosts(verdicts: Sequence[Verdict]) -> list[str]:
     return list(dict.fromkeys(verdict.host for verdict in verdicts if verdict.avoid))
 
 
-def named(verdicts: Sequence[Verdict], health: Health) -> list[str]:
+def nodes_with(verdicts: Sequence[Verdict], health: Health) -> list[str]:
     """The nodes of which the check says `health`."""
     return [verdict.node for verdict in verdicts if verdict.health is health]

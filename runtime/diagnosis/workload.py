@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from everstep.runtime import faults
 from everstep.runtime.diagnosis.evidence import Measurement
 from everstep.runtime.diagnosis.messages import Together
-from everstep.runtime.diagnosis.switchbox import Box, CudaLinks
+from everstep.runtime.diagnosis.switchbox import CudaLinkProbe, SwitchboxSpec
 from everstep.runtime.diagnosis.switchbox import measure as measure_box
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-SIZE = 1024
+MATRIX_SIZE = 1024
 """Rows and columns of the matrices, float32."""
 PRODUCTS = 16
 REDUCED_BYTES = 16 << 20
@@ -41,20 +41,20 @@ class WrongResultError(ArithmeticError):
     """The machine computed something else than the one right result."""
 
 
-def work_alone(told: Measurement, round_number: int, box: Box | None = None) -> Measurement:
+def work_alone(told: Measurement, round_number: int, box: SwitchboxSpec | None = None) -> Measurement:
     """What needs no partner: products, an all-reduce of one, and the links between the devices if `box` asks for it."""
     from torch.distributed import HashStore
 
     stage = "matmul"
     try:
-        told = replace(told, matmul_s=matmul(told.node, told.host, round_number))
+        told = replace(told, matmul_s=time_matmul(told.node, told.host, round_number))
         stage = "all-reduce alone"
-        told = replace(told, self_reduce_s=all_reduce(HashStore(), 0, 1, "127.0.0.1", ALONE_TIMEOUT_S))
+        told = replace(told, self_reduce_s=time_all_reduce(HashStore(), 0, 1, "127.0.0.1", ALONE_TIMEOUT_S))
         if box is not None:
-            links, why = measure_box(box, CudaLinks())
+            links, why = measure_box(box, CudaLinkProbe())
             told = replace(told, links=links, died=bool(why), error=why)
     except (RuntimeError, WrongResultError) as error:
-        told = replace(told, error=_one_line(stage, error))
+        told = replace(told, error=_first_sentence(stage, error))
     return told
 
 
@@ -75,18 +75,18 @@ def work_together(told: Measurement, order: Together, address: str, listener: so
     try:
         serves: dict[str, Any] = {"is_master": True, "master_listen_fd": listener.detach()} if listener else {}
         store = TCPStore(host, int(port), timeout=wait, wait_for_workers=False, **serves)
-        seconds = all_reduce(store, order.rank, order.world, address, order.timeout_s, pass_fault_point)
+        seconds = time_all_reduce(store, order.rank, order.world, address, order.timeout_s, pass_fault_point)
         return replace(told, all_reduce_s=seconds)
     except (RuntimeError, WrongResultError) as error:
-        return replace(told, error=_one_line("all-reduce", error))
+        return replace(told, error=_first_sentence("all-reduce", error))
 
 
-def matmul(node: str, host: str, round_number: int) -> float:
+def time_matmul(node: str, host: str, round_number: int) -> float:
     """Seconds for PRODUCTS products of SIZE x SIZE. Whole numbers below 2^24, so float32 must be exact."""
     import torch
 
-    left = (torch.arange(SIZE * SIZE) % 7).float().view(SIZE, SIZE)
-    right = (torch.arange(SIZE * SIZE) % 5).float().view(SIZE, SIZE)
+    left = (torch.arange(MATRIX_SIZE * MATRIX_SIZE) % 7).float().view(MATRIX_SIZE, MATRIX_SIZE)
+    right = (torch.arange(MATRIX_SIZE * MATRIX_SIZE) % 5).float().view(MATRIX_SIZE, MATRIX_SIZE)
     wanted = (left.double().sum(0) @ right.double()).sum().item()
     product = torch.mm(left, right)
     started = time.perf_counter()
@@ -99,7 +99,7 @@ def matmul(node: str, host: str, round_number: int) -> float:
     return seconds
 
 
-def all_reduce(
+def time_all_reduce(
     store: "Store",
     rank: int,
     world: int,
@@ -136,7 +136,7 @@ def all_reduce(
     return seconds
 
 
-def _one_line(stage: str, error: Exception) -> str:
+def _first_sentence(stage: str, error: Exception) -> str:
     """The first sentence of the error, without gloo's source lines."""
     lines = _SOURCE_LINE.sub("", str(error)).strip().splitlines() or [type(error).__name__]
     return f"{stage}: {lines[0].split('. This is typically')[0][:300]}"

@@ -26,7 +26,7 @@ FAULT_VARIABLE = "EVERSTEP_FAULT"
 FAULT_DIR_VARIABLE = "EVERSTEP_FAULT_DIR"
 _ACTION = re.compile(r"kill|stop|raise|exit:\d+|sleep:\d+(\.\d+)?")
 _ACTIONS = ": kill, stop, exit:CODE, sleep:SECONDS or raise"
-_IMPLIED = {"node": "EVERSTEP_NODE", "rank": "RANK", "local_rank": "LOCAL_RANK"}
+_CONDITION_VARIABLES = {"node": "EVERSTEP_NODE", "rank": "RANK", "local_rank": "LOCAL_RANK"}
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def point(name: str, **facts: object) -> None:
         return
     folder = Path(os.environ[FAULT_DIR_VARIABLE])
     for rule in parse_rules(text):
-        if rule.point == name and _holds(rule, facts, os.environ) and _first(rule, folder):
-            _act(rule)
+        if rule.point == name and _matches(rule, facts, os.environ) and _claim_mark(rule, folder):
+            _perform(rule)
 
 
 def parse_rules(text: str) -> Iterator[Rule]:
@@ -67,15 +67,15 @@ def parse_rules(text: str) -> Iterator[Rule]:
         yield Rule(name, pairs, action, name if seen[name] == 1 else f"{name}.{seen[name]}")
 
 
-def _holds(rule: Rule, facts: Mapping[str, object], environment: Mapping[str, str]) -> bool:
+def _matches(rule: Rule, facts: Mapping[str, object], environment: Mapping[str, str]) -> bool:
     for key, wanted in rule.conditions:
-        found = facts[key] if key in facts else environment.get(_IMPLIED.get(key, ""))
+        found = facts[key] if key in facts else environment.get(_CONDITION_VARIABLES.get(key, ""))
         if found is None or str(found) != wanted:
             return False
     return True
 
 
-def _first(rule: Rule, folder: Path) -> bool:
+def _claim_mark(rule: Rule, folder: Path) -> bool:
     try:
         os.close(os.open(folder / rule.mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
@@ -83,7 +83,7 @@ def _first(rule: Rule, folder: Path) -> bool:
     return True
 
 
-def _act(rule: Rule) -> None:
+def _perform(rule: Rule) -> None:
     verb, _, value = rule.action.partition(":")
     match verb:
         case "kill":

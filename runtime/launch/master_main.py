@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.agent.forkserver import die_with_parent
-from everstep.runtime.diagnosis.admission import Admission, admitting, check_port
+from everstep.runtime.diagnosis.admission import Admission, node_check_port, serve_admission
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.launch.end_notice import Farewell
 from everstep.runtime.launch.local_state import discard, own
@@ -79,9 +79,9 @@ async def _door(told: Hosting, credentials: Credentials) -> AsyncIterator[None]:
     if told.admission is None:
         yield
         return
-    port = check_port(told.port)
+    port = node_check_port(told.port)
     try:
-        async with admitting(told.admission, told.host, port, credentials, _tell):
+        async with serve_admission(told.admission, told.host, port, credentials, _tell):
             yield
     except OSError as error:
         if error.errno != errno.EADDRINUSE:

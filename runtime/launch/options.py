@@ -18,7 +18,7 @@ from pathlib import Path
 
 from everstep.runtime.agent.logs import LogPlan, streams_of
 from everstep.runtime.checkpoint.node.persist_interval import share_of
-from everstep.runtime.diagnosis.switchbox import Box, parse_box
+from everstep.runtime.diagnosis.switchbox import SwitchboxSpec, parse_switchbox
 from everstep.runtime.job.spec import Hang, HangPolicy, JobSpec
 from everstep.runtime.launch.affinity import Cpus, cpus_of
 from everstep.runtime.launch.job_spec import ROLE, read_spec
@@ -100,7 +100,7 @@ class Launch:
     check: bool
     """Nodes are checked before they join."""
     exclude_straggler: bool
-    box: Box | None
+    box: SwitchboxSpec | None
     """Pairs of this node's devices whose links are measured; None: they are not."""
     store: str
     persist_interval: int
@@ -174,7 +174,7 @@ def options(
         tls=not told.no_tls,
         check=told.network_check,
         exclude_straggler=told.exclude_straggler,
-        box=parse_box(told.box_pairs, told.min_bandwidth, told.min_channels) if told.switchbox_check else None,
+        box=parse_switchbox(told.box_pairs, told.min_bandwidth, told.min_channels) if told.switchbox_check else None,
         store=told.store,
         persist_interval=told.persist_interval,
         checkpoint_overhead=share_of(told.checkpoint_overhead),

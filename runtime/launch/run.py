@@ -20,8 +20,8 @@ from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.ports import free_ports
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.checkpoint.node.keeper import Keeper
-from everstep.runtime.diagnosis.admission import TIMEOUT_S, Admission, check_port
-from everstep.runtime.diagnosis.admission_client import Checked
+from everstep.runtime.diagnosis.admission import TIMEOUT_S, Admission, node_check_port
+from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import NoQuorumError
 from everstep.runtime.job.records import JobResult, Reason
 from everstep.runtime.journal.journal import find_master
@@ -156,7 +156,7 @@ class _Node:
         told, place = self._told, self._place
         if not told.check:
             return await self._agent.run()
-        checked = Checked(
+        checked = AdmissionClient(
             place.node,
             socket.gethostname(),
             place.address,
@@ -174,7 +174,7 @@ class _Node:
 
     async def _where(self) -> tuple[str, int]:
         host, port = self._agent.client.address
-        return host, check_port(port)
+        return host, node_check_port(port)
 
     async def _watch_masters(self) -> None:
         """Host the first master where that is ours to do; start the next where a shared store lets us, until cancelled.

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from everstep.runtime.checkpoint.stored.keys import folder_of
+from everstep.runtime.checkpoint.stored.keys import checkpoint_folder
 from everstep.runtime.job import assignments
 from everstep.runtime.job.brain import Refused, UnknownNode
 from everstep.runtime.job.events import (
@@ -163,7 +163,7 @@ class Endpoints:
     async def _persisted(self, read: Read) -> Reply:
         told = request_validation.message(Persisted, await read())
         place = (told.holding.round, told.holding.iteration)
-        key = folder_of(self._desk.spec.job, place)
+        key = checkpoint_folder(self._desk.spec.job, place)
         if not told.holding.key.startswith(f"{key}/"):
             raise Refused(f"Persisted: Expected an object under {key} - at `$.holding.key`")
         self._desk.feed(ShardStored(told))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
 from everstep.runtime import faults
-from everstep.runtime.checkpoint.stored.keys import checkpoints_of, folder_of
-from everstep.runtime.checkpoint.stored.retention import Kept, delete, unneeded
+from everstep.runtime.checkpoint.stored.keys import checkpoint_folder, checkpoints_prefix
+from everstep.runtime.checkpoint.stored.retention import RetentionPolicy, delete_checkpoints, keys_to_delete
 from everstep.runtime.job.brain import Brain, Journal, Refused, WriteManifest
 from everstep.runtime.job.events import DeletionDue, Event, ManifestWritten, RestoreFailed, Tick
 from everstep.runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
@@ -192,7 +192,7 @@ class Desk:
         before, self.state = self.state, state
         changed = state.nodes.changed(before.nodes)
         if state.checkpoints is not before.checkpoints:
-            changed += [folder_of(self.spec.job, place) for place in state.checkpoints]
+            changed += [checkpoint_folder(self.spec.job, place) for place in state.checkpoints]
         for key in changed:
             for future in self._waiters.pop(key, ()):
                 _wake(future)
@@ -267,14 +267,14 @@ class Desk:
         The journal forgets them before: no round, of no master, begins from what is being deleted.
         """
         passed_over = frozenset((one.round, one.iteration) for one in self.state.refused if not one.node)
-        kept = Kept(last, every, begun_from(self.state), passed_over)
+        kept = RetentionPolicy(last, every, begun_from(self.state), passed_over)
         async with self._deleting:
             try:
-                gone = await asyncio.to_thread(unneeded, self.store, self.spec.job, kept)
+                gone = await asyncio.to_thread(keys_to_delete, self.store, self.spec.job, kept)
                 self.feed(DeletionDue(tuple(gone)))
                 await self.durable()
                 free = {place: keys for place, keys in gone.items() if place not in self.state.checkpoints}
-                await asyncio.to_thread(delete, self.store, free)
+                await asyncio.to_thread(delete_checkpoints, self.store, free)
             except StoreError as error:
                 _log.warning("old checkpoints and debris stay until the next commit: %s", error)
             await self._sweep()
@@ -282,7 +282,7 @@ class Desk:
     async def _sweep(self) -> None:
         """What killed writers left: a store that lets nobody look for it is told of once."""
         try:
-            await asyncio.to_thread(lambda: list(self.store.sweep(checkpoints_of(self.spec.job))))
+            await asyncio.to_thread(lambda: list(self.store.sweep(checkpoints_prefix(self.spec.job))))
         except StoreError as error:
             if not self._unswept:
                 _log.warning("what killed writers left in the store stays: %s", error)

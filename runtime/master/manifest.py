@@ -2,7 +2,7 @@
 
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.stored.keys import manifest_key
-from everstep.runtime.checkpoint.stored.manifest import commit_of, encoded
+from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
 from everstep.runtime.job.brain import WriteManifest
 from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import NoSuchKey, Store
@@ -11,7 +11,7 @@ from everstep.runtime.store import NoSuchKey, Store
 def commit(store: Store, job: str, asked: WriteManifest) -> str:
     """Make the checkpoint visible; returns the manifest's key. A second commit changes nothing. Blocking."""
     key = manifest_key(job, (asked.round, asked.iteration))
-    told = encoded(commit_of(job, asked.world_size, asked.shards))
+    told = encode_manifest(make_commit(job, asked.world_size, asked.shards))
     faults.point("master.before_manifest", iteration=asked.iteration)
     store.create(key, told)
     faults.point("master.after_manifest", iteration=asked.iteration)

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from everstep.runtime.checkpoint.stored.keys import folder_of
+from everstep.runtime.checkpoint.stored.keys import checkpoint_folder
 from everstep.runtime.job.events import Opened, ScaleAsked, StopAsked, Survey
 from everstep.runtime.job.replicas import Wanted
 from everstep.runtime.job.spec import JobSpec, problems
@@ -266,7 +266,7 @@ async def _emptied(desk: Desk, reconciler: Reconciler) -> None:
 
 def _newest(desk: Desk) -> str | None:
     committed = [key for key, known in desk.state.checkpoints.items() if known.manifest]
-    return folder_of(desk.spec.job, max(committed)) if committed else None
+    return checkpoint_folder(desk.spec.job, max(committed)) if committed else None
 
 
 def _outcome(desk: Desk) -> Outcome:

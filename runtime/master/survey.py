@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.stored.keys import (
-    Folder,
-    Place,
-    checkpoints_of,
-    folder_of,
-    grouped,
+    CheckpointFolder,
+    CheckpointId,
+    checkpoint_folder,
+    checkpoints_prefix,
+    group_by_checkpoint,
     manifest_key,
-    place_of,
+    parse_folder,
 )
-from everstep.runtime.checkpoint.stored.manifest import Commit, checked
+from everstep.runtime.checkpoint.stored.manifest import Commit, read_listed_commit
 from everstep.runtime.job.checkpoints import KEPT, Checkpoint
 from everstep.runtime.job.events import Survey
 from everstep.runtime.job.records import Stored
@@ -33,7 +33,11 @@ def survey(store: Store, job: str, state: State) -> Survey:
     """Look at the committed checkpoints that the store has, but for those that are refused already: at the newest until
     KEPT of them may be whole, and at all that the journal knows. One listing, and a read for each. Blocking. Raises
     StoreError."""
-    folders = {place: one for key, one in grouped(store.list(checkpoints_of(job))).items() if (place := place_of(key))}
+    folders = {
+        place: one
+        for key, one in group_by_checkpoint(store.list(checkpoints_prefix(job))).items()
+        if (place := parse_folder(key))
+    }
     gone = {place: _refusal(job, place, why) for place, why in _gone(job, folders, state)}
     refused = {(one.round, one.iteration) for one in state.refused if not one.node}
     left = [
@@ -41,7 +45,7 @@ def survey(store: Store, job: str, state: State) -> Survey:
         for place in sorted(folders, reverse=True)
         if folders[place].committed and place not in refused and place not in gone
     ]
-    found: dict[Place, Stored] = {}
+    found: dict[CheckpointId, Stored] = {}
     while left and (len(found) < KEPT or any(place in state.checkpoints for place in left)):
         some, left = left[:_AT_ONCE], left[_AT_ONCE:]
         with ThreadPoolExecutor(_AT_ONCE, "everstep-survey") as threads:
@@ -49,17 +53,17 @@ def survey(store: Store, job: str, state: State) -> Survey:
                 known = state.checkpoints.get(place)
                 if isinstance(commit, RestoreError):
                     gone[place] = _refusal(job, place, str(commit), commit.flaw or Flaw.DAMAGED)
-                elif known is not None and _differ(known, commit.shards(folders[place].key)):
+                elif known is not None and _differ(known, commit.holdings(folders[place].key)):
                     gone[place] = _refusal(job, place, "its manifest is not what was committed")
                 else:
-                    found[place] = Stored(manifest_key(job, place), commit.shards(folders[place].key))
+                    found[place] = Stored(manifest_key(job, place), commit.holdings(folders[place].key))
     fresh = tuple(one for place, one in found.items() if place not in state.checkpoints)
     return Survey(fresh, tuple(gone.values()), max((round_ for round_, _ in folders), default=0))
 
 
-def _read(store: Store, folder: Folder) -> Commit | RestoreError:
+def _read(store: Store, folder: CheckpointFolder) -> Commit | RestoreError:
     try:
-        return checked(store, folder)
+        return read_listed_commit(store, folder)
     except RestoreError as error:
         return error
 
@@ -70,21 +74,21 @@ def _differ(known: Checkpoint, shards: tuple[Holding, ...]) -> bool:
     return any(told.get(held.shard) != (held.shards, held.size, held.digest) for held in known.shards)
 
 
-def _gone(job: str, folders: dict[Place, Folder], state: State) -> Iterator[tuple[Place, str]]:
+def _gone(job: str, folders: dict[CheckpointId, CheckpointFolder], state: State) -> Iterator[tuple[CheckpointId, str]]:
     """What the journal knows whole and the store has not, or no more; and why."""
     for place, known in state.checkpoints.items():
         if not known.shards.whole:
             continue
         folder = folders.get(place)
         if folder is None:
-            yield place, f"{folder_of(job, place)} is gone"
+            yield place, f"{checkpoint_folder(job, place)} is gone"
         elif known.manifest and not folder.committed:
             yield place, "its manifest is gone"
         elif wrong := next(_wrong(folder, known.shards), None):
             yield place, wrong
 
 
-def _wrong(folder: Folder, shards: Iterable[Holding]) -> Iterator[str]:
+def _wrong(folder: CheckpointFolder, shards: Iterable[Holding]) -> Iterator[str]:
     for name, shard in ((shard.key.rpartition("/")[2], shard) for shard in shards):
         if (entry := folder.objects.get(name)) is None:
             yield f"{name} is gone"
@@ -92,6 +96,6 @@ def _wrong(folder: Folder, shards: Iterable[Holding]) -> Iterator[str]:
             yield f"{name} has {entry.size} bytes, {shard.size} were put"
 
 
-def _refusal(job: str, place: Place, why: str, flaw: Flaw = Flaw.DAMAGED) -> Refusal:
+def _refusal(job: str, place: CheckpointId, why: str, flaw: Flaw = Flaw.DAMAGED) -> Refusal:
     """Of all objects of that checkpoint."""
-    return Refusal(*place, why, flaw, key=f"{folder_of(job, place)}/")
+    return Refusal(*place, why, flaw, key=f"{checkpoint_folder(job, place)}/")

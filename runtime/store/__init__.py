@@ -25,18 +25,18 @@ __all__ = [
     "StoreError",
     "TooLarge",
     "TooShort",
-    "absolute",
+    "absolute_uri",
     "download",
-    "in_s3",
-    "local_folder",
+    "fetch_folder",
+    "is_s3_uri",
+    "local_copy_path",
     "open_objects",
     "open_store",
-    "place_of",
     "require_space",
 ]
 
 
-def in_s3(uri: str) -> bool:
+def is_s3_uri(uri: str) -> bool:
     """Is that an address in a bucket, rather than a directory's?"""
     return uri.startswith("s3://")
 
@@ -50,7 +50,7 @@ def open_store(
     proves anything of the S3 store. Raises StoreError, one line.
     """
     scheme, colon, _ = uri.partition("://")
-    if in_s3(uri):
+    if is_s3_uri(uri):
         from everstep.runtime.store.s3 import S3Store  # Only here: minio takes a quarter of a second to import.
         from everstep.runtime.store.s3_settings import settings_of
 
@@ -68,22 +68,22 @@ def open_objects(bucket: str, environment: Mapping[str, str] = os.environ) -> "S
     return S3Objects(settings_of(bucket, environment))
 
 
-def absolute(uri: str) -> str:
+def absolute_uri(uri: str) -> str:
     """The same store, whatever directory a process works in."""
-    return uri.rstrip("/") if in_s3(uri) else os.path.abspath(uri.removeprefix("file://"))
+    return uri.rstrip("/") if is_s3_uri(uri) else os.path.abspath(uri.removeprefix("file://"))
 
 
-def place_of(uri: str, environment: Mapping[str, str] = os.environ) -> Path:
+def local_copy_path(uri: str, environment: Mapping[str, str] = os.environ) -> Path:
     """The folder of this machine that holds the finished data at `uri`: the directory itself, or its copy's place."""
-    if not in_s3(uri):
-        return Path(absolute(uri))
+    if not is_s3_uri(uri):
+        return Path(absolute_uri(uri))
     from everstep.runtime.store.s3_settings import settings_of
 
     settings = settings_of(uri, environment)
-    return Cache(environment).place(settings.endpoint, settings.uri)
+    return Cache(environment).path_of(settings.endpoint, settings.uri)
 
 
-def local_folder(uri: str, manifest: str, environment: Mapping[str, str] = os.environ, without: str = "") -> Path:
+def fetch_folder(uri: str, manifest: str, environment: Mapping[str, str] = os.environ, without: str = "") -> Path:
     """That folder with everything in it: what is in S3 is fetched, once for all processes of this machine.
 
     `without`: objects of S3 whose key ends so are left there. Raises NoSuchKey when no finished data is there (no
@@ -93,9 +93,9 @@ def local_folder(uri: str, manifest: str, environment: Mapping[str, str] = os.en
     def opened() -> Store:
         return open_store(uri, read_only=True, environment=environment)
 
-    place = place_of(f"{uri}-without{without}" if in_s3(uri) and without else uri, environment)
-    if in_s3(uri):
-        return Cache(environment).fetched(place, opened, manifest, without)
+    place = local_copy_path(f"{uri}-without{without}" if is_s3_uri(uri) and without else uri, environment)
+    if is_s3_uri(uri):
+        return Cache(environment).fetch(place, opened, manifest, without)
     opened().get(manifest, 0, 0)
     return place
 

@@ -27,33 +27,33 @@ class Cache:
     user who has none is another's: he could put other data there."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.root = Path(environment[FOLDER]).absolute() if environment.get(FOLDER) else _users_own(environment)
+        self.root = Path(environment[FOLDER]).absolute() if environment.get(FOLDER) else _default_folder(environment)
         told = environment.get(BYTES) or str(DEFAULT_BYTES)
         if not told.isdigit():
             raise StoreError(f"{BYTES}={told}: give a whole number of bytes")
         self.limit = int(told)
 
-    def place(self, endpoint: str, uri: str) -> Path:
+    def path_of(self, endpoint: str, uri: str) -> Path:
         """Where the copy of `uri` is, or will be; its last part is the address's."""
         entry = hashlib.sha256(f"{endpoint} {uri}".encode()).hexdigest()[:16]
         return self.root / entry / uri.rpartition("/")[2]
 
-    def fetched(self, place: Path, opened: Callable[[], Store], manifest: str, without: str = "") -> Path:
+    def fetch(self, place: Path, opened: Callable[[], Store], manifest: str, without: str = "") -> Path:
         """`place`, holding all of the store at the data's own address, which is opened only when it is not there yet.
         In use until this process ends. Objects whose key ends in `without` are left out, if that is not empty.
 
         Raises NoSuchKey without `manifest`, which comes last; StoreError when it cannot be read or kept, TooLarge when
         it is larger than all that may be kept.
         """
-        with _told(self.root):
+        with _explain_errors(self.root):
             place.parent.mkdir(parents=True, exist_ok=True)
             lock = os.open(place.parent / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 if not place.is_dir():
-                    with _alone(place.parent):
+                    with _copy_lock(place.parent):
                         if not place.is_dir():
-                            self._fetch(place, opened(), manifest, without)
+                            self._make_copy(place, opened(), manifest, without)
                 os.utime(lock)
             except BaseException:
                 os.close(lock)
@@ -64,7 +64,7 @@ class Cache:
         """Remove unused copies, the longest unused first, until `size` more bytes fit. Raises StoreError."""
         if size > self.limit:
             raise TooLarge(f"{what} has {size / 1e6:.0f} MB, {BYTES} allows {self.limit / 1e6:.0f} MB; raise it")
-        held = {entry: _size(entry) for entry in sorted(self.root.glob("*/"), key=_last_used)}
+        held = {entry: _folder_bytes(entry) for entry in sorted(self.root.glob("*/"), key=_last_used_time)}
         for entry, taken in held.items():
             if sum(held.values()) + size <= self.limit:
                 return
@@ -76,7 +76,7 @@ class Cache:
                 f"raise {BYTES}"
             )
 
-    def _fetch(self, place: Path, store: Store, manifest: str, without: str) -> None:
+    def _make_copy(self, place: Path, store: Store, manifest: str, without: str) -> None:
         last = store.get(manifest)
         wanted = (entry for entry in store.list("") if not without or not entry.key.endswith(without))
         found = [entry for entry in wanted if entry.key != manifest]
@@ -95,7 +95,7 @@ class Cache:
             shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _users_own(environment: Mapping[str, str]) -> Path:
+def _default_folder(environment: Mapping[str, str]) -> Path:
     home = Path(environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute()
     there = next(folder for folder in (home, *home.parents) if folder.exists())
     if os.access(there, os.W_OK):
@@ -118,7 +118,7 @@ def download(store: Store, key: str, size: int, path: Path) -> None:
 
 
 @contextmanager
-def _alone(entry: Path) -> Iterator[None]:
+def _copy_lock(entry: Path) -> Iterator[None]:
     """One at a time makes the entry's copy. Not by its lock: who has that keeps it, and others would wait for ever."""
     folder = os.open(entry, os.O_RDONLY)
     try:
@@ -144,18 +144,18 @@ def _remove_unused(entry: Path) -> bool:
         os.close(lock)
 
 
-def _last_used(entry: Path) -> float:
+def _last_used_time(entry: Path) -> float:
     """Unix time; of a copy that was made here and never opened: when it was made."""
     lock = entry / _LOCK
     return (lock if lock.exists() else entry).stat().st_mtime
 
 
-def _size(folder: Path) -> int:
+def _folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @contextmanager
-def _told(root: Path) -> Iterator[None]:
+def _explain_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except StoreError:

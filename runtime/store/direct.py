@@ -12,22 +12,22 @@ from contextlib import contextmanager
 
 BLOCK = 4096
 """Place in memory, place in the file and length must be multiples of a disk's block (open(2)); none has larger ones."""
-LARGE = 1 << 20
+DIRECT_FROM_BYTES = 1 << 20
 """Bytes; what is smaller is soon read again, or not worth another descriptor."""
-_UNABLE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT)
+_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOENT)
 
 
 @contextmanager
-def past_the_cache(file: int, mode: int, size: int) -> Iterator[int]:
+def open_direct(file: int, mode: int, size: int) -> Iterator[int]:
     """Another descriptor of the same file, opened by `mode`, to move that many bytes; `file` itself where there is no
     such way, and for what is small."""
-    if size < LARGE:
+    if size < DIRECT_FROM_BYTES:
         yield file
         return
     try:
         direct = os.open(f"/proc/self/fd/{file}", mode | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno not in _UNABLE:
+        if error.errno not in _UNSUPPORTED:
             raise
         yield file
         return
@@ -39,25 +39,25 @@ def past_the_cache(file: int, mode: int, size: int) -> Iterator[int]:
 
 def write_at(file: int, direct: int, data: memoryview, at: int) -> None:
     """All of it, from byte `at` on. Raises OSError."""
-    if (done := _all(file, direct, data, at, os.pwrite)) < len(data):
+    if (done := _transfer(file, direct, data, at, os.pwrite)) < len(data):
         raise OSError(errno.EIO, f"{done} of {len(data)} bytes were taken")
 
 
 def read_at(file: int, direct: int, buffer: memoryview, at: int) -> int:
     """Fill the buffer from byte `at` on; bytes that were there, fewer than asked at the end of the file only."""
-    return _all(file, direct, buffer, at, lambda which, view, start: os.preadv(which, [view], start))
+    return _transfer(file, direct, buffer, at, lambda which, view, start: os.preadv(which, [view], start))
 
 
-def _all(file: int, direct: int, data: memoryview, at: int, move: Callable[[int, memoryview, int], int]) -> int:
+def _transfer(file: int, direct: int, data: memoryview, at: int, move: Callable[[int, memoryview, int], int]) -> int:
     """The blocks of it by `direct` if they lie so, what is left by `file`."""
-    done, blocks = 0, len(data) // BLOCK * BLOCK if _aligned(data, at) else 0
+    done, blocks = 0, len(data) // BLOCK * BLOCK if _is_aligned(data, at) else 0
     while done < len(data):
         past = done < blocks and done % BLOCK == 0
         with data[done : blocks if past else len(data)] as rest:
             try:
                 count = move(direct if past else file, rest, at + done)
             except OSError as error:
-                if not past or error.errno not in _UNABLE:
+                if not past or error.errno not in _UNSUPPORTED:
                     raise
                 blocks = 0
                 continue
@@ -67,7 +67,7 @@ def _all(file: int, direct: int, data: memoryview, at: int, move: Callable[[int,
     return done
 
 
-def _aligned(data: memoryview, at: int) -> bool:
+def _is_aligned(data: memoryview, at: int) -> bool:
     if data.readonly or len(data) < BLOCK or at % BLOCK:
         return False
     return ctypes.addressof(ctypes.c_char.from_buffer(data)) % BLOCK == 0

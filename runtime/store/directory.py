@@ -22,23 +22,23 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from everstep.runtime.store.direct import past_the_cache, read_at, write_at
+from everstep.runtime.store.direct import open_direct, read_at, write_at
 from everstep.runtime.store.pace import Pace
 from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError, TooShort, check_key, check_prefix
 
 _CHUNK = 64 << 20
-_PARALLEL = 4
+_MAX_PARALLEL = 4
 """Chunks of one object that are read at once: a disk's queue and several cores are used."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_CREATE_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _TEMPORARY = re.compile(r"~\d+-[0-9a-f]{12}")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_FORGOTTEN_S = 24 * 3600.0
+_ABANDONED_S = 24 * 3600.0
 """Where the file system knows no locks: nobody writes a file for so long without a change of it."""
 _FRESH_S = 60.0
 """What is empty and changed so lately may be for an object that is about to come: a folder, a file not yet locked."""
 _ATTEMPTS = 100
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DirectoryStore:
@@ -52,19 +52,19 @@ class DirectoryStore:
         self.uri = str(self._root)
         self._pace = pace or Pace()
         if not read_only:
-            with _told(self._root, "make"):
+            with _explain_errors(self._root, "make"):
                 self._root.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        with self._reading(key) as file:
+        with self._open_object(key) as file:
             file.seek(start)
             return file.read(-1 if length is None else length)
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         with (
-            self._reading(key) as file,
+            self._open_object(key) as file,
             buffer.cast("B") as view,
-            past_the_cache(file.fileno(), os.O_RDONLY, len(view)) as direct,
+            open_direct(file.fileno(), os.O_RDONLY, len(view)) as direct,
         ):
 
             def read(first: int) -> None:
@@ -79,7 +79,7 @@ class DirectoryStore:
                 for first in parts:
                     read(first)
                 return
-            with ThreadPoolExecutor(min(_PARALLEL, len(parts)), "everstep-store") as pool:
+            with ThreadPoolExecutor(min(_MAX_PARALLEL, len(parts)), "everstep-store") as pool:
                 for _ in pool.map(read, parts):
                     pass
 
@@ -88,7 +88,11 @@ class DirectoryStore:
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)
-        with _told(path, "write"), suppress(FileNotFoundError, NotADirectoryError), self._inside(path.parent) as folder:
+        with (
+            _explain_errors(path, "write"),
+            suppress(FileNotFoundError, NotADirectoryError),
+            self._open_folder(path.parent) as folder,
+        ):
             os.stat(path.name, dir_fd=folder, follow_symlinks=False)
             return False
         return self._write(key, data, _link)
@@ -101,8 +105,10 @@ class DirectoryStore:
     def delete(self, key: str) -> None:
         path = self._path(key)
         with (
-            _told(path, "remove"), suppress(FileNotFoundError, NotADirectoryError), self._inside(path.parent) as folder
-        ):  # fmt: skip
+            _explain_errors(path, "remove"),
+            suppress(FileNotFoundError, NotADirectoryError),
+            self._open_folder(path.parent) as folder,
+        ):
             os.unlink(path.name, dir_fd=folder)
         self._prune(path.parent)
 
@@ -111,12 +117,12 @@ class DirectoryStore:
         tells each (a folder's key ends with '/') before it goes. With `dry_run` nothing goes."""
         check_prefix(prefix)
         top = self._root / prefix.rpartition("/")[0]
-        with suppress(FileNotFoundError, NotADirectoryError), self._inside(top) as at:
+        with suppress(FileNotFoundError, NotADirectoryError), self._open_folder(top) as at:
             for place, _, files, folder in os.fwalk(".", topdown=False, dir_fd=at):
                 here, before = top / place, os.stat(folder)
-                left = [name for name in files if _TEMPORARY.fullmatch(name) and not _is_owned(folder, name)]
+                left = [name for name in files if _TEMPORARY.fullmatch(name) and not _has_living_writer(folder, name)]
                 for name in left:
-                    with _told(here / name, "remove"), suppress(FileNotFoundError):
+                    with _explain_errors(here / name, "remove"), suppress(FileNotFoundError):
                         facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
                         yield Entry(str((here / name).relative_to(self._root)), facts.st_size, facts.st_mtime)
                         if not dry_run:
@@ -137,14 +143,14 @@ class DirectoryStore:
         return self._root / key
 
     @contextmanager
-    def _inside(self, folder: Path, make: bool = False) -> Iterator[int]:
+    def _open_folder(self, folder: Path, make: bool = False) -> Iterator[int]:
         """A descriptor of a folder of this store; `make` it so that it outlives a power cut. Raises StoreError where a
         symbolic link is on the way, FileNotFoundError, NotADirectoryError."""
-        at, here = os.open(self._root, _FOLDER), self._root
+        at, here = os.open(self._root, _OPEN_FOLDER), self._root
         try:
             for name in folder.relative_to(self._root).parts:
                 here /= name
-                inner = _folder_in(at, name, here, make)
+                inner = _open_subfolder(at, name, here, make)
                 os.close(at)
                 at = inner
             yield at
@@ -152,25 +158,25 @@ class DirectoryStore:
             os.close(at)
 
     @contextmanager
-    def _reading(self, key: str) -> Iterator[FileIO]:
+    def _open_object(self, key: str) -> Iterator[FileIO]:
         path = self._path(key)
-        with _told(path, "read"):
+        with _explain_errors(path, "read"):
             try:
-                with self._inside(path.parent) as folder:
+                with self._open_folder(path.parent) as folder:
                     file = FileIO(path.name, opener=lambda name, how: os.open(name, how | os.O_NOFOLLOW, dir_fd=folder))
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 raise NoSuchKey(key) from None
             except OSError as error:
                 if error.errno == errno.ELOOP:
-                    raise _followed(path) from None
+                    raise _symlink_error(path) from None
                 raise
             with file:
                 yield file
 
     def _write(self, key: str, source: bytes | memoryview | Path, publish: Callable[[int, str, str], bool]) -> bool:
         path = self._path(key)
-        with _told(path, "write"):
-            folder, temporary, file = self._temporary(path.parent)
+        with _explain_errors(path, "write"):
+            folder, temporary, file = self._create_temporary(path.parent)
             try:
                 try:
                     with file:  # Until it is the object: what is closed is nobody's.
@@ -185,15 +191,15 @@ class DirectoryStore:
                 os.close(folder)
             return published
 
-    def _temporary(self, folder: Path) -> tuple[int, str, FileIO]:
+    def _create_temporary(self, folder: Path) -> tuple[int, str, FileIO]:
         """A new file, open and locked: the descriptor of its folder, its name there, the file.
 
         The folder is made, again if somebody prunes it meanwhile."""
         for _ in range(_ATTEMPTS):
-            with suppress(FileNotFoundError), self._inside(folder, make=True) as at:
+            with suppress(FileNotFoundError), self._open_folder(folder, make=True) as at:
                 name = f"~{os.getpid()}-{secrets.token_hex(6)}"
-                file = FileIO(os.open(name, _NEW, 0o666, dir_fd=at), "w")
-                if _is_locked(file):
+                file = FileIO(os.open(name, _CREATE_NEW, 0o666, dir_fd=at), "w")
+                if _try_lock(file):
                     return os.dup(at), name, file
                 file.close()  # It is being swept: it was nobody's for a moment.
                 os.unlink(name, dir_fd=at)
@@ -203,7 +209,7 @@ class DirectoryStore:
         """Remove the folder, and those above it, as far as nothing is in them."""
         while self._root in folder.parents:
             try:
-                with self._inside(folder.parent) as above:
+                with self._open_folder(folder.parent) as above:
                     os.rmdir(folder.name, dir_fd=above)
             except (OSError, StoreError):
                 return
@@ -211,13 +217,13 @@ class DirectoryStore:
 
     def _copy(self, source: bytes | memoryview | Path, file: int) -> None:
         if isinstance(source, Path):
-            with _told(source, "read"):
+            with _explain_errors(source, "read"):
                 origin = source.open("rb")
             with origin:
-                while count := os.sendfile(file, origin.fileno(), None, self._pace.piece(_CHUNK)):
+                while count := os.sendfile(file, origin.fileno(), None, self._pace.chunk_bytes(_CHUNK)):
                     self._pace.take(count)
             return
-        with memoryview(source).cast("B") as data, past_the_cache(file, os.O_WRONLY, len(data)) as direct:
+        with memoryview(source).cast("B") as data, open_direct(file, os.O_WRONLY, len(data)) as direct:
             done = 0
             for piece in self._pace.slices(data, _CHUNK):
                 write_at(file, direct, piece, done)
@@ -225,7 +231,11 @@ class DirectoryStore:
 
     def _walk(self, folder: Path, base: str, prefix: str) -> Iterator[Entry]:
         found: list[tuple[str, os.stat_result]] = []
-        with suppress(FileNotFoundError, NotADirectoryError), self._inside(folder) as at, os.scandir(at) as entries:
+        with (
+            suppress(FileNotFoundError, NotADirectoryError),
+            self._open_folder(folder) as at,
+            os.scandir(at) as entries,
+        ):
             for entry in entries:
                 with suppress(FileNotFoundError):  # It was removed meanwhile.
                     facts = entry.stat(follow_symlinks=False)
@@ -241,7 +251,7 @@ class DirectoryStore:
                 yield Entry(key, facts.st_size, facts.st_mtime)
 
 
-def _is_locked(file: FileIO) -> bool:
+def _try_lock(file: FileIO) -> bool:
     """Lock it; False: somebody else has, or it is gone. Where the file system knows no locks, its age must do."""
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -250,7 +260,7 @@ def _is_locked(file: FileIO) -> bool:
     return os.fstat(file.fileno()).st_nlink > 0
 
 
-def _is_owned(folder: int, name: str) -> bool:
+def _has_living_writer(folder: int, name: str) -> bool:
     """Does a living process write that temporary file of the open folder?"""
     try:
         with FileIO(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)) as file:
@@ -262,28 +272,28 @@ def _is_owned(folder: int, name: str) -> bool:
         return False
     except OSError as error:
         changed = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
-        return not (error.errno in _NO_LOCKS and changed < time.time() - _FORGOTTEN_S)
+        return not (error.errno in _NO_LOCKS and changed < time.time() - _ABANDONED_S)
     return False
 
 
-def _folder_in(at: int, name: str, here: Path, make: bool) -> int:
+def _open_subfolder(at: int, name: str, here: Path, make: bool) -> int:
     """A descriptor of the folder `name` in the open folder `at`; `here` is its path."""
     try:
-        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+        return os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=at)
     except FileNotFoundError:
         if not make:
             raise
     except OSError:
         if stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
-            raise _followed(here) from None
+            raise _symlink_error(here) from None
         raise
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=at)
         os.fsync(at)
-    return _folder_in(at, name, here, make=False)
+    return _open_subfolder(at, name, here, make=False)
 
 
-def _followed(path: Path) -> StoreError:
+def _symlink_error(path: Path) -> StoreError:
     return StoreError(
         f"{path}: is a symbolic link, and a store follows none; put the files there, or mount their place"
     )
@@ -303,12 +313,12 @@ def _link(folder: int, temporary: str, name: str) -> bool:
 
 
 @contextmanager
-def _told(path: Path, verb: str) -> Iterator[None]:
+def _explain_errors(path: Path, verb: str) -> Iterator[None]:
     """Turn the file system's refusal into one line with the path and the mend."""
     try:
         yield
     except StoreError:
         raise
     except OSError as error:
-        mend = "; free some space or choose another --store" if error.errno in _FULL else ""
+        mend = "; free some space or choose another --store" if error.errno in _DISK_FULL else ""
         raise StoreError(f"{path}: cannot {verb}: {error.strerror}{mend}") from error

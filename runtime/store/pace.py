@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 
-CHUNK = 256 << 10
+CHUNK_BYTES = 256 << 10
 """Bytes that are sent at once when there is a limit."""
 _BURST_S = 0.1
 """What was not used for so long may be caught up."""
@@ -35,13 +35,13 @@ class Pace:
         if wait > 0:
             self._sleep(wait)
 
-    def piece(self, largest: int) -> int:
+    def chunk_bytes(self, largest: int) -> int:
         """Bytes to send at once: `largest`, with a limit at most CHUNK."""
-        return min(largest, CHUNK) if self.bytes_per_s else largest
+        return min(largest, CHUNK_BYTES) if self.bytes_per_s else largest
 
     def slices(self, data: memoryview, largest: int) -> Generator[memoryview]:
         """`data` in order, in pieces of at most `largest` bytes, each when its turn has come."""
-        size = self.piece(largest)
+        size = self.chunk_bytes(largest)
         for start in range(0, len(data), size):
             with data[start : start + size] as piece:
                 self.take(len(piece))

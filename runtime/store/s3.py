@@ -20,20 +20,20 @@ from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError, TooSho
 from everstep.runtime.store.s3_requests import Answer, Requests
 from everstep.runtime.store.s3_settings import Settings
 
-PART = 16 << 20
+PART_BYTES = 16 << 20
 """Bytes of a part, and of a range of a parallel read. A single request carries up to twice as much."""
-MOST_PARTS = 10_000
+MAX_PARTS = 10_000
 """S3's limit (Amazon S3 user guide, "Multipart upload limits"); larger objects get larger parts."""
-PARALLEL = 4
+MAX_PARALLEL = 4
 """Parts or ranges of one object on their way at once."""
-READS_AGAIN = 3
+READ_ATTEMPTS = 3
 """An object that is replaced while its ranges are read is read anew so often."""
 PROBE = "~probe"
 """No key can begin like this. It is there to prove, at each opening, that a second create fails."""
 ABANDONED_S = 86_400.0
 """An upload that began so long ago has no living writer. MinIO itself gives up such ones, too."""
-_WRITER = "x-amz-meta-everstep-writer"
-_PIECE = 1 << 20
+_NONCE_HEADER = "x-amz-meta-everstep-writer"
+_CHUNK_BYTES = 1 << 20
 
 T = TypeVar("T")
 
@@ -75,15 +75,15 @@ class S3Store:
         self._objects = S3Objects(settings)
         self._requests = self._objects.requests
         if not read_only:
-            self._prove()
+            self._require_atomic_create()
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        return self._objects.get(self._name(key), start, length)
+        return self._objects.get(self._object_name(key), start, length)
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
-        name = self._name(key)
+        name = self._object_name(key)
         with buffer.cast("B") as view:
-            for _ in range(READS_AGAIN):
+            for _ in range(READ_ATTEMPTS):
                 found = self._requests.send("HEAD", name)
                 short = start + len(view) - int(found.headers["content-length"])
                 if short > 0:
@@ -93,15 +93,15 @@ class S3Store:
         raise StoreError(f"{self.uri}/{key}: is being replaced again and again while it is read")
 
     def put(self, key: str, source: bytes | memoryview | Path) -> None:
-        name = self._name(key)
-        with _bytes_of(source) as data:
-            if len(data) <= 2 * PART:
-                self._upload("PUT", name, data)
+        name = self._object_name(key)
+        with _open_source(source) as data:
+            if len(data) <= 2 * PART_BYTES:
+                self._send_paced("PUT", name, data)
             else:
                 self._put_in_parts(name, data)
 
     def create(self, key: str, data: bytes) -> bool:
-        return self._create(self._name(key), data)
+        return self._create(self._object_name(key), data)
 
     def list(self, prefix: str) -> Iterator[Entry]:
         check_prefix(prefix)
@@ -113,28 +113,28 @@ class S3Store:
 
     def delete(self, key: str) -> None:
         with suppress(NoSuchKey):
-            self._requests.send("DELETE", self._name(key))
+            self._requests.send("DELETE", self._object_name(key))
 
     def sweep(self, prefix: str, dry_run: bool = False) -> Iterator[Entry]:
         check_prefix(prefix)
         below = self._base + prefix
         found = [*self._requests.uploads(below)]
         for upload in found or [one for one in self._requests.uploads("") if one.name.startswith(below)]:
-            if upload.begun < time.time() - ABANDONED_S:
+            if upload.initiated < time.time() - ABANDONED_S:
                 with suppress(NoSuchKey):  # It ended since.
-                    size = self._requests.uploaded(upload)
-                    yield Entry(upload.name.removeprefix(self._base), size, upload.begun)
+                    size = self._requests.uploaded_bytes(upload)
+                    yield Entry(upload.name.removeprefix(self._base), size, upload.initiated)
                     if not dry_run:
-                        self._give_up(upload.name, upload.upload_id)
+                        self._abort_upload(upload.name, upload.upload_id)
 
-    def _give_up(self, name: str, upload: str) -> None:
+    def _abort_upload(self, name: str, upload: str) -> None:
         self._requests.send("DELETE", name, query={"uploadId": upload}, wanted=(404,))
 
-    def _name(self, key: str) -> str:
+    def _object_name(self, key: str) -> str:
         check_key(key)
         return self._base + key
 
-    def _prove(self) -> None:
+    def _require_atomic_create(self) -> None:
         """At most one object per prefix is left; the first opening makes it, each one asks for it again."""
         for _ in range(2):
             if not self._create(self._base + PROBE, b""):
@@ -148,18 +148,18 @@ class S3Store:
         """PUT if the name is free. A retry that meets its own success finds its nonce in the object's metadata."""
         nonce = secrets.token_hex(16)
         with memoryview(data) as view:
-            answer = self._upload("PUT", name, view, {_WRITER: nonce}, {"If-None-Match": "*"}, (412,))
+            answer = self._send_paced("PUT", name, view, {_NONCE_HEADER: nonce}, {"If-None-Match": "*"}, (412,))
         if answer.status != 412:
             return True
-        return answer.attempts > 1 and self._written_by(name, nonce)
+        return answer.attempts > 1 and self._is_written_by(name, nonce)
 
-    def _written_by(self, name: str, nonce: str) -> bool:
+    def _is_written_by(self, name: str, nonce: str) -> bool:
         try:
-            return self._requests.send("HEAD", name).headers.get(_WRITER) == nonce
+            return self._requests.send("HEAD", name).headers.get(_NONCE_HEADER) == nonce
         except NoSuchKey:
             return False
 
-    def _upload(
+    def _send_paced(
         self,
         method: str,
         name: str,
@@ -173,31 +173,31 @@ class S3Store:
             name,
             query=query,
             headers=headers,
-            body=lambda: self._pace.slices(data, _PIECE),
+            body=lambda: self._pace.slices(data, _CHUNK_BYTES),
             length=len(data),
             wanted=wanted,
         )
 
     def _put_in_parts(self, name: str, data: memoryview) -> None:
-        size = max(PART, -(-len(data) // MOST_PARTS))
+        size = max(PART_BYTES, -(-len(data) // MAX_PARTS))
         nonce = secrets.token_hex(16)
-        begun = self._requests.send("POST", name, query={"uploads": "", _WRITER: nonce})
-        upload = _text(begun.data, "UploadId")
+        begun = self._requests.send("POST", name, query={"uploads": "", _NONCE_HEADER: nonce})
+        upload = _xml_text(begun.data, "UploadId")
 
         def send(number: int) -> str:
             with data[number * size : (number + 1) * size] as part:
                 query = {"partNumber": str(number + 1), "uploadId": upload}
-                return self._upload("PUT", name, part, query).headers["etag"]
+                return self._send_paced("PUT", name, part, query).headers["etag"]
 
         try:
-            tags = _together(send, -(-len(data) // size))
-            self._complete(name, upload, tags, nonce)
+            tags = _run_parallel(send, -(-len(data) // size))
+            self._complete_upload(name, upload, tags, nonce)
         except BaseException:
             with suppress(StoreError, NoSuchKey):
-                self._give_up(name, upload)
+                self._abort_upload(name, upload)
             raise
 
-    def _complete(self, name: str, upload: str, tags: Sequence[str], nonce: str) -> None:
+    def _complete_upload(self, name: str, upload: str, tags: Sequence[str], nonce: str) -> None:
         """Make the parts one object. S3 may answer 200 and an error in the body; a retry may find its work done."""
         root = ElementTree.Element("CompleteMultipartUpload")
         for number, tag in enumerate(tags, 1):
@@ -206,15 +206,15 @@ class S3Store:
             ElementTree.SubElement(part, "ETag").text = tag
         body = ElementTree.tostring(root)
         done = self._requests.send("POST", name, query={"uploadId": upload}, body=body, wanted=(404,))
-        if (done.status == 404 or b"<Error>" in done.data) and not self._written_by(name, nonce):
+        if (done.status == 404 or b"<Error>" in done.data) and not self._is_written_by(name, nonce):
             raise StoreError(f"{self.uri}: {name}: the upload's parts were not made one object ({done.code})")
 
     def _read_ranges(self, name: str, start: int, view: memoryview, tag: str) -> bool:
         """Fill `view` by ranges of the version `tag`; False when the object is another one by now."""
 
         def read(number: int) -> bool:
-            first = number * PART
-            with view[first : first + PART] as piece:
+            first = number * PART_BYTES
+            with view[first : first + PART_BYTES] as piece:
                 wanted = f"bytes={start + first}-{start + first + len(piece) - 1}"
                 headers = {"Range": wanted, "If-Match": tag}
                 answer = self._requests.send("GET", name, headers=headers, into=piece, wanted=(412,))
@@ -222,14 +222,14 @@ class S3Store:
                     raise StoreError(f"{self.uri}: the store ignores the Range of a GET; use one that honours it")
                 return answer.status == 206 and answer.filled == len(piece)
 
-        return all(_together(read, -(-len(view) // PART)))
+        return all(_run_parallel(read, -(-len(view) // PART_BYTES)))
 
 
-def _together(work: Callable[[int], T], count: int) -> list[T]:
+def _run_parallel(work: Callable[[int], T], count: int) -> list[T]:
     """`work(0)`, `work(1)`...: PARALLEL at once; the results in order. The first error stops what has not begun."""
     if count <= 1:
         return [work(number) for number in range(count)]
-    with ThreadPoolExecutor(min(PARALLEL, count), "everstep-store") as pool:
+    with ThreadPoolExecutor(min(MAX_PARALLEL, count), "everstep-store") as pool:
         try:
             return list(pool.map(work, range(count)))
         except BaseException:
@@ -238,7 +238,7 @@ def _together(work: Callable[[int], T], count: int) -> list[T]:
 
 
 @contextmanager
-def _bytes_of(source: bytes | memoryview | Path) -> Iterator[memoryview]:
+def _open_source(source: bytes | memoryview | Path) -> Iterator[memoryview]:
     """The source's bytes where they are; a file is mapped."""
     if not isinstance(source, Path):
         with memoryview(source).cast("B") as view:
@@ -256,7 +256,7 @@ def _bytes_of(source: bytes | memoryview | Path) -> Iterator[memoryview]:
         yield view
 
 
-def _text(data: bytes, name: str) -> str:
+def _xml_text(data: bytes, name: str) -> str:
     """The text of the first element `name` below the root, in whatever namespace."""
     found = ElementTree.fromstring(data).findtext(f"{{*}}{name}")
     if not found:

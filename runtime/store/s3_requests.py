@@ -30,16 +30,16 @@ from everstep.runtime.store.s3_settings import Settings
 ATTEMPTS = 6
 """Of one request; the pauses between them add up to 3 s at most."""
 FIRST_PAUSE_S = 0.1
-CONNECT_S = 10.0
-SILENCE_S = 60.0
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
 """Without a byte for so long a connection counts as broken."""
-AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses that another attempt may mend."""
-AGAIN_CODES = frozenset({"RequestTimeout", "SlowDown", "ConditionalRequestConflict", "OperationAborted"})
-_FULL = ("XMinioStorageFull", "QuotaExceeded", "XMinioAdminBucketQuotaExceeded")
-_OTHER_REGION = ("AuthorizationQueryParametersError", "AuthorizationHeaderMalformed", "MissingFields")
+RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "ConditionalRequestConflict", "OperationAborted"})
+_FULL_CODES = ("XMinioStorageFull", "QuotaExceeded", "XMinioAdminBucketQuotaExceeded")
+_WRONG_REGION_CODES = ("AuthorizationQueryParametersError", "AuthorizationHeaderMalformed", "MissingFields")
 """As Amazon S3 and MinIO (the last one, for a PUT) call a request that is signed for another region."""
-_VALID = timedelta(hours=1)
+_SIGNATURE_LIFETIME = timedelta(hours=1)
 
 Body = bytes | Callable[[], Generator[memoryview]]
 """What is sent; a function makes the pieces anew for each attempt."""
@@ -67,7 +67,7 @@ class Upload(NamedTuple):
 
     name: str
     upload_id: str
-    begun: float
+    initiated: float
     """Unix time."""
 
 
@@ -81,7 +81,7 @@ class Requests:
         except OSError as error:
             raise StoreError(f"AWS_CA_BUNDLE or SSL_CERT_FILE {settings.ca_file}: cannot be used ({error})") from None
         waiting = Retry(
-            ATTEMPTS - 1, backoff_factor=FIRST_PAUSE_S, status_forcelist=sorted(AGAIN), raise_on_status=False
+            ATTEMPTS - 1, backoff_factor=FIRST_PAUSE_S, status_forcelist=sorted(RETRIED_STATUSES), raise_on_status=False
         )
         self._minio = Minio(
             settings.host,
@@ -91,7 +91,9 @@ class Requests:
             secure=settings.secure,
             region=settings.region,
             http_client=PoolManager(
-                timeout=Timeout(connect=CONNECT_S, read=SILENCE_S), retries=waiting, ssl_context=self._trust
+                timeout=Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
+                retries=waiting,
+                ssl_context=self._trust,
             ),
         )
         self._idle: deque[http.client.HTTPConnection] = deque()
@@ -117,25 +119,25 @@ class Requests:
         for attempt in range(1, ATTEMPTS + 1):
             address = self._address(method, key, query or {})
             try:
-                answer = self._once(method, address, sent, body, into, attempt)
+                answer = self._send_once(method, address, sent, body, into, attempt)
             except ssl.SSLCertVerificationError as error:
-                self._distrusted(error)
+                self._raise_distrusted(error)
             except (OSError, http.client.HTTPException) as error:
                 if attempt == ATTEMPTS:
-                    self._unreachable(error)
+                    self._raise_unreachable(error)
                 self._wait(attempt, "")
                 continue
             if answer.status in (200, 204, 206, *wanted):
                 return answer
-            if attempt < ATTEMPTS and (answer.status in AGAIN or answer.code in AGAIN_CODES):
+            if attempt < ATTEMPTS and (answer.status in RETRIED_STATUSES or answer.code in RETRIED_CODES):
                 self._wait(attempt, answer.headers.get("retry-after", ""))
                 continue
-            self._refused(method, key, answer.status, answer.code, answer.message)
+            self._raise_refused(method, key, answer.status, answer.code, answer.message)
         raise AssertionError("the last attempt returns or raises")
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """The objects below `prefix`, in key order. Raises StoreError."""
-        with self._telling(prefix):
+        with self._explain_errors(prefix):
             for found in self._minio.list_objects(self._settings.bucket, prefix=prefix, recursive=True):
                 modified = found.last_modified.timestamp() if found.last_modified else 0.0
                 yield Entry(str(found.object_name), found.size or 0, modified)
@@ -147,41 +149,41 @@ class Requests:
         """
         marker, more = None, True
         while more:
-            with self._telling(prefix):
+            with self._explain_errors(prefix):
                 found = self._minio._list_multipart_uploads(self._settings.bucket, prefix=prefix, key_marker=marker)
             for one in found.uploads:
                 begun = one.initiated_time.timestamp() if one.initiated_time else math.inf
                 yield Upload(str(one.object_name), str(one.upload_id), begun)
             marker, more = found.next_key_marker, found.is_truncated
 
-    def uploaded(self, upload: Upload) -> int:
+    def uploaded_bytes(self, upload: Upload) -> int:
         """Bytes of its first 1,000 parts. Raises StoreError."""
-        with self._telling(upload.name):
+        with self._explain_errors(upload.name):
             found = self._minio._list_parts(self._settings.bucket, upload.name, upload.upload_id)
         return sum(part.size or 0 for part in found.parts)
 
     @contextmanager
-    def _telling(self, prefix: str) -> Iterator[None]:
+    def _explain_errors(self, prefix: str) -> Iterator[None]:
         """Raises StoreError for what minio raises of a listing."""
         try:
             yield
         except S3Error as error:
             status = error.response.status if error.response is not None else 0
-            self._refused("LIST", prefix, status, str(error.code), str(error.message))
+            self._raise_refused("LIST", prefix, status, str(error.code), str(error.message))
         except HTTPError as error:
             if isinstance(cause := getattr(error, "reason", error), ssl.SSLCertVerificationError):
-                self._distrusted(cause)
-            self._unreachable(error)
+                self._raise_distrusted(cause)
+            self._raise_unreachable(error)
         except MinioException as error:
             raise StoreError(f"{self._settings.uri}: {self._settings.endpoint} cannot list it: {error}") from None
 
     def _address(self, method: str, key: str, query: Mapping[str, str]) -> str:
         told: dict[str, str | list[str] | tuple[str]] = dict(query)
         return self._minio.get_presigned_url(
-            method, self._settings.bucket, key, expires=_VALID, extra_query_params=told
+            method, self._settings.bucket, key, expires=_SIGNATURE_LIFETIME, extra_query_params=told
         )
 
-    def _once(
+    def _send_once(
         self,
         method: str,
         address: str,
@@ -202,14 +204,14 @@ class Requests:
             told = {name.lower(): value for name, value in response.getheaders()}
             status = response.status
             if into is not None and status in (200, 206):
-                filled = _fill(response, into, int(told.get("content-length", "0")))
+                filled = _read_body(response, into, int(told.get("content-length", "0")))
                 if not response.isclosed():
                     connection.close()
                 return Answer(status, told, b"", attempts=attempt, filled=filled)
             data = response.read()
             if cut:
                 connection.close()
-        code, message = _error(data) if status >= 300 else ("", "")
+        code, message = _parse_error(data) if status >= 300 else ("", "")
         code = code or told.get("x-minio-error-code", "")  # The answer to a HEAD has no body.
         return Answer(status, told, data, code, message, attempt)
 
@@ -220,12 +222,12 @@ class Requests:
             connection = self._idle.pop()
         except IndexError:
             if self._trust is None:
-                connection = http.client.HTTPConnection(host, timeout=CONNECT_S)
+                connection = http.client.HTTPConnection(host, timeout=CONNECT_TIMEOUT_S)
             else:
-                connection = http.client.HTTPSConnection(host, timeout=CONNECT_S, context=self._trust)
+                connection = http.client.HTTPSConnection(host, timeout=CONNECT_TIMEOUT_S, context=self._trust)
             connection.connect()
-            connection.sock.settimeout(SILENCE_S)
-            connection.timeout = SILENCE_S
+            connection.sock.settimeout(READ_TIMEOUT_S)
+            connection.timeout = READ_TIMEOUT_S
         try:
             yield connection
         except BaseException:
@@ -240,7 +242,7 @@ class Requests:
             pause = max(pause, min(float(told or 0), 10.0))
         self._pause(pause)
 
-    def _refused(self, method: str, key: str, status: int, code: str, message: str) -> NoReturn:
+    def _raise_refused(self, method: str, key: str, status: int, code: str, message: str) -> NoReturn:
         there, endpoint = self._settings.uri, self._settings.endpoint
         why = f"{code}: {message}" if message else code or f"status {status}"
         if code == "NoSuchBucket":
@@ -249,16 +251,16 @@ class Requests:
             raise NoSuchKey(key.removeprefix(self._settings.prefix))
         if code == "RequestTimeTooSkewed":
             raise StoreError(f"{there}: this machine's clock is not that of {endpoint}; set it right")
-        if status in (301, 307) or code in _OTHER_REGION:
+        if status in (301, 307) or code in _WRONG_REGION_CODES:
             raise StoreError(f"{there}: {endpoint} refuses to {method} ({why}); set AWS_REGION to the bucket's region")
         if status == 403:
             mend = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they may do"
             raise StoreError(f"{there}: {endpoint} refuses to {method} with these credentials ({why}); {mend}")
-        if code in _FULL or status == 507:
+        if code in _FULL_CODES or status == 507:
             raise StoreError(f"{there}: {endpoint} is full ({why}); free some space or choose another --store")
         raise StoreError(f"{there}: {method} {key}: {endpoint} answers {status} ({why})")
 
-    def _unreachable(self, error: Exception) -> NoReturn:
+    def _raise_unreachable(self, error: Exception) -> NoReturn:
         told = str(getattr(error, "reason", error)) or type(error).__name__
         if isinstance(error, socket.gaierror):
             told = "no such host"
@@ -267,14 +269,14 @@ class Requests:
             "MINIO_ENDPOINT or AWS_ENDPOINT_URL right?"
         ) from error
 
-    def _distrusted(self, error: ssl.SSLCertVerificationError) -> NoReturn:
+    def _raise_distrusted(self, error: ssl.SSLCertVerificationError) -> NoReturn:
         raise StoreError(
             f"{self._settings.uri}: the certificate of {self._settings.endpoint} is not trusted "
             f"({error.verify_message}); set AWS_CA_BUNDLE to a file with its authority's"
         ) from error
 
 
-def _fill(response: http.client.HTTPResponse, buffer: memoryview, promised: int) -> int:
+def _read_body(response: http.client.HTTPResponse, buffer: memoryview, promised: int) -> int:
     """Read the body straight into `buffer`; the bytes that came. Raises IncompleteRead when fewer than promised."""
     wanted, done = min(len(buffer), promised), 0
     while done < wanted:
@@ -288,7 +290,7 @@ def _fill(response: http.client.HTTPResponse, buffer: memoryview, promised: int)
     return done
 
 
-def _error(data: bytes) -> tuple[str, str]:
+def _parse_error(data: bytes) -> tuple[str, str]:
     """(code, message) of S3's XML; empty for anything else, such as the answer to a HEAD."""
     try:
         root = ElementTree.fromstring(data)

@@ -58,7 +58,7 @@ def settings_of(uri: str, environment: Mapping[str, str]) -> Settings:
             check_key(prefix)
     except ValueError as error:
         raise StoreError(f"{uri}: {error}") from None
-    name, endpoint = _first(environment, ENDPOINTS)
+    name, endpoint = _first_set(environment, ENDPOINTS)
     if not endpoint:
         raise StoreError(f"{uri}: {' or '.join(ENDPOINTS)} is not set; set it, such as http://minio:9000")
     place = urlsplit(endpoint)
@@ -72,14 +72,14 @@ def settings_of(uri: str, environment: Mapping[str, str]) -> Settings:
         prefix=prefix + "/" if prefix else "",
         host=place.netloc,
         secure=place.scheme == "https",
-        region=_first(environment, REGIONS)[1] or "us-east-1",
+        region=_first_set(environment, REGIONS)[1] or "us-east-1",
         access_key=environment[ACCESS_KEY],
         secret_key=environment[SECRET_KEY],
         session_token=environment.get(TOKEN) or None,
-        ca_file=_first(environment, CA_FILES)[1] or None,
+        ca_file=_first_set(environment, CA_FILES)[1] or None,
     )
 
 
-def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
+def _first_set(environment: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str]:
     """(name, value) of the first variable that is set and not empty; ("", "") without any."""
     return next(((name, environment[name]) for name in names if environment.get(name)), ("", ""))

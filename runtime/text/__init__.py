@@ -7,21 +7,21 @@ reads the eleventh file of an archive before the third; so these few lines read 
 """
 
 from everstep.runtime.text.borders import Extent, extents
-from everstep.runtime.text.documents import Piece, Reader, piece
+from everstep.runtime.text.documents import DocumentReader, Piece, piece_of
 from everstep.runtime.text.errors import TextError
-from everstep.runtime.text.files import KINDS, find
-from everstep.runtime.text.source import Facts, facts, open_bytes
+from everstep.runtime.text.files import KINDS, find_files
+from everstep.runtime.text.source import FileVersion, file_version, open_bytes
 
 __all__ = [
     "KINDS",
+    "DocumentReader",
     "Extent",
-    "Facts",
+    "FileVersion",
     "Piece",
-    "Reader",
     "TextError",
     "extents",
-    "facts",
-    "find",
+    "file_version",
+    "find_files",
     "open_bytes",
-    "piece",
+    "piece_of",
 ]

@@ -18,10 +18,10 @@ from everstep.runtime.text.files import Kind, kind_of
 _ZST_MAGIC = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = range(0x184D2A50, 0x184D2A60)
 _RLE, _RESERVED = 1, 3
-_LONGEST_HEADER = 18
+_MAX_HEADER_BYTES = 18
 _TAR_BLOCK = 512
 _BGZF = struct.Struct("<4s6xH2sHH")
-SPACING = 1 << 18
+BORDER_SPACING = 1 << 18
 """Borders are told at least so many bytes apart: a file may have a frame for each document."""
 
 
@@ -54,12 +54,12 @@ def extents(name: str) -> list[Extent]:
                 return _tar_members(file, name)
             if kind is Kind.ZIP:
                 return _zip_members(file, name)
-            return [Extent(name, kind, *_cuts(file, name, kind))]
+            return [Extent(name, kind, *_size_and_borders(file, name, kind))]
     except OSError as error:
         raise TextError(f"{name}: cannot be read ({error.strerror or error})") from None
 
 
-def _cuts(file: RawIOBase, name: str, kind: Kind) -> tuple[int, tuple[int, ...] | None]:
+def _size_and_borders(file: RawIOBase, name: str, kind: Kind) -> tuple[int, tuple[int, ...] | None]:
     """Size and borders."""
     if kind is Kind.PARQUET:
         borders = _row_groups(file, name)
@@ -114,7 +114,7 @@ def _zst_frames(file: RawIOBase, name: str, base: int, size: int) -> tuple[int, 
         at = _zst_frame_end(file, name, base, at, size)
         if at > size:
             raise TextError(f"{name}: cut off at byte {size}, in the middle of a Zstandard frame; fetch it again")
-        if at - borders[-1] >= SPACING or at == size:
+        if at - borders[-1] >= BORDER_SPACING or at == size:
             borders.append(at)
     return tuple(borders)
 
@@ -124,7 +124,7 @@ def _zst_frame_end(file: RawIOBase, name: str, base: int, at: int, size: int) ->
     import zstandard
 
     file.seek(base + at)
-    head = file.read(_LONGEST_HEADER)
+    head = file.read(_MAX_HEADER_BYTES)
     if len(head) < 8:
         return size + 1
     if int.from_bytes(head[:4], "little") in _SKIPPABLE:
@@ -157,7 +157,7 @@ def _bgzf_blocks(file: RawIOBase, size: int) -> tuple[int, ...]:
         if magic != b"\x1f\x8b\x08\x04" or (field, length) != (b"BC", 2) or at + block + 1 > size:
             return 0, size  # a plain gzip file
         at += block + 1
-        if at - borders[-1] >= SPACING or at == size:
+        if at - borders[-1] >= BORDER_SPACING or at == size:
             borders.append(at)
     return tuple(borders)
 

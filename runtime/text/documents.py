@@ -22,12 +22,12 @@ from everstep.runtime.text.borders import Extent
 from everstep.runtime.text.errors import TextError
 from everstep.runtime.text.files import Kind
 
-_BUFFER = 1 << 20
-_ROWS = 256
-LINE = 64 << 20
+_BUFFER_BYTES = 1 << 20
+_BATCH_ROWS = 256
+MAX_LINE_BYTES = 64 << 20
 """Bytes of the longest line that is read: some kilobytes of compressed data may hold hundreds of megabytes without a
 line break. A longer one is a bad document."""
-_LONG = b"\0 a line that was left out"
+_OMITTED_LINE = b"\0 a line that was left out"
 _WINDOW = 1 << 31
 """Of Zstandard, as --long=31 writes it."""
 Texts = tuple[str | None, ...]
@@ -53,7 +53,7 @@ class Piece:
         return f"{self.path}!{self.member}" if self.member else self.path
 
 
-def piece(extent: Extent, start: int, end: int) -> Piece:
+def piece_of(extent: Extent, start: int, end: int) -> Piece:
     """A range of an extent, by two of its borders."""
     return Piece(extent.path, extent.kind, extent.size, start, end, extent.member, extent.base)
 
@@ -66,7 +66,7 @@ class _BadDocument(ValueError):  # noqa: N818 - what it is
         self.column = column
 
 
-class Reader:
+class DocumentReader:
     """Reads the texts under `keys` from lines, rows and whole files (which have only one text, whatever its key)."""
 
     def __init__(self, keys: Sequence[str], *, required: bool = True, skip_bad: bool = False, flag: str = "") -> None:
@@ -84,7 +84,7 @@ class Reader:
         self._decode = msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename=names)).decode
 
     @property
-    def consumed(self) -> int:
+    def consumed_bytes(self) -> int:
         """Bytes of the pieces, as stored, that have been read so far."""
         return self._done + (self._window.taken if self._window else 0)
 
@@ -93,47 +93,47 @@ class Reader:
 
         Raises TextError with file, line and column for a document that is none, and for damaged data.
         """
-        how = {Kind.PARQUET: self._rows, Kind.TEXT: self._whole}.get(part.kind, self._lines)
+        how = {Kind.PARQUET: self._read_rows, Kind.TEXT: self._read_whole}.get(part.kind, self._read_lines)
         yield from how(part)
         self._done, self._window = self._done + part.end - part.start, None
 
-    def _lines(self, part: Piece) -> Iterator[Texts]:
+    def _read_lines(self, part: Piece) -> Iterator[Texts]:
         decode, astuple = self._decode, msgspec.structs.astuple
         number = 0
         try:
-            for number, line in enumerate(_lines_of(part, self._watch), 1):
+            for number, line in enumerate(_split_lines(part, self._track_window), 1):
                 try:
                     texts = astuple(decode(line))
                 except ValueError:
-                    texts = self._careful(part, number, line)
+                    texts = self._decode_refused_line(part, number, line)
                 if texts is None:
                     continue
                 if None in texts and self._required:
-                    texts = self._careful(part, number, line)
+                    texts = self._decode_refused_line(part, number, line)
                     if texts is None:
                         continue
                 yield texts
         except (gzip.BadGzipFile, zipfile.BadZipFile, EOFError, zlib.error, _zstd_error()) as error:
-            place = f"{part.name}:{_lines_before(part) + number + 1}"
+            place = f"{part.name}:{_count_lines_before(part) + number + 1}"
             raise TextError(f"{place}: the compressed data is damaged ({error}); fetch it again") from None
 
-    def _watch(self, window: "_Window") -> None:
+    def _track_window(self, window: "_Window") -> None:
         self._window = window
 
-    def _careful(self, part: Piece, number: int, line: bytes) -> Texts | None:
+    def _decode_refused_line(self, part: Piece, number: int, line: bytes) -> Texts | None:
         """The texts of a line that the fast decoder refused; None when it is to be skipped."""
         if not line.strip():
             return None
         try:
-            if line.startswith(_LONG):
-                raise _BadDocument(f"a line of more than {LINE >> 20} MiB; split or remove it")
-            return self._texts(_json(line))
+            if line.startswith(_OMITTED_LINE):
+                raise _BadDocument(f"a line of more than {MAX_LINE_BYTES >> 20} MiB; split or remove it")
+            return self._texts(_decode_json(line))
         except _BadDocument as error:
             if self._skip_bad:
                 self.skipped += 1
                 return None
             column = f":{error.column}" if error.column else ""
-            place = f"{part.name}:{_lines_before(part) + number}{column}"
+            place = f"{part.name}:{_count_lines_before(part) + number}{column}"
             raise TextError(f"{place}: {error}") from None
 
     def _texts(self, value: Any) -> Texts:
@@ -157,9 +157,9 @@ class Reader:
             raise _BadDocument("half a surrogate pair is no text; mend or remove the line") from None
         return value
 
-    def _whole(self, part: Piece) -> Iterator[Texts]:
+    def _read_whole(self, part: Piece) -> Iterator[Texts]:
         with ExitStack() as stack:
-            data = _opened(part, 0, part.size, stack).read()
+            data = _open_range(part, 0, part.size, stack).read()
         try:
             yield (data.decode(), *[None] * (len(self._keys) - 1))
         except UnicodeDecodeError as error:
@@ -169,7 +169,7 @@ class Reader:
             place = f"{part.name}:{data.count(10, 0, error.start) + 1}"
             raise TextError(f"{place}: not UTF-8 ({error.reason}); convert the file") from None
 
-    def _rows(self, part: Piece) -> Iterator[Texts]:
+    def _read_rows(self, part: Piece) -> Iterator[Texts]:
         import pyarrow
         from pyarrow import parquet
 
@@ -185,17 +185,17 @@ class Reader:
                     at += max(1, meta.row_group(group).total_byte_size)
                 columns = [key for key in self._keys if key in file.schema_arrow.names]
                 everything = dict.fromkeys(file.schema_arrow.names)
-                for batch in file.iter_batches(_ROWS, groups, columns):
+                for batch in file.iter_batches(_BATCH_ROWS, groups, columns):
                     for document in batch.to_pylist():
                         row += 1
-                        texts = self._careful_row(part, before + row, document if columns else everything)
+                        texts = self._decode_refused_row(part, before + row, document if columns else everything)
                         if texts is not None:
                             yield texts
         except (pyarrow.ArrowException, OSError) as error:
             told = str(error).splitlines()[0]
             raise TextError(f"{part.name}: damaged after row {before + row} ({told}); fetch it again") from None
 
-    def _careful_row(self, part: Piece, row: int, document: dict[str, Any]) -> Texts | None:
+    def _decode_refused_row(self, part: Piece, row: int, document: dict[str, Any]) -> Texts | None:
         try:
             return self._texts(document)
         except _BadDocument as error:
@@ -205,7 +205,7 @@ class Reader:
             raise TextError(f"{part.name}: row {row}: {error}") from None
 
 
-def _json(line: bytes) -> Any:
+def _decode_json(line: bytes) -> Any:
     try:
         return json.loads(line.rstrip(b"\r\n").decode("utf-8-sig"))
     except json.JSONDecodeError as error:
@@ -216,21 +216,25 @@ def _json(line: bytes) -> Any:
         raise _BadDocument("not JSON that can be read (nested too deeply); mend or remove the line") from None
 
 
-def _lines_of(part: Piece, watch: Callable[["_Window"], None]) -> Iterator[bytes]:
+def _split_lines(part: Piece, watch: Callable[["_Window"], None]) -> Iterator[bytes]:
     """The lines whose preceding line break lies in the piece, empty ones too."""
     with ExitStack() as stack:
-        head = _opened(part, part.start, part.end, stack, watch)
-        if part.start and not _line(head).endswith(b"\n"):
+        head = _open_range(part, part.start, part.end, stack, watch)
+        if part.start and not _read_line(head).endswith(b"\n"):
             return  # in the middle of a line that began before
         line = b"\n"
-        for line in iter(lambda: _line(head), b""):
+        for line in iter(lambda: _read_line(head), b""):
             if line.endswith(b"\n"):
                 yield line
         if part.end < part.size:
-            rest = _line(_opened(part, part.end, part.size, stack))
+            rest = _read_line(_open_range(part, part.end, part.size, stack))
             if not line.endswith(b"\n"):
-                long = line.startswith(_LONG) or rest.startswith(_LONG) or len(line) + len(rest) > LINE
-                rest = _LONG if long else line + rest
+                long = (
+                    line.startswith(_OMITTED_LINE)
+                    or rest.startswith(_OMITTED_LINE)
+                    or len(line) + len(rest) > MAX_LINE_BYTES
+                )
+                rest = _OMITTED_LINE if long else line + rest
             line = rest
             if line:
                 yield line
@@ -238,18 +242,18 @@ def _lines_of(part: Piece, watch: Callable[["_Window"], None]) -> Iterator[bytes
             yield line
 
 
-def _line(stream: Any) -> bytes:
+def _read_line(stream: Any) -> bytes:
     """The next line; empty at the end. Of one longer than LINE nothing is kept: _LONG stands for it."""
-    line = stream.readline(LINE)
-    if len(line) < LINE or line.endswith(b"\n"):
+    line = stream.readline(MAX_LINE_BYTES)
+    if len(line) < MAX_LINE_BYTES or line.endswith(b"\n"):
         return line
-    while rest := stream.readline(_BUFFER):
+    while rest := stream.readline(_BUFFER_BYTES):
         if rest.endswith(b"\n"):
-            return _LONG + b"\n"
-    return _LONG
+            return _OMITTED_LINE + b"\n"
+    return _OMITTED_LINE
 
 
-def _opened(
+def _open_range(
     part: Piece, start: int, end: int, stack: ExitStack, watch: Callable[["_Window"], None] | None = None
 ) -> Any:
     """Bytes [start, end) of an extent, decompressed; `watch` is handed the window through which they are read."""
@@ -259,14 +263,14 @@ def _opened(
     raw = _Window(file, part.base + start, part.base + end)
     if watch:
         watch(raw)
-    window = io.BufferedReader(raw, _BUFFER)
+    window = io.BufferedReader(raw, _BUFFER_BYTES)
     if part.kind in (Kind.LINES_GZ, Kind.JSON_GZ):
         return stack.enter_context(gzip.GzipFile(fileobj=window))
     if part.kind is Kind.LINES_ZST:
         import zstandard
 
         reader: Any = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(window, read_across_frames=True)
-        return io.BufferedReader(reader, _BUFFER)
+        return io.BufferedReader(reader, _BUFFER_BYTES)
     return window
 
 
@@ -292,14 +296,14 @@ class _Window(io.RawIOBase):
         return count
 
 
-def _lines_before(part: Piece) -> int:
+def _count_lines_before(part: Piece) -> int:
     """Number of the file's lines before the first of the piece: only counted for a message."""
     if not part.start:
         return 0
     count = 1
     with ExitStack() as stack, suppress(OSError, EOFError, zlib.error, _zstd_error()):  # damaged: as far as can be read
-        stream = _opened(part, 0, part.start, stack)
-        for chunk in iter(lambda: stream.read(_BUFFER), b""):
+        stream = _open_range(part, 0, part.start, stack)
+        for chunk in iter(lambda: stream.read(_BUFFER_BYTES), b""):
             count += chunk.count(b"\n")
     return count
 

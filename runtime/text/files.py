@@ -40,7 +40,7 @@ def kind_of(name: str) -> Kind:
     raise TextError(f"{name}: files of this kind are not read; give {', '.join(KINDS)}")
 
 
-def find(given: str, flag: str) -> list[str]:
+def find_files(given: str, flag: str) -> list[str]:
     """The files that `given` names: a file, a pattern, a folder, or several of them between commas; local or s3://.
 
     In the order given; files of one pattern or folder in natural order; none twice. Local ones with their absolute
@@ -50,7 +50,7 @@ def find(given: str, flag: str) -> list[str]:
     found: list[str] = []
     parts = [given] if Path(given).exists() else [part.strip() for part in given.split(",")]
     for part in filter(None, parts):
-        found += _match(part, flag)
+        found += _match_pattern(part, flag)
     if not found:
         raise TextError(f"{flag} {given!r}: names no file")
     for name in found:
@@ -58,23 +58,23 @@ def find(given: str, flag: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _match(part: str, flag: str) -> list[str]:
+def _match_pattern(part: str, flag: str) -> list[str]:
     scheme, colon, _ = part.partition("://")
     if colon and scheme == "s3":
         try:
-            files = source.objects(part, KINDS)
+            files = source.list_objects(part, KINDS)
         except StoreError as error:
             raise TextError(f"{flag} {error}") from None
     elif colon and scheme != "file":
         raise TextError(f"{flag} {part}: only local files and s3:// are read")
     else:
-        files = _local(part.removeprefix("file://"))
+        files = _find_local(part.removeprefix("file://"))
     if not files:
         raise TextError(f"{flag} {part}: matches no file; give a file, a glob or a folder with {', '.join(KINDS)}")
-    return sorted(files, key=natural)
+    return sorted(files, key=natural_key)
 
 
-def _local(part: str) -> list[str]:
+def _find_local(part: str) -> list[str]:
     plain = Path(part)
     paths = [plain] if plain.exists() else [Path(name) for name in glob.glob(part, recursive=True)]
     files = [path for path in paths if path.is_file()]
@@ -83,6 +83,6 @@ def _local(part: str) -> list[str]:
     return [str(path.absolute()) for path in files]
 
 
-def natural(name: str) -> list[tuple[int, str]]:
+def natural_key(name: str) -> list[tuple[int, str]]:
     """Sort key under which data_2 comes before data_10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

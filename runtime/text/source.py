@@ -12,12 +12,12 @@ from everstep.runtime.store import Entry, NoSuchKey, StoreError, open_objects
 if TYPE_CHECKING:
     from everstep.runtime.store.s3 import S3Objects
 
-S3 = "s3://"
+S3_SCHEME = "s3://"
 _SMALLEST, _LARGEST = 64 << 10, 4 << 20
 """Bytes of one request, at least; doubled from the first to the second while the reading goes on forwards."""
 
 
-class Facts(NamedTuple):
+class FileVersion(NamedTuple):
     """What tells one version of a file from another without reading it."""
 
     size: int
@@ -25,44 +25,44 @@ class Facts(NamedTuple):
     """Unix time."""
 
 
-def facts(name: str) -> Facts:
+def file_version(name: str) -> FileVersion:
     """Raises OSError for a file that is not there."""
-    if name.startswith(S3):
-        entry = _entry(name)
+    if name.startswith(S3_SCHEME):
+        entry = _find_object(name)
         if entry is None:
             raise StoreError(f"{name}: no such object")
-        return Facts(entry.size, entry.modified)
+        return FileVersion(entry.size, entry.modified)
     stat = Path(name).stat()
-    return Facts(stat.st_size, stat.st_mtime)
+    return FileVersion(stat.st_size, stat.st_mtime)
 
 
 def open_bytes(name: str) -> io.RawIOBase:
     """The file, to be read at any place. Raises OSError for one that is not there."""
-    if not name.startswith(S3):
+    if not name.startswith(S3_SCHEME):
         return io.FileIO(name)
-    bucket, key = _split(name)
-    return _Object(name, _in_bucket(bucket), key, facts(name).size)
+    bucket, key = _split_uri(name)
+    return _ObjectFile(name, _open_bucket(bucket), key, file_version(name).size)
 
 
-def objects(pattern: str, endings: tuple[str, ...]) -> list[str]:
+def list_objects(pattern: str, endings: tuple[str, ...]) -> list[str]:
     """The objects that are meant: one by its name, those right in a folder with these endings, all that fit a pattern.
 
     `*`, `?` and `[...]` stay within one part of a key; `**` does not. Raises StoreError.
     """
-    bucket, key = _split(pattern)
+    bucket, key = _split_uri(pattern)
     if not re.search(r"[*?[]", key):
-        if not key.endswith("/") and key and _entry(pattern):
+        if not key.endswith("/") and key and _find_object(pattern):
             return [pattern]
         folder = key.rstrip("/") + "/" if key.rstrip("/") else ""
-        names = [entry.key for entry in _in_bucket(bucket).list(folder)]
+        names = [entry.key for entry in _open_bucket(bucket).list(folder)]
         right_there = [name for name in names if "/" not in name.removeprefix(folder)]
-        return [f"{S3}{bucket}/{name}" for name in right_there if name.endswith(endings)]
+        return [f"{S3_SCHEME}{bucket}/{name}" for name in right_there if name.endswith(endings)]
     fixed = re.split(r"[*?[]", key)[0]
-    fits = re.compile(_expression(key)).fullmatch
-    return [f"{S3}{bucket}/{entry.key}" for entry in _in_bucket(bucket).list(fixed) if fits(entry.key)]
+    fits = re.compile(_glob_regex(key)).fullmatch
+    return [f"{S3_SCHEME}{bucket}/{entry.key}" for entry in _open_bucket(bucket).list(fixed) if fits(entry.key)]
 
 
-def _expression(pattern: str) -> str:
+def _glob_regex(pattern: str) -> str:
     """A regular expression for a glob pattern, as pathlib's `full_match` defines it."""
     parts = []
     for part in re.split(r"(\*\*/|\*\*|\*|\?|\[[^]]+\])", pattern):
@@ -77,25 +77,25 @@ def _expression(pattern: str) -> str:
     return "".join(parts)
 
 
-def _split(name: str) -> tuple[str, str]:
-    bucket, _, key = name.removeprefix(S3).partition("/")
+def _split_uri(name: str) -> tuple[str, str]:
+    bucket, _, key = name.removeprefix(S3_SCHEME).partition("/")
     return bucket, key
 
 
-def _entry(name: str) -> Entry | None:
+def _find_object(name: str) -> Entry | None:
     """The object of that name: of all that begin with it, the first in order."""
-    bucket, key = _split(name)
-    first = next(_in_bucket(bucket).list(key), None)
+    bucket, key = _split_uri(name)
+    first = next(_open_bucket(bucket).list(key), None)
     return first if first and first.key == key else None
 
 
 @lru_cache
-def _in_bucket(bucket: str) -> "S3Objects":
+def _open_bucket(bucket: str) -> "S3Objects":
     """Its connections are kept."""
-    return open_objects(f"{S3}{bucket}")
+    return open_objects(f"{S3_SCHEME}{bucket}")
 
 
-class _Object(io.RawIOBase):
+class _ObjectFile(io.RawIOBase):
     """An object of a store as a file. Holds the bytes of one request, _LARGEST at most."""
 
     def __init__(self, name: str, objects: "S3Objects", key: str, size: int) -> None:

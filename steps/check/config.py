@@ -45,7 +45,7 @@ class Config:
 
     def check(self) -> None:
         """Raise StepError for numbers that contradict themselves and pairs that cannot be read."""
-        from everstep.runtime.diagnosis.switchbox import SwitchboxError, parse_box
+        from everstep.runtime.diagnosis.switchbox import SwitchboxError, parse_switchbox
 
         if self.nodes < 1:
             raise StepError(f"--nodes {self.nodes}: at least 1 is needed")
@@ -57,6 +57,6 @@ class Config:
             raise StepError(f"--timeout {self.timeout:g}: must be above 0 (seconds)")
         if self.switchbox_check:
             try:
-                parse_box(self.box_pairs, self.min_bandwidth, self.min_channels)
+                parse_switchbox(self.box_pairs, self.min_bandwidth, self.min_channels)
             except SwitchboxError as error:
                 raise StepError(str(error)) from None

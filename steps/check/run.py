@@ -13,20 +13,22 @@ from everstep.steps.entry import NO_QUORUM, TRY_AGAIN, Result, StepError
 def run(config: Config) -> Result:
     """Raises StepError with exit code 3 when fewer than `min_nodes` are usable; the verdict is written all the same."""
     from everstep.runtime.diagnosis import report
-    from everstep.runtime.diagnosis.errors import MeasuringError
+    from everstep.runtime.diagnosis.errors import MeasurementError
     from everstep.runtime.diagnosis.evidence import Round
-    from everstep.runtime.diagnosis.single_machine import check_here
-    from everstep.runtime.diagnosis.switchbox import SwitchboxError, parse_box
-    from everstep.runtime.diagnosis.verdicts import usable
+    from everstep.runtime.diagnosis.single_machine import check_one_machine
+    from everstep.runtime.diagnosis.switchbox import SwitchboxError, parse_switchbox
+    from everstep.runtime.diagnosis.verdicts import usable_count
 
     def on_round(told: Round) -> None:
         print(report.round_line(told), file=sys.stderr, flush=True)
 
-    box = parse_box(config.box_pairs, config.min_bandwidth, config.min_channels) if config.switchbox_check else None
+    box = (
+        parse_switchbox(config.box_pairs, config.min_bandwidth, config.min_channels) if config.switchbox_check else None
+    )
     hosts = [f"local-{index}" for index in range(config.nodes)]
     try:
         verdicts, rounds = asyncio.run(
-            check_here(
+            check_one_machine(
                 hosts,
                 timeout_s=config.timeout,
                 exclude_straggler=config.exclude_straggler,
@@ -36,17 +38,17 @@ def run(config: Config) -> Result:
         )
     except SwitchboxError as error:
         raise StepError(str(error)) from None
-    except MeasuringError as error:
+    except MeasurementError as error:
         raise StepError(str(error), TRY_AGAIN) from None
     if box is not None:
         for line in report.link_lines(rounds, box.min_bandwidth):
             print(line, file=sys.stderr)
-    report.tell(sys.stderr, verdicts, rounds)
-    told = report.facts(verdicts, rounds, config.min_nodes)
+    report.print_verdicts(sys.stderr, verdicts, rounds)
+    told = report.json_report(verdicts, rounds, config.min_nodes)
     path = _write(config, told)
-    if usable(verdicts) < config.min_nodes:
+    if usable_count(verdicts) < config.min_nodes:
         worst = "; ".join(f"{one.node}: {one.reason}" for one in verdicts if one.avoid)
-        short = f"{usable(verdicts)} of {config.nodes} nodes usable, {config.min_nodes} needed"
+        short = f"{usable_count(verdicts)} of {config.nodes} nodes usable, {config.min_nodes} needed"
         raise StepError(f"{short} ({worst}); see {path}", NO_QUORUM)
     outputs = {"avoid_hosts": json.dumps(told["avoid_hosts"])}
     return Result(report.summary(verdicts, rounds), outputs, told, {path.name: path})

@@ -37,7 +37,7 @@ def run(config: Config) -> Result:
     settings = {"text_key": config.text_key, "validation_share": config.validation_share}
     digest = _digest(sources, settings)
     key = f"corpora/{digest}"
-    meta = finished.find(config.store, key, MANIFEST)
+    meta = finished.find_manifest(config.store, key, MANIFEST)
     if meta is None:
         meta = _make(config, sources, settings, key)
     else:
@@ -45,7 +45,7 @@ def run(config: Config) -> Result:
     return Result(
         summary=f"{meta['documents'] + meta['validation_documents']} documents  "
         f"{(meta['bytes'] + meta['validation_bytes']) / 1e6:.1f} MB",
-        outputs={"uri": finished.uri(config.store, key), "documents": str(meta["documents"])},
+        outputs={"uri": finished.data_uri(config.store, key), "documents": str(meta["documents"])},
         facts={name: value for name, value in meta.items() if name not in ("files", "sources")},
     )
 

@@ -34,7 +34,7 @@ def find(source: str) -> list[str]:
     Raises StepError for a part that matches nothing and for a file of a kind that is not read.
     """
     try:
-        return text.find(source, "--source")
+        return text.find_files(source, "--source")
     except text.TextError as error:
         raise StepError(str(error)) from None
 
@@ -45,7 +45,7 @@ def from_files(names: list[str], text_key: str) -> list[Source]:
     for name in names:
         try:
             with text.open_bytes(name):
-                size = text.facts(name).size
+                size = text.file_version(name).size
         except OSError as error:
             raise StepError(f"{name}: cannot be read ({error.strerror or error})") from None
         last = name.rpartition("/")[2]
@@ -103,10 +103,10 @@ def _read_python(path: Path) -> Iterator[str]:
 
 def _read(name: str, text_key: str) -> Iterator[str]:
     """The documents of one file. Raises StepError with file, line and what is wrong with it."""
-    reader = text.Reader((text_key,), flag="--text-key")
+    reader = text.DocumentReader((text_key,), flag="--text-key")
     try:
         for extent in text.extents(name):
-            for (document,) in reader.read(text.piece(extent, 0, extent.size)):
+            for (document,) in reader.read(text.piece_of(extent, 0, extent.size)):
                 yield document or ""
     except text.TextError as error:
         raise StepError(str(error)) from None

@@ -33,12 +33,12 @@ def run(config: Config) -> Result:
     except DatasetError as error:
         raise StepError(f"--validation {error}") from None
     key = f"models/{_digest(config, data)}"
-    metrics = finished.find(config.store, key, MANIFEST)
+    metrics = finished.find_manifest(config.store, key, MANIFEST)
     if metrics is None:
         metrics = _evaluate(config, data, key)
     else:
         print("this checkpoint was evaluated before", file=sys.stderr)
-    uri = finished.uri(config.store, key)
+    uri = finished.data_uri(config.store, key)
     folder = Path(config.outputs)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "metrics.json"
@@ -54,9 +54,9 @@ def _short(value: float) -> str:
 
 def _digest(config: Config, data: "TokenDataset") -> str:
     """Content decides the name: the checkpoint's manifest, the dataset's, and what is asked."""
-    from everstep.runtime.checkpoint.stored.manifest import encoded
+    from everstep.runtime.checkpoint.stored.manifest import encode_manifest
 
-    manifest = encoded(read_manifest(config.checkpoint))
+    manifest = encode_manifest(read_manifest(config.checkpoint))
     asked = [VERSION, config.model, config.windows, config.sample_tokens, data.split, dict(data.meta)]
     return hashlib.sha256(manifest + json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
 

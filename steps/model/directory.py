@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from everstep.runtime.store import NoSuchKey, Store, StoreError, absolute, in_s3, local_folder, open_store
+from everstep.runtime.store import NoSuchKey, Store, StoreError, absolute_uri, fetch_folder, is_s3_uri, open_store
 from everstep.steps.entry import StepError
 
 TINY = "tiny"
@@ -45,7 +45,7 @@ def check(model: str, sequence_length: int = 1) -> dict[str, Any]:
 def check_finished(model: str, sequence_length: int = 1) -> dict[str, Any]:
     """The same for what workers shall read: in S3 it must be finished by a step. Raises StepError."""
     config = check(model, sequence_length)
-    if in_s3(model) and not is_finished(model):
+    if is_s3_uri(model) and not is_finished(model):
         raise StepError(
             f"--model {model}: not in the store yet; `python -m everstep.steps.model --model {model}` puts it there"
         )
@@ -63,7 +63,7 @@ def is_finished(model: str) -> bool:
 
 def opened(model: str) -> Store:
     """Its files, to be read. Raises StepError for a name that is no place."""
-    if not in_s3(model) and not Path(model).is_dir():
+    if not is_s3_uri(model) and not Path(model).is_dir():
         raise StepError(
             f"--model {model}: neither `{TINY}` nor a directory; everstep.steps.model makes one of smollm2 and s3://"
         )
@@ -72,9 +72,9 @@ def opened(model: str) -> Store:
 
 def place(model: str) -> str:
     """Its address, whatever directory a process works in."""
-    return model if model == TINY else absolute(model)
+    return model if model == TINY else absolute_uri(model)
 
 
 def folder(model: str) -> Path:
     """Its files on this machine; from S3 they are fetched. Raises NoSuchKey for what is not finished, StoreError."""
-    return local_folder(model, MANIFEST) if in_s3(model) else Path(model)
+    return fetch_folder(model, MANIFEST) if is_s3_uri(model) else Path(model)

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from everstep.runtime.data import finished
-from everstep.runtime.store import NoSuchKey, Store, StoreError, download, in_s3
+from everstep.runtime.store import NoSuchKey, Store, StoreError, download, is_s3_uri
 from everstep.steps.entry import Result, StepError
 from everstep.steps.model import directory, smollm2
 from everstep.steps.model.config import Config
@@ -22,7 +22,7 @@ def run(config: Config) -> Result:
         return Result(f"{TINY}: random weights", {"uri": TINY, "tokenizer": config.tokenizer})
     if config.model == smollm2.NAME:
         uri, facts = _smollm2(config.store)
-    elif in_s3(config.model) and not directory.is_finished(config.model):
+    elif is_s3_uri(config.model) and not directory.is_finished(config.model):
         uri, facts = _fetched(config)
     else:
         uri, facts = directory.place(config.model), {}
@@ -36,13 +36,13 @@ def run(config: Config) -> Result:
 def _smollm2(store: str) -> tuple[str, dict[str, Any]]:
     file = smollm2.source()
     key = f"models/{smollm2.digest(file)}"
-    facts = finished.find(store, key, MANIFEST)
+    facts = finished.find_manifest(store, key, MANIFEST)
     if facts is None:
         print(f"{file.name}: converted to float32, once", file=sys.stderr)
         with finished.draft(store, key, MANIFEST) as draft:
             facts = {"version": 1, "source": file.name, "parameters": smollm2.convert(file, draft.folder)}
             draft.commit(facts)
-    return finished.uri(store, key), facts
+    return finished.data_uri(store, key), facts
 
 
 def _fetched(config: Config) -> tuple[str, dict[str, Any]]:
@@ -51,7 +51,7 @@ def _fetched(config: Config) -> tuple[str, dict[str, Any]]:
     found = [entry for entry in source.list("") if entry.key.endswith(KINDS) and "/" not in entry.key]
     named = [source.uri, *found]
     key = f"models/{hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]}"
-    facts = finished.find(config.store, key, MANIFEST)
+    facts = finished.find_manifest(config.store, key, MANIFEST)
     if facts is None:
         with finished.draft(config.store, key, MANIFEST) as draft:
             for entry in found:
@@ -62,7 +62,7 @@ def _fetched(config: Config) -> tuple[str, dict[str, Any]]:
                     raise StepError(f"--model {config.model}: {error}") from None
             facts = {"version": 1, "source": source.uri}
             draft.commit(facts)
-    return finished.uri(config.store, key), facts
+    return finished.data_uri(config.store, key), facts
 
 
 def _own_tokenizer(uri: str) -> str:

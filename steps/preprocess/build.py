@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from everstep.runtime.data import CACHED_DTYPE, token_dtype, write_cached_index, write_index
-from everstep.runtime.store import absolute, in_s3
-from everstep.runtime.text import Reader
+from everstep.runtime.store import absolute_uri, is_s3_uri
+from everstep.runtime.text import DocumentReader
 from everstep.steps.preprocess.assemble import NONE, Source, assemble
 from everstep.steps.preprocess.cleaning import DUPLICATE, Cleaning, mended
 from everstep.steps.preprocess.config import Config
@@ -47,7 +47,7 @@ class Built:
 def elsewhere(config: Config, uri: str, name: str) -> str:
     """Where tasks put their shards when that is not a folder of the driver's: below the S3 address of the output."""
     alone = kind_of(config.spark_master) is Kind.LOCAL and SUBMITTED not in os.environ
-    return "" if alone or not in_s3(uri) else f"{absolute(uri)}/shards/{name}"
+    return "" if alone or not is_s3_uri(uri) else f"{absolute_uri(uri)}/shards/{name}"
 
 
 def vocabulary_of(config: Config, given: Input) -> Vocabulary:
@@ -60,7 +60,7 @@ def vocabulary_of(config: Config, given: Input) -> Vocabulary:
 def trained(config: Config, given: Input, size: int) -> Vocabulary:
     """A byte-level BPE of the input, which is read and mended as for its datasets. Raises StepError."""
     print(f"training a byte-level BPE of {size} tokens on the input", file=sys.stderr)
-    reader = Reader(config.keys, required=False, skip_bad=config.on_error == "skip")
+    reader = DocumentReader(config.keys, required=False, skip_bad=config.on_error == "skip")
     texts = sample(given, next(iter(given.splits)), reader, SAMPLE_BYTES)
     return train(mended(texts) if config.ftfy else texts, size, config.eod_token, config.append_eod)
 

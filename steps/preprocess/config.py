@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from everstep.runtime.store import NoSuchKey, in_s3, open_store
+from everstep.runtime.store import NoSuchKey, is_s3_uri, open_store
 from everstep.steps.entry import StepError
 from everstep.steps.preprocess.masters import Kind, kind_of
 from everstep.steps.preprocess.tokenizer_files import TokenizerType, gpt2_files, tokenizer_file
@@ -120,7 +120,7 @@ class Config:
         if kind_of(self.spark_master) is Kind.KUBERNETES:
             output = "output_prefix" if self.output_prefix else "store"
             for name in ("input", output):
-                if getattr(self, name) and not in_s3(getattr(self, name)):
+                if getattr(self, name) and not is_s3_uri(getattr(self, name)):
                     raise StepError(
                         f"--{name.replace('_', '-')} {getattr(self, name)}: executors of --spark-master "
                         f"{self.spark_master} are pods that share no folder; give s3://"

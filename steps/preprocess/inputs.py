@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from everstep.runtime import text
-from everstep.runtime.store import absolute, open_store
+from everstep.runtime.store import absolute_uri, open_store
 from everstep.steps.entry import StepError
 from everstep.steps.preprocess.plan import shards
 
@@ -56,7 +56,7 @@ class Corpus:
 
 def corpus(given: str) -> Corpus:
     """The corpus there, by its corpus.json. Raises StepError for one that is none and for files that are missing."""
-    uri, store = absolute(given), open_store(given, read_only=True)
+    uri, store = absolute_uri(given), open_store(given, read_only=True)
     told = store.get(MANIFEST)
     try:
         meta = json.loads(told)
@@ -79,7 +79,7 @@ def files(given: str, split: str, documents: int) -> Input:
     """
     names = found(given)
     try:
-        told = [(name, *text.facts(name)) for name in names]
+        told = [(name, *text.file_version(name)) for name in names]
     except OSError as error:
         raise StepError(str(error)) from None
     return Input({split: _extents(names)}, documents, hashlib.sha256(json.dumps(told).encode()).hexdigest())
@@ -88,12 +88,12 @@ def files(given: str, split: str, documents: int) -> Input:
 def found(given: str) -> list[str]:
     """Files that `--input` names. Raises StepError."""
     try:
-        return text.find(given, "--input")
+        return text.find_files(given, "--input")
     except text.TextError as error:
         raise StepError(str(error)) from None
 
 
-def sample(given: Input, split: str, reader: text.Reader, most_bytes: int) -> Iterator[str]:
+def sample(given: Input, split: str, reader: text.DocumentReader, most_bytes: int) -> Iterator[str]:
     """About `most_bytes` of text from places that are spread evenly; all of it when there is no more."""
     planned = shards(split, given.splits[split], _PLACES)
     for shard in planned:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from everstep.runtime.store import NoSuchKey, Store, in_s3
-from everstep.runtime.text import Reader
+from everstep.runtime.store import NoSuchKey, Store, is_s3_uri
+from everstep.runtime.text import DocumentReader
 from everstep.steps.entry import TRY_AGAIN, StepError
 from everstep.steps.preprocess import progress
 from everstep.steps.preprocess.cleaning import UNREADABLE
@@ -54,7 +54,7 @@ def recipe(config: Config, given: Input, vocabulary: Vocabulary, shelf: str) -> 
         return Recipe(How.BYTES)
     opened(shelf).put(TOKENIZER, vocabulary.json)
     split = next(iter(given.splits))
-    texts = sample(given, split, Reader(config.keys, required=False, skip_bad=True), PROOF_BYTES)
+    texts = sample(given, split, DocumentReader(config.keys, required=False, skip_bad=True), PROOF_BYTES)
     proven = make_encoder(vocabulary.json.decode(), texts, vocabulary.special)
     return Recipe(proven.how, f"{shelf}/{TOKENIZER}", vocabulary.special)
 
@@ -123,7 +123,7 @@ def require_all(planned: list[Shard], results: list[Written | Refused], store: S
 
 def refuse_far_shards(job: Job, written: list[Written]) -> None:
     """Raises StepError for shards that executors on other machines have put into a folder of theirs."""
-    names = () if in_s3(job.uri) else (name for split in splits_of(written) for name in split.files())
+    names = () if is_s3_uri(job.uri) else (name for split in splits_of(written) for name in split.files())
     if far := next((name for name in names if not Path(job.uri, name).is_file()), ""):
         raise StepError(
             f"{job.uri}/{far}: not here; Spark's executors do not share this folder with the driver: "

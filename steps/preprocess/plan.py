@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from everstep.runtime.text import Extent, Piece, piece
+from everstep.runtime.text import Extent, Piece, piece_of
 
 SMALLEST = 1 << 20
 LARGEST = 64 << 20
@@ -51,7 +51,7 @@ def shards(split: str, extents: Sequence[Extent], count: int) -> list[Shard]:
         for extent in extents:
             start, end = _border(extent, first - offset), _border(extent, last - offset)
             if start < end:
-                pieces.append(piece(extent, start, end))
+                pieces.append(piece_of(extent, start, end))
             offset += extent.size
         if pieces:
             planned.append(Shard(split, len(planned), tuple(pieces)))

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.runtime.store import NoSuchKey, in_s3
+from everstep.runtime.store import NoSuchKey, is_s3_uri
 from everstep.runtime.system import atomic
 from everstep.steps.preprocess.workspace import COUNTS, opened
 
@@ -66,7 +66,7 @@ def told(shelf: str, total: Total, every: int) -> Iterator[None]:
 
     def tell() -> None:
         last = 0
-        while not ended.wait(_STORE_INTERVAL_S if in_s3(shelf) else _INTERVAL_S):
+        while not ended.wait(_STORE_INTERVAL_S if is_s3_uri(shelf) else _INTERVAL_S):
             now = done(shelf)
             if now.documents >= last + max(1, every):
                 last = now.documents

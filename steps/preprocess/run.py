@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from everstep.runtime.data import finished
-from everstep.runtime.store import open_store, place_of
+from everstep.runtime.store import local_copy_path, open_store
 from everstep.steps.entry import Result, StepError, artifact
 from everstep.steps.preprocess import inputs
 from everstep.steps.preprocess.config import CLEANING, PAGE, Config
@@ -33,7 +33,7 @@ def run(config: Config) -> Result:
     corpus = inputs.corpus(config.input)
     digest = _digest(config, corpus)
     key = f"datasets/{digest}"
-    meta = finished.find(config.store, key, MANIFEST)
+    meta = finished.find_manifest(config.store, key, MANIFEST)
     speed, seconds = "", 0.0
     if meta is None:
         meta, seconds = _make(config, corpus, key)
@@ -41,7 +41,7 @@ def run(config: Config) -> Result:
     else:
         print(f"dataset {digest} is in the store already", file=sys.stderr)
     tokens = meta["train"]["tokens"] + meta["validation"]["tokens"]
-    uri = finished.uri(config.store, key)
+    uri = finished.data_uri(config.store, key)
     rate = {"tokens_per_s": round(tokens / seconds)} if seconds else {}
     return Result(
         summary=f"{tokens / 1e6:.1f} M tokens{speed}",
@@ -70,7 +70,7 @@ def _make(config: Config, corpus: inputs.Corpus, key: str) -> tuple[dict[str, An
 
     given = corpus.read()
     words = vocabulary_of(config, given)
-    place = place_of(finished.uri(config.store, key))
+    place = local_copy_path(finished.data_uri(config.store, key))
     shards = place.with_name(f"~shards-{place.name}")
     (text,) = config.keys
     with workspace(shards) as work, finished.draft(config.store, key, MANIFEST) as draft:

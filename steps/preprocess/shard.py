@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from everstep.runtime import faults
-from everstep.runtime.store import NoSuchKey, Store, in_s3
-from everstep.runtime.text import Reader, TextError
+from everstep.runtime.store import NoSuchKey, Store, is_s3_uri
+from everstep.runtime.text import DocumentReader, TextError
 from everstep.steps.preprocess.cleaning import HASH_BYTES, NOTHING, UNREADABLE, Cleaner, Cleaning
 from everstep.steps.preprocess.encoding import Recipe, encoder
 from everstep.steps.preprocess.parts import Kept, Sample, Samples, Split
@@ -101,7 +101,7 @@ def write_shard(job: Job, shard: Shard, attempt: int) -> Written:
 
 
 def _write(job: Job, shard: Shard, base: Path, teller: Teller) -> Written:
-    reader = Reader(job.keys, required=False, skip_bad=job.skip_bad)
+    reader = DocumentReader(job.keys, required=False, skip_bad=job.skip_bad)
     cleaner, samples, encode = Cleaner(job.cleaning, len(job.keys)), Samples(), _encode(job.recipe)
     names = [shard.split] if not job.cleaning.held_out or shard.split == VALIDATION else [shard.split, VALIDATION]
     splits = [
@@ -120,8 +120,8 @@ def _write(job: Job, shard: Shard, base: Path, teller: Teller) -> Written:
                 splits[document.held_out and len(splits) > 1].add(document.texts, document.digest)
                 samples.add(document)
             if teller.due():
-                teller.tell(read, *_counted(splits), reader.consumed)
-    teller.tell(read, *_counted(splits), reader.consumed)
+                teller.tell(read, *_counted(splits), reader.consumed_bytes)
+    teller.tell(read, *_counted(splits), reader.consumed_bytes)
     dropped = {UNREADABLE: reader.skipped, **cleaner.dropped}
     kept = tuple(split.close() for split in splits)
     return Written(shard.name, kept, read, tuple(cleaner.having), cleaner.mended, dropped, samples.chosen(), began)
@@ -150,7 +150,7 @@ def _finished(store: Store, job: Job, shard: Shard) -> Written | None:
     except msgspec.DecodeError:
         whole = False
     else:
-        whole = in_s3(job.uri) or all(_there(Path(job.uri), kept, job) for kept in written.splits)
+        whole = is_s3_uri(job.uri) or all(_there(Path(job.uri), kept, job) for kept in written.splits)
     if whole:
         return written
     store.delete(_done(shard))
@@ -168,7 +168,7 @@ def _there(folder: Path, kept: Kept, job: Job) -> bool:
 def _commit(store: Store, job: Job, shard: Shard, folder: Path, written: Written) -> Written:
     """Make this attempt's files the shard's, or take those of another attempt that was first, if they are there."""
     names = [name for kept in written.splits for name in kept.files()]
-    if in_s3(job.uri):
+    if is_s3_uri(job.uri):
         for name in names:
             store.put(name, folder / name)
     while not store.create(_done(shard), msgspec.json.encode(written)):

@@ -4,7 +4,7 @@ import enum
 import json
 from pathlib import Path
 
-from everstep.runtime.store import NoSuchKey, in_s3, local_folder
+from everstep.runtime.store import NoSuchKey, fetch_folder, is_s3_uri
 from everstep.steps.entry import StepError
 from everstep.steps.model.directory import MANIFEST
 
@@ -25,7 +25,7 @@ def tokenizer_file(given: str, flag: str) -> Path:
     Standard library only.
     """
     try:
-        path = local_folder(given, MANIFEST) if in_s3(given) else Path(given.removeprefix("file://"))
+        path = fetch_folder(given, MANIFEST) if is_s3_uri(given) else Path(given.removeprefix("file://"))
     except NoSuchKey:
         raise StepError(f"{flag} {given}: no finished model there; everstep.steps.model makes one") from None
     file = path / "tokenizer.json" if path.is_dir() else path

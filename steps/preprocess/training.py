@@ -28,7 +28,7 @@ def run(config: Config) -> Result:
     corpus = inputs.corpus(config.input)
     told = [corpus.digest, config.train_tokenizer, config.eod_token, config.ftfy, config.jsonl_keys]
     key = f"tokenizers/{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]}"
-    meta = finished.find(config.store, key, MANIFEST)
+    meta = finished.find_manifest(config.store, key, MANIFEST)
     if meta is None:
         made = trained(config, corpus.read(), config.train_tokenizer)
         with finished.draft(config.store, key, MANIFEST) as draft:
@@ -37,7 +37,7 @@ def run(config: Config) -> Result:
             draft.commit(meta)
     else:
         print(f"{key} is in the store already", file=sys.stderr)
-    return _told(config, finished.uri(config.store, key), int(meta["vocab_size"]))
+    return _told(config, finished.data_uri(config.store, key), int(meta["vocab_size"]))
 
 
 def _beside(config: Config) -> Result:

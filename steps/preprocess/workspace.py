@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from everstep.runtime.store import Store, in_s3, open_store
+from everstep.runtime.store import Store, is_s3_uri, open_store
 from everstep.steps.entry import TRY_AGAIN, StepError
 
 COUNTS = struct.Struct("<QQQQ")
@@ -100,7 +100,7 @@ def opened(uri: str) -> Store:
 @contextmanager
 def scratch(uri: str) -> Iterator[Path]:
     """A folder of the task's machine for files that are not whole: the place itself, if that is a folder."""
-    if not in_s3(uri):
+    if not is_s3_uri(uri):
         yield Path(uri)
         return
     with tempfile.TemporaryDirectory(prefix="everstep-shard-") as name:
@@ -112,7 +112,7 @@ class Teller:
 
     def __init__(self, uri: str, name: str) -> None:
         self._uri, self._name = uri, name
-        self._every_s = _TELL_STORE_S if in_s3(uri) else _TELL_S
+        self._every_s = _TELL_STORE_S if is_s3_uri(uri) else _TELL_S
         self._next = time.monotonic() + self._every_s
 
     def due(self) -> bool:
@@ -123,7 +123,7 @@ class Teller:
         """Documents, tokens, bytes of text, bytes of the input."""
         self._next = time.monotonic() + self._every_s
         counts = COUNTS.pack(documents, tokens, size, stored)
-        if in_s3(self._uri):
+        if is_s3_uri(self._uri):
             opened(self._uri).put(self._name, counts)
             return
         file = os.open(Path(self._uri, self._name), os.O_WRONLY | os.O_CREAT, 0o644)

@@ -148,7 +148,7 @@ async def checking(config: "Config", place: Place) -> AsyncIterator[tuple[int, l
         yield 0, []
         return
     from everstep.runtime.agent.ports import free_ports
-    from everstep.runtime.diagnosis.admission import Admission, admitting, check_port
+    from everstep.runtime.diagnosis.admission import Admission, node_check_port, serve_admission
 
     spec, patience = place.spec, place.spec.patience
     roles = [role for role in spec.roles.values() if not role.waits_for]  # Others come when these have joined.
@@ -156,7 +156,7 @@ async def checking(config: "Config", place: Place) -> AsyncIterator[tuple[int, l
     admission = Admission(nodes, least, patience.join_window_s, patience.join_timeout_s)
     unfit = next(iter(spec.hardware_exit_codes), HARDWARE)
     port = free_ports(random.Random())
-    async with admitting(admission, place.address, check_port(port), place.credentials, _tell):
+    async with serve_admission(admission, place.address, node_check_port(port), place.credentials, _tell):
         yield port, [f"--network-check={unfit}"]
 
 

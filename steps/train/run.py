@@ -204,7 +204,7 @@ def parameters(store: "Store", checkpoint: str) -> int | None:
     """Numbers in the tensors under `model` of a checkpoint, read from its safetensors header; None without any."""
     from everstep.runtime.checkpoint.stored.manifest import read_commit
 
-    key = read_commit(store, checkpoint).shards(checkpoint)[0].key
+    key = read_commit(store, checkpoint).holdings(checkpoint)[0].key
     length = int.from_bytes(store.get(key, 0, 8), "little")
     header = json.loads(store.get(key, 8, length))
     shapes = [entry["shape"] for name, entry in header.items() if name.startswith("model.")]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
-from everstep.runtime.checkpoint.worker.standalone import Alone
+from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.store import DirectoryStore, StoreError
 
 
@@ -72,7 +72,9 @@ class Failing(DirectoryStore):
 def restored(folder: str, case: Case, rank: int) -> int | str:
     """The iteration, or the name of what is raised."""
     state = {"weights": torch.zeros(case.size if rank == case.rank else 4)}
-    checkpointer = Checkpointer(state, rank=rank, local_rank=rank, alone=Alone(Failing(folder, case, rank), "j"))
+    checkpointer = Checkpointer(
+        state, rank=rank, local_rank=rank, alone=StandaloneKeeper(Failing(folder, case, rank), "j")
+    )
     try:
         done = checkpointer.load(state)
     except (OSError, RuntimeError) as error:

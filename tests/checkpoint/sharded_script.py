@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils._pytree import tree_map
 
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
-from everstep.runtime.checkpoint.worker.standalone import Alone
+from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.protocol.worker_link import Link
 from everstep.runtime.store import open_store
 
@@ -48,7 +48,7 @@ def work(rank: int, world_size: int, mesh: str, iterations: int, result: str) ->
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     state = {"model": model, "optimizer": optimizer, "iteration": 0}
     link = Link.from_environment()
-    alone = Alone(open_store(os.environ["EVERSTEP_STORE"]), "job") if link is None else None
+    alone = StandaloneKeeper(open_store(os.environ["EVERSTEP_STORE"]), "job") if link is None else None
     checkpointer = Checkpointer(state, link=link, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]), alone=alone)
     done = checkpointer.load(state)
     assert state["iteration"] == done

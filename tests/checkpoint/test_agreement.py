@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from everstep.runtime.checkpoint.state.flatten import flatten
-from everstep.runtime.checkpoint.worker.agreement import from_rank_0, largest
-from everstep.runtime.checkpoint.worker.standalone import Alone
+from everstep.runtime.checkpoint.worker.agreement import broadcast_from_rank_0, max_over_ranks
+from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.store import DirectoryStore
 from tests.checkpoint.agreeing_ranks import CASES
 from tests.forks import Forks
@@ -20,7 +20,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> list[dict[st
     """What each rank restored in each case."""
     folder = tmp_path_factory.mktemp("agreement")
     for iteration in (1, 2, 3):
-        alone = Alone(DirectoryStore(folder / "store"), "j")
+        alone = StandaloneKeeper(DirectoryStore(folder / "store"), "j")
         alone.save(iteration, flatten({"weights": torch.full((4,), float(iteration))}), persist=True)
         alone.flush(iteration)
     command = ["-m", "tests.checkpoint.agreeing_ranks", str(folder / "store"), str(folder / "told"), str(WORLD_SIZE)]
@@ -36,5 +36,5 @@ def test_all_ranks_restore_the_same_or_fail(told: list[dict[str, int | str]], na
 
 
 def test_a_process_by_itself_agrees_with_itself() -> None:
-    assert from_rank_0(lambda: (4, 2)) == (4, 2)
-    assert largest(0.5) == 0.5
+    assert broadcast_from_rank_0(lambda: (4, 2)) == (4, 2)
+    assert max_over_ranks(0.5) == 0.5

@@ -8,7 +8,7 @@ import pytest
 
 from everstep.runtime.checkpoint.node import round_restore
 from everstep.runtime.checkpoint.shard.segment import NewSegment, SegmentFile
-from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer, mapped_ahead
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer, map_segment_ahead
 
 
 def mapped_bytes(path: str) -> int:
@@ -36,7 +36,7 @@ def test_a_restarted_worker_maps_its_start_when_it_greets_and_loads_from_there(
     saved, live = make_state(3), make_state(0)
     node.begin(1)
     first = node.link(1)
-    assert mapped_ahead(first) is None
+    assert map_segment_ahead(first) is None
     checkpointer = Checkpointer(saved, link=first)
     assert checkpointer.load(saved) == 0
     checkpointer.save(7, saved)
@@ -44,7 +44,7 @@ def test_a_restarted_worker_maps_its_start_when_it_greets_and_loads_from_there(
     node.begin(2, node.newest())
     place = node.keeper.fetched(0)
     link = node.link(2)
-    ahead = mapped_ahead(link)
+    ahead = map_segment_ahead(link)
     assert ahead is not None
     assert populated(place.path) >= place.size
     opened: list[Path] = []
@@ -69,7 +69,7 @@ def test_it_is_mapped_while_the_agent_still_looks_whether_it_is_whole(
         looks.set()
         assert may.wait(60)
 
-    monkeypatch.setattr(round_restore, "check", check)
+    monkeypatch.setattr(round_restore, "check_shard", check)
     node.begin(2, newest)
     try:
         assert looks.wait(60)
@@ -82,8 +82,8 @@ def test_memory_that_another_file_took_the_place_of_is_not_used(tmp_path: Path) 
     path = tmp_path / "segment"
     NewSegment(path, 2, 4096).close()
     mapped = SegmentFile.open(path)
-    assert mapped.is_there()
+    assert mapped.is_current()
     NewSegment(path, 2, 8192).close()
-    assert not mapped.is_there()
+    assert not mapped.is_current()
     path.unlink()
-    assert not mapped.is_there()
+    assert not mapped.is_current()

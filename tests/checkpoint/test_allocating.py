@@ -114,7 +114,7 @@ def test_a_rank_that_announces_something_else_meanwhile_is_given_that(node: Any,
     told = begun(node, gate, capacity=2 * LARGE)
     assert [str(path) for path in node.shm.iterdir()] == [told.path]
     gate.open.release(4)
-    assert node.keeper.acquire(0, 1).offset == SegmentFile.open(Path(told.path)).offset(0)
+    assert node.keeper.acquire(0, 1).offset == SegmentFile.open(Path(told.path)).slot_offset(0)
     assert all(gate.asked.acquire(timeout=PATIENCE_S) for _ in range(2)), "the other slots of the second one"
     assert not gate.asked.acquire(timeout=0.1), "the first one gets no more"
 
@@ -305,4 +305,4 @@ def test_the_slots_of_a_worker_are_mapped_as_they_get_their_memory(
         wait_until(lambda ready=ready: len(populated) > ready, f"slot {slot} is mapped", PATIENCE_S)
     (file,) = node.shm.iterdir()
     segment = SegmentFile.open(file)
-    wait_until(lambda: {segment.offset(slot) for slot in range(3)} <= set(populated), "all are mapped", PATIENCE_S)
+    wait_until(lambda: {segment.slot_offset(slot) for slot in range(3)} <= set(populated), "all are mapped", PATIENCE_S)

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from everstep.runtime.checkpoint.errors import UnreachableError
 from everstep.runtime.checkpoint.shard.reshard import read_whole
-from everstep.runtime.checkpoint.state.flatten import Tree, flatten
+from everstep.runtime.checkpoint.state.flatten import FlatState, flatten
 from everstep.runtime.checkpoint.stored.committed import read_committed
-from everstep.runtime.checkpoint.stored.verify import problems, stored
-from everstep.runtime.checkpoint.worker.standalone import EVERY, Agree, Alone
+from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkpoints
+from everstep.runtime.checkpoint.worker.standalone import SHARDED_INTERVAL, Agree, StandaloneKeeper
 from everstep.runtime.store import DirectoryStore, Store, StoreError
 from tests.examples import examples
 
 JOB = "jobs/j/checkpoints/"
 
 
-def part(iteration: int, rank: int, run: int) -> Tree:
+def part(iteration: int, rank: int, run: int) -> FlatState:
     """What a rank holds: which run of the script has computed it can be told from the bytes."""
     return flatten({f"rank{rank}": torch.full((300,), float(100 * run + iteration)), "run": run})
 
@@ -56,7 +56,7 @@ class Mortal(DirectoryStore):
         return super().list(prefix)
 
 
-def started(folder: Path, calls: list[int]) -> list[Alone]:
+def started(folder: Path, calls: list[int]) -> list[StandaloneKeeper]:
     """The ranks of one run; rank 0's numbers hold for all, as a collective makes it."""
     told: list[tuple[int, int]] = []
 
@@ -68,7 +68,7 @@ def started(folder: Path, calls: list[int]) -> list[Alone]:
 
         return numbers
 
-    ranks = [Alone(Mortal(folder, 10**6), "j", agree=agree(rank), most=float) for rank in range(len(calls))]
+    ranks = [StandaloneKeeper(Mortal(folder, 10**6), "j", agree=agree(rank), most=float) for rank in range(len(calls))]
     for rank, alone in enumerate(ranks):
         alone.join(rank, len(ranks))
     for alone, count in zip(ranks, calls, strict=True):
@@ -79,9 +79,9 @@ def started(folder: Path, calls: list[int]) -> list[Alone]:
 def check(folder: Path) -> dict[tuple[int, int], float]:
     """Every committed checkpoint is whole and of one run; what each holds."""
     store, found = DirectoryStore(folder), {}
-    for one in stored(store, JOB):
+    for one in list_checkpoints(store, JOB):
         if one.commit is not None:
-            assert list(problems(store, one.folder, one.commit)) == []
+            assert list(find_problems(store, one.folder, one.commit)) == []
             state, iteration = read_committed(store, one.folder, one.commit)
             values = {float(value) for name, tensor in state.items() if name != "run" for value in tensor.unique()}
             assert values == {100.0 * state["run"] + iteration}
@@ -101,12 +101,12 @@ def test_a_sharded_checkpoint_is_there_when_every_rank_has_put_its_part(tmp_path
 
 def test_ranks_put_the_same_iterations_without_a_word(tmp_path: Path) -> None:
     ranks = started(tmp_path, [10**6] * 3)
-    for iteration in range(EVERY - 1, EVERY + 2):
+    for iteration in range(SHARDED_INTERVAL - 1, SHARDED_INTERVAL + 2):
         for rank, alone in enumerate(ranks):
             alone.save(iteration, part(iteration, rank, 0))
     for alone in ranks:
-        alone.flush(EVERY)
-    assert check(tmp_path) == {(1, EVERY): float(EVERY)}
+        alone.flush(SHARDED_INTERVAL)
+    assert check(tmp_path) == {(1, SHARDED_INTERVAL): float(SHARDED_INTERVAL)}
 
 
 def test_what_a_killed_run_has_begun_is_never_completed_by_the_next(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_store_that_refuses_is_told_at_the_next_save_and_the_same_iteration_ma
             super().put(key, source)
 
     store = Full(tmp_path)
-    alone = Alone(store, "j")
+    alone = StandaloneKeeper(store, "j")
     alone.save(1, part(1, 0, 0), persist=True)
     with pytest.raises(StoreError, match="No space left"):
         alone.save(2, part(2, 0, 0), persist=True)
@@ -177,38 +177,38 @@ def test_wherever_ranks_are_killed_no_checkpoint_is_empty_mixed_or_torn(runs: li
 def test_a_damaged_newest_checkpoint_is_passed_over_by_every_rank_and_named(tmp_path: Path, capsys: Any) -> None:
     store = DirectoryStore(tmp_path)
     for iteration in (1, 2, 3):
-        alone = Alone(store, "j")
+        alone = StandaloneKeeper(store, "j")
         alone.save(iteration, part(iteration, 0, 0), persist=True)
         alone.flush(iteration)
-    folders = [one.folder for one in stored(store, JOB)]
+    folders = [one.folder for one in list_checkpoints(store, JOB)]
     os.truncate(tmp_path / folders[2] / "rank-00000.safetensors", 5000)
     shard = tmp_path / folders[1] / "rank-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
-    assert Alone(store, "j").restore(lambda sources: read_whole(*sources)[1]) == 1
+    assert StandaloneKeeper(store, "j").restore(lambda sources: read_whole(*sources)[1]) == 1
     told = capsys.readouterr().err.splitlines()
     assert [line.partition(" is passed over: ")[0] for line in told] == [f"everstep: {f}" for f in folders[:0:-1]]
     (tmp_path / folders[0] / "rank-00000.safetensors").unlink()
-    assert Alone(store, "j").restore(lambda sources: read_whole(*sources)[1]) is None
+    assert StandaloneKeeper(store, "j").restore(lambda sources: read_whole(*sources)[1]) is None
     manifest = tmp_path / folders[2] / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(UnreachableError, match="version 2, this Everstep reads up to 1"):
-        Alone(store, "j").restore(lambda sources: read_whole(*sources)[1])
+        StandaloneKeeper(store, "j").restore(lambda sources: read_whole(*sources)[1])
 
 
 def test_a_rank_that_fails_takes_the_others_to_an_older_one(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     for iteration in (1, 2):
-        alone = Alone(store, "j")
+        alone = StandaloneKeeper(store, "j")
         alone.save(iteration, part(iteration, 0, 0), persist=True)
         alone.flush(iteration)
     answers = iter([1.0, 0.0])
-    alone = Alone(store, "j", most=lambda mine: next(answers))
+    alone = StandaloneKeeper(store, "j", most=lambda mine: next(answers))
     assert alone.restore(lambda sources: sources.holdings[0].iteration) == 1
 
 
-def _saved(store: Store, iterations: Iterable[int], keep_last: int = 3) -> Alone:
+def _saved(store: Store, iterations: Iterable[int], keep_last: int = 3) -> StandaloneKeeper:
     """A run that begins from what is there, and saves these."""
-    alone = Alone(store, "j", keep_last=keep_last)
+    alone = StandaloneKeeper(store, "j", keep_last=keep_last)
     alone.restore(lambda sources: read_whole(*sources)[1])
     for iteration in iterations:
         alone.save(iteration, part(iteration, 0, 0), persist=True)
@@ -217,7 +217,7 @@ def _saved(store: Store, iterations: Iterable[int], keep_last: int = 3) -> Alone
 
 
 def _there(store: Store) -> list[tuple[int, int]]:
-    return [(one.round, one.iteration) for one in stored(store, JOB)]
+    return [(one.round, one.iteration) for one in list_checkpoints(store, JOB)]
 
 
 def test_the_newest_checkpoints_of_all_runs_stay_and_what_this_one_began_from(tmp_path: Path) -> None:
@@ -253,4 +253,4 @@ def test_a_store_that_lists_checkpoints_and_gives_none_is_no_reason_to_begin_fro
 
     _saved(DirectoryStore(tmp_path), [1, 2])
     with pytest.raises(UnreachableError, match=r"though some may be whole: store .*answers 500"):
-        Alone(Mute(tmp_path), "j").restore(lambda sources: read_whole(*sources)[1])
+        StandaloneKeeper(Mute(tmp_path), "j").restore(lambda sources: read_whole(*sources)[1])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from everstep.runtime.checkpoint.errors import SegmentError
-from everstep.runtime.checkpoint.shard.layout import json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.shard.stage import Stager
 from everstep.runtime.checkpoint.state.flatten import flatten
@@ -27,7 +27,7 @@ def stage(node: Node, iteration: int, bytes_more: int = 0) -> None:
     tensors = {"weight": torch.full((5000 + bytes_more,), iteration + len(node.name), dtype=torch.uint8)}
     tree = flatten(tensors)
     text = json_bytes({"iteration": iteration, "state": tree.json})
-    layout = plan(tree.tensors, state_capacity(text))
+    layout = plan_layout(tree.tensors, state_capacity(text))
     segment = SegmentFile.open(Path(node.keeper.announce(0, layout.size, sharded=True).path))
     slot = node.keeper.acquire(0, iteration).slot
     Stager(layout, tree).stage(slot, segment.slot(slot), tree, text, iteration)

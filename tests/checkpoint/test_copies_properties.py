@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from everstep.runtime.checkpoint.node.segments import COPY_SLOTS
 from everstep.runtime.checkpoint.node.slots import KEPT_SHARDED, Identity, SlotTable
-from everstep.runtime.checkpoint.stored.retention import DEBRIS_S, Found, Kept, surplus
+from everstep.runtime.checkpoint.stored.retention import DEBRIS_S, RetentionPolicy, StoredObjects, surplus
 from everstep.runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
 from everstep.runtime.job.restore import choose
 from everstep.runtime.protocol.messages import Holding
@@ -195,8 +195,8 @@ class Ranks(RuleBasedStateMachine):
     def old_checkpoints_are_deleted(self, last: int, old: bool, deletes: int) -> None:
         """By a master that has journaled all it committed, and that may die when it has deleted so much."""
         self.commits(written=True, journaled=True)
-        found = {identity[:2]: Found(committed=identity[:2] in self.manifests) for identity in self.objects}
-        for place in surplus(found, Kept(last, begun=self.start), 2 * DEBRIS_S * old):
+        found = {identity[:2]: StoredObjects(committed=identity[:2] in self.manifests) for identity in self.objects}
+        for place in surplus(found, RetentionPolicy(last, begun=self.start), 2 * DEBRIS_S * old):
             for identity in [None, *sorted(one for one in self.objects if one[:2] == place)][:deletes]:
                 if identity is None:
                     self.manifests.pop(place, None)

@@ -13,12 +13,18 @@ from hypothesis import strategies as st
 
 from everstep.runtime.checkpoint.errors import DamagedError, NewerError, RestoreError
 from everstep.runtime.checkpoint.shard.digests import seal
-from everstep.runtime.checkpoint.shard.layout import json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.restore import restore
 from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.checkpoint.stored.committed import read_committed
-from everstep.runtime.checkpoint.stored.keys import folder_of, manifest_key, shard_key
-from everstep.runtime.checkpoint.stored.manifest import Commit, commit_of, encoded, parsed, read_commit
+from everstep.runtime.checkpoint.stored.keys import checkpoint_folder, manifest_key, shard_key
+from everstep.runtime.checkpoint.stored.manifest import (
+    Commit,
+    encode_manifest,
+    make_commit,
+    parse_manifest,
+    read_commit,
+)
 from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import DirectoryStore
 
@@ -30,10 +36,10 @@ def shard(edit: Edit | None = None, text: bytes = b"") -> bytearray:
     """A state of one tensor, its header edited, its digests right."""
     live = flatten({"model": {"w": WEIGHTS}, "it": 3})
     text = text or json_bytes({"iteration": 3, "state": live.json})
-    layout = plan(live.tensors, state_capacity(text))
+    layout = plan_layout(live.tensors, state_capacity(text))
     data = bytearray(layout.size)
     layout.write_state(memoryview(data), text)
-    layout.places["model.w"].view(memoryview(data)).copy_(WEIGHTS)
+    layout.tensors["model.w"].view(memoryview(data)).copy_(WEIGHTS)
     if edit:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(bytes(data[8 : 8 + length]))
@@ -113,7 +119,7 @@ def committed(folder: Path, data: bytes, edit: Callable[[dict[str, Any]], object
     store = DirectoryStore(folder)
     store.put(shard_key("j", 1, 3, 0), data)
     held = Holding(1, 3, size=len(data), key=shard_key("j", 1, 3, 0), digest=seal(memoryview(bytearray(data))))
-    told = json.loads(encoded(commit_of("j", 1, [held])))
+    told = json.loads(encode_manifest(make_commit("j", 1, [held])))
     if edit:
         edit(told)
     store.put(manifest_key("j", (1, 3)), json.dumps(told).encode())
@@ -121,7 +127,7 @@ def committed(folder: Path, data: bytes, edit: Callable[[dict[str, Any]], object
 
 
 def export(store: DirectoryStore) -> Any:
-    folder = folder_of("j", (1, 3))
+    folder = checkpoint_folder("j", (1, 3))
     return read_committed(store, folder, read_commit(store, folder))[0]
 
 
@@ -161,15 +167,15 @@ def test_a_manifest_that_lies_is_refused_by_name(
 @given(st.binary(max_size=300))
 def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
     with pytest.raises(RestoreError):
-        parsed(data)
+        parse_manifest(data)
 
 
 def test_a_commit_is_read_as_it_was_written() -> None:
     held = [Holding(1, 3, n, 2, 9, key=shard_key("j", 1, 3, n), digest=f"{n:032x}") for n in (1, 0)]
-    commit = commit_of("j", 2, held)
+    commit = make_commit("j", 2, held)
     assert isinstance(commit, Commit)
-    assert parsed(encoded(commit)) == commit
-    assert commit.shards(folder_of("j", (1, 3))) == tuple(reversed(held))
+    assert parse_manifest(encode_manifest(commit)) == commit
+    assert commit.holdings(checkpoint_folder("j", (1, 3))) == tuple(reversed(held))
 
 
 NUMBERS = st.one_of(st.integers(-(1 << 70), 1 << 70), st.floats(), st.booleans(), st.none(), st.text(max_size=3))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard import digests, restore
-from everstep.runtime.checkpoint.shard.digests import Arriving, Digests, seal
+from everstep.runtime.checkpoint.shard.digests import ArrivalCheck, Digests, seal
 from tests.checkpoint.test_restoring import staged
 
 
@@ -19,8 +19,8 @@ from tests.checkpoint.test_restoring import staged
 def small(block: int, step: int) -> Iterator[None]:
     """So that a few kilobytes have many of each: blocks, steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(digests, "BLOCK", block)
-        patch.setattr(restore, "BLOCK", block)
+        patch.setattr(digests, "BLOCK_BYTES", block)
+        patch.setattr(restore, "BLOCK_BYTES", block)
         for name in ("_ALONE", "_BESIDE"):
             patch.setattr(restore, name, step)
         yield
@@ -59,16 +59,16 @@ def test_bytes_may_come_in_any_pieces(content: bytes, pieces: list[int]) -> None
         seal(data)
         known = Digests(data)
         for damaged in (False, True):
-            running, at = known.running(len(known.head)), len(known.head)
+            running, at = known.start_check(len(known.head)), len(known.head)
             if damaged:
                 data[len(known.head)] ^= 1
             try:
                 for size in pieces:
-                    running.take(data[at : at + size])
+                    running.update(data[at : at + size])
                     at += len(data[at : at + size])
                 assert running.at == at
-                running.take(data[at:])
-                running.end()
+                running.update(data[at:])
+                running.finish()
                 assert not damaged
             except RestoreError:
                 assert damaged
@@ -93,11 +93,11 @@ def test_what_comes_in_parts_is_checked_as_it_comes(
 
 def damaged_at(data: memoryview, digest: str, parts: list[int]) -> int | None:
     """How much had come when it was found."""
-    arriving, end = Arriving(data, digest), 0
+    arriving, end = ArrivalCheck(data, digest), 0
     for size in cycle(parts):
         end = min(end + size, len(data))
         try:
-            arriving.came(end)
+            arriving.advance(end)
         except RestoreError:
             return end
         if end == len(data):

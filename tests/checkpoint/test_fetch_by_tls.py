@@ -70,7 +70,7 @@ def peer(holder: Holder) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "_WORTH_ONE", SIZE // 3)
+    monkeypatch.setattr(fetching, "_CONNECTION_BYTES", SIZE // 3)
 
 
 NO_STORE = cast(Any, None)

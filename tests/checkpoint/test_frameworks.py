@@ -14,7 +14,7 @@ import torch
 import everstep.session
 from everstep.flash_checkpoint import DdpCheckpointer, StorageType
 from everstep.runtime.checkpoint.errors import RestoreError
-from everstep.runtime.checkpoint.stored.verify import problems, stored
+from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkpoints
 from everstep.runtime.store import DirectoryStore
 from tests.forks import Forks
 from tests.harness import wait_until
@@ -38,13 +38,13 @@ def test_fsdp1_saves_sharded_and_loads_at_another_world_size_without_an_agent(tm
     assert [told["done"] for told in rounds] == [0, 2, 4]
     for before, after in pairwise(rounds):
         assert same(after["loaded"], before["trained"])
-    found = stored(DirectoryStore(store), "jobs/fsdp1_script-alone/")
+    found = list_checkpoints(DirectoryStore(store), "jobs/fsdp1_script-alone/")
     assert [(one.round, one.iteration, one.shards) for one in found] == [
         (1, 1, 2), (1, 2, 2), (2, 3, 3), (2, 4, 3), (3, 5, 1), (3, 6, 1),
     ]  # fmt: skip
     for one in found:
         assert one.commit is not None
-        assert list(problems(DirectoryStore(store), one.folder, one.commit)) == []
+        assert list(find_problems(DirectoryStore(store), one.folder, one.commit)) == []
 
 
 @pytest.fixture

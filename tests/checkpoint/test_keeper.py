@@ -283,7 +283,7 @@ def test_a_worker_that_never_loads_is_not_held_up_by_what_it_could_have_loaded(
         assert staged.wait(PATIENCE_S)
         looked.set()
 
-    monkeypatch.setattr(round_restore, "check", late)
+    monkeypatch.setattr(round_restore, "check_shard", late)
     node = make_node(interval=1, store=store)
     state, checkpointer = persisting(node, store, make_state(1))
     checkpointer.save(2, state)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.runtime.checkpoint.errors import RestoreError, StateError
-from everstep.runtime.checkpoint.shard.layout import SMALL, json_bytes, plan, read_shard, state_capacity
+from everstep.runtime.checkpoint.shard.layout import SMALL_BYTES, json_bytes, plan_layout, read_shard, state_capacity
 from everstep.runtime.checkpoint.shard.segment import PAGE
 from everstep.runtime.checkpoint.shard.stage import Stager
 from everstep.runtime.checkpoint.state.flatten import flatten
@@ -23,7 +23,7 @@ from tests.examples import examples
 def staged(state: Any, iteration: int = 5) -> bytearray:
     tree = flatten(state)
     text = json_bytes({"iteration": iteration, "state": tree.json})
-    layout = plan(tree.tensors, state_capacity(text))
+    layout = plan_layout(tree.tensors, state_capacity(text))
     data = bytearray(b"\xff" * layout.size)
     Stager(layout, tree).stage(0, memoryview(data), tree, text, iteration)
     return data
@@ -41,9 +41,11 @@ def test_safetensors_reads_what_is_staged(tmp_path: Path, make_state: Callable[[
 
 
 def test_data_and_every_large_tensor_begin_on_a_page() -> None:
-    layout = plan({f"t{n}": torch.zeros(SMALL // 4 + n) for n in range(5)} | {"small": torch.zeros(3)}, PAGE)
+    layout = plan_layout(
+        {f"t{n}": torch.zeros(SMALL_BYTES // 4 + n) for n in range(5)} | {"small": torch.zeros(3)}, PAGE
+    )
     assert len(layout.header) % PAGE == 0
-    assert {place.start % PAGE for place in layout.places.values() if place.size >= SMALL} == {0}
+    assert {place.start % PAGE for place in layout.tensors.values() if place.size >= SMALL_BYTES} == {0}
 
 
 SHAPES = st.lists(st.integers(0, 40), max_size=3)
@@ -112,7 +114,7 @@ def test_what_cannot_be_checkpointed_is_named_by_its_key_path(state: Any, path: 
 
 
 def test_a_state_that_outgrows_its_place_says_so() -> None:
-    layout = plan({}, PAGE)
+    layout = plan_layout({}, PAGE)
     with pytest.raises(StateError, match="4096 were set aside"):
         layout.write_state(memoryview(bytearray(layout.size)), b"x" * (PAGE + 1))
 

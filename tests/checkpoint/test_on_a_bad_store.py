@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
-from everstep.runtime.checkpoint.worker.standalone import Alone
+from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.protocol.messages import Restore
 from everstep.runtime.protocol.worker_link import LinkError
 from everstep.runtime.store import DirectoryStore, Entry, StoreError
@@ -124,7 +124,7 @@ def test_what_a_store_gives_wrong_is_named_and_taken_from_the_next_place(
 
 
 def test_a_list_that_lags_delays_a_commit_and_gives_no_round_twice(bad: BadStore) -> None:
-    training, alone = Training(), Alone(bad, "job")
+    training, alone = Training(), StandaloneKeeper(bad, "job")
     checkpointer = Checkpointer(training.state, alone=alone)
     checkpointer.save(1, training.state, persist=True)
     checkpointer.flush(1)
@@ -134,7 +134,7 @@ def test_a_list_that_lags_delays_a_commit_and_gives_no_round_twice(bad: BadStore
     assert bad.suffered is Trouble.STALE
     bad.trouble = Trouble.STALE
     other = Training()
-    again = Checkpointer(other.state, alone=Alone(bad, "job"))
+    again = Checkpointer(other.state, alone=StandaloneKeeper(bad, "job"))
     again.save(2, other.state, persist=True)
     assert again.flush(2).endswith("/000002-000000002/manifest.json")
 

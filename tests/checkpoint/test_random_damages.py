@@ -16,11 +16,18 @@ import torch
 from everstep.runtime.checkpoint.errors import PassedOverError
 from everstep.runtime.checkpoint.shard.digests import seal
 from everstep.runtime.checkpoint.shard.fetch import read
-from everstep.runtime.checkpoint.shard.layout import json_bytes, plan, state_capacity
-from everstep.runtime.checkpoint.shard.reshard import open_shards, verified, whole_state
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
+from everstep.runtime.checkpoint.shard.reshard import assemble_state, open_shards, verify_shards
 from everstep.runtime.checkpoint.state.flatten import flatten
-from everstep.runtime.checkpoint.stored.keys import MANIFEST, Place, checkpoints_of, folder_of, manifest_key, shard_key
-from everstep.runtime.checkpoint.stored.manifest import commit_of, encoded
+from everstep.runtime.checkpoint.stored.keys import (
+    MANIFEST,
+    CheckpointId,
+    checkpoint_folder,
+    checkpoints_prefix,
+    manifest_key,
+    shard_key,
+)
+from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
 from everstep.runtime.job.checkpoints import KEPT
 from everstep.runtime.job.events import ManifestWritten, Opened, RestoreFailed, ShardStored
 from everstep.runtime.job.nodes import NodePhase
@@ -32,28 +39,28 @@ from everstep.runtime.protocol.messages import Flaw, Holding, Persisted, Unresto
 from everstep.runtime.store import DirectoryStore, NoSuchKey, StoreError
 from tests.job.world import World, platform
 
-PLACES: list[Place] = [(1, 10), (1, 20), (2, 30), (2, 40)]
+PLACES: list[CheckpointId] = [(1, 10), (1, 20), (2, 30), (2, 40)]
 DAMAGES = int(os.environ.get("EVERSTEP_DAMAGES", "100"))
 
 
-def value(place: Place) -> float:
+def value(place: CheckpointId) -> float:
     """What each number of that checkpoint's tensor is."""
     return 1000.0 * place[0] + place[1]
 
 
-def commit(store: DirectoryStore, place: Place, shards: int) -> list[Holding]:
+def commit(store: DirectoryStore, place: CheckpointId, shards: int) -> list[Holding]:
     held = []
     for shard in range(shards):
         live = flatten({"weight": torch.full((50,), value(place)), "shard": shard})
         text = json_bytes({"iteration": place[1], "state": live.json})
-        layout = plan(live.tensors, state_capacity(text))
+        layout = plan_layout(live.tensors, state_capacity(text))
         data = bytearray(layout.size)
         layout.write_state(memoryview(data), text)
-        layout.places["weight"].view(memoryview(data)).copy_(live.tensors["weight"])
+        layout.tensors["weight"].view(memoryview(data)).copy_(live.tensors["weight"])
         digest = seal(memoryview(data))
         store.put(key := shard_key("j", *place, shard), bytes(data))
         held.append(Holding(*place, shard, shards, len(data), key=key, digest=digest))
-    store.create(manifest_key("j", place), encoded(commit_of("j", shards, held)))
+    store.create(manifest_key("j", place), encode_manifest(make_commit("j", shards, held)))
     return held
 
 
@@ -88,38 +95,38 @@ class Sick(DirectoryStore):
         super().read_into(key, start, buffer)
 
 
-def flip(store: Sick, place: Place, chance: random.Random) -> None:
+def flip(store: Sick, place: CheckpointId, chance: random.Random) -> None:
     path = Path(store.uri) / chance.choice(objects(store, place))
     data = bytearray(path.read_bytes())
     data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
     path.write_bytes(data)
 
 
-def truncate(store: Sick, place: Place, chance: random.Random) -> None:
+def truncate(store: Sick, place: CheckpointId, chance: random.Random) -> None:
     path = Path(store.uri) / chance.choice(objects(store, place))
     os.truncate(path, chance.randrange(path.stat().st_size))
 
 
-def delete(store: Sick, place: Place, chance: random.Random) -> None:
+def delete(store: Sick, place: CheckpointId, chance: random.Random) -> None:
     store.delete(chance.choice(objects(store, place)))
 
 
-def delete_all(store: Sick, place: Place, chance: random.Random) -> None:
+def delete_all(store: Sick, place: CheckpointId, chance: random.Random) -> None:
     shutil.rmtree(folder(store, place))
 
 
-def rename(store: Sick, place: Place, chance: random.Random) -> None:
+def rename(store: Sick, place: CheckpointId, chance: random.Random) -> None:
     to = folder(store, (place[0] + chance.randrange(2), place[1] + chance.randrange(1, 50)))
     if not to.exists():
         folder(store, place).rename(to)
 
 
-def rename_object(store: Sick, place: Place, chance: random.Random) -> None:
+def rename_object(store: Sick, place: CheckpointId, chance: random.Random) -> None:
     path = Path(store.uri) / chance.choice(objects(store, place))
     path.rename(path.with_name("rank-00007.safetensors"))
 
 
-def swap(store: Sick, place: Place, chance: random.Random) -> None:
+def swap(store: Sick, place: CheckpointId, chance: random.Random) -> None:
     other = chance.choice([one for one in PLACES if one != place])
     if chance.random() < 0.5:
         paths = [folder(store, place), folder(store, other)]
@@ -131,31 +138,31 @@ def swap(store: Sick, place: Place, chance: random.Random) -> None:
             source.rename(target)
 
 
-def of_the_future(store: Sick, place: Place, chance: random.Random) -> None:
+def of_the_future(store: Sick, place: CheckpointId, chance: random.Random) -> None:
     path = folder(store, place) / MANIFEST
     if path.exists():
         path.write_text(path.read_text().replace('"version": 1', '"version": 9'))
 
 
-def answer_404(store: Sick, place: Place, chance: random.Random) -> None:
+def answer_404(store: Sick, place: CheckpointId, chance: random.Random) -> None:
     store.gone.add(chance.choice(objects(store, place)))
 
 
-def answer_500(store: Sick, place: Place, chance: random.Random) -> None:
+def answer_500(store: Sick, place: CheckpointId, chance: random.Random) -> None:
     store.failing.add(chance.choice(objects(store, place)))
 
 
-KINDS: list[Callable[[Sick, Place, random.Random], None]] = [
+KINDS: list[Callable[[Sick, CheckpointId, random.Random], None]] = [
     flip, truncate, delete, delete_all, rename, rename_object, swap, of_the_future, answer_404, answer_500,
 ]  # fmt: skip
 
 
-def folder(store: Sick, place: Place) -> Path:
-    return Path(store.uri) / folder_of("j", place)
+def folder(store: Sick, place: CheckpointId) -> Path:
+    return Path(store.uri) / checkpoint_folder("j", place)
 
 
-def objects(store: Sick, place: Place) -> list[str]:
-    return [entry.key for entry in store.list(f"{folder_of('j', place)}/")] or [manifest_key("j", place)]
+def objects(store: Sick, place: CheckpointId) -> list[str]:
+    return [entry.key for entry in store.list(f"{checkpoint_folder('j', place)}/")] or [manifest_key("j", place)]
 
 
 def damaged(store: Sick, chance: random.Random) -> Iterator[str]:
@@ -167,7 +174,7 @@ def damaged(store: Sick, chance: random.Random) -> Iterator[str]:
             yield f"{kind.__name__} {place}"
 
 
-def intact(store: Sick, original: Path) -> list[Place]:
+def intact(store: Sick, original: Path) -> list[CheckpointId]:
     """Of what not a byte is other than it was, and all can be read."""
     return [
         place
@@ -176,12 +183,12 @@ def intact(store: Sick, original: Path) -> list[Place]:
             (Path(store.uri) / path.relative_to(original)).exists()
             and (Path(store.uri) / path.relative_to(original)).read_bytes() == path.read_bytes()
             and str(path.relative_to(original)) not in store.gone | store.failing
-            for path in (original / folder_of("j", place)).iterdir()
+            for path in (original / checkpoint_folder("j", place)).iterdir()
         )
     ]
 
 
-def begins(world: World, store: Sick) -> tuple[Place | None, float]:
+def begins(world: World, store: Sick) -> tuple[CheckpointId | None, float]:
     """What the next round that can begin has loaded: (round, iteration) and the value of its tensor."""
     for _ in range(3 * len(PLACES)):
         world.join_all()
@@ -190,8 +197,10 @@ def begins(world: World, store: Sick) -> tuple[Place | None, float]:
             return None, 0.0
         restore = round_.restore
         try:
-            shards = verified(open_shards(restore.sources, partial(read, store=store, credentials=Credentials(""))))
-            state, iteration = whole_state(shards)
+            shards = verify_shards(
+                open_shards(restore.sources, partial(read, store=store, credentials=Credentials("")))
+            )
+            state, iteration = assemble_state(shards)
             assert iteration == restore.iteration
             return (restore.round, restore.iteration), float(state["weight"].unique().item())
         except PassedOverError as error:
@@ -227,7 +236,7 @@ def test_random_damages_block_no_job_load_nothing_wrong_and_are_charged_to_nobod
         store = Sick(tmp_path / str(seed))
         shutil.copytree(original, store.uri, dirs_exist_ok=True)
         what = ", ".join(damaged(store, chance))
-        left = {entry.key for entry in store.list(checkpoints_of("j"))}
+        left = {entry.key for entry in store.list(checkpoints_prefix("j"))}
         world = job([] if chance.random() < 0.3 else known)
         judged = sum(isinstance(record, FaultJudged) for record in world.records)
         world.send(Opened(survey(store, "j", world.state)))
@@ -243,7 +252,7 @@ def test_random_damages_block_no_job_load_nothing_wrong_and_are_charged_to_nobod
             flaws = {refusal.flaw for refusal in world.state.refused}
             assert flaws & {Flaw.NEWER, Flaw.UNREACHABLE}, told
         assert sum(isinstance(record, FaultJudged) for record in world.records) == judged, told
-        assert {entry.key for entry in store.list(checkpoints_of("j"))} == left, "what is damaged stays"
+        assert {entry.key for entry in store.list(checkpoints_prefix("j"))} == left, "what is damaged stays"
         shutil.rmtree(store.uri)
 
 
@@ -259,7 +268,7 @@ def test_what_is_passed_over_is_told_in_one_line(whole: tuple[Path, list[Holding
         "iteration 40 of round 2 is passed over: rank-00001.safetensors has 5000 bytes"
     )
     assert begins(world, store) == ((2, 30), value((2, 30)))
-    assert record.refusals[0].key == f"{folder_of('j', (2, 40))}/"
+    assert record.refusals[0].key == f"{checkpoint_folder('j', (2, 40))}/"
 
 
 def test_older_checkpoints_than_the_journal_remembers_are_found(tmp_path: Path) -> None:

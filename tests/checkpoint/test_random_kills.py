@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.checkpoint.stored.verify import problems, stored
+from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkpoints
 from everstep.runtime.job.brain import WriteManifest
 from everstep.runtime.job.restore import choose
 from everstep.runtime.master.manifest import commit
@@ -102,9 +102,9 @@ def test_wherever_a_rank_is_killed_the_next_loads_what_was_saved(
             assert begun == 0 or known[begun] == found
             known.update((int(iteration), value) for _, iteration, value in saves)
     assert sorted(os.listdir(tmp_path / "faults")) == sorted(POINTS)
-    for one in stored(store, "jobs/job/"):
+    for one in list_checkpoints(store, "jobs/job/"):
         if one.commit is not None:
-            assert list(problems(store, one.folder, one.commit)) == []
+            assert list(find_problems(store, one.folder, one.commit)) == []
     for node in nodes:
         node.keeper.close()
         assert os.listdir(node.shm) == []

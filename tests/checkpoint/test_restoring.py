@@ -9,10 +9,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from everstep.runtime.checkpoint.errors import RestoreError, StateError
 from everstep.runtime.checkpoint.shard.digests import seal
-from everstep.runtime.checkpoint.shard.layout import json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.restore import restore
 from everstep.runtime.checkpoint.shard.stage import Stager
-from everstep.runtime.checkpoint.state.flatten import flatten, prepare
+from everstep.runtime.checkpoint.state.flatten import flatten, prepare_state
 from everstep.runtime.checkpoint.state.stateful import prepare_optimizer
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -29,10 +29,10 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def staged(state: dict[str, Any], iteration: int = 5) -> memoryview:
-    prepare(state)
+    prepare_state(state)
     tree = flatten(state)
     text = json_bytes({"iteration": iteration, "state": tree.json})
-    layout = plan(tree.tensors, state_capacity(text))
+    layout = plan_layout(tree.tensors, state_capacity(text))
     data = memoryview(bytearray(layout.size))
     Stager(layout, tree).stage(0, data, tree, text, iteration)
     return data
@@ -88,7 +88,7 @@ def test_preparing_an_optimizer_changes_no_bit_of_weights_gradients_or_course(ki
 def test_an_optimizer_that_does_not_start_from_zeros_is_named() -> None:
     optimizer = torch.optim.NAdam([torch.nn.Parameter(torch.zeros(3))])
     with pytest.raises(StateError, match="optimizer: NAdam"):
-        prepare({"optimizer": optimizer})
+        prepare_state({"optimizer": optimizer})
 
 
 def test_a_learning_rate_schedule_comes_back(make_state: Any, same: Any) -> None:

@@ -8,17 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.checkpoint.shard.batched_copy import LEAST, SMALL, rows_of
+from everstep.runtime.checkpoint.shard.batched_copy import MIN_ROWS, SMALL_ELEMENTS, group_rows
 from everstep.runtime.checkpoint.shard.digests import seal
-from everstep.runtime.checkpoint.shard.layout import Layout, json_bytes, plan, read_shard, state_capacity
+from everstep.runtime.checkpoint.shard.layout import Layout, json_bytes, plan_layout, read_shard, state_capacity
 from everstep.runtime.checkpoint.shard.restore import restore
 from everstep.runtime.checkpoint.shard.stage import Stager
-from everstep.runtime.checkpoint.state.flatten import Tree, Walker, flatten
+from everstep.runtime.checkpoint.state.flatten import FlatState, Flattener, flatten
 
 
-def laid_out(tree: Tree) -> tuple[Layout, bytes]:
+def laid_out(tree: FlatState) -> tuple[Layout, bytes]:
     text = json_bytes({"iteration": 5, "state": tree.json})
-    return plan(tree.tensors, state_capacity(text)), text
+    return plan_layout(tree.tensors, state_capacity(text)), text
 
 
 def cut(kind: torch.dtype, size: int, offset: int) -> torch.Tensor:
@@ -36,7 +36,7 @@ KINDS: dict[str, Callable[[int], torch.Tensor]] = {
     "negated by its reader": lambda size: torch.randn(size, dtype=torch.complex64).conj().imag,
     "matrices": lambda size: cut(torch.float64, size * 2, 1).view(2, size),
 }
-MANY = st.lists(st.tuples(st.sampled_from(sorted(KINDS)), st.integers(0, 70), st.integers(1, 2 * LEAST)), max_size=5)
+MANY = st.lists(st.tuples(st.sampled_from(sorted(KINDS)), st.integers(0, 70), st.integers(1, 2 * MIN_ROWS)), max_size=5)
 
 
 @given(MANY)
@@ -54,25 +54,27 @@ def test_whatever_is_staged_and_restored_is_what_it_was(told: list[tuple[str, in
         assert torch.equal(live[name], tensor)
 
 
-@pytest.mark.parametrize(("elements", "count", "rows"), [(300, 40, 40), (300, LEAST - 1, 0), (SMALL, LEAST, 0)])
+@pytest.mark.parametrize(
+    ("elements", "count", "rows"), [(300, 40, 40), (300, MIN_ROWS - 1, 0), (SMALL_ELEMENTS, MIN_ROWS, 0)]
+)
 def test_many_small_ones_are_one_copy(elements: int, count: int, rows: int) -> None:
     tree = flatten({f"t{n}": torch.full((elements,), float(n)) for n in range(count)})
     layout, _ = laid_out(tree)
-    every, others = rows_of(list(layout.places.values()), [tree.tensors[name] for name in layout.places])
+    every, others = group_rows(list(layout.tensors.values()), [tree.tensors[name] for name in layout.tensors])
     assert [len(one.chosen) for one in every] == [rows] * bool(rows)
     assert len(others) == count - rows
 
 
 def test_a_tensor_that_moved_is_copied_from_where_it_is(same: Any) -> None:
-    state = {f"t{n}": torch.full((50,), float(n)) for n in range(3 * LEAST)}
-    walker = Walker()
+    state = {f"t{n}": torch.full((50,), float(n)) for n in range(3 * MIN_ROWS)}
+    walker = Flattener()
     tree = walker.flatten(state)
     layout, text = laid_out(tree)
     stager, data = Stager(layout, tree), memoryview(bytearray(layout.size))
     stager.stage(0, data, tree, text, 5)
     state["t7"], state["t9"] = state["t9"], torch.full((50,), -1.0)
     stager.stage(0, data, walker.flatten(state), text, 6)
-    assert same(read_shard(data)[1], {name: state[name] for name in layout.places})
+    assert same(read_shard(data)[1], {name: state[name] for name in layout.tensors})
 
 
 def test_one_saved_tensor_goes_to_each_that_stands_in_its_places() -> None:
@@ -90,10 +92,10 @@ def test_one_saved_tensor_goes_to_each_that_stands_in_its_places() -> None:
 
 def test_what_was_one_tensor_and_is_many_now_has_its_bytes_everywhere() -> None:
     one = torch.arange(50.0)
-    tree = flatten({f"t{n}": one for n in range(2 * LEAST)})
+    tree = flatten({f"t{n}": one for n in range(2 * MIN_ROWS)})
     layout, text = laid_out(tree)
     data = memoryview(bytearray(layout.size))
     Stager(layout, tree).stage(0, data, tree, text, 5)
-    live = {f"t{n}": torch.zeros(50) for n in range(2 * LEAST)}
+    live = {f"t{n}": torch.zeros(50) for n in range(2 * MIN_ROWS)}
     assert restore(data, live, seal(data)) == 5
     assert all(torch.equal(tensor, one) for tensor in live.values())

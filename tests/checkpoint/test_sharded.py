@@ -10,7 +10,7 @@ import torch
 
 from everstep.runtime.checkpoint.stored.committed import read_committed
 from everstep.runtime.checkpoint.stored.manifest import read_commit
-from everstep.runtime.checkpoint.stored.verify import stored
+from everstep.runtime.checkpoint.stored.verify import list_checkpoints
 from everstep.runtime.job.brain import WriteManifest
 from everstep.runtime.job.restore import choose
 from everstep.runtime.master.manifest import commit
@@ -130,7 +130,7 @@ def test_two_ranks_become_three_and_then_one_and_another_mesh_reading_what_they_
     assert code == 0
     folder = job.manifests[-1].rpartition("/")[0]
     commit = read_commit(store, folder)
-    assert [(held.shard, held.shards) for held in commit.shards(folder)] == [(0, 2), (1, 2)]
+    assert [(held.shard, held.shards) for held in commit.holdings(folder)] == [(0, 2), (1, 2)]
     whole, iteration = read_committed(store, folder, commit)
     assert iteration == 3
     assert same(dict(whole["model"]), dict(saved["model"]))
@@ -163,5 +163,5 @@ def test_without_an_agent_ranks_put_their_own_shards_and_others_load_what_they_n
     assert code == 0
     assert (saved.pop("done"), found.pop("done")) == (0, 3)
     assert same(found, saved)
-    places = stored(DirectoryStore(job._folder / "alone"), "jobs/job/")
+    places = list_checkpoints(DirectoryStore(job._folder / "alone"), "jobs/job/")
     assert [(one.round, one.iteration, one.shards, one.commit is not None) for one in places] == [(1, 3, 2, True)]

@@ -4,29 +4,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.checkpoint.worker.staging_interval import FIRST, Thinning
+from everstep.runtime.checkpoint.worker.staging_interval import FIRST_DECISION, StagingInterval
 
 
-def train(thinning: Thinning, iterations: int, seconds: float, stall: float) -> tuple[float, int]:
+def train(thinning: StagingInterval, iterations: int, seconds: float, stall: float) -> tuple[float, int]:
     """Seconds that staging took, of all; and how often it was decided otherwise."""
     now, stalled, changes = 100.0, 0.0, 0
     for iteration in range(1, iterations + 1):
         now += seconds
-        staged = thinning.due(iteration)
+        staged = thinning.is_due(iteration)
         now += stall * staged
         stalled += stall * staged
-        changes += thinning.saved(stall * staged, staged, now)
+        changes += thinning.record_save(stall * staged, staged, now)
     return stalled / (now - 100.0), changes
 
 
 def test_cheap_staging_stays_as_it_is() -> None:
-    thinning = Thinning(0.01)
+    thinning = StagingInterval(0.01)
     assert train(thinning, 500, 1.0, 0.009) == (pytest.approx(0.009, rel=0.1), 0)
     assert (thinning.every, thinning.why) == (1, "")
 
 
 def test_without_an_overhead_each_iteration_is_staged_whatever_it_costs() -> None:
-    thinning = Thinning(0.0)
+    thinning = StagingInterval(0.0)
     assert train(thinning, 500, 0.1, 1.0)[1] == 0
     assert thinning.every == 1
 
@@ -35,8 +35,8 @@ def test_without_an_overhead_each_iteration_is_staged_whatever_it_costs() -> Non
 def test_once_it_is_measured_staging_takes_no_more_than_its_share(
     overhead: float, seconds: float, stall: float
 ) -> None:
-    thinning = Thinning(overhead)
-    train(thinning, FIRST + 1, seconds, stall)
+    thinning = StagingInterval(overhead)
+    train(thinning, FIRST_DECISION + 1, seconds, stall)
     assert thinning.every.bit_count() == 1
     every = thinning.every
     if every > 1:
@@ -47,16 +47,16 @@ def test_once_it_is_measured_staging_takes_no_more_than_its_share(
 
 def test_ranks_that_measure_differently_stage_the_same_iterations() -> None:
     told: list[float] = []
-    slow = Thinning(0.01, lambda mine: told.append(mine) or mine)
-    train(slow, FIRST + 1, 1.0, 0.1)
-    fast = Thinning(0.01, lambda mine: max(mine, *told))
-    train(fast, FIRST + 1, 1.0, 0.001)
+    slow = StagingInterval(0.01, lambda mine: told.append(mine) or mine)
+    train(slow, FIRST_DECISION + 1, 1.0, 0.1)
+    fast = StagingInterval(0.01, lambda mine: max(mine, *told))
+    train(fast, FIRST_DECISION + 1, 1.0, 0.001)
     assert slow.every == fast.every == 16
 
 
 def test_when_staging_is_cheap_again_each_iteration_is_staged_again() -> None:
-    thinning = Thinning(0.01)
-    train(thinning, FIRST + 1, 1.0, 0.1)
+    thinning = StagingInterval(0.01)
+    train(thinning, FIRST_DECISION + 1, 1.0, 0.1)
     assert thinning.every == 16
     train(thinning, 200, 1.0, 0.001)
     assert (thinning.every, thinning.why) == (1, "each iteration is staged again")

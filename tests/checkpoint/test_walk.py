@@ -14,20 +14,20 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from everstep.runtime.checkpoint.shard.layout import json_bytes
 from everstep.runtime.checkpoint.state import traversal
-from everstep.runtime.checkpoint.state.flatten import Tree, Walker, flatten
-from everstep.runtime.checkpoint.state.parts import local
+from everstep.runtime.checkpoint.state.flatten import FlatState, Flattener, flatten
+from everstep.runtime.checkpoint.state.parts import local_part
 
 
 @pytest.fixture(params=[1024, 5], autouse=True)
 def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that are looked at in one call: all of them, or some."""
-    monkeypatch.setattr(traversal, "_AT_ONCE", request.param)
+    monkeypatch.setattr(traversal, "_BATCH", request.param)
 
 
 def state() -> dict[str, Any]:
     """A dict of many tensors of which two are one, an optimizer's dict of dicts, and what is no tensor."""
-    weights = {f"w{n}": torch.full((2, 2), float(n)) for n in range(traversal.MANY)}
-    moments = {n: {"step": torch.tensor(1.0), "mean": torch.ones(3)} for n in range(traversal.MANY)}
+    weights = {f"w{n}": torch.full((2, 2), float(n)) for n in range(traversal.MIN_GROUP)}
+    moments = {n: {"step": torch.tensor(1.0), "mean": torch.ones(3)} for n in range(traversal.MIN_GROUP)}
     return {
         "model": {**weights, "tied": weights["w0"], "none": torch.empty(0)},
         "optimizer": {"state": moments, "groups": [{"lr": 0.1, "params": [0, 1]}]},
@@ -36,9 +36,9 @@ def state() -> dict[str, Any]:
     }
 
 
-def same(one: Tree, other: Tree) -> bool:
-    values = (list(one.tensors), one.places, json_bytes(one.json))
-    return values == (list(other.tensors), other.places, json_bytes(other.json)) and all(
+def same(one: FlatState, other: FlatState) -> bool:
+    values = (list(one.tensors), one.name_by_path, json_bytes(one.json))
+    return values == (list(other.tensors), other.name_by_path, json_bytes(other.json)) and all(
         one.tensors[name].data_ptr() == other.tensors[name].data_ptr()
         and torch.equal(one.tensors[name], other.tensors[name])
         for name in one.tensors
@@ -46,13 +46,13 @@ def same(one: Tree, other: Tree) -> bool:
 
 
 def test_a_state_is_found_again_with_the_numbers_of_today() -> None:
-    told, walker = state(), Walker()
+    told, walker = state(), Flattener()
     before = walker.flatten(told)
     assert same(before, flatten(told))
     told["few"]["b"], told["optimizer"]["groups"][0]["lr"] = 3, 0.01
     told["model"]["w3"].fill_(9)
     found = walker.flatten(told)
-    assert found.walk is before.walk
+    assert found.traversal is before.traversal
     assert same(found, flatten(told))
     assert found.json["few"]["b"] == 3
 
@@ -79,17 +79,17 @@ def test_a_state_is_found_again_with_the_numbers_of_today() -> None:
     ],
 )
 def test_whatever_changes_is_seen(change: Callable[[dict[str, Any]], Any]) -> None:
-    told, walker = state(), Walker()
+    told, walker = state(), Flattener()
     before = walker.flatten(told)
     change(told)
     found = walker.flatten(told)
-    assert found.walk is not before.walk
+    assert found.traversal is not before.traversal
     assert same(found, flatten(told))
     assert same(walker.flatten(told), flatten(told))
 
 
 def test_a_walk_keeps_no_tensor_alive() -> None:
-    told, walker = state(), Walker()
+    told, walker = state(), Flattener()
     walker.flatten(told)
     freed: list[str] = []
     for tensor in (told["model"]["w7"], told["optimizer"]["state"][0]["mean"], told["few"]["a"]):
@@ -100,10 +100,12 @@ def test_a_walk_keeps_no_tensor_alive() -> None:
 
 
 def test_a_large_state_is_looked_at_by_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, walker = state(), Walker()
+    told, walker = state(), Flattener()
     walker.flatten(told)
     looked: list[str] = []
-    monkeypatch.setattr(traversal, "mark", lambda tensor, mark=traversal.mark: looked.append("one") or mark(tensor))
+    monkeypatch.setattr(
+        traversal, "fingerprint", lambda tensor, mark=traversal.fingerprint: looked.append("one") or mark(tensor)
+    )
     walker.flatten(told)
     assert len(looked) == 3, "the embedding, the tied one and the one of the few"
 
@@ -114,14 +116,14 @@ def test_a_tensor_and_its_conjugate_share_their_memory_and_are_two() -> None:
 
 
 def test_a_module_and_its_optimizer_are_found_again() -> None:
-    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(traversal.MANY)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(traversal.MIN_GROUP)))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    told, walker = {"model": model, "optimizer": optimizer}, Walker()
+    told, walker = {"model": model, "optimizer": optimizer}, Flattener()
     before = walker.flatten(told)
     optimizer.step()
-    assert walker.flatten(told).walk is before.walk
+    assert walker.flatten(told).traversal is before.traversal
     assert same(walker.flatten(told), flatten(told))
 
 
@@ -141,31 +143,33 @@ def test_sharded_tensors_are_found_again_and_are_whole_in_the_live_state(
     def sharded(number: int) -> torch.Tensor:
         return distribute_tensor(torch.full((4, 2), float(number)), mesh, [Shard(0)])
 
-    weights = {f"w{n}": sharded(n) for n in range(traversal.MANY)}
-    moments = {n: {"step": torch.tensor(1.0), "mean": sharded(n)} for n in range(traversal.MANY)}
-    told, walker = {"model": {**weights, "tied": weights["w0"]}, "optimizer": moments}, Walker()
+    weights = {f"w{n}": sharded(n) for n in range(traversal.MIN_GROUP)}
+    moments = {n: {"step": torch.tensor(1.0), "mean": sharded(n)} for n in range(traversal.MIN_GROUP)}
+    told, walker = {"model": {**weights, "tied": weights["w0"]}, "optimizer": moments}, Flattener()
     before = walker.flatten(told)
     if change:
-        told["model"]["w2"] = sharded(2) if change == "memory" else local(weights["w2"])
+        told["model"]["w2"] = sharded(2) if change == "memory" else local_part(weights["w2"])
     looked: list[str] = []
-    monkeypatch.setattr(traversal, "mark", lambda tensor, mark=traversal.mark: looked.append("one") or mark(tensor))
+    monkeypatch.setattr(
+        traversal, "fingerprint", lambda tensor, mark=traversal.fingerprint: looked.append("one") or mark(tensor)
+    )
     found = walker.flatten(told)
-    assert (found.walk is before.walk) == (change is None)
+    assert (found.traversal is before.traversal) == (change is None)
     assert looked == ["one"] or change, "the tied one alone"
     assert same(found, flatten(told))
-    assert found.pieces() == flatten(told).pieces()
-    assert len(found.pieces()) == 2 * traversal.MANY - (change == "whole")
+    assert found.parts() == flatten(told).parts()
+    assert len(found.parts()) == 2 * traversal.MIN_GROUP - (change == "whole")
     for path, one in (("model.w1", told["model"]["w1"]), ("model.w2", told["model"]["w2"])):
-        assert isinstance(found.as_found(path), DTensor) is isinstance(one, DTensor)
-        assert found.as_found(path).data_ptr() == one.data_ptr()
-    assert found.sharded() is False, "one rank holds it all"
+        assert isinstance(found.live_tensor(path), DTensor) is isinstance(one, DTensor)
+        assert found.live_tensor(path).data_ptr() == one.data_ptr()
+    assert found.is_sharded() is False, "one rank holds it all"
 
 
 def test_nothing_is_collected_while_a_state_is_saved_and_collection_is_as_it_was_then() -> None:
     for was in (True, False):
         (gc.enable if was else gc.disable)()
         try:
-            with traversal.uncollected():
+            with traversal.gc_paused():
                 assert not gc.isenabled()
             assert gc.isenabled() is was
         finally:

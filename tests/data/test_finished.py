@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.data import finished
-from everstep.runtime.store import local_folder
+from everstep.runtime.store import fetch_folder
 from tests.minio import MinIO
 
 
@@ -15,9 +15,9 @@ def test_a_committed_draft_is_found_with_its_files(tmp_path: Path) -> None:
     store = str(tmp_path)
     with finished.draft(store, "corpora/abc", "corpus.json") as draft:
         (draft.folder / "text").write_text("x")
-        assert finished.find(store, "corpora/abc", "corpus.json") is None
+        assert finished.find_manifest(store, "corpora/abc", "corpus.json") is None
         draft.commit({"documents": 1})
-    assert finished.find(store, "corpora/abc", "corpus.json") == {"documents": 1}
+    assert finished.find_manifest(store, "corpora/abc", "corpus.json") == {"documents": 1}
     assert (tmp_path / "corpora/abc/text").read_text() == "x"
     assert [path.name for path in (tmp_path / "corpora").iterdir()] == ["abc"]
 
@@ -65,7 +65,7 @@ def test_a_folder_without_its_manifest_is_finished_by_the_next_writer(tmp_path: 
             draft.commit({"documents": 1})
         if wanted is None:
             (tmp_path / "corpora/abc/corpus.json").unlink()
-    assert finished.find(store, "corpora/abc", "corpus.json") == wanted
+    assert finished.find_manifest(store, "corpora/abc", "corpus.json") == wanted
 
 
 def test_a_draft_for_s3_is_uploaded_and_becomes_this_machines_copy(
@@ -76,15 +76,15 @@ def test_a_draft_for_s3_is_uploaded_and_becomes_this_machines_copy(
     with finished.draft(store, "corpora/abc", "corpus.json") as draft:
         (draft.folder / "train").mkdir()
         (draft.folder / "train/text").write_text("x")
-        assert finished.find(store, "corpora/abc", "corpus.json") is None
+        assert finished.find_manifest(store, "corpora/abc", "corpus.json") is None
         draft.commit({"documents": 1})
-    assert finished.find(store, "corpora/abc", "corpus.json") == {"documents": 1}
-    uri = finished.uri(store, "corpora/abc")
+    assert finished.find_manifest(store, "corpora/abc", "corpus.json") == {"documents": 1}
+    uri = finished.data_uri(store, "corpora/abc")
     assert uri == f"{store}/corpora/abc"
-    own = local_folder(uri, "corpus.json")
+    own = fetch_folder(uri, "corpus.json")
     assert own.parent.parent == tmp_path / "first"
     monkeypatch.setenv("EVERSTEP_CACHE", str(tmp_path / "second"))
-    fetched = local_folder(uri, "corpus.json")
+    fetched = fetch_folder(uri, "corpus.json")
     for folder in (own, fetched):
         found = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
         assert found == {"train/text": "x", "corpus.json": '{\n "documents": 1\n}\n'}
@@ -104,5 +104,5 @@ def test_a_draft_for_s3_that_fails_leaves_no_manifest_and_no_draft(
 
     with pytest.raises(ValueError, match="not a key"):
         commit_what_no_store_takes()
-    assert finished.find(store, "corpora/abc", "corpus.json") is None
+    assert finished.find_manifest(store, "corpora/abc", "corpus.json") is None
     assert not list(tmp_path.rglob("~draft*"))

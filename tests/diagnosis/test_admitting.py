@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.agent.ports import free_port
-from everstep.runtime.diagnosis.admission import PARTNER_S, Admission, Gate, admitting
+from everstep.runtime.diagnosis.admission import PARTNER_S, Admission, Gate, serve_admission
 from everstep.runtime.diagnosis.evidence import Measurement
 from everstep.runtime.diagnosis.http_link import HttpLink
-from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, Together, Told, Work
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, StageResult, Together, Work
 from everstep.runtime.diagnosis.verdicts import Health, Verdict
 from everstep.runtime.net.tls import Credentials
 
@@ -25,26 +25,26 @@ def verdict(node: str, health: Health = Health.HEALTHY) -> Verdict:
 
 def test_who_comes_first_is_checked_alone_and_later_ones_with_those_that_were_healthy() -> None:
     gate = Gate()
-    assert gate.next([], 0.0) == ([], [])
-    assert gate.next(["a", "b"], 1.0) == (["a", "b"], [])
-    gate.judged([verdict("a"), verdict("b")])
-    assert gate.next(["a", "b"], 2.0) == ([], [])
-    assert gate.next(["a", "b", "c"], 3.0) == (["c"], ["a", "b"])
+    assert gate.next_nodes([], 0.0) == ([], [])
+    assert gate.next_nodes(["a", "b"], 1.0) == (["a", "b"], [])
+    gate.record_verdicts([verdict("a"), verdict("b")])
+    assert gate.next_nodes(["a", "b"], 2.0) == ([], [])
+    assert gate.next_nodes(["a", "b", "c"], 3.0) == (["c"], ["a", "b"])
 
 
 def test_a_partner_that_failed_is_asked_no_more_and_is_not_checked_again() -> None:
     gate = Gate()
-    gate.judged([verdict("a"), verdict("b")])
-    gate.judged([verdict("c", Health.FAULTY), verdict("a", Health.FAULTY), verdict("b", Health.STRAGGLER)])
-    assert gate.next(["a", "b", "c"], 0.0) == ([], [])
-    assert gate.next(["a", "b", "d"], 0.0) == (["d"], ["b"])
+    gate.record_verdicts([verdict("a"), verdict("b")])
+    gate.record_verdicts([verdict("c", Health.FAULTY), verdict("a", Health.FAULTY), verdict("b", Health.STRAGGLER)])
+    assert gate.next_nodes(["a", "b", "c"], 0.0) == ([], [])
+    assert gate.next_nodes(["a", "b", "d"], 0.0) == (["d"], ["b"])
 
 
 def test_a_new_node_waits_a_while_for_a_partner_and_then_is_checked_alone() -> None:
     gate = Gate()
-    gate.judged([verdict("a")])
-    assert gate.next(["b"], 10.0) == ([], [])
-    assert gate.next(["b"], 10.0 + PARTNER_S) == (["b"], [])
+    gate.record_verdicts([verdict("a")])
+    assert gate.next_nodes(["b"], 10.0) == ([], [])
+    assert gate.next_nodes(["b"], 10.0 + PARTNER_S) == (["b"], [])
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from(["comes", "goes", *Health])), max_size=40))
@@ -58,11 +58,11 @@ def test_nobody_is_checked_twice_and_nobody_is_left_unchecked_whoever_comes_goes
         elif what == "goes":
             here.pop(node, None)
         for now in (at * 100.0, at * 100.0 + PARTNER_S):
-            fresh, partners = gate.next(here, now)
+            fresh, partners = gate.next_nodes(here, now)
             assert set(partners) <= fit & here.keys()
             if fresh:
                 health = Health(what) if what in list(Health) else Health.HEALTHY
-                gate.judged([verdict(one, health) for one in [*fresh, *partners]])
+                gate.record_verdicts([verdict(one, health) for one in [*fresh, *partners]])
                 unfit = {*fresh, *partners} if health in (Health.FAULTY, Health.UNDECIDED) else set()
                 fit = (fit | set(fresh)) - unfit
                 checked += fresh
@@ -102,10 +102,10 @@ class Node:
                 return order
             if isinstance(order, Work):
                 one = Measurement(name, host, 0.5, 0.01, died=self.died)
-                await link.told(Told(name, order.round, Stage.ALONE, one, "127.0.0.1:9"))
+                await link.report(StageResult(name, order.round, Stage.ALONE, one, "127.0.0.1:9"))
             elif isinstance(order, Together):
                 one = Measurement(name, host, 0.5, 0.01, 0.1)
-                await link.told(Told(name, order.round, Stage.TOGETHER, one))
+                await link.report(StageResult(name, order.round, Stage.TOGETHER, one))
 
     async def gone(self) -> None:
         """As if it were killed: its connection ends."""
@@ -116,7 +116,7 @@ class Node:
 @asynccontextmanager
 async def admission(nodes: int, say: Callable[[str], None]) -> AsyncIterator[int]:
     port = free_port(random.Random())
-    async with admitting(Admission(nodes, 1, 60.0, 60.0), "127.0.0.1", port, Credentials("secret"), say):
+    async with serve_admission(Admission(nodes, 1, 60.0, 60.0), "127.0.0.1", port, Credentials("secret"), say):
         yield port
 
 

@@ -14,8 +14,8 @@ from everstep.runtime.diagnosis import admission_client
 from everstep.runtime.diagnosis.coordinator import Coordinator
 from everstep.runtime.diagnosis.errors import UnknownNodeError
 from everstep.runtime.diagnosis.evidence import Measurement
-from everstep.runtime.diagnosis.measurement_process import started
-from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, Stop, Told, Work
+from everstep.runtime.diagnosis.measurement_process import start_measurement_process
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, StageResult, Stop, Work
 from everstep.runtime.diagnosis.node import check_node
 from everstep.runtime.diagnosis.verdicts import Health, Verdict
 from everstep.runtime.net.tls import Credentials
@@ -28,12 +28,12 @@ def test_a_new_node_is_checked_with_a_healthy_partner_and_named_when_it_fails(tm
 
     async def story() -> None:
         coordinator = Coordinator()
-        async with started(environment) as measuring:
+        async with start_measurement_process(environment) as measuring:
             for new, wanted in (("worker-1-0", Health.HEALTHY), ("worker-1-1", Health.FAULTY)):
                 nodes = ["worker-0-0", new]
                 parts = [check_node(coordinator, Arrive(node, "here", "127.0.0.1"), measuring) for node in nodes]
                 ends = asyncio.gather(*parts)
-                assert await coordinator.arrived(nodes, 60.0) == set()
+                assert await coordinator.wait_for_arrivals(nodes, 60.0) == set()
                 verdicts = await coordinator.check(nodes, trusted=nodes[:1])
                 assert verdicts[1].health in ({wanted, Health.STRAGGLER} if wanted is Health.HEALTHY else {wanted})
                 assert not verdicts[0].avoid
@@ -64,7 +64,7 @@ def test_a_node_that_is_lost_is_given_up_at_once() -> None:
         checking = asyncio.create_task(coordinator.check(["a"]))
         order = await coordinator.order(Ask("a"))
         assert order is not None
-        coordinator.lose("a", "its pod was deleted")
+        coordinator.mark_lost("a", "its pod was deleted")
         verdicts = await checking
         assert (verdicts[0].health, verdicts[0].reason) == (Health.FAULTY, "its pod was deleted")
 
@@ -74,9 +74,9 @@ def test_a_node_that_is_lost_is_given_up_at_once() -> None:
 def test_without_its_process_a_node_is_told_to_have_died_and_not_waited_for() -> None:
     async def story() -> None:
         coordinator = Coordinator()
-        async with started() as measuring:
+        async with start_measurement_process() as measuring:
             end = asyncio.create_task(check_node(coordinator, Arrive("a", "a", "127.0.0.1"), measuring))
-            assert await coordinator.arrived(["a"], 60.0) == set()
+            assert await coordinator.wait_for_arrivals(["a"], 60.0) == set()
             measuring.kill()
             verdicts = await coordinator.check(["a"])
             assert verdicts[0].health is Health.FAULTY
@@ -94,7 +94,7 @@ def test_a_node_that_asks_for_nothing_is_given_up_long_before_its_time_is_up() -
         checking = asyncio.create_task(coordinator.check(["a", "b"], trusted=["b"]))
         order = await coordinator.order(Ask("a"))
         assert isinstance(order, Work)
-        await coordinator.told(Told("a", 1, Stage.ALONE, Measurement("a", "a", 0.5, 0.01)))
+        await coordinator.report(StageResult("a", 1, Stage.ALONE, Measurement("a", "a", 0.5, 0.01)))
         over = await coordinator.order(Ask("a", order.number))
         assert isinstance(over, Stop | Over)
         verdicts = await checking
@@ -127,12 +127,12 @@ def test_a_store_that_cannot_be_read_for_a_while_ends_no_nodes_part_in_the_check
     async def ready() -> AsyncIterator[None]:
         yield
 
-    monkeypatch.setattr(admission_client, "started", ready)
+    monkeypatch.setattr(admission_client, "start_measurement_process", ready)
     monkeypatch.setattr(admission_client, "check_node", check_node)
-    monkeypatch.setattr(admission_client, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(admission_client, "_RETRY_PAUSE_S", 0.0)
 
     async def story() -> None:
-        part = admission_client.Checked("a", "a", "127.0.0.1", Credentials("secret"), where, 60.0)
+        part = admission_client.AdmissionClient("a", "a", "127.0.0.1", Credentials("secret"), where, 60.0)
         running = asyncio.create_task(part.run())
         async with asyncio.timeout(60):
             assert await part.verdict == over.verdict
@@ -156,7 +156,7 @@ def test_who_stops_waiting_for_the_process_that_measures_leaves_none_behind(monk
     monkeypatch.setattr(asyncio, "create_subprocess_exec", recorded)
 
     async def story() -> None:
-        waiting = asyncio.create_task(started().__aenter__())
+        waiting = asyncio.create_task(start_measurement_process().__aenter__())
         async with asyncio.timeout(60):
             process = await made.get()
         waiting.cancel()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.diagnosis.evidence import Round, weigh
-from everstep.runtime.diagnosis.rounds import Plan, adjacent, next_round
+from everstep.runtime.diagnosis.rounds import Plan, next_round, pair_adjacent
 from tests.diagnosis.simulated import check, fault_sets, names
 
 ALL = range(2, 17)
@@ -19,7 +19,7 @@ ALL = range(2, 17)
     [("", []), ("a", ["a"]), ("ab", ["ab"]), ("abc", ["abc"]), ("abcd", ["ab", "cd"]), ("abcde", ["ab", "cde"])],
 )
 def test_adjacent_nodes_are_paired_and_an_odd_one_joins_the_last_pair(nodes: str, wanted: list[str]) -> None:
-    assert ["".join(group) for group in adjacent(list(nodes))] == wanted
+    assert ["".join(group) for group in pair_adjacent(list(nodes))] == wanted
 
 
 @pytest.mark.parametrize("count", ALL)
@@ -52,7 +52,7 @@ def test_up_to_a_quarter_of_slow_links_are_told_exactly_though_partners_wait_for
         rounds = check(nodes, links=dict.fromkeys(slow, 3.0))
         evidence = weigh(nodes, rounds)
         assert evidence.slow == set(slow), (slow, rounds)
-        assert not evidence.blurred
+        assert not evidence.possibly_slow
         assert len(rounds) <= 3
 
 
@@ -69,7 +69,7 @@ def test_with_any_number_of_faulty_nodes_nobody_is_ever_named_or_cleared_wrongly
 def published(nodes: Sequence[str], past: Sequence[Round], trusted: Sequence[str]) -> Plan:
     """The two rounds of DLRover's network check, for comparison: no third one, and no look at what was tried."""
     if not past:
-        return Plan(tuple(adjacent(nodes)), "")
+        return Plan(tuple(pair_adjacent(nodes)), "")
     if len(past) > 1:
         return Plan((), "")
     left = sorted(nodes, key=lambda node: past[0].elapsed_s()[node])

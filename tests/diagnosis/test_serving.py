@@ -17,8 +17,8 @@ from everstep.runtime.diagnosis.errors import (
     UnknownNodeError,
 )
 from everstep.runtime.diagnosis.evidence import Measurement
-from everstep.runtime.diagnosis.http_link import HttpLink, serving
-from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, Together, Told, Work
+from everstep.runtime.diagnosis.http_link import HttpLink, serve_coordinator
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, StageResult, Together, Work
 from everstep.runtime.net.door import Door, listen
 from everstep.runtime.net.tls import Credentials
 
@@ -42,7 +42,7 @@ class Served:
 
     async def until_waiting(self, node: str) -> None:
         async with asyncio.timeout(60):
-            while not self.coordinator.waits(node):
+            while not self.coordinator.is_waiting(node):
                 await self.post("order", b"")
 
 
@@ -50,7 +50,7 @@ class Served:
 async def served(**options: Any) -> AsyncIterator[Served]:
     coordinator, door, listener = Coordinator(**options), Door(Credentials("secret")), listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    async with serving(coordinator, listener, door), aiohttp.ClientSession() as http:
+    async with serve_coordinator(coordinator, listener, door), aiohttp.ClientSession() as http:
         yield Served(http, port, coordinator, door)
 
 
@@ -61,7 +61,7 @@ def test_a_wrong_token_is_refused_and_counted_and_changes_nothing() -> None:
             with pytest.raises(RefusedError, match="has not this check's token"):
                 await end.link("wrong").arrive(ONE)
             assert end.door.refused == 2
-            assert await end.coordinator.arrived({"node-1"}, 0.0) == {"node-1"}
+            assert await end.coordinator.wait_for_arrivals({"node-1"}, 0.0) == {"node-1"}
 
     asyncio.run(story())
 
@@ -148,17 +148,17 @@ def test_orders_and_measurements_travel_whole() -> None:
                     one = Measurement(node, "", 0.5, 0.01)
                     match order:
                         case Work():
-                            await link.told(Told(node, order.round, Stage.ALONE, one, "127.0.0.1:9"))
+                            await link.report(StageResult(node, order.round, Stage.ALONE, one, "127.0.0.1:9"))
                         case Together():
                             assert (order.store, order.world, order.timeout_s) == ("127.0.0.1:9", 2, 10.0)
                             one = Measurement(node, "", 0.5, 0.01, 0.1)
-                            await link.told(Told(node, order.round, Stage.TOGETHER, one))
+                            await link.report(StageResult(node, order.round, Stage.TOGETHER, one))
                         case Over():
                             return order
 
             overs = await asyncio.gather(*(take_part(node) for node in nodes))
             assert [over.verdict.host for over in overs] == ["host of node-0", "host of node-1"]
             assert [verdict.health for verdict in await checking] == ["healthy", "healthy"]
-            assert await end.coordinator.dismissed(nodes, 0.0) == set()
+            assert await end.coordinator.wait_until_dismissed(nodes, 0.0) == set()
 
     asyncio.run(story())

@@ -3,19 +3,19 @@
 import pytest
 
 from everstep.runtime.diagnosis.switchbox import (
-    Box,
-    CudaLinks,
+    CudaLinkProbe,
     SwitchboxError,
+    SwitchboxSpec,
+    fault_reason,
     measure,
     missing_devices,
-    parse_box,
-    verdict,
+    parse_switchbox,
 )
 
 
 def test_pairs_are_read_as_device_numbers() -> None:
-    box = parse_box("0:1 2:4 3:5 6:7", 10000, 2)
-    assert box == Box(((0, 1), (2, 4), (3, 5), (6, 7)), 10000, 2)
+    box = parse_switchbox("0:1 2:4 3:5 6:7", 10000, 2)
+    assert box == SwitchboxSpec(((0, 1), (2, 4), (3, 5), (6, 7)), 10000, 2)
     assert box.devices == 8
 
 
@@ -36,17 +36,17 @@ def test_pairs_are_read_as_device_numbers() -> None:
 )
 def test_pairs_that_cannot_be_are_refused_by_name(pairs: str, bandwidth: float, channels: int, words: str) -> None:
     with pytest.raises(SwitchboxError, match=words):
-        parse_box(pairs, bandwidth, channels)
+        parse_switchbox(pairs, bandwidth, channels)
 
 
 def test_a_machine_with_enough_working_pairs_passes_though_a_link_is_slow() -> None:
-    box = parse_box("0:1 2:4 3:5", 10000, 2)
-    assert verdict(box, {"0:1": 10000.0, "2:4": 9999.9, "3:5": 25000.0}) == ""
+    box = parse_switchbox("0:1 2:4 3:5", 10000, 2)
+    assert fault_reason(box, {"0:1": 10000.0, "2:4": 9999.9, "3:5": 25000.0}) == ""
 
 
 def test_a_machine_with_fewer_working_pairs_is_faulty_and_the_slow_ones_are_named() -> None:
-    box = parse_box("0:1 2:4 3:5", 10000, 2)
-    told = verdict(box, {"0:1": 812.4, "2:4": 0.0, "3:5": 25000.0})
+    box = parse_switchbox("0:1 2:4 3:5", 10000, 2)
+    told = fault_reason(box, {"0:1": 812.4, "2:4": 0.0, "3:5": 25000.0})
     assert told == "switchbox: 1 of 3 pairs work, 2 needed (0:1 812 MB/s, 2:4 0 MB/s)"
 
 
@@ -57,13 +57,13 @@ def test_a_copy_that_fails_counts_as_no_bandwidth() -> None:
                 raise RuntimeError("uncorrectable error")
             return 20000.0
 
-    found, why = measure(parse_box("0:1 2:3", 10000, 2), Broken())
+    found, why = measure(parse_switchbox("0:1 2:3", 10000, 2), Broken())
     assert found == {"0:1": 0.0, "2:3": 20000.0}
     assert why.startswith("switchbox: 1 of 2 pairs work")
 
 
 def test_missing_devices_are_told_before_anything_is_measured() -> None:
-    box = parse_box("0:1 2:4", 10000, 1)
+    box = parse_switchbox("0:1 2:4", 10000, 1)
     assert missing_devices(box, 5) == ""
     assert missing_devices(box, 0).endswith("needs devices 0 to 4, this machine has no CUDA device")
     assert missing_devices(box, 1).endswith("this machine has 1 CUDA device")
@@ -73,4 +73,4 @@ def test_real_copies_between_two_devices_reach_some_bandwidth() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
-    assert CudaLinks().bandwidth(0, 1) > 0
+    assert CudaLinkProbe().bandwidth(0, 1) > 0

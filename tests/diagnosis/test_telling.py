@@ -36,7 +36,7 @@ def test_slow_links_within_a_machine_are_named_though_its_node_passes() -> None:
 
 def test_off_a_terminal_the_verdicts_are_plain_lines() -> None:
     out = io.StringIO()
-    report.tell(out, *checked(5, "4"))
+    report.print_verdicts(out, *checked(5, "4"))
     assert out.getvalue().splitlines() == [
         "1 is a straggler: 2.60 s at best, more than 2 x the median of all nodes, 0.60 s",
         "4 is faulty: works alone but not with 2, 3, 0, proven to work with others",
@@ -46,7 +46,7 @@ def test_off_a_terminal_the_verdicts_are_plain_lines() -> None:
 
 def test_on_a_terminal_they_are_a_table_with_a_column_for_each_round() -> None:
     out = Terminal()
-    report.tell(out, *checked(3, "0"))
+    report.print_verdicts(out, *checked(3, "0"))
     text = out.getvalue()
     assert all(word in text for word in ("round 1", "round 3", "rested", "failed", "faulty", "healthy"))
 
@@ -62,7 +62,7 @@ def test_the_summary_counts_the_healthy_and_names_whom_to_avoid() -> None:
 
 def test_the_facts_hold_every_round_and_every_node() -> None:
     verdicts, rounds = checked(4, "3")
-    told = json.loads(json.dumps(report.facts(verdicts, rounds, 2)))
+    told = json.loads(json.dumps(report.json_report(verdicts, rounds, 2)))
     assert (told["usable"], told["min_nodes"], told["faulty"], told["avoid_hosts"]) == (3, 2, ["3"], ["host-3"])
     assert told["rounds"][0]["groups"] == [["0", "1"], ["2", "3"]]
     assert told["rounds"][0]["elapsed_s"]["2"] == 3600

@@ -2,8 +2,8 @@
 
 import pytest
 
-from everstep.runtime.diagnosis.evidence import Measurement, Round, slow_above_s
-from everstep.runtime.diagnosis.verdicts import Health, Verdict, avoided_hosts, judge, named, usable
+from everstep.runtime.diagnosis.evidence import Measurement, Round, slow_threshold_s
+from everstep.runtime.diagnosis.verdicts import Health, Verdict, avoided_hosts, judge, nodes_with, usable_count
 from tests.diagnosis.simulated import check, names
 
 
@@ -22,20 +22,20 @@ def test_a_node_that_fails_alone_is_named_and_its_partner_is_kept() -> None:
 def test_two_nodes_that_work_only_apart_are_undecided_and_one_of_them_is_kept() -> None:
     told = verdicts(check(names(2), ["0"]), 2)
     assert [one.health for one in told] == [Health.UNDECIDED, Health.UNDECIDED]
-    assert usable(told) == 1
+    assert usable_count(told) == 1
     assert avoided_hosts(told) == ["host-1"]
     assert told[0].reason == "works alone but not with 1: the link between them, or one of them"
 
 
 def test_undecided_nodes_are_avoided_where_others_are_proven_to_work() -> None:
     told = verdicts(check(names(5), ["2", "3", "4"]), 5)
-    assert named(told, Health.HEALTHY) == ["0", "1"]
-    assert usable(told) == 2
+    assert nodes_with(told, Health.HEALTHY) == ["0", "1"]
+    assert usable_count(told) == 2
 
 
 def test_a_named_node_is_told_with_whom_it_failed() -> None:
     told = verdicts(check(names(4), ["1"]), 4)
-    assert named(told, Health.FAULTY) == ["1"]
+    assert nodes_with(told, Health.FAULTY) == ["1"]
     assert told[1].reason == "works alone but not with 0, 2, proven to work with others"
 
 
@@ -46,7 +46,7 @@ def test_two_proven_nodes_that_fail_only_with_each_other_have_a_bad_link() -> No
     first = {node: one(node, 3600.0 if node in "01" else 0.1) for node in names(4)}
     second = {node: one(node, 0.1) for node in names(4)}
     told = verdicts([Round(1, (("0", "1"), ("2", "3")), "", first), Round(2, (("2", "1"), ("3", "0")), "", second)], 4)
-    assert named(told, Health.HEALTHY) == names(4)
+    assert nodes_with(told, Health.HEALTHY) == names(4)
     assert told[0].reason == "works, but not with 1, which works too: look at the link between them"
 
 
@@ -64,7 +64,7 @@ def test_a_node_whose_check_died_is_faulty_even_with_good_figures() -> None:
 def test_a_slow_node_is_a_straggler_and_avoided_only_when_asked(count: int) -> None:
     rounds = check(names(count), own={"1": 4.0})
     told = verdicts(rounds, count)
-    assert named(told, Health.STRAGGLER) == ["1"]
+    assert nodes_with(told, Health.STRAGGLER) == ["1"]
     assert avoided_hosts(told) == []
     whose = "the other node's" if count == 2 else "the median of all nodes,"
     assert told[1].reason == f"4.10 s at best, more than 2 x {whose} 0.60 s"
@@ -72,13 +72,13 @@ def test_a_slow_node_is_a_straggler_and_avoided_only_when_asked(count: int) -> N
 
 
 def test_exactly_twice_the_median_is_no_straggler() -> None:
-    assert slow_above_s([1.0, 1.0, 2.0, 8.0]) == 3.0
+    assert slow_threshold_s([1.0, 1.0, 2.0, 8.0]) == 3.0
     rounds = check(names(3), own={"0": 0.4, "1": 0.4, "2": 0.9})
     assert [round(seconds, 9) for seconds in rounds[-1].elapsed_s().values()] == [0.5, 0.5, 1.0]
     exact = [0.5, 0.5, 1.0]
-    assert not exact[2] > slow_above_s(exact)
+    assert not exact[2] > slow_threshold_s(exact)
 
 
 def test_of_two_nodes_one_is_slow_when_it_takes_more_than_twice_the_others_time() -> None:
-    assert slow_above_s([1.0, 9.0]) == 2.0
-    assert slow_above_s([1.0]) == float("inf")
+    assert slow_threshold_s([1.0, 9.0]) == 2.0
+    assert slow_threshold_s([1.0]) == float("inf")

@@ -50,14 +50,14 @@ def make_checkpoint(store: Path, vocab_size: int) -> str:
     from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     from everstep.runtime.checkpoint.state.flatten import flatten
-    from everstep.runtime.checkpoint.worker.standalone import Alone
+    from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 
     torch.manual_seed(1)
     sizes: dict = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=vocab_size, tie_word_embeddings=True))
     settings = {"sequence_length": 16, "seed": 0}
     config = {"settings": json.dumps(settings), "model": model.config.to_json_string(use_diff=False)}
-    alone = Alone(open_store(str(store)), "j")
+    alone = StandaloneKeeper(open_store(str(store)), "j")
     alone.save(5, flatten({"model": model, "config": config}), persist=True)
     alone.flush(5)
     return f"{store}/jobs/j/checkpoints/000001-000000005"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from everstep.cli.main import main
 from everstep.runtime.checkpoint.state.flatten import flatten
-from everstep.runtime.checkpoint.worker.standalone import Alone
+from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.store import open_store
 
 
@@ -24,7 +24,7 @@ def job(tmp_path: Path) -> Path:
     second.weight = torch.nn.Parameter(first.weight.detach().T.clone())
     model = torch.nn.Sequential(first, second)
     for iteration in (3, 5):
-        alone = Alone(store, "j")
+        alone = StandaloneKeeper(store, "j")
         alone.save(iteration, flatten({"model": model, "iteration": iteration}), persist=True)
         alone.flush(iteration)
     store.put("jobs/j/checkpoints/000009-000000007/rank-00001.safetensors", b"half of it")

@@ -3,7 +3,7 @@
 import asyncio
 
 from everstep.runtime.checkpoint.stored.keys import manifest_key, shard_key
-from everstep.runtime.checkpoint.stored.manifest import commit_of, encoded
+from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
 from everstep.runtime.job.records import FaultJudged, PassedOver, Reason, RoundBroken
 from everstep.runtime.job.spec import JobSpec, RoleSpec
 from everstep.runtime.journal.journal import read_journal
@@ -17,7 +17,7 @@ def commit(store: TroubledStore, iteration: int) -> Holding:
     """What another master of the job left, of which this one's journal does not tell."""
     held = Holding(1, iteration, size=1, key=shard_key("j", 1, iteration, 0), digest="d" * 32)
     store.objects[held.key] = b"9"
-    store.objects[manifest_key("j", (1, iteration))] = encoded(commit_of("j", 1, [held]))
+    store.objects[manifest_key("j", (1, iteration))] = encode_manifest(make_commit("j", 1, [held]))
     return held
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.data import finished
-from everstep.runtime.store import NoSuchKey, Store, StoreError, local_folder, open_store
+from everstep.runtime.store import NoSuchKey, Store, StoreError, fetch_folder, open_store
 from everstep.runtime.store.cache import Cache
 from tests.minio import MinIO
 
@@ -41,12 +41,12 @@ def data(s3: MinIO, cache: Path) -> Data:
 
 def test_data_is_fetched_whole_once_and_kept(data: Data) -> None:
     uri = data("abc", 20_000_000)
-    folder = local_folder(uri, "done.json")
+    folder = fetch_folder(uri, "done.json")
     assert folder.name == "abc"
     assert (folder / "deep/er/file").read_bytes() == b"\3" * 20_000_000
     assert (folder / "empty").read_bytes() == b""
     open_store(uri).delete("deep/er/file")
-    assert local_folder(uri, "done.json") == folder
+    assert fetch_folder(uri, "done.json") == folder
     assert (folder / "deep/er/file").stat().st_size == 20_000_000
 
 
@@ -54,7 +54,7 @@ def test_what_is_not_finished_is_not_fetched(data: Data, cache: Path) -> None:
     uri = data("abc", 10)
     open_store(uri).delete("done.json")
     with pytest.raises(NoSuchKey, match=r"done\.json"):
-        local_folder(uri, "done.json")
+        fetch_folder(uri, "done.json")
     assert not [path for path in cache.rglob("*") if path.name != "lock" and path.is_file()]
 
 
@@ -76,19 +76,19 @@ def test_a_fetch_that_fails_leaves_nothing_and_the_next_one_starts_anew(
 
     real = open_store(uri, read_only=True)
     with pytest.raises(StoreError, match="torn"):
-        Cache({"EVERSTEP_CACHE": str(cache)}).fetched(
+        Cache({"EVERSTEP_CACHE": str(cache)}).fetch(
             cache / "entry/abc",
             lambda: Torn(real),  # type: ignore[arg-type,return-value]
             "done.json",
         )
     assert [path.name for path in (cache / "entry").iterdir()] == ["lock"]
-    assert Cache({"EVERSTEP_CACHE": str(cache)}).fetched(cache / "entry/abc", lambda: real, "done.json").is_dir()
+    assert Cache({"EVERSTEP_CACHE": str(cache)}).fetch(cache / "entry/abc", lambda: real, "done.json").is_dir()
 
 
 def test_many_that_want_it_at_once_get_one_copy(data: Data, cache: Path) -> None:
     uri = data("abc", 5_000_000)
     with ThreadPoolExecutor(6) as pool:
-        found = set(pool.map(lambda _: local_folder(uri, "done.json"), range(6)))
+        found = set(pool.map(lambda _: fetch_folder(uri, "done.json"), range(6)))
     assert len(found) == 1
     assert len(list(cache.rglob("file"))) == 1
 
@@ -99,7 +99,7 @@ def test_who_wants_a_copy_too_holds_nobody_up(data: Data, cache: Path) -> None:
     entry.mkdir(parents=True)
     with ThreadPoolExecutor(1) as pool, (entry / "lock").open("w") as another:
         fcntl.flock(another, fcntl.LOCK_SH)  # As whoever has found nothing, and will use the copy that comes.
-        found = pool.submit(Cache({"EVERSTEP_CACHE": str(cache)}).fetched, entry / "abc", lambda: real, "done.json")
+        found = pool.submit(Cache({"EVERSTEP_CACHE": str(cache)}).fetch, entry / "abc", lambda: real, "done.json")
         assert wait((found,), timeout=60).done
         assert found.result().is_dir()
 
@@ -119,15 +119,15 @@ def test_what_was_not_used_for_longest_makes_room_and_what_is_used_stays(
         )
 
     first, second = fetched_by_another_process(old), fetched_by_another_process(newer)
-    third = local_folder(newest, "done.json")
+    third = fetch_folder(newest, "done.json")
     assert [folder.is_dir() for folder in (first, second, third)] == [False, True, True]
     fetched_by_another_process(old)
     assert [folder.is_dir() for folder in (first, second, third)] == [True, False, True]
-    local_folder(old, "done.json")
+    fetch_folder(old, "done.json")
     with pytest.raises(StoreError, match="in use; raise EVERSTEP_CACHE_BYTES"):
-        local_folder(newer, "done.json")
+        fetch_folder(newer, "done.json")
     with pytest.raises(StoreError, match=r"3 MB, EVERSTEP_CACHE_BYTES allows 2 MB|raise it"):
-        local_folder(data("large", 3_000_000), "done.json")
+        fetch_folder(data("large", 3_000_000), "done.json")
 
 
 def test_a_copy_that_was_made_here_makes_room_like_a_fetched_one(
@@ -138,7 +138,7 @@ def test_a_copy_that_was_made_here_makes_room_like_a_fetched_one(
         (draft.folder / "weights").write_bytes(bytes(1_000_000))
         draft.commit({})
     assert len(list(cache.rglob("weights"))) == 1
-    local_folder(data("a", 1_000_000), "done.json")
+    fetch_folder(data("a", 1_000_000), "done.json")
     assert not list(cache.rglob("weights"))
 
 
@@ -147,7 +147,7 @@ def test_a_size_that_is_no_number_and_a_folder_that_cannot_be_are_told(data: Dat
         Cache({"EVERSTEP_CACHE_BYTES": "much"})
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="set EVERSTEP_CACHE"):
-        Cache({"EVERSTEP_CACHE": str(tmp_path / "file")}).fetched(
+        Cache({"EVERSTEP_CACHE": str(tmp_path / "file")}).fetch(
             tmp_path / "file/x/y", lambda: open_store(data("a", 1)), "m"
         )
 

@@ -26,7 +26,7 @@ class Disk:
         monkeypatch.setattr(os, "pwrite", lambda file, data, at: self.counted(file, self._pwrite, data, at))
         monkeypatch.setattr(os, "preadv", lambda file, views, at: self.counted(file, self._preadv, views, at))
         monkeypatch.setattr(directory, "_CHUNK", CHUNK)
-        monkeypatch.setattr(direct, "LARGE", SIZE)
+        monkeypatch.setattr(direct, "DIRECT_FROM_BYTES", SIZE)
 
     def open(self, path: str | Path, flags: int, mode: int = 0o777, **more: int) -> int:
         if flags & os.O_DIRECT and self._refuses == "to open":
@@ -81,7 +81,7 @@ def test_whoever_reads_while_an_object_is_replaced_reads_one_of_both(
         return opened(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", replaced)
-    monkeypatch.setattr(direct, "LARGE", SIZE)
+    monkeypatch.setattr(direct, "DIRECT_FROM_BYTES", SIZE)
     store.read_into("key", 0, buffer)
     assert buffer == b"1" * SIZE
     assert (tmp_path / "key").read_bytes() == b"2" * SIZE

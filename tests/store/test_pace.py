@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.store import DirectoryStore, open_store
-from everstep.runtime.store.pace import CHUNK, Pace
+from everstep.runtime.store.pace import CHUNK_BYTES, Pace
 from tests.minio import MinIO
 
 
@@ -46,15 +46,18 @@ def test_time_that_was_not_used_is_not_caught_up() -> None:
 
 def test_without_a_limit_nothing_waits_and_pieces_are_as_large_as_asked() -> None:
     clock = Clock()
-    pieces = [len(piece) for piece in Pace(0, clock.read, clock.sleep).slices(memoryview(bytes(10 * CHUNK)), 4 * CHUNK)]
-    assert pieces == [4 * CHUNK, 4 * CHUNK, 2 * CHUNK]
+    pieces = [
+        len(piece)
+        for piece in Pace(0, clock.read, clock.sleep).slices(memoryview(bytes(10 * CHUNK_BYTES)), 4 * CHUNK_BYTES)
+    ]
+    assert pieces == [4 * CHUNK_BYTES, 4 * CHUNK_BYTES, 2 * CHUNK_BYTES]
     assert not clock.slept
 
 
 def test_pieces_come_in_order_and_whole_at_the_limit() -> None:
     clock = Clock()
-    data = bytes(range(256)) * (CHUNK // 64)
-    pace = Pace(CHUNK, clock.read, clock.sleep)
+    data = bytes(range(256)) * (CHUNK_BYTES // 64)
+    pace = Pace(CHUNK_BYTES, clock.read, clock.sleep)
     assert b"".join(bytes(piece) for piece in pace.slices(memoryview(data), 1 << 30)) == data
     assert clock.now - 100 == pytest.approx(4.0, abs=0.2)
 
@@ -72,12 +75,12 @@ def test_threads_share_one_limit() -> None:
 
 def test_a_directory_keeps_the_limit_too(tmp_path: Path) -> None:
     clock = Clock()
-    (tmp_path / "file").write_bytes(bytes(10 * CHUNK))
-    store = DirectoryStore(tmp_path / "store", pace=Pace(CHUNK, clock.read, clock.sleep))
-    store.put("view", memoryview(bytes(4 * CHUNK)))
+    (tmp_path / "file").write_bytes(bytes(10 * CHUNK_BYTES))
+    store = DirectoryStore(tmp_path / "store", pace=Pace(CHUNK_BYTES, clock.read, clock.sleep))
+    store.put("view", memoryview(bytes(4 * CHUNK_BYTES)))
     store.put("file", tmp_path / "file")
     assert clock.now - 100 == pytest.approx(14.0, abs=0.3)
-    assert store.get("file") == bytes(10 * CHUNK)
+    assert store.get("file") == bytes(10 * CHUNK_BYTES)
 
 
 def test_an_upload_in_parts_keeps_the_limit_together(s3: MinIO) -> None:

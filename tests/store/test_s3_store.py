@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from everstep.cli.main import main
-from everstep.runtime.store import Store, StoreError, absolute, open_store
+from everstep.runtime.store import Store, StoreError, absolute_uri, open_store
 from everstep.runtime.store import s3 as s3_module
-from everstep.runtime.store.s3 import PART, S3Store, _text
+from everstep.runtime.store.s3 import PART_BYTES, S3Store, _xml_text
 from tests.harness import wait_until
 from tests.minio import BUCKET, MinIO, running
 
@@ -105,8 +105,8 @@ def test_a_whole_bucket_is_a_store_and_a_prefix_sees_only_its_own(s3: MinIO) -> 
 
 def test_a_store_is_the_same_wherever_a_process_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert absolute("s3://bucket/prefix/") == "s3://bucket/prefix"
-    assert absolute("runs/store") == absolute(f"file://{tmp_path}/runs/store") == str(tmp_path / "runs/store")
+    assert absolute_uri("s3://bucket/prefix/") == "s3://bucket/prefix"
+    assert absolute_uri("runs/store") == absolute_uri(f"file://{tmp_path}/runs/store") == str(tmp_path / "runs/store")
 
 
 def test_a_certificate_is_trusted_by_the_file_of_its_authority_and_refused_without(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_a_certificate_is_trusted_by_the_file_of_its_authority_and_refused_witho
 def begun(store: Store, key: str) -> None:
     """What a writer leaves that is killed after its first part."""
     assert isinstance(store, S3Store)
-    name, requests = store._name(key), store._requests
-    upload = _text(requests.send("POST", name, query={"uploads": ""}).data, "UploadId")
+    name, requests = store._object_name(key), store._requests
+    upload = _xml_text(requests.send("POST", name, query={"uploads": ""}).data, "UploadId")
     requests.send("PUT", name, query={"partNumber": "1", "uploadId": upload}, body=bytes(1000))
 
 
@@ -153,7 +153,7 @@ def test_what_a_killed_put_left_is_given_up_when_it_is_old(s3: MinIO, monkeypatc
 
 def test_a_put_that_goes_on_while_others_are_swept_is_whole(s3: MinIO) -> None:
     store = open_store(s3.new_prefix())
-    data, swept = os.urandom(3 * PART), []
+    data, swept = os.urandom(3 * PART_BYTES), []
     with ThreadPoolExecutor(1) as threads:
         putting = threads.submit(store.put, "a/b", data)
         while not putting.done():

@@ -18,13 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from everstep.runtime.text import Reader, TextError, borders, documents, extents, find, piece
+from everstep.runtime.text import DocumentReader, TextError, borders, documents, extents, find_files, piece_of
 
 
 @pytest.fixture(autouse=True)
 def every_border(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files have borders too."""
-    monkeypatch.setattr(borders, "SPACING", 1)
+    monkeypatch.setattr(borders, "BORDER_SPACING", 1)
 
 
 texts = st.lists(st.text('ab\u00e9\U0001f642 \r\n"\\', max_size=8), max_size=12)
@@ -45,7 +45,7 @@ def read(path: Path, cuts: Sequence[int] = (), key: str = "text") -> list[str | 
         else:
             ends = sorted({0, extent.size, *(extent.borders[cut % len(extent.borders)] for cut in cuts)})
         for start, end in pairwise(ends):
-            found += [text for (text,) in Reader((key,)).read(piece(extent, start, end))]
+            found += [text for (text,) in DocumentReader((key,)).read(piece_of(extent, start, end))]
     return found
 
 
@@ -150,9 +150,9 @@ def test_a_text_file_is_one_document(tmp_path: Path) -> None:
 def test_several_keys_are_read_in_one_pass_and_may_be_missing(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"a": "x", "b": ["y", "z"]}\n{"b": "w"}\n{"c": 1}\n')
     (extent,) = extents(str(tmp_path / "a.jsonl"))
-    reader = Reader(("a", "b"), required=False)
-    assert list(reader.read(piece(extent, 0, extent.size))) == [("x", "y\n\nz"), (None, "w"), (None, None)]
-    assert reader.consumed == extent.size
+    reader = DocumentReader(("a", "b"), required=False)
+    assert list(reader.read(piece_of(extent, 0, extent.size))) == [("x", "y\n\nz"), (None, "w"), (None, None)]
+    assert reader.consumed_bytes == extent.size
 
 
 def refused(path: Path, cuts: Sequence[int] = ()) -> str:
@@ -186,13 +186,13 @@ def test_bytes_that_changed_in_a_compressed_file_are_told_by_line(tmp_path: Path
 def test_bad_documents_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(line("x") + b'{"text": 5}\n{"text": "\\ud800"}\nno\n\xff\n' + line("y"))
     (extent,) = extents(str(tmp_path / "a.jsonl"))
-    reader = Reader(("text",), skip_bad=True)
-    assert [text for (text,) in reader.read(piece(extent, 0, extent.size))] == ["x", "y"]
+    reader = DocumentReader(("text",), skip_bad=True)
+    assert [text for (text,) in reader.read(piece_of(extent, 0, extent.size))] == ["x", "y"]
     assert reader.skipped == 4
 
 
 def names(given: str) -> list[str]:
-    return [name.rpartition("/")[2] for name in find(given, "--input")]
+    return [name.rpartition("/")[2] for name in find_files(given, "--input")]
 
 
 def test_files_are_found_by_name_pattern_folder_and_between_commas_in_natural_order(tmp_path: Path) -> None:
@@ -209,14 +209,14 @@ def test_files_are_found_by_name_pattern_folder_and_between_commas_in_natural_or
 def test_what_names_no_readable_file_is_refused_by_its_flag_or_name(tmp_path: Path, given: str) -> None:
     (tmp_path / "readme.md").write_text("x")
     with pytest.raises(TextError, match=r"--input|readme\.md: files of this kind are not read"):
-        find(given.format(folder=tmp_path), "--input")
+        find_files(given.format(folder=tmp_path), "--input")
 
 
 @pytest.mark.parametrize("cuts", [(), (70_000,), (10, 70_000, 150_000)])
 def test_a_line_of_hundreds_of_megabytes_in_some_kilobytes_is_bad_and_never_whole_in_memory(
     cuts: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "LINE", 1 << 16)
+    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 1 << 16)
     long = line("a" * 200_000)
     for name, packed in (("x.jsonl.zst", zstandard.compress(line("b") + long + line("c"))),
                          ("x.jsonl", line("b") + long + line("c")), ("end.jsonl", line("b") + long[:-1])):  # fmt: skip
@@ -224,9 +224,9 @@ def test_a_line_of_hundreds_of_megabytes_in_some_kilobytes_is_bad_and_never_whol
         path.write_bytes(packed)
         with pytest.raises(TextError, match=rf"{name}:2: a line of more than 0 MiB; split or remove it"):
             read(path, cuts)
-        reader = Reader(("text",), skip_bad=True)
+        reader = DocumentReader(("text",), skip_bad=True)
         (extent,) = extents(str(path))
-        found = list(reader.read(piece(extent, 0, extent.size)))
+        found = list(reader.read(piece_of(extent, 0, extent.size)))
         assert found == ([("b",)] if name == "end.jsonl" else [("b",), ("c",)])
         assert reader.skipped == 1
 
@@ -235,7 +235,7 @@ def test_a_line_of_hundreds_of_megabytes_in_some_kilobytes_is_bad_and_never_whol
 def test_a_line_that_is_as_long_as_one_may_be_is_read(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "LINE", 1 << 16)
+    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 1 << 16)
     path = tmp_path / "x.jsonl"
     path.write_bytes(line("a" * size) + line("c"))
     assert read(path) == ["a" * size, "c"]

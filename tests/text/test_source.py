@@ -10,7 +10,7 @@ from minio import Minio
 from pyarrow import parquet, table
 
 from everstep.runtime.store import Store, StoreError, open_store
-from everstep.runtime.text import Reader, TextError, extents, facts, find, open_bytes, piece
+from everstep.runtime.text import DocumentReader, TextError, extents, file_version, find_files, open_bytes, piece_of
 from tests.minio import MinIO
 
 LINES = [f'{{"text": "document {number} {"x" * (number % 50)}"}}\n'.encode() for number in range(3000)]
@@ -28,7 +28,7 @@ def read(names: list[str]) -> list[str | None]:
     for extent in (extent for name in names for extent in extents(name)):
         half = extent.size // 2 if extent.borders is None else extent.borders[len(extent.borders) // 2]
         for start, end in ((0, half), (half, extent.size)):
-            found += [text for (text,) in Reader(("text",)).read(piece(extent, start, end))]
+            found += [text for (text,) in DocumentReader(("text",)).read(piece_of(extent, start, end))]
     return found
 
 
@@ -42,7 +42,7 @@ def test_every_byte_is_the_objects_wherever_it_is_read(store: Store) -> None:
             at, count = rng.randrange(len(data) + 10), rng.choice([1, 100, 1 << 20])
             file.seek(at)
             assert file.read(count) == data[at : at + count]
-    assert facts(f"{store.uri}/a.bin").size == len(data)
+    assert file_version(f"{store.uri}/a.bin").size == len(data)
 
 
 def test_objects_are_read_as_files_are(store: Store, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_objects_are_found_by_name_pattern_and_folder(store: Store) -> None:
         store.put(key, b"x")
 
     def names(given: str) -> list[str]:
-        return [name.removeprefix(f"{store.uri}/") for name in find(given, "--input")]
+        return [name.removeprefix(f"{store.uri}/") for name in find_files(given, "--input")]
 
     assert names(f"{store.uri}/c/") == names(f"{store.uri}/c") == ["c/data_2.jsonl", "c/data_10.jsonl"]
     assert names(f"{store.uri}/c/data_?.jsonl,{store.uri}/f.txt") == ["c/data_2.jsonl", "f.txt"]
@@ -67,7 +67,7 @@ def test_objects_are_found_by_name_pattern_and_folder(store: Store) -> None:
     assert names(f"{store.uri}/c/data_[12]*") == ["c/data_2.jsonl", "c/data_10.jsonl"]
     for wrong in ("nothing.jsonl", "c/*.parquet", "d"):
         with pytest.raises(TextError, match="matches no file"):
-            find(f"{store.uri}/{wrong}", "--input")
+            find_files(f"{store.uri}/{wrong}", "--input")
 
 
 def test_objects_under_others_names_are_read_and_none_is_left_out(store: Store, s3: MinIO) -> None:
@@ -81,8 +81,8 @@ def test_objects_under_others_names_are_read_and_none_is_left_out(store: Store, 
         client.put_object(bucket_name=bucket, object_name=key, data=io.BytesIO(data), length=len(data))
     wanted = [f"{store.uri}/{name}" for name in names]
     for given in ("lang=de", "lang=de/*", "**/*.jsonl"):
-        assert find(f"{store.uri}/{given}", "--input") == wanted
-    assert find(wanted[1], "--input") == wanted[1:]
+        assert find_files(f"{store.uri}/{given}", "--input") == wanted
+    assert find_files(wanted[1], "--input") == wanted[1:]
     assert read(wanted) == 2 * TEXTS
 
 
@@ -103,4 +103,4 @@ def test_a_store_that_is_not_set_up_is_told_with_the_flag(monkeypatch: pytest.Mo
     for name in ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(TextError, match=r"--input .*MINIO_ENDPOINT or AWS_ENDPOINT_URL is not set"):
-        find("s3://nowhere/a.jsonl", "--input")
+        find_files("s3://nowhere/a.jsonl", "--input")

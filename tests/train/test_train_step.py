@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.checkpoint.stored.manifest import commit_of, encoded
+from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
 from everstep.runtime.master import Progress
 from everstep.runtime.net.token import shared_token
 from everstep.runtime.protocol.messages import Holding
@@ -73,5 +73,5 @@ def test_parameters_are_counted_in_the_header_of_the_shard(tmp_path: Path) -> No
     store.put("c/rank-00000.safetensors", len(header).to_bytes(8, "little") + header)
     size = 8 + len(header)
     held = Holding(1, 3, size=size, key="c/rank-00000.safetensors", digest="d" * 32)
-    store.put("c/manifest.json", encoded(commit_of("j", 1, [held])))
+    store.put("c/manifest.json", encode_manifest(make_commit("j", 1, [held])))
     assert parameters(store, "c") == 17

@@ -299,7 +299,7 @@ class Keeper:
     def _beacon(self, local_rank: int) -> Beacon:
         with self._changed:
             held = self._segments.current(local_rank)
-        return held.file.beacon() if held else Beacon()
+        return held.file.read_beacon() if held else Beacon()
 
     def _seat(self) -> Seat:
         self._check_open()
@@ -354,7 +354,7 @@ class Keeper:
                 raise KeeperError(held.broken)
             return None
         self._writing[local_rank] = (held, slot)
-        return Slot(slot, held.file.offset(slot), 0.0)
+        return Slot(slot, held.file.slot_offset(slot), 0.0)
 
     def _abandon(self, local_rank: int) -> None:
         self._lives[local_rank] = self._lives.get(local_rank, 0) + 1

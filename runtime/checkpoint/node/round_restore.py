@@ -14,8 +14,8 @@ from typing import NamedTuple
 from everstep.runtime.checkpoint.errors import KeeperError, RestoreError, SegmentError
 from everstep.runtime.checkpoint.node.segments import Held, Segments
 from everstep.runtime.checkpoint.node.slots import Identity
-from everstep.runtime.checkpoint.shard.digests import check
-from everstep.runtime.checkpoint.shard.fetch import described, fetch, refusal
+from everstep.runtime.checkpoint.shard.digests import check_shard
+from everstep.runtime.checkpoint.shard.fetch import describe, fetch, refusal
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.keeper import Place
 from everstep.runtime.protocol.messages import Flaw, Holding, Refusal, Restore, Seat
@@ -173,7 +173,7 @@ class Beginning:
                 held.table.pin(slot)
                 self._near[reader] = _place(held, slot, held.table[slot].size)
             try:
-                check(held.data(slot), self._around.digest(held, slot))
+                check_shard(held.data(slot), self._around.digest(held, slot))
                 return held, slot, "memory"
             except RestoreError as error:
                 refused.append(self._own(identity, f"own memory: {error}"))
@@ -218,7 +218,7 @@ class Beginning:
                 continue
             held, slot = self._slot_for(identity, reader, source.size)
             try:
-                held.file.populate(held.file.offset(slot), source.size)
+                held.file.populate(held.file.slot_offset(slot), source.size)
                 fetch(source, held.file.slot(slot)[: source.size], around.store, around.credentials)
             except RestoreError as error:
                 refused.append(refusal(source, error))
@@ -235,7 +235,7 @@ class Beginning:
                     held.table.digested(whole, source.digest)
                 around.changed.notify_all()
             around.digest(held, whole)
-            return held, whole, described(source)
+            return held, whole, describe(source)
         return None
 
     def _slot_for(self, identity: Identity, reader: int | None, size: int) -> tuple[Held, int]:
@@ -255,4 +255,4 @@ class Beginning:
 
 
 def _place(held: Held, slot: int, size: int) -> Place:
-    return Place(str(held.file.path), held.file.offset(slot), size)
+    return Place(str(held.file.path), held.file.slot_offset(slot), size)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from everstep.runtime.checkpoint.errors import SegmentError
 from everstep.runtime.checkpoint.node.slots import KEPT_SHARDED, Identity, SlotTable
-from everstep.runtime.checkpoint.shard.segment import NewSegment, SegmentFile, require_room, rounded
+from everstep.runtime.checkpoint.shard.segment import NewSegment, SegmentFile, require_room, round_to_pages
 
 COPY_SLOTS = 2
 """Of each shard that is copied from another node: the last one whole while the next one comes."""
@@ -148,7 +148,9 @@ class Segments:
 
     def _fitting(self, among: list[Held], capacity: int, count: int) -> Held | None:
         """The newest with so many slots of that capacity; none that cannot get memory for them."""
-        same = (one for one in reversed(among) if one.file.capacity == rounded(capacity) and len(one.table) == count)
+        same = (
+            one for one in reversed(among) if one.file.capacity == round_to_pages(capacity) and len(one.table) == count
+        )
         held = next((one for one in same if not one.broken), None)
         if held is not None:
             held.outlived = False
@@ -160,7 +162,7 @@ class Segments:
             raise SegmentError("this node is leaving")
         slots = count if capacity else 0
         copies = self._copies_to_come(local_rank) if sharded and peer else 0
-        require_room(self.directory, slots, copies, capacity, sum(new.missing for new in self._making))
+        require_room(self.directory, slots, copies, capacity, sum(new.missing_bytes for new in self._making))
         self._made += 1
         suffix = f".{self._made}" if self._held.get(local_rank) else ""
         name = f"{local_rank}" if local_rank >= 0 else f"copy{copies_of(local_rank)}"
@@ -183,7 +185,7 @@ class Segments:
                 if held not in self._held.get(held.local_rank, ()):
                     break
             try:
-                slot = new.allocate()
+                slot = new.allocate_slot()
             except SegmentError as error:
                 with self.changed:
                     self._break(held, str(error))

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from everstep.runtime.checkpoint.shard.layout import Place
+from everstep.runtime.checkpoint.shard.layout import TensorInfo
 
-SMALL = 32768
+SMALL_ELEMENTS = 32768
 """Elements below which torch copies a tensor by one thread (at::internal::GRAIN_SIZE), and a row at once."""
-LEAST = 16
+MIN_ROWS = 16
 """Tensors from which on the call is worth it."""
 _KINDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _on_cpu, _start, _size = attrgetter("is_cpu"), attrgetter("start"), attrgetter("size")
@@ -45,11 +45,11 @@ class Rows(NamedTuple):
 
     def copy_to(self, shard: memoryview) -> None:
         """All into their places. The tensors must be where they were when this was made."""
-        torch.index_select(self.memory, 0, self.chosen, out=self._within(shard))
+        torch.index_select(self.memory, 0, self.chosen, out=self._view(shard))
 
-    def copies_from(self, shard: memoryview) -> Callable[[int, int], Callable[[], None]]:
+    def copier_from(self, shard: memoryview) -> Callable[[int, int], Callable[[], None]]:
         """To copy those that begin between two bytes of the shard from their places, by the thread that calls it."""
-        memory, chosen, within = self.memory.numpy(), self.chosen.numpy(), self._within(shard).numpy()
+        memory, chosen, within = self.memory.numpy(), self.chosen.numpy(), self._view(shard).numpy()
         start, pitch, count = self.start, self.pitch, len(chosen)
 
         def copies(begin: int, end: int) -> Callable[[], None]:
@@ -58,26 +58,28 @@ class Rows(NamedTuple):
 
         return copies
 
-    def _within(self, shard: memoryview) -> torch.Tensor:
+    def _view(self, shard: memoryview) -> torch.Tensor:
         kind, (count, elements) = self.memory.dtype, (len(self.chosen), self.memory.shape[1])
         reach = (count - 1) * self.pitch // kind.itemsize + elements
         flat = torch.frombuffer(shard, dtype=kind, offset=self.start, count=reach)
         return flat.as_strided((count, elements), (self.pitch // kind.itemsize, 1))
 
 
-def rows_of(places: Sequence[Place], tensors: Sequence[torch.Tensor]) -> tuple[list[Rows], list[int]]:
+def group_rows(places: Sequence[TensorInfo], tensors: Sequence[torch.Tensor]) -> tuple[list[Rows], list[int]]:
     """Those of the tensors, which are in the shard's order, that are worth a call for many; the numbers of the others.
     Both in the shard's order."""
-    starts, sizes = ints(_start, places), ints(_size, places)
-    plain = in_row(tensors) & (ints(torch.Tensor.is_complex, tensors) == 0)  # A walk does not see them conjugated.
-    plain &= (ints(torch.Tensor.numel, tensors) < SMALL) & (sizes > 0)
+    starts, sizes = int_array(_start, places), int_array(_size, places)
+    plain = matches_shard_bytes(tensors) & (
+        int_array(torch.Tensor.is_complex, tensors) == 0
+    )  # A walk does not see them conjugated.
+    plain &= (int_array(torch.Tensor.numel, tensors) < SMALL_ELEMENTS) & (sizes > 0)
     ends = np.flatnonzero((np.diff(sizes) != 0) | (np.diff(plain) != 0)) + 1
     every: list[Rows] = []
     others: list[int] = []
     for group in np.split(np.arange(len(places)), ends):
         rows = None
-        if len(group) >= LEAST and plain[group[0]]:
-            rows = _rows(starts[group], [tensors[n] for n in group.tolist()], int(sizes[group[0]]))
+        if len(group) >= MIN_ROWS and plain[group[0]]:
+            rows = _make_rows(starts[group], [tensors[n] for n in group.tolist()], int(sizes[group[0]]))
         if rows is None:
             others += group.tolist()
         else:
@@ -85,28 +87,28 @@ def rows_of(places: Sequence[Place], tensors: Sequence[torch.Tensor]) -> tuple[l
     return every, others
 
 
-def in_row(tensors: Sequence[torch.Tensor]) -> npt.NDArray[np.bool_]:
+def matches_shard_bytes(tensors: Sequence[torch.Tensor]) -> npt.NDArray[np.bool_]:
     """Which are in this process's memory, byte for byte what they are in a shard?"""
     facts = (_on_cpu, torch.Tensor.is_contiguous, torch.Tensor.is_neg, torch.Tensor.is_conj)
-    on_cpu, contiguous, neg, conj = (ints(fact, tensors) != 0 for fact in facts)
+    on_cpu, contiguous, neg, conj = (int_array(fact, tensors) != 0 for fact in facts)
     return on_cpu & contiguous & ~neg & ~conj
 
 
-def ints(fact: Callable[[Any], int], of: Sequence[Any]) -> npt.NDArray[np.int64]:
+def int_array(fact: Callable[[Any], int], of: Sequence[Any]) -> npt.NDArray[np.int64]:
     """One of each."""
     return np.fromiter(map(fact, of), np.int64, len(of))
 
 
-def _rows(starts: npt.NDArray[np.int64], tensors: list[torch.Tensor], size: int) -> Rows | None:
+def _make_rows(starts: npt.NDArray[np.int64], tensors: list[torch.Tensor], size: int) -> Rows | None:
     """None: they do not stand at equal distances, or not aligned, or are of the same bytes."""
     pitch = int(starts[1] - starts[0])
-    addresses = ints(torch.Tensor.data_ptr, tensors)
+    addresses = int_array(torch.Tensor.data_ptr, tensors)
     base = int(addresses.min())
     distances = addresses - base
     unit = int(np.gcd.reduce([*distances.tolist(), size, pitch, int(starts[0])]))
     kind = next(kind for kind in _KINDS if unit % kind.itemsize == 0)
     elements = size // kind.itemsize
-    if elements >= SMALL or pitch < size or (np.diff(starts) != pitch).any():
+    if elements >= SMALL_ELEMENTS or pitch < size or (np.diff(starts) != pitch).any():
         return None
     reach = (ctypes.c_ubyte * (int(distances.max()) + size)).from_address(base)
     flat = torch.frombuffer(reach, dtype=kind)

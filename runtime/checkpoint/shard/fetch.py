@@ -7,19 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from msgspec.structs import replace
 
 from everstep.runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
-from everstep.runtime.checkpoint.shard.digests import Arriving, check
+from everstep.runtime.checkpoint.shard.digests import ArrivalCheck, check_shard
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
 from everstep.runtime.store import NoSuchKey, Store, TooShort
 
 PEER_TIMEOUT_S = 30.0
 """Without a byte from the peer for so long, the next source is asked."""
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 """Bytes that are checked after they came from a peer: they are in the cache of the core then."""
-_CONNECTIONS = 4
+_MAX_CONNECTIONS = 4
 """To one peer, by TLS: each end decrypts and encrypts them side by side, about 1.5 GiB/s on a core. On two cores a GiB
 takes 0.7 times as long as by one."""
-_WORTH_ONE = 16 << 20
+_CONNECTION_BYTES = 16 << 20
 """Bytes for which a connection is opened; to shake hands takes a millisecond or two."""
 
 
@@ -30,20 +30,20 @@ def fetch(
 
     Raises DamagedError, UnreachableError, one line: gone, shorter than promised or other bytes; or not to be had now.
     """
-    arriving = Arriving(buffer, source.digest)
+    arriving = ArrivalCheck(buffer, source.digest)
     try:
         if source.key or credentials.tls:  # Its parts come side by side.
             _read(source, 0, buffer, store, credentials, lambda _: came())
-            check(buffer, source.digest)
+            check_shard(buffer, source.digest)
         else:
 
             def count(done: int) -> None:
-                arriving.came(done)
+                arriving.advance(done)
                 came()
 
             _read(source, 0, buffer, store, credentials, count)
     except RestoreError as error:
-        raise type(error)(f"{described(source)}: {error}") from None
+        raise type(error)(f"{describe(source)}: {error}") from None
 
 
 def read(source: Holding, start: int, buffer: memoryview, store: Store, credentials: Credentials) -> None:
@@ -52,9 +52,9 @@ def read(source: Holding, start: int, buffer: memoryview, store: Store, credenti
     Raises DamagedError, UnreachableError, one line: gone or shorter than promised; or not to be had now.
     """
     try:
-        _read(source, start, buffer, store, credentials, _unchecked)
+        _read(source, start, buffer, store, credentials, _ignore_progress)
     except RestoreError as error:
-        raise type(error)(f"{described(source)}: {error}") from None
+        raise type(error)(f"{describe(source)}: {error}") from None
 
 
 def _read(
@@ -70,7 +70,7 @@ def _read(
         if source.key:
             store.read_into(source.key, start, buffer)
         else:
-            _from_peer(source, start, buffer, credentials, came)
+            _read_from_peer(source, start, buffer, credentials, came)
     except NoSuchKey:
         raise DamagedError("no such object") from None
     except TooShort as error:
@@ -79,11 +79,11 @@ def _read(
         raise UnreachableError(str(error)) from error
 
 
-def _unchecked(_: int) -> None:
+def _ignore_progress(_: int) -> None:
     """Whoever reads some bytes checks them."""
 
 
-def described(source: Holding) -> str:
+def describe(source: Holding) -> str:
     """As `Fetched.source` tells it."""
     return f"store {source.key}" if source.key else f"peer {source.node}"
 
@@ -94,26 +94,26 @@ def refusal(source: Holding, error: RestoreError) -> Refusal:
     return refused if source.key else replace(refused, node=source.node, shard=source.shard)
 
 
-def _from_peer(
+def _read_from_peer(
     source: Holding, start: int, buffer: memoryview, credentials: Credentials, came: Callable[[int], None]
 ) -> None:
     """By TLS over several connections, in threads."""
-    connections = max(1, min(_CONNECTIONS, len(buffer) // _WORTH_ONE)) if credentials.tls else 1
+    connections = max(1, min(_MAX_CONNECTIONS, len(buffer) // _CONNECTION_BYTES)) if credentials.tls else 1
     each = -(-len(buffer) // connections)
 
     def part(at: int) -> None:
         with buffer[at : at + each] as mine:
-            _by_one_connection(source, start + at, mine, credentials, came)
+            _read_over_connection(source, start + at, mine, credentials, came)
 
     if connections == 1:
-        _by_one_connection(source, start, buffer, credentials, came)
+        _read_over_connection(source, start, buffer, credentials, came)
         return
     with ThreadPoolExecutor(connections, "everstep-fetch") as threads:
         for _ in threads.map(part, range(0, len(buffer), each)):
             pass
 
 
-def _by_one_connection(
+def _read_over_connection(
     source: Holding, start: int, buffer: memoryview, credentials: Credentials, came: Callable[[int], None]
 ) -> None:
     connection = credentials.connection(source.address, PEER_TIMEOUT_S)
@@ -130,7 +130,7 @@ def _by_one_connection(
             raise UnreachableError(f"answered {answer.status} {answer.reason}")
         done = 0
         while done < len(buffer):
-            count = answer.readinto(buffer[done : done + _CHUNK])
+            count = answer.readinto(buffer[done : done + _CHUNK_BYTES])
             if not count:
                 raise UnreachableError(f"ended at byte {done} of {len(buffer)}")
             done += count

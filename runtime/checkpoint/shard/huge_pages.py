@@ -15,10 +15,10 @@ import weakref
 from pathlib import Path
 
 _PAGE = mmap.PAGESIZE
-_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
-_AT_ONCE = 16 << 20
+_SIZE_FILE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+_BATCH_BYTES = 16 << 20
 """Bytes of one call that makes huge pages: two milliseconds."""
-_DEAR = 4.0 / (1 << 30)
+_MAX_S_PER_BYTE = 4.0 / (1 << 30)
 """Seconds of a processor for a byte, with which small pages are taken: the kernel moves others to make room. Less is
 worth it: where a virtual machine's host has to bring the memory first, huge pages take 2.7 s a GiB, small ones 1.7."""
 _MADV_COLLAPSE, _MADV_POPULATE_READ = 25, 22
@@ -32,21 +32,21 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def huge_page() -> int:
+def huge_page_size() -> int:
     """Bytes; 0 where the kernel has none."""
     try:
-        return int(_SIZE.read_text())
+        return int(_SIZE_FILE.read_text())
     except (OSError, ValueError):
         return 0
 
 
-def mapped(file: int, size: int) -> memoryview:
+def map_shared(file: int, size: int) -> memoryview:
     """The first `size` bytes of an open file, writable, shared with whoever maps it, (size,) uint8; unmapped when
     nothing refers to them any more. Raises OSError.
 
     They begin at an address that a huge page may have, which mmap.mmap does not see to.
     """
-    align = max(huge_page(), _PAGE)
+    align = max(huge_page_size(), _PAGE)
     reserved = _mmap(0, size + align, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
     address = -(-reserved // align) * align
     try:
@@ -65,9 +65,9 @@ def mapped(file: int, size: int) -> memoryview:
 def allocate(file: int, memory: memoryview, start: int, end: int) -> None:
     """Give those bytes of a new file, which is mapped there, their memory. Other threads run meanwhile. Raises OSError:
     no room."""
-    page = huge_page()
+    page = huge_page_size()
     if page:
-        _make_huge(file, memory, page, range(-(-start // page) * page, end // page * page, max(_AT_ONCE, page)))
+        _make_huge(file, memory, page, range(-(-start // page) * page, end // page * page, max(_BATCH_BYTES, page)))
     os.posix_fallocate(file, start, end - start)
 
 
@@ -77,17 +77,17 @@ def _make_huge(file: int, memory: memoryview, page: int, parts: range) -> None:
         end, began = min(start + parts.step, parts.stop), time.thread_time()
         for hole in range(start, end, page):
             os.posix_fallocate(file, hole, _PAGE)
-        failed = _advised(memory, start, end - start, _MADV_COLLAPSE)
-        if failed not in (0, errno.EAGAIN) or time.thread_time() - began > (end - start) * _DEAR:
+        failed = _madvise(memory, start, end - start, _MADV_COLLAPSE)
+        if failed not in (0, errno.EAGAIN) or time.thread_time() - began > (end - start) * _MAX_S_PER_BYTE:
             break
 
 
 def populate(memory: memoryview, start: int, size: int) -> None:
     """Map the pages of these bytes, of memory that is allocated, now. Best effort. `start` is a page's first byte."""
-    _advised(memory, start, size, _MADV_POPULATE_READ)
+    _madvise(memory, start, size, _MADV_POPULATE_READ)
 
 
-def _advised(memory: memoryview, start: int, size: int, advice: int) -> int:
+def _madvise(memory: memoryview, start: int, size: int, advice: int) -> int:
     """The error's number; 0: done."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     return ctypes.get_errno() if _libc.madvise(address + start, size, advice) else 0

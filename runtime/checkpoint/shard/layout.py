@@ -22,15 +22,15 @@ import numpy as np
 import torch
 
 from everstep.runtime.checkpoint.errors import DamagedError, StateError
-from everstep.runtime.checkpoint.shard.digests import TABLE, table_size, table_told
-from everstep.runtime.checkpoint.shard.segment import rounded
-from everstep.runtime.checkpoint.state.flatten import RESERVED, decode, named
-from everstep.runtime.checkpoint.state.parts import Box, Piece, whole
+from everstep.runtime.checkpoint.shard.digests import DIGESTS_TENSOR, find_table, table_size
+from everstep.runtime.checkpoint.shard.segment import round_to_pages
+from everstep.runtime.checkpoint.state.flatten import RESERVED, decode, tensor_names
+from everstep.runtime.checkpoint.state.parts import Box, TensorPart, whole_part
 
-SMALL = 64 << 10
-STATE = f"{RESERVED}state__"
+SMALL_BYTES = 64 << 10
+STATE_TENSOR = f"{RESERVED}state__"
 _SPACE = ord(" ")
-_PAD = f"{RESERVED}pad_"
+_PAD_PREFIX = f"{RESERVED}pad_"
 
 _NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -58,7 +58,7 @@ _Row = tuple[str, str, tuple[int, ...], int]
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorInfo:
     """A tensor's bytes in the file."""
 
     dtype: torch.dtype
@@ -81,25 +81,25 @@ class Layout:
 
     header: bytes
     """Length and JSON, as it stands at the beginning of the file."""
-    places: Mapping[str, Place]
+    tensors: Mapping[str, TensorInfo]
     """By tensor name, in file order, without pads, STATE and TABLE."""
-    state: Place
+    state: TensorInfo
     """Where the JSON part stands."""
-    table: Place
+    table: TensorInfo
     """Where the digests stand, right before the data."""
-    pieces: Mapping[str, Piece]
+    parts: Mapping[str, TensorPart]
     """What those tensors that are sharded are parts of."""
     size: int
     """Bytes of the file."""
 
-    def piece(self, name: str) -> Piece:
+    def part(self, name: str) -> TensorPart:
         """Which part of the whole tensor stands here."""
-        return self.pieces.get(name) or whole(self.places[name].shape)
+        return self.parts.get(name) or whole_part(self.tensors[name].shape)
 
     def matches(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Do these tensors have the names, shapes and types of this layout?"""
-        return len(tensors) == len(self.places) and all(
-            (place := self.places.get(name)) is not None
+        return len(tensors) == len(self.tensors) and all(
+            (place := self.tensors.get(name)) is not None
             and place.dtype is tensor.dtype
             and place.shape == tuple(tensor.shape)
             for name, tensor in tensors.items()
@@ -120,20 +120,22 @@ class Layout:
 
 def json_bytes(value: Any) -> bytes:
     """The JSON part as it is written."""
-    return msgspec.json.encode(value, enc_hook=_plain)
+    return msgspec.json.encode(value, enc_hook=_to_builtin)
 
 
-def _plain(value: Any) -> Any:
+def _to_builtin(value: Any) -> Any:
     """What numpy's numbers and other kinds of Python's own are as these."""
     return next(kind(value) for kind in (int, float, str) if isinstance(value, kind))
 
 
 def state_capacity(text: bytes) -> int:
     """Bytes set aside for the JSON part: room to grow to four times what it is now, at least 64 KiB."""
-    return rounded(max(SMALL, 4 * len(text)))
+    return round_to_pages(max(SMALL_BYTES, 4 * len(text)))
 
 
-def plan(tensors: Mapping[str, torch.Tensor], capacity: int, pieces: Mapping[str, Piece] | None = None) -> Layout:
+def plan_layout(
+    tensors: Mapping[str, torch.Tensor], capacity: int, pieces: Mapping[str, TensorPart] | None = None
+) -> Layout:
     """Lay out `tensors` and a JSON part of `capacity` bytes; `pieces` says what sharded ones are parts of.
 
     Raises StateError for a type that safetensors lacks.
@@ -142,22 +144,26 @@ def plan(tensors: Mapping[str, torch.Tensor], capacity: int, pieces: Mapping[str
         if tensor.dtype not in _NAMES:
             raise StateError(f"{name}: safetensors has no name for {tensor.dtype}")
     sizes = {name: tensor.numel() * tensor.dtype.itemsize for name, tensor in tensors.items()}
-    big = sorted((name for name in tensors if sizes[name] >= SMALL), key=lambda name: (-sizes[name], name))
-    small = sorted((n for n in tensors if sizes[n] < SMALL), key=lambda n: (-tensors[n].dtype.itemsize, -sizes[n], n))
+    big = sorted((name for name in tensors if sizes[name] >= SMALL_BYTES), key=lambda name: (-sizes[name], name))
+    small = sorted(
+        (n for n in tensors if sizes[n] < SMALL_BYTES), key=lambda n: (-tensors[n].dtype.itemsize, -sizes[n], n)
+    )
     rows: list[_Row] = []
     end = 0
     for name in big + small:
-        if gap := (rounded(end) - end if sizes[name] >= SMALL else -end % tensors[name].dtype.itemsize):
-            rows.append((f"{_PAD}{len(rows):06d}__", "U8", (gap,), gap))
+        if gap := (round_to_pages(end) - end if sizes[name] >= SMALL_BYTES else -end % tensors[name].dtype.itemsize):
+            rows.append((f"{_PAD_PREFIX}{len(rows):06d}__", "U8", (gap,), gap))
             end += gap
         rows.append((name, _NAMES[tensors[name].dtype], tuple(tensors[name].shape), sizes[name]))
         end += sizes[name]
-    table = rounded(table_size(end))
-    head: list[_Row] = [(STATE, "U8", (capacity,), capacity), (TABLE, "U8", (table,), table)]
-    return _laid_out(head + rows, {name: part for name, part in (pieces or {}).items() if part != whole(part.whole)})
+    table = round_to_pages(table_size(end))
+    head: list[_Row] = [(STATE_TENSOR, "U8", (capacity,), capacity), (DIGESTS_TENSOR, "U8", (table,), table)]
+    return _make_layout(
+        head + rows, {name: part for name, part in (pieces or {}).items() if part != whole_part(part.whole)}
+    )
 
 
-def _laid_out(rows: list[_Row], pieces: Mapping[str, Piece]) -> Layout:
+def _make_layout(rows: list[_Row], pieces: Mapping[str, TensorPart]) -> Layout:
     told = {"format": "pt", "everstep": "1"}
     if pieces:
         of = {name: [part.whole, part.box.offset] for name, part in pieces.items()}
@@ -168,7 +174,7 @@ def _laid_out(rows: list[_Row], pieces: Mapping[str, Piece]) -> Layout:
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header, separators=(",", ":")).encode()
-    length = rounded(8 + len(text)) - 8
+    length = round_to_pages(8 + len(text)) - 8
     return read_header(length.to_bytes(8, "little") + text.ljust(length))
 
 
@@ -203,25 +209,25 @@ def read_header(data: bytes | memoryview) -> Layout:
     try:
         told = _entries(header[8:])
         of = _pieces(_metadata(told.pop("__metadata__", b"{}")).get("pieces", "{}"))
-        every, end = _laid_in_a_row({name: _entry(entry) for name, entry in told.items()}, 8 + length)
-        state, table = every.pop(STATE), every.pop(TABLE)
-        if state.start != 8 + length or table_told(header) != slice(table.start, table.start + table.size):
+        every, end = _lay_in_sequence({name: _entry(entry) for name, entry in told.items()}, 8 + length)
+        state, table = every.pop(STATE_TENSOR), every.pop(DIGESTS_TENSOR)
+        if state.start != 8 + length or find_table(header) != slice(table.start, table.start + table.size):
             raise ValueError("the JSON part and the digests do not stand first")
         if table.size < table_size(end - table.start - table.size):
             raise ValueError(f"{table.size} bytes of digests for {end} bytes")
-        pieces = {name: _piece(every[name], *part) for name, part in of.items()}
+        pieces = {name: _checked_part(every[name], *part) for name, part in of.items()}
     except (ValueError, KeyError, RecursionError) as error:
         raise DamagedError(f"not a shard of Everstep: its header cannot be read ({error!r})") from None
-    places = {name: place for name, place in every.items() if not name.startswith(_PAD)}
+    places = {name: place for name, place in every.items() if not name.startswith(_PAD_PREFIX)}
     return Layout(header, places, state, table, pieces, end)
 
 
-def _laid_in_a_row(entries: Mapping[str, _Entry], end: int) -> tuple[dict[str, Place], int]:
+def _lay_in_sequence(entries: Mapping[str, _Entry], end: int) -> tuple[dict[str, TensorInfo], int]:
     """The places of tensors that follow each other from the file's byte `end` on, and where the last one ends."""
-    base, places = end, dict[str, Place]()
+    base, places = end, dict[str, TensorInfo]()
     for name, entry in entries.items():
         start, stop = entry.data_offsets
-        place = Place(_TYPES[entry.dtype], entry.shape, base + start, stop - start)
+        place = TensorInfo(_TYPES[entry.dtype], entry.shape, base + start, stop - start)
         if place.start != end or place.size < 0:
             raise ValueError(f"{name} stands at {start} to {stop}, the one before ends at {end - base}")
         if math.prod(place.shape) * place.dtype.itemsize != place.size:
@@ -230,11 +236,11 @@ def _laid_in_a_row(entries: Mapping[str, _Entry], end: int) -> tuple[dict[str, P
     return places, end
 
 
-def _piece(place: Place, every: tuple[int, ...], offset: tuple[int, ...]) -> Piece:
+def _checked_part(place: TensorInfo, every: tuple[int, ...], offset: tuple[int, ...]) -> TensorPart:
     box = Box(offset, place.shape)
     if not len(every) == len(offset) == len(place.shape) or any(a > b for a, b in zip(box.end(), every, strict=True)):
         raise ValueError(f"the part at {offset} of {every} has the shape {place.shape}")
-    return Piece(every, box)
+    return TensorPart(every, box)
 
 
 def read_shard(data: bytearray | memoryview) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -243,7 +249,7 @@ def read_shard(data: bytearray | memoryview) -> tuple[dict[str, Any], dict[str, 
     layout = read_header(view)
     if len(view) < layout.size:
         raise DamagedError(f"a shard of {layout.size} bytes, of which {len(view)} are there: it is torn")
-    tensors = {name: place.view(view) for name, place in layout.places.items()}
+    tensors = {name: place.view(view) for name, place in layout.tensors.items()}
     return decode(read_json(layout, view)["state"], tensors.__getitem__), tensors
 
 
@@ -253,29 +259,31 @@ def read_json(layout: Layout, data: memoryview, like: Any = None) -> dict[str, A
     """
     start = layout.state.start
     try:
-        saved = _read(msgspec.Raw(_without_pad(data[start : start + layout.state.size])), {"state": like})
+        saved = _read_values(msgspec.Raw(_strip_padding(data[start : start + layout.state.size])), {"state": like})
         if type(saved["iteration"]) is not int or saved["iteration"] < 0:
             raise ValueError(f"iteration {saved['iteration']!r}")
-        if (unknown := named(saved["state"]) - layout.places.keys()) and not isinstance(saved["state"], msgspec.Raw):
+        if (unknown := tensor_names(saved["state"]) - layout.tensors.keys()) and not isinstance(
+            saved["state"], msgspec.Raw
+        ):
             raise ValueError(f"it names tensors that are not there: {', '.join(sorted(unknown)[:3])}")
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedError(f"not a shard of Everstep: its state cannot be read ({error!r})") from None
     return saved
 
 
-def _without_pad(text: memoryview) -> memoryview:
+def _strip_padding(text: memoryview) -> memoryview:
     """Up to the last '}'. Looked for in a little at a time: memory for a copy of it all would have to be had first."""
-    for start in range((len(text) - 1) // SMALL * SMALL, -1, -SMALL):
-        if (at := bytes(text[start : start + SMALL]).rfind(b"}")) >= 0:
+    for start in range((len(text) - 1) // SMALL_BYTES * SMALL_BYTES, -1, -SMALL_BYTES):
+        if (at := bytes(text[start : start + SMALL_BYTES]).rfind(b"}")) >= 0:
             return text[: start + at + 1]
     return text[:0]
 
 
-def _read(text: msgspec.Raw, like: Any) -> Any:
+def _read_values(text: msgspec.Raw, like: Any) -> Any:
     if isinstance(like, msgspec.Raw):
         return like if like == text else json.loads(bytes(text))
     is_dict = isinstance(like, dict) and bytes(memoryview(text)[:1]) == b"{"
     if is_dict and any(isinstance(item, dict | msgspec.Raw) for item in like.values()):
         parts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        return {key: _read(part, like.get(key)) for key, part in parts.items()}
+        return {key: _read_values(part, like.get(key)) for key, part in parts.items()}
     return json.loads(bytes(text))

@@ -15,16 +15,16 @@ import torch
 from msgspec.structs import replace
 
 from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError
-from everstep.runtime.checkpoint.shard.digests import BLOCK, Digests, checked_head
-from everstep.runtime.checkpoint.shard.fetch import described, refusal
-from everstep.runtime.checkpoint.shard.layout import Layout, Place, read_header, read_json
-from everstep.runtime.checkpoint.shard.restore import require_same, told
-from everstep.runtime.checkpoint.shard.stage import copy
-from everstep.runtime.checkpoint.state.flatten import decode, flatten, places, prepare, put_back
-from everstep.runtime.checkpoint.state.parts import Box, Piece, cover, whole
+from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES, Digests, check_head
+from everstep.runtime.checkpoint.shard.fetch import describe, refusal
+from everstep.runtime.checkpoint.shard.layout import Layout, TensorInfo, read_header, read_json
+from everstep.runtime.checkpoint.shard.restore import describe_tensor, require_same
+from everstep.runtime.checkpoint.shard.stage import copy_tensors
+from everstep.runtime.checkpoint.state.flatten import decode, flatten, name_by_path, prepare_state, restore_values
+from everstep.runtime.checkpoint.state.parts import Box, TensorPart, cover, whole_part
 from everstep.runtime.protocol.messages import Holding, Refusal
 
-Read = Callable[[Holding, int, memoryview], None]
+ReadBytes = Callable[[Holding, int, memoryview], None]
 """Fill the buffer with what stands at that source from that byte on; RestoreError when it cannot be had."""
 
 
@@ -32,55 +32,55 @@ class Sources(NamedTuple):
     """Where the shards of one checkpoint are held, each one's best place first, and how their bytes are read."""
 
     holdings: tuple[Holding, ...]
-    read: Read
+    read: ReadBytes
 
 
-_FIRST = 256 << 10
-_AT_ONCE = 8 * BLOCK
+_FIRST_READ_BYTES = 256 << 10
+_READ_BYTES = 8 * BLOCK_BYTES
 _log = logging.getLogger("everstep.checkpoint")
 
 
 class Shard:
     """One shard of a checkpoint, of which the head was read."""
 
-    def __init__(self, sources: Sequence[Holding], read: Read) -> None:
+    def __init__(self, sources: Sequence[Holding], read: ReadBytes) -> None:
         """`sources` are where it is held, best first. Raises PassedOverError when none of them has its head whole."""
         self._left, self._read = list(sources), read
         self._refused: list[Refusal] = []
         self.on_lost: Callable[[tuple[Refusal, ...]], None] | None = None
         """Told when no source gives some of it any more."""
         self.identity = self._left[0].round, self._left[0].iteration
-        self.layout, self._digests, self.saved = self._try(self._head)
-        self.places = places(self.saved["state"])
+        self.layout, self._digests, self.saved = self._try_sources(self._read_head)
+        self.places = name_by_path(self.saved["state"])
         """Key path -> the name under which its tensor stands in this shard."""
 
-    def blocks(self, start: int, end: int) -> tuple[int, int]:
+    def block_range(self, start: int, end: int) -> tuple[int, int]:
         """The whole blocks that hold bytes `start` to `end`: their first byte and their end."""
         return self._digests.blocks(start, end, self.layout.size)
 
-    def fill(self, first: int, buffer: memoryview) -> None:
+    def read_blocks(self, first: int, buffer: memoryview) -> None:
         """Whole blocks from byte `first` on, checked. Raises PassedOverError."""
 
         def fill(source: Holding) -> None:
             self._read(source, first, buffer)
             self._digests.check(first, buffer)
 
-        self._try(fill)
+        self._try_sources(fill)
 
-    def read_through(self) -> None:
+    def verify(self) -> None:
         """Check every byte. Raises PassedOverError."""
         start, size = self.layout.table.start + self.layout.table.size, self.layout.size
-        buffer = memoryview(bytearray(min(_AT_ONCE, size - start)))
-        for first in range(start, size, _AT_ONCE):
-            self.fill(first, buffer[: min(_AT_ONCE, size - first)])
+        buffer = memoryview(bytearray(min(_READ_BYTES, size - start)))
+        for first in range(start, size, _READ_BYTES):
+            self.read_blocks(first, buffer[: min(_READ_BYTES, size - first)])
 
-    def _try(self, call: Callable[[Holding], Any]) -> Any:
+    def _try_sources(self, call: Callable[[Holding], Any]) -> Any:
         while self._left:
             try:
                 return call(self._left[0])
             except RestoreError as error:
                 refused = refusal(source := self._left.pop(0), error)
-                if not refused.why.startswith(place := described(source)):
+                if not refused.why.startswith(place := describe(source)):
                     refused = replace(refused, why=f"{place}: {refused.why}")
                 self._refused.append(refused)
                 _log.warning("restoring: %s", refused.why)
@@ -88,24 +88,24 @@ class Shard:
             self.on_lost(tuple(self._refused))
         raise PassedOverError("; ".join(refused.why for refused in self._refused), self._refused)
 
-    def _head(self, source: Holding) -> tuple[Layout, Digests, dict[str, Any]]:
-        layout, digests = head_of(source, self._read)
-        digests = checked_head(digests.head, source.digest)
+    def _read_head(self, source: Holding) -> tuple[Layout, Digests, dict[str, Any]]:
+        layout, digests = read_head(source, self._read)
+        digests = check_head(digests.head, source.digest)
         if layout.size != source.size:
             raise DamagedError(f"{source.size} bytes were promised, its header tells of {layout.size}")
         return layout, digests, read_json(layout, digests.head)
 
 
-def head_of(source: Holding, read: Read) -> tuple[Layout, Digests]:
+def read_head(source: Holding, read: ReadBytes) -> tuple[Layout, Digests]:
     """What the head of the shard at `source` says, its digest unchecked. Raises DamagedError, UnreachableError."""
-    head = _grown(source, read, b"", min(_FIRST, source.size))
-    head = _grown(source, read, head, 8 + int.from_bytes(head[:8], "little"))
+    head = _extend_head(source, read, b"", min(_FIRST_READ_BYTES, source.size))
+    head = _extend_head(source, read, head, 8 + int.from_bytes(head[:8], "little"))
     layout = read_header(head)
-    head = _grown(source, read, head, layout.table.start + layout.table.size)
+    head = _extend_head(source, read, head, layout.table.start + layout.table.size)
     return layout, Digests(memoryview(head))
 
 
-def _grown(source: Holding, read: Read, head: bytes, size: int) -> bytes:
+def _extend_head(source: Holding, read: ReadBytes, head: bytes, size: int) -> bytes:
     if size > source.size:
         raise DamagedError(f"its head has {size} bytes, of {source.size} of the whole shard: it is damaged")
     if size <= len(head):
@@ -115,48 +115,50 @@ def _grown(source: Holding, read: Read, head: bytes, size: int) -> bytes:
     return head + bytes(more)
 
 
-class Want(NamedTuple):
+class WantedTensor(NamedTuple):
     """A tensor to be filled."""
 
     path: str
-    piece: Piece
+    part: TensorPart
     """What it is part of."""
     tensor: torch.Tensor
 
 
-def open_shards(sources: Iterable[Holding], read: Read) -> list[Shard]:
+def open_shards(sources: Iterable[Holding], read: ReadBytes) -> list[Shard]:
     """Every shard of the checkpoint that the sources hold, at least one. Raises PassedOverError: one is missing, or
     they do not belong together."""
     by_shard = sorted(sources, key=lambda source: source.shard)
     shards = [Shard(list(group), read) for _, group in groupby(by_shard, key=lambda source: source.shard)]
     if len(shards) != by_shard[0].shards:
-        raise _unfit(shards, f"{len(shards)} shards are held of {by_shard[0].shards}")
+        raise _inconsistent_error(shards, f"{len(shards)} shards are held of {by_shard[0].shards}")
     if found := {shard.saved["iteration"] for shard in shards} - {by_shard[0].iteration}:
-        raise _unfit(shards, f"shards of iteration {min(found)} are in it")
+        raise _inconsistent_error(shards, f"shards of iteration {min(found)} are in it")
     kinds: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for shard in shards:
         for path, name in shard.places.items():
             kind = shard.layout.piece(name).whole, shard.layout.places[name].dtype
             if kinds.setdefault(path, kind) != kind:
-                raise _unfit(shards, f"{path}: shards disagree, {told(*kinds[path])} and {told(*kind)}")
+                raise _inconsistent_error(
+                    shards, f"{path}: shards disagree, {describe_tensor(*kinds[path])} and {describe_tensor(*kind)}"
+                )
     return shards
 
 
-def _unfit(shards: Sequence[Shard], why: str) -> PassedOverError:
+def _inconsistent_error(shards: Sequence[Shard], why: str) -> PassedOverError:
     """Each shard is what it should be, and all of them together are no state: wherever it is held."""
     round_, iteration = shards[0].identity
     text = f"iteration {iteration} of round {round_} is no whole state: {why}"
     return PassedOverError(text, [Refusal(round_, iteration, text)])
 
 
-def verified(shards: list[Shard]) -> list[Shard]:
+def verify_shards(shards: list[Shard]) -> list[Shard]:
     """The same, of which every byte was read and checked. Raises PassedOverError."""
     for shard in shards:
-        shard.read_through()
+        shard.verify()
     return shards
 
 
-def reshard(sources: Iterable[Holding], read: Read, state: dict[str, Any], rank: int) -> int:
+def reshard(sources: Iterable[Holding], read: ReadBytes, state: dict[str, Any], rank: int) -> int:
     """Load this rank's parts of a sharded checkpoint into `state`, in place; returns its iteration.
 
     What is not sharded, and the JSON part, come from the shard of the same rank, counted around if there are fewer.
@@ -166,106 +168,113 @@ def reshard(sources: Iterable[Holding], read: Read, state: dict[str, Any], rank:
     shards = open_shards(sources, read)
     own = rank % len(shards)
     shards = shards[own:] + shards[:own]
-    prepare(state)
+    prepare_state(state)
     live = flatten(state)
-    pieces = live.pieces()
-    wants = [Want(name, pieces.get(name) or whole(t.shape), t) for name, t in live.tensors.items()]
-    wholes = {name: told(want.piece.whole, want.tensor.dtype) for name, want in zip(live.tensors, wants, strict=True)}
+    pieces = live.parts()
+    wants = [WantedTensor(name, pieces.get(name) or whole_part(t.shape), t) for name, t in live.tensors.items()]
+    wholes = {
+        name: describe_tensor(want.part.whole, want.tensor.dtype)
+        for name, want in zip(live.tensors, wants, strict=True)
+    }
     saved = shards[0].saved
-    require_same(_held(shards), {path: wholes[name] for path, name in live.places.items()}, (state, saved["state"]))
+    require_same(
+        _saved_tensors(shards),
+        {path: wholes[name] for path, name in live.name_by_path.items()},
+        (state, saved["state"]),
+    )
     gather(shards, wants)
-    put_back(state, saved["state"], live)
+    restore_values(state, saved["state"], live)
     return int(saved["iteration"])
 
 
-def read_whole(sources: Iterable[Holding], read: Read) -> tuple[dict[str, Any], int]:
+def read_whole(sources: Iterable[Holding], read: ReadBytes) -> tuple[dict[str, Any], int]:
     """The state of a checkpoint with whole tensors, whoever cut it, as nested dicts; and its iteration.
 
     What is not sharded comes from shard 0. Raises PassedOverError, before there is memory for what no shard has.
     """
-    return whole_state(open_shards(sources, read))
+    return assemble_state(open_shards(sources, read))
 
 
-def whole_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
+def assemble_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
     """The same of shards that are open."""
     saved, layout = shards[0].saved, shards[0].layout
     parts = {name: layout.piece(name).whole for name in shards[0].places.values()}
     for path, name in shards[0].places.items():
-        _, missing = cover(whole(parts[name]).box, _held_of(shards, path))
+        _, missing = cover(whole_part(parts[name]).box, _boxes_of(shards, path))
         if missing:
-            raise _unfit(shards, f"{path}: no shard has the part at {list(missing[0].offset)}")
+            raise _inconsistent_error(shards, f"{path}: no shard has the part at {list(missing[0].offset)}")
     tensors = {name: torch.empty(shape, dtype=layout.places[name].dtype) for name, shape in parts.items()}
-    gather(shards, [Want(name, whole(tensor.shape), tensor) for name, tensor in tensors.items()])
+    gather(shards, [WantedTensor(name, whole_part(tensor.shape), tensor) for name, tensor in tensors.items()])
     return decode(saved["state"], tensors.__getitem__), int(saved["iteration"])
 
 
-def gather(shards: Sequence[Shard], wants: Iterable[Want]) -> None:
+def gather(shards: Sequence[Shard], wants: Iterable[WantedTensor]) -> None:
     """Fill every wanted tensor from the shards, the first that has a part. Raises PassedOverError: it is nowhere."""
-    parts: list[_Part] = []
+    parts: list[_RowRange] = []
     for want in wants:
-        taken, missing = cover(want.piece.box, _held_of(shards, want.path))
+        taken, missing = cover(want.part.box, _boxes_of(shards, want.path))
         if missing:
-            raise _unfit(shards, f"{want.path}: no shard has the part at {list(missing[0].offset)}")
-        parts += [part for n, box in taken for part in _parts(n, shards[n], want, box)]
+            raise _inconsistent_error(shards, f"{want.path}: no shard has the part at {list(missing[0].offset)}")
+        parts += [part for n, box in taken for part in _row_ranges(n, shards[n], want, box)]
     parts.sort(key=lambda part: (part.shard, part.start))
     buffer = memoryview(b"")
-    for n, start, end, group in _grouped(parts):
-        first, last = shards[n].blocks(start, end)
+    for n, start, end, group in _group_ranges(parts):
+        first, last = shards[n].block_range(start, end)
         if len(buffer) < last - first:
             buffer = memoryview(bytearray(last - first))
-        shards[n].fill(first, buffer[: last - first])
-        copy([part.target for part in group], [part.view(buffer, first) for part in group])
+        shards[n].read_blocks(first, buffer[: last - first])
+        copy_tensors([part.target for part in group], [part.view(buffer, first) for part in group])
 
 
-def _held_of(shards: Sequence[Shard], path: str) -> list[tuple[int, Box]]:
+def _boxes_of(shards: Sequence[Shard], path: str) -> list[tuple[int, Box]]:
     """Which shards, by their number, have a part of that tensor, and which part."""
     return [(n, shard.layout.piece(shard.places[path]).box) for n, shard in enumerate(shards) if path in shard.places]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RowRange:
     """Rows of a piece that are read together, and where they go."""
 
     shard: int
     start: int
     end: int
-    place: Place
+    info: TensorInfo
     columns: tuple[slice, ...]
     """What of each row is wanted."""
     target: torch.Tensor
 
     def view(self, data: memoryview, first: int) -> torch.Tensor:
         """The wanted elements; `data` are the shard's bytes from `first` on."""
-        kind, shape = self.place.dtype, self.place.shape
+        kind, shape = self.info.dtype, self.info.shape
         count = (self.end - self.start) // kind.itemsize
         rows = torch.frombuffer(data, dtype=kind, offset=self.start - first, count=count)
         return rows.view(-1, *shape[1:])[(slice(None), *self.columns)] if shape else rows.view(())
 
 
-def _parts(n: int, shard: Shard, want: Want, box: Box) -> Iterator[_Part]:
+def _row_ranges(n: int, shard: Shard, want: WantedTensor, box: Box) -> Iterator[_RowRange]:
     """`box` of the wanted tensor out of this shard, at most so many bytes at a time."""
     name = shard.places[want.path]
     place, held = shard.layout.places[name], shard.layout.piece(name).box
     if not box.shape:
-        yield _Part(n, place.start, place.start + place.size, place, (), want.tensor)
+        yield _RowRange(n, place.start, place.start + place.size, place, (), want.tensor)
         return
-    target = want.tensor[box.slices(want.piece.box)]
-    within = box.slices(held)
+    target = want.tensor[box.slices_in(want.part.box)]
+    within = box.slices_in(held)
     row = place.size // held.shape[0]
-    step = max(1, _AT_ONCE // row)
+    step = max(1, _READ_BYTES // row)
     for at in range(0, box.shape[0], step):
         start = place.start + (within[0].start + at) * row
         rows = min(step, box.shape[0] - at)
-        yield _Part(n, start, start + rows * row, place, within[1:], target[at : at + rows])
+        yield _RowRange(n, start, start + rows * row, place, within[1:], target[at : at + rows])
 
 
-def _grouped(parts: Iterable[_Part]) -> Iterator[tuple[int, int, int, list[_Part]]]:
+def _group_ranges(parts: Iterable[_RowRange]) -> Iterator[tuple[int, int, int, list[_RowRange]]]:
     """Parts that stand near each other in a shard, with its number, their first byte and their end."""
-    group: list[_Part] = []
+    group: list[_RowRange] = []
     end = 0
     for part in parts:
-        near = group and part.shard == group[0].shard and part.start - end < BLOCK
-        if group and not (near and part.end - group[0].start <= _AT_ONCE):
+        near = group and part.shard == group[0].shard and part.start - end < BLOCK_BYTES
+        if group and not (near and part.end - group[0].start <= _READ_BYTES):
             yield group[0].shard, group[0].start, end, group
             group, end = [], 0
         group.append(part)
@@ -274,10 +283,10 @@ def _grouped(parts: Iterable[_Part]) -> Iterator[tuple[int, int, int, list[_Part
         yield group[0].shard, group[0].start, end, group
 
 
-def _held(shards: Sequence[Shard]) -> Mapping[str, str]:
+def _saved_tensors(shards: Sequence[Shard]) -> Mapping[str, str]:
     """Key path -> shape and type of the whole tensor, over all shards."""
     return {
-        path: told(shard.layout.piece(name).whole, shard.layout.places[name].dtype)
+        path: describe_tensor(shard.layout.piece(name).whole, shard.layout.places[name].dtype)
         for shard in shards
         for path, name in shard.places.items()
     }

@@ -13,25 +13,25 @@ import torch
 from xxhash import xxh3_128
 
 from everstep.runtime.checkpoint.errors import DamagedError, RestoreError
-from everstep.runtime.checkpoint.shard.batched_copy import Rows, in_row, ints, rows_of
-from everstep.runtime.checkpoint.shard.digests import BLOCK, checked_head
-from everstep.runtime.checkpoint.shard.layout import Layout, Place, read_header, read_json
-from everstep.runtime.checkpoint.shard.stage import Stager, Threads, copy
-from everstep.runtime.checkpoint.state.flatten import Tree, flatten, places, prepare, put_back
-from everstep.runtime.checkpoint.state.parts import whole
+from everstep.runtime.checkpoint.shard.batched_copy import Rows, group_rows, int_array, matches_shard_bytes
+from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES, check_head
+from everstep.runtime.checkpoint.shard.layout import Layout, TensorInfo, read_header, read_json
+from everstep.runtime.checkpoint.shard.stage import CopyThreads, Stager, copy_tensors
+from everstep.runtime.checkpoint.state.flatten import FlatState, flatten, name_by_path, prepare_state, restore_values
+from everstep.runtime.checkpoint.state.parts import whole_part
 
 _ALONE, _BESIDE = 1 << 19, 1 << 20
 """Bytes that one thread, or each of several, checks and then copies, out of the cache. Fewer fit a core's own cache
 better, but threads wait for each other at the interpreter's lock."""
-_LARGE = 8 << 10
-_LISTED = 10
+_RELEASE_GIL_BYTES = 8 << 10
+_MAX_LISTED = 10
 _start, _size = attrgetter("start"), attrgetter("size")
 _move, _move_at_once = ctypes.CDLL(None).memmove, ctypes.PyDLL(None).memmove
 _move.argtypes = _move_at_once.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _move.restype = _move_at_once.restype = None
 
 
-class Opened(NamedTuple):
+class LocalShard(NamedTuple):
     """A shard whose bytes are here."""
 
     data: memoryview
@@ -40,14 +40,14 @@ class Opened(NamedTuple):
     """Its JSON part."""
 
 
-def opened(data: memoryview, live: Tree, expected: Layout | None = None) -> Opened:
+def open_local_shard(data: memoryview, live: FlatState, expected: Layout | None = None) -> LocalShard:
     """Read its head, to be loaded into `live`; a header that is the `expected` one's needs no reading. Raises
     RestoreError: it is torn."""
     same = expected is not None and bytes(data[: len(expected.header)]) == expected.header
     layout = expected if expected is not None and same else read_header(data)
     if len(data) < layout.size:
         raise DamagedError(f"a shard of {layout.size} bytes, of which {len(data)} are there: it is torn")
-    return Opened(data[: layout.size], layout, read_json(layout, data, live.json))
+    return LocalShard(data[: layout.size], layout, read_json(layout, data, live.json))
 
 
 def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
@@ -57,83 +57,91 @@ def restore(data: memoryview, state: dict[str, Any], digest: str = "") -> int:
     Raises RestoreError: keys missing, unexpected or of another shape, a head that is damaged (nothing was loaded), or
     data that is (the state is partly overwritten: do not train on).
     """
-    prepare(state)
+    prepare_state(state)
     live = flatten(state)
-    return load(opened(data, live), state, live, digest)
+    return load_shard(open_local_shard(data, live), state, live, digest)
 
 
-def load(shard: Opened, state: dict[str, Any], live: Tree, digest: str, stager: Stager | None = None) -> int:
+def load_shard(
+    shard: LocalShard, state: dict[str, Any], live: FlatState, digest: str, stager: Stager | None = None
+) -> int:
     """The same for a shard that is opened and a state that is prepared and flattened; `stager`: it knows the state, and
     its layout is the shard's."""
     layout, saved = shard.layout, shard.saved["state"]
-    sources = places(saved, walk=live.walk)
-    same = sources == live.places
+    sources = name_by_path(saved, walk=live.traversal)
+    same = sources == live.name_by_path
     if same and (stager or layout.matches(live.tensors)):
         require_same({}, {}, (state, saved))
     else:
-        own = {path: told(live.tensors[name].shape, live.tensors[name].dtype) for path, name in live.places.items()}
-        held = {path: told(layout.places[name].shape, layout.places[name].dtype) for path, name in sources.items()}
+        own = {
+            path: describe_tensor(live.tensors[name].shape, live.tensors[name].dtype)
+            for path, name in live.name_by_path.items()
+        }
+        held = {
+            path: describe_tensor(layout.tensors[name].shape, layout.tensors[name].dtype)
+            for path, name in sources.items()
+        }
         require_same(held, own, (state, saved))
-    copied = _as_staged(stager, live) if stager and same else _arranged(layout, sources, live)
+    copied = _staged_copy_order(stager, live) if stager and same else _copy_order(layout, sources, live)
     _copy_checked(shard.data, layout, digest, copied)
-    put_back(state, saved, live)
+    restore_values(state, saved, live)
     return int(shard.saved["iteration"])
 
 
-Copied = tuple[list[Rows], list[tuple[Place, torch.Tensor]]]
+CopyOrder = tuple[list[Rows], list[tuple[TensorInfo, torch.Tensor]]]
 """What is copied as rows, and every other tensor with its place; both in the file's order."""
 
 
-def _arranged(layout: Layout, sources: dict[str, str], live: Tree) -> Copied:
+def _copy_order(layout: Layout, sources: dict[str, str], live: FlatState) -> CopyOrder:
     """`sources` tells the name in the file of each live tensor."""
-    pairs = sorted(((layout.places[sources[name]], tensor) for name, tensor in live.tensors.items()), key=_first_byte)
-    rows, others = rows_of([place for place, _ in pairs], [tensor for _, tensor in pairs])
+    pairs = sorted(((layout.tensors[sources[name]], tensor) for name, tensor in live.tensors.items()), key=_first_byte)
+    rows, others = group_rows([place for place, _ in pairs], [tensor for _, tensor in pairs])
     return rows, [pairs[number] for number in others]
 
 
-def _as_staged(stager: Stager, live: Tree) -> Copied:
+def _staged_copy_order(stager: Stager, live: FlatState) -> CopyOrder:
     """The same, of a state that the stager knows."""
-    rows, others = stager.arranged()
-    places = stager.layout.places
+    rows, others = stager.copy_order()
+    places = stager.layout.tensors
     return rows, sorted(((places[name], live.tensors[name]) for name in others), key=_first_byte)
 
 
-def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: Copied) -> None:
+def _copy_checked(data: memoryview, layout: Layout, digest: str, copied: CopyOrder) -> None:
     """Copy every tensor, checking the file on the way if there is a digest: block after block, by all threads.
 
     The calls for a block are put together before the first of them, and follow each other with nothing in between: who
     comes back from a call needs the interpreter's lock, and to wait for another thread that has it takes as long as
     many of them.
     """
-    threads = Threads()
+    threads = CopyThreads()
     step = _BESIDE if threads.count > 1 else _ALONE
-    digests = checked_head(data, digest) if digest else None
-    moves, others = _moves(data, layout, copied[1], step)
-    rows = [some.copies_from(data) for some in copied[0]]
+    digests = check_head(data, digest) if digest else None
+    moves, others = _plan_moves(data, layout, copied[1], step)
+    rows = [some.copier_from(data) for some in copied[0]]
     begins, ends = [some.start for some in copied[0]], [some.end for some in copied[0]]
 
     def block(start: int) -> None:
-        hashed, end = xxh3_128(), min(start + BLOCK, layout.size)
+        hashed, end = xxh3_128(), min(start + BLOCK_BYTES, layout.size)
         calls: list[Callable[[], Any]] = []
         for at in range(start, end, step):
             then = min(at + step, end)
             if digests:
                 calls.append(partial(hashed.update, data[at:then]))
             calls += (rows[n](at, then) for n in range(bisect(ends, at), bisect_left(begins, then)))
-            calls += moves.between(at, then)
+            calls += moves.calls_between(at, then)
         for call in calls:
             call()
         here = others[bisect_left(others, start, key=_first_byte) : bisect_left(others, end, key=_first_byte)]
-        copy([target for _, target in here], [place.view(data) for place, _ in here])
+        copy_tensors([target for _, target in here], [place.view(data) for place, _ in here])
         if digests:
-            digests.require(hashed, start, end)
+            digests.require_block(hashed, start, end)
 
-    threads.run(partial(block, start) for start in _blocks(layout))
+    threads.run(partial(block, start) for start in _block_starts(layout))
 
 
-def _blocks(layout: Layout) -> range:
+def _block_starts(layout: Layout) -> range:
     """First bytes of the blocks of data."""
-    return range(layout.table.start + layout.table.size, layout.size, BLOCK)
+    return range(layout.table.start + layout.table.size, layout.size, BLOCK_BYTES)
 
 
 class _Moves(NamedTuple):
@@ -144,30 +152,34 @@ class _Moves(NamedTuple):
     stretches: list[tuple[int, int, int]]
     """Addresses of target and source, size."""
 
-    def between(self, start: int, end: int) -> Iterator[Callable[[], Any]]:
+    def calls_between(self, start: int, end: int) -> Iterator[Callable[[], Any]]:
         """To copy those that begin at these bytes of the file: by one thread, as torch does not large tensors. A little
         is done before another thread could make use of the interpreter's lock."""
         for stretch in self.stretches[bisect_left(self.begins, start) : bisect_left(self.begins, end)]:
-            yield partial(_move if stretch[2] >= _LARGE else _move_at_once, *stretch)
+            yield partial(_move if stretch[2] >= _RELEASE_GIL_BYTES else _move_at_once, *stretch)
 
 
-def _first_byte(one: tuple[Place, torch.Tensor]) -> int:
+def _first_byte(one: tuple[TensorInfo, torch.Tensor]) -> int:
     return one[0].start
 
 
-def _moves(
-    data: memoryview, layout: Layout, pairs: list[tuple[Place, torch.Tensor]], step: int
-) -> tuple[_Moves, list[tuple[Place, torch.Tensor]]]:
+def _plan_moves(
+    data: memoryview, layout: Layout, pairs: list[tuple[TensorInfo, torch.Tensor]], step: int
+) -> tuple[_Moves, list[tuple[TensorInfo, torch.Tensor]]]:
     """What is to be moved of these in the file's order, and those that it takes torch to copy: on a device, not in a
     row, or of bytes that go to another one, too."""
     held, tensors = [place for place, _ in pairs], [tensor for _, tensor in pairs]
-    starts, sizes, addresses = ints(_start, held), ints(_size, held), ints(torch.Tensor.data_ptr, tensors)
+    starts, sizes, addresses = (
+        int_array(_start, held),
+        int_array(_size, held),
+        int_array(torch.Tensor.data_ptr, tensors),
+    )
     again = np.diff(starts, prepend=-1) == 0
-    plain = in_row(tensors) & ~again
+    plain = matches_shard_bytes(tensors) & ~again
     others = [pairs[number] for number in np.flatnonzero(~plain).tolist()]
     chosen = plain & (sizes > 0)
     starts, sizes, addresses = starts[chosen], sizes[chosen], addresses[chosen]
-    steps = np.add.outer(_blocks(layout), np.arange(0, BLOCK, step, dtype=np.int64)).ravel()
+    steps = np.add.outer(_block_starts(layout), np.arange(0, BLOCK_BYTES, step, dtype=np.int64)).ravel()
     begins = np.sort(np.concatenate((starts, steps)), kind="stable")
     of = np.searchsorted(starts, begins, "right") - 1
     ends = np.minimum(np.append(begins[1:], layout.size), (starts + sizes)[of]) if len(starts) else begins
@@ -178,20 +190,20 @@ def _moves(
     return _Moves(begins.tolist(), list(stretches)), others
 
 
-def cut_alike(shard: Opened, live: Tree) -> bool:
+def has_same_parts(shard: LocalShard, live: FlatState) -> bool:
     """Is each tensor that both have the same part of the same whole in the shard and in the live state?"""
-    pieces, layout = live.pieces(), shard.layout
-    if not pieces and not layout.pieces:
+    pieces, layout = live.parts(), shard.layout
+    if not pieces and not layout.parts:
         return True
-    sources = places(shard.saved["state"], walk=live.walk)
+    sources = name_by_path(shard.saved["state"], walk=live.traversal)
     return all(
-        layout.piece(sources[path]) == (pieces.get(name) or whole(live.tensors[name].shape))
-        for path, name in live.places.items()
+        layout.part(sources[path]) == (pieces.get(name) or whole_part(live.tensors[name].shape))
+        for path, name in live.name_by_path.items()
         if path in sources
     )
 
 
-def told(shape: Iterable[int], dtype: Any) -> str:
+def describe_tensor(shape: Iterable[int], dtype: Any) -> str:
     """As messages show a tensor."""
     return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
 
@@ -210,13 +222,13 @@ def require_same(saved: Mapping[str, str], live: Mapping[str, str], both: tuple[
     lines = [
         text
         for kind, found in (("missing", missing), ("unexpected", unexpected), ("of another shape", misshaped))
-        if (text := _listed(kind, found))
+        if (text := _list_paths(kind, found))
     ]
     if lines:
         raise RestoreError(f"the checkpoint is of another model or optimizer; nothing was loaded; {'; '.join(lines)}")
 
 
-def _listed(kind: str, found: Iterable[str]) -> str:
+def _list_paths(kind: str, found: Iterable[str]) -> str:
     every = list(dict.fromkeys(found))
-    more = f" and {len(every) - _LISTED} more" if len(every) > _LISTED else ""
-    return f"{kind}: {', '.join(every[:_LISTED])}{more}" if every else ""
+    more = f" and {len(every) - _MAX_LISTED} more" if len(every) > _MAX_LISTED else ""
+    return f"{kind}: {', '.join(every[:_MAX_LISTED])}{more}" if every else ""

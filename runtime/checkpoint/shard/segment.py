@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from everstep.runtime.checkpoint.errors import SegmentError
-from everstep.runtime.checkpoint.shard.huge_pages import allocate, mapped, populate
+from everstep.runtime.checkpoint.shard.huge_pages import allocate, map_shared, populate
 
 PAGE = 4096
 _MAGIC = b"EVERSTEP"
@@ -28,9 +28,9 @@ _READY = struct.Struct("<I")
 _BEACON_AT = 64
 _BEACON = struct.Struct("<QQdQH48s")
 """Sequence (odd while it is being written), iteration, Unix time, changes, length of the phase's name, the name."""
-_MAPPED = 4 << 20
+_POPULATE_BYTES = 4 << 20
 """Bytes that are mapped in one call: a millisecond or less."""
-_LOOKS_S = 0.05
+_POLL_S = 0.05
 """Between two looks whether a slot has its memory."""
 
 
@@ -65,7 +65,7 @@ class SegmentFile:
             raise SegmentError(f"{path}: {error.strerror}; the agent of this node made another or ended") from None
         try:
             status = os.fstat(file)
-            memory = mapped(file, status.st_size) if status.st_size >= PAGE else memoryview(bytes(PAGE))
+            memory = map_shared(file, status.st_size) if status.st_size >= PAGE else memoryview(bytes(PAGE))
         finally:
             os.close(file)
         magic, version, slots, capacity = _HEAD.unpack_from(memory, 0)
@@ -75,7 +75,7 @@ class SegmentFile:
             )
         return cls(path, memory, slots, capacity, status.st_ino)
 
-    def is_there(self) -> bool:
+    def is_current(self) -> bool:
         """Is it, opened here, still the file of its path?"""
         try:
             return self.path.stat().st_ino == self._inode
@@ -84,7 +84,7 @@ class SegmentFile:
 
     def slot(self, number: int) -> memoryview:
         """The bytes of one slot, (capacity,) uint8."""
-        start = self.offset(number)
+        start = self.slot_offset(number)
         return self._memory[start : start + self.capacity]
 
     def bytes_at(self, offset: int, size: int) -> memoryview:
@@ -93,7 +93,7 @@ class SegmentFile:
             raise SegmentError(f"{self.path}: {size} bytes at {offset} were promised, it has {len(self._memory)}")
         return self._memory[offset : offset + size]
 
-    def offset(self, number: int) -> int:
+    def slot_offset(self, number: int) -> int:
         """Where a slot begins in the file."""
         if not 0 <= number < self.slots:
             raise IndexError(f"slot {number} of {self.slots}")
@@ -108,7 +108,7 @@ class SegmentFile:
         struct.pack_into("<QdQH48s", self._memory, _BEACON_AT + 8, *shown)
         struct.pack_into("<Q", self._memory, _BEACON_AT, sequence + 2)
 
-    def beacon(self) -> Beacon:
+    def read_beacon(self) -> Beacon:
         """What the worker said last. A reading that met a change is read again; a dead writer's half one is given."""
         for _ in range(16):
             before, iteration, time, changes, length, name = _BEACON.unpack_from(self._memory, _BEACON_AT)
@@ -118,32 +118,32 @@ class SegmentFile:
         return Beacon(iteration, name[:length].decode(errors="replace"), time, changes)
 
     @property
-    def ready(self) -> int:
+    def ready_slots(self) -> int:
         """Slots that have their memory: the first ones."""
         return _READY.unpack_from(self._memory, _READY_AT)[0]
 
     def populate(self, start: int, size: int) -> None:
         """Map the pages of these bytes, which have their memory, in a thread: who copies them first then meets no page
         faults, which take longer than the copy. Best effort. `start` is a page's first byte."""
-        _in_thread(partial(self._populate, start, start + size))
+        _start_thread(partial(self._populate, start, start + size))
 
     def populate_slots(self) -> None:
         """The same for all slots, each as soon as it has its memory."""
 
         def work() -> None:
             for slot in range(self.slots):
-                while self.ready <= slot:
-                    if not self.is_there():
+                while self.ready_slots <= slot:
+                    if not self.is_current():
                         return
-                    time.sleep(_LOOKS_S)
-                self._populate(self.offset(slot), self.offset(slot) + self.capacity)
+                    time.sleep(_POLL_S)
+                self._populate(self.slot_offset(slot), self.slot_offset(slot) + self.capacity)
 
-        _in_thread(work)
+        _start_thread(work)
 
     def _populate(self, start: int, end: int) -> None:
         """A little at a time: the kernel lets nobody in this process map or unmap memory meanwhile."""
-        for at in range(start, end, _MAPPED):
-            populate(self._memory, at, min(_MAPPED, end - at))
+        for at in range(start, end, _POPULATE_BYTES):
+            populate(self._memory, at, min(_POPULATE_BYTES, end - at))
 
     def unlink(self) -> None:
         """Remove the file; the memory goes when the last process that maps it lets go."""
@@ -155,39 +155,39 @@ class NewSegment:
 
     def __init__(self, path: Path, slots: int, capacity: int) -> None:
         """Makes the file, replacing one of that name. Raises SegmentError: no room for the control page."""
-        self.slots, self.capacity = slots, rounded(capacity)
+        self.slots, self.capacity = slots, round_to_pages(capacity)
         self._size = segment_bytes(slots, capacity)
         path.unlink(missing_ok=True)
         self._file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)  # noqa: SIM115
         try:
             self._file.truncate(self._size)
             os.posix_fallocate(self._file.fileno(), 0, PAGE)
-            memory = mapped(self._file.fileno(), self._size)
+            memory = map_shared(self._file.fileno(), self._size)
         except OSError as error:
             self.close()
             path.unlink()
-            raise self._too_small(path.parent, error) from error
+            raise self._no_room_error(path.parent, error) from error
         _HEAD.pack_into(memory, 0, _MAGIC, _VERSION, self.slots, self.capacity)
         self.segment = SegmentFile(path, memory, self.slots, self.capacity, os.fstat(self._file.fileno()).st_ino)
         self._memory = memory
 
     @property
-    def missing(self) -> int:
+    def missing_bytes(self) -> int:
         """Bytes that it has not got yet."""
         return 0 if self._file.closed else max(0, self._size - os.fstat(self._file.fileno()).st_blocks * 512)
 
-    def allocate(self) -> int:
+    def allocate_slot(self) -> int:
         """Memory for the next slot; returns its number. Other threads run meanwhile. Raises SegmentError with the
         arithmetic when there is none.
 
         Takes 0.1 s a GiB, of small pages 0.3 s; several where a virtual machine's host has to bring the memory first.
         """
-        slot = self.segment.ready
-        start = self.segment.offset(slot)
+        slot = self.segment.ready_slots
+        start = self.segment.slot_offset(slot)
         try:
             allocate(self._file.fileno(), self._memory, start, start + self.capacity)
         except OSError as error:
-            raise self._too_small(self.segment.path.parent, error) from error
+            raise self._no_room_error(self.segment.path.parent, error) from error
         _READY.pack_into(self._memory, _READY_AT, slot + 1)
         return slot
 
@@ -195,8 +195,10 @@ class NewSegment:
         """It gets no more."""
         self._file.close()
 
-    def _too_small(self, directory: Path, error: OSError) -> SegmentError:
-        return _too_small(directory, _slots(self.slots, self.capacity), self._size, error.strerror or str(error))
+    def _no_room_error(self, directory: Path, error: OSError) -> SegmentError:
+        return _no_room_error(
+            directory, _describe_slots(self.slots, self.capacity), self._size, error.strerror or str(error)
+        )
 
 
 def require_room(directory: Path, slots: int, copies: int, capacity: int, others: int) -> None:
@@ -205,15 +207,17 @@ def require_room(directory: Path, slots: int, copies: int, capacity: int, others
     place = os.statvfs(directory)
     size = segment_bytes(slots + copies, capacity)
     if place.f_blocks and size + others > place.f_bavail * place.f_frsize:  # No blocks at all: without a limit.
-        what = _slots(slots, rounded(capacity)) + (f" and {copies} for copies of a peer's shard" if copies else "")
-        raise _too_small(directory, what, size, "No space left on device")
+        what = _describe_slots(slots, round_to_pages(capacity)) + (
+            f" and {copies} for copies of a peer's shard" if copies else ""
+        )
+        raise _no_room_error(directory, what, size, "No space left on device")
 
 
-def _slots(slots: int, capacity: int) -> str:
+def _describe_slots(slots: int, capacity: int) -> str:
     return f"{slots} slots of {capacity / 1e6:.1f} MB"
 
 
-def _too_small(directory: Path, what: str, size: int, why: str) -> SegmentError:
+def _no_room_error(directory: Path, what: str, size: int, why: str) -> SegmentError:
     place = os.statvfs(directory)
     free = place.f_bavail * place.f_frsize
     return SegmentError(
@@ -224,13 +228,13 @@ def _too_small(directory: Path, what: str, size: int, why: str) -> SegmentError:
 
 def segment_bytes(slots: int, capacity: int) -> int:
     """Of a file with so many slots for states of `capacity` bytes."""
-    return PAGE + slots * rounded(capacity)
+    return PAGE + slots * round_to_pages(capacity)
 
 
-def rounded(size: int) -> int:
+def round_to_pages(size: int) -> int:
     """Up to whole pages."""
     return -(-size // PAGE) * PAGE
 
 
-def _in_thread(work: Callable[[], None]) -> None:
+def _start_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="everstep-populate", daemon=True).start()

@@ -17,14 +17,14 @@ from typing import NamedTuple
 import torch
 
 from everstep.runtime import faults
-from everstep.runtime.checkpoint.shard.batched_copy import SMALL, Rows, rows_of
+from everstep.runtime.checkpoint.shard.batched_copy import SMALL_ELEMENTS, Rows, group_rows
 from everstep.runtime.checkpoint.shard.layout import Layout
-from everstep.runtime.checkpoint.state.flatten import Tree
+from everstep.runtime.checkpoint.state.flatten import FlatState
 
 _device = attrgetter("device")
 
 
-class Threads:
+class CopyThreads:
     """As many as torch has, of which the caller's is one."""
 
     def __init__(self) -> None:
@@ -66,36 +66,36 @@ class Half(NamedTuple):
 class Stager:
     """Copies states of one layout into slots; keeps the slots' tensor views, for making them costs more than a copy."""
 
-    def __init__(self, layout: Layout, tree: Tree) -> None:
+    def __init__(self, layout: Layout, tree: FlatState) -> None:
         """`tree` is the state that was laid out."""
         self.layout = layout
         self._views: dict[int, dict[str, torch.Tensor]] = {}
-        self._threads = Threads()
+        self._threads = CopyThreads()
         self._arrange(tree)
 
-    def knows(self, tree: Tree) -> bool:
+    def knows(self, tree: FlatState) -> bool:
         """Are its tensors those of the last state?"""
-        return tree.walk is self._walk
+        return tree.traversal is self._walk
 
-    def fits(self, tree: Tree) -> bool:
+    def fits(self, tree: FlatState) -> bool:
         """Has that state this layout?"""
         return self.knows(tree) or self.layout.matches(tree.tensors)
 
-    def arranged(self) -> tuple[list[Rows], list[str]]:
+    def copy_order(self) -> tuple[list[Rows], list[str]]:
         """What is copied as rows, in the shard's order, and the names of all others."""
         rows = [rows for half in self._halves for rows in half.rows]
         return rows, [name for half in self._halves for name in chain(half.large, *half.small)]
 
-    def stage(self, slot: int, buffer: memoryview, tree: Tree, json: bytes, iteration: int) -> None:
+    def stage(self, slot: int, buffer: memoryview, tree: FlatState, json: bytes, iteration: int) -> None:
         """Write the whole shard into `buffer`, the bytes of slot number `slot`; `json` is its other part."""
         if not self.knows(tree):
             self._arrange(tree)
         views = self._views.get(slot)
         if views is None:
-            views = self._views[slot] = {name: self.layout.places[name].view(buffer) for name in self.arranged()[1]}
+            views = self._views[slot] = {name: self.layout.tensors[name].view(buffer) for name in self.copy_order()[1]}
 
         def group(names: list[str]) -> None:
-            copy([views[name] for name in names], [tree.tensors[name] for name in names])
+            copy_tensors([views[name] for name in names], [tree.tensors[name] for name in names])
 
         faults.point("checkpoint.before_copy", iteration=iteration)
         self.layout.write_state(buffer, json)
@@ -106,14 +106,14 @@ class Stager:
             self._threads.run(partial(group, names) for names in half.small if names)
             faults.point(then, iteration=iteration)
 
-    def _arrange(self, tree: Tree) -> None:
+    def _arrange(self, tree: FlatState) -> None:
         """Where the tensors are: of every tree of its walk."""
-        self._walk = tree.walk
-        self._halves = _halved(self.layout, tree.tensors, self._threads.count)
+        self._walk = tree.traversal
+        self._halves = _split_halves(self.layout, tree.tensors, self._threads.count)
         self._views.clear()
 
 
-def copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy each source into its target, in one call; between host and device all copies fly at once."""
     if not targets:
         return
@@ -126,17 +126,17 @@ def copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         torch.accelerator.synchronize(device)
 
 
-def _halved(layout: Layout, tensors: Mapping[str, torch.Tensor], threads: int) -> tuple[Half, Half]:
-    names = list(layout.places)
-    ends = list(accumulate(place.size for place in layout.places.values()))
+def _split_halves(layout: Layout, tensors: Mapping[str, torch.Tensor], threads: int) -> tuple[Half, Half]:
+    names = list(layout.tensors)
+    ends = list(accumulate(place.size for place in layout.tensors.values()))
     middle = bisect(ends, ends[-1] // 2) if ends else 0
-    return _half(layout, names[:middle], tensors, threads), _half(layout, names[middle:], tensors, threads)
+    return _plan_half(layout, names[:middle], tensors, threads), _plan_half(layout, names[middle:], tensors, threads)
 
 
-def _half(layout: Layout, names: list[str], tensors: Mapping[str, torch.Tensor], threads: int) -> Half:
-    rows, others = rows_of([layout.places[name] for name in names], [tensors[name] for name in names])
+def _plan_half(layout: Layout, names: list[str], tensors: Mapping[str, torch.Tensor], threads: int) -> Half:
+    rows, others = group_rows([layout.tensors[name] for name in names], [tensors[name] for name in names])
     half = Half(rows, [], [[] for _ in range(threads)])
     for name in (names[number] for number in others):
-        small = tensors[name].numel() < SMALL
+        small = tensors[name].numel() < SMALL_ELEMENTS
         (min(half.small, key=len) if small else half.large).append(name)
     return half

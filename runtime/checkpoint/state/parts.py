@@ -12,7 +12,7 @@ import torch
 from everstep.runtime.checkpoint.errors import StateError
 
 T = TypeVar("T")
-_WHOLE = {torch.Tensor, torch.nn.Parameter}
+_UNSHARDED_TYPES = {torch.Tensor, torch.nn.Parameter}
 
 
 class Box(NamedTuple):
@@ -22,11 +22,11 @@ class Box(NamedTuple):
     shape: tuple[int, ...]
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """No element is in it."""
         return 0 in self.shape
 
-    def meet(self, other: "Box") -> "Box | None":
+    def intersect(self, other: "Box") -> "Box | None":
         """What is in both; None: nothing."""
         start = tuple(map(max, self.offset, other.offset))
         end = tuple(map(min, self.end(), other.end()))
@@ -38,7 +38,7 @@ class Box(NamedTuple):
         """The first index behind it, in each dimension."""
         return tuple(a + b for a, b in zip(self.offset, self.shape, strict=True))
 
-    def without(self, other: "Box") -> Iterator["Box"]:
+    def subtract(self, other: "Box") -> Iterator["Box"]:
         """What is left of this box when `other`, a part of it, is cut out: boxes that do not overlap."""
         offset, shape = list(self.offset), list(self.shape)
         for axis in range(len(shape)):
@@ -49,14 +49,14 @@ class Box(NamedTuple):
                     yield Box((*offset[:axis], start, *offset[axis + 1 :]), (*shape[:axis], size, *shape[axis + 1 :]))
             offset[axis], shape[axis] = other.offset[axis], other.shape[axis]
 
-    def slices(self, within: "Box") -> tuple[slice, ...]:
+    def slices_in(self, within: "Box") -> tuple[slice, ...]:
         """Where it lies in a tensor that holds `within`."""
         return tuple(
             slice(a - b, a - b + size) for a, b, size in zip(self.offset, within.offset, self.shape, strict=True)
         )
 
 
-class Piece(NamedTuple):
+class TensorPart(NamedTuple):
     """What one rank holds of a tensor."""
 
     whole: tuple[int, ...]
@@ -64,51 +64,51 @@ class Piece(NamedTuple):
     box: Box
 
 
-def whole(shape: Iterable[int]) -> Piece:
+def whole_part(shape: Iterable[int]) -> TensorPart:
     """All of a tensor."""
     every = tuple(shape)
-    return Piece(every, Box((0,) * len(every), every))
+    return TensorPart(every, Box((0,) * len(every), every))
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a sharded tensor, sharing its memory; any other tensor as it is. Without gradients: a
     DTensor would make a new tensor else."""
     if _is_dtensor(tensor):
         return tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue]
     if _is_fsdp1(tensor):
-        shard = _shard(tensor)
+        shard = _local_shard(tensor)
         return shard.tensor if shard else torch.empty((0, *tensor.shape[1:]), dtype=tensor.dtype)
     return tensor
 
 
-def locals_of(values: list[Any]) -> list[torch.Tensor] | None:
+def local_parts(values: list[Any]) -> list[torch.Tensor] | None:
     """`local` of each, quickly; None where one is no tensor, or one of another kind than training makes. The list
     itself where all are whole."""
     kinds = set(map(type, values))
-    if kinds and kinds <= _WHOLE:
+    if kinds and kinds <= _UNSHARDED_TYPES:
         return values
-    dtensor = _dtensor()
-    if dtensor not in kinds or not kinds <= {*_WHOLE, dtensor}:
+    dtensor = _dtensor_class()
+    if dtensor not in kinds or not kinds <= {*_UNSHARDED_TYPES, dtensor}:
         return None
     return [value.to_local() if type(value) is dtensor else value for value in values]
 
 
-def piece(tensor: torch.Tensor) -> Piece:
+def part_of(tensor: torch.Tensor) -> TensorPart:
     """Which part of the whole tensor `local(tensor)` is."""
     every = tuple(tensor.shape)
     if _is_fsdp1(tensor):
-        if shard := _shard(tensor):
-            return Piece(every, Box(tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes)))
-        return Piece(every, Box((0,) * len(every), (0, *every[1:])))
+        if shard := _local_shard(tensor):
+            return TensorPart(every, Box(tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes)))
+        return TensorPart(every, Box((0,) * len(every), (0, *every[1:])))
     if not _is_dtensor(tensor):
-        return whole(every)
+        return whole_part(every)
     from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 
     (chunk,) = _create_chunk_list(tensor)
-    return Piece(every, Box(tuple(chunk.offsets), tuple(chunk.sizes)))
+    return TensorPart(every, Box(tuple(chunk.offsets), tuple(chunk.sizes)))
 
 
-def spread(tensor: Any) -> bool:
+def is_distributed(tensor: Any) -> bool:
     """Does each of several ranks hold its own part, or its own copy, of this tensor? Alike on all of them."""
     if _is_fsdp1(tensor):
         return torch.distributed.get_world_size(tensor._process_group) > 1
@@ -121,11 +121,11 @@ def is_sharded_kind(tensor: Any) -> bool:
 
 
 def _is_dtensor(tensor: Any) -> bool:
-    kind = _dtensor()
+    kind = _dtensor_class()
     return kind is not None and isinstance(tensor, kind)
 
 
-def _dtensor() -> type | None:
+def _dtensor_class() -> type | None:
     """The class, which is not imported for that: without the import there is no such tensor."""
     kinds = sys.modules.get("torch.distributed.tensor")
     return kinds.DTensor if kinds is not None else None
@@ -136,7 +136,7 @@ def _is_fsdp1(tensor: Any) -> bool:
     return kinds is not None and isinstance(tensor, kinds.ShardedTensor)
 
 
-def _shard(tensor: Any) -> Any:
+def _local_shard(tensor: Any) -> Any:
     """FSDP1 gives each rank one part of the first dimension, the last ranks none when it is short."""
     shards = tensor.local_shards()
     if len(shards) > 1 or (shards and is_sharded_kind(shards[0].tensor)):
@@ -146,16 +146,16 @@ def _shard(tensor: Any) -> Any:
 
 def cover(wanted: Box, held: Iterable[tuple[T, Box]]) -> tuple[list[tuple[T, Box]], list[Box]]:
     """Which parts of `wanted` to take from whom, each element once, the first that has it; and what nobody has."""
-    taken, missing = [], [] if wanted.empty else [wanted]
+    taken, missing = [], [] if wanted.is_empty else [wanted]
     for owner, box in held:
         left = []
         for part in missing:
-            common = part.meet(box)
+            common = part.intersect(box)
             if common is None:
                 left.append(part)
             else:
                 taken.append((owner, common))
-                left.extend(part.without(common))
+                left.extend(part.subtract(common))
         missing = left
         if not missing:
             break

@@ -26,17 +26,17 @@ class Stateful(Protocol):
         ...
 
 
-def unwrapped(value: Any) -> Any:
+def unwrap(value: Any) -> Any:
     """The module inside DistributedDataParallel: a checkpoint's names do not depend on how it was trained."""
     return value.module if isinstance(value, DistributedDataParallel) else value
 
 
-def take_back(target: Stateful, merged: dict[str, Any]) -> None:
+def load_state(target: Stateful, merged: dict[str, Any]) -> None:
     """Give `target` its state. Its own tensors hold the restored values already, and `merged` names those tensors."""
     target.load_state_dict(merged)
 
 
-_FROM_ZERO = ("Adam", "AdamW", "Adamax", "RMSprop", "Adadelta", "SGD")
+_ZERO_INITIALIZED = ("Adam", "AdamW", "Adamax", "RMSprop", "Adadelta", "SGD")
 """Optimizers of torch whose state before the first step is all zeros."""
 
 
@@ -52,11 +52,11 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, path: str) -> None:
         return
     _check_starts_from_zero(optimizer, path)
     groups = [[(p, _stand_in(p)) for p in parameters] for parameters in wanted]
-    with _instead(optimizer, [[one for _, one in pairs] for pairs in groups]):
+    with _swap_parameters(optimizer, [[one for _, one in pairs] for pairs in groups]):
         type(optimizer).step(optimizer)
     for parameter, stand_in in (pair for pairs in groups for pair in pairs):
         if (kept := optimizer.state.pop(stand_in, None)) is not None:
-            optimizer.state[parameter] = {name: _zero(value, stand_in, parameter) for name, value in kept.items()}
+            optimizer.state[parameter] = {name: _zero_like(value, stand_in, parameter) for name, value in kept.items()}
 
 
 def _stand_in(parameter: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ def _stand_in(parameter: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _instead(optimizer: torch.optim.Optimizer, parameters: list[list[torch.Tensor]]) -> Iterator[None]:
+def _swap_parameters(optimizer: torch.optim.Optimizer, parameters: list[list[torch.Tensor]]) -> Iterator[None]:
     """The optimizer's groups have these parameters."""
     own = [group["params"] for group in optimizer.param_groups]
     try:
@@ -78,7 +78,7 @@ def _instead(optimizer: torch.optim.Optimizer, parameters: list[list[torch.Tenso
             group["params"] = given
 
 
-def _zero(value: Any, stand_in: torch.Tensor, parameter: torch.Tensor) -> Any:
+def _zero_like(value: Any, stand_in: torch.Tensor, parameter: torch.Tensor) -> Any:
     """What a state is before the first step, where it is `value` after the stand-in's."""
     if isinstance(value, torch.Tensor):
         like = parameter.detach() if value.shape == stand_in.shape else value
@@ -89,8 +89,8 @@ def _zero(value: Any, stand_in: torch.Tensor, parameter: torch.Tensor) -> Any:
 def _check_starts_from_zero(optimizer: torch.optim.Optimizer, path: str) -> None:
     name = type(optimizer).__name__
     dampened = name == "SGD" and any(group["dampening"] for group in optimizer.param_groups)
-    if not type(optimizer).__module__.startswith("torch.optim") or name not in _FROM_ZERO or dampened:
+    if not type(optimizer).__module__.startswith("torch.optim") or name not in _ZERO_INITIALIZED or dampened:
         raise StateError(
             f"{path}: {name}{' with dampening' if dampened else ''} has no state before its first step and does not "
-            f"start from zeros; take one step before Checkpointer(state), or use one of {', '.join(_FROM_ZERO)}"
+            f"start from zeros; take one step before Checkpointer(state), or use one of {', '.join(_ZERO_INITIALIZED)}"
         )

@@ -19,11 +19,11 @@ import msgspec
 import torch
 from torch._C._dynamo.guards import TensorGuards  # pyright: ignore[reportMissingModuleSource]
 
-from everstep.runtime.checkpoint.state.parts import locals_of
+from everstep.runtime.checkpoint.state.parts import local_parts
 
-MANY = 16
+MIN_GROUP = 16
 """Tensors of a dict from which on it is looked at as one."""
-_AT_ONCE = 1024
+_BATCH = 1024
 """Tensors that torch's guards look at in one call; what they note of more does not fit a core's cache."""
 
 
@@ -31,7 +31,7 @@ class ChangedError(Exception):
     """The state is not what the walk before found."""
 
 
-class Found(NamedTuple):
+class NamedTensors(NamedTuple):
     """Tensors of a state, each once."""
 
     names: list[str]
@@ -51,60 +51,62 @@ class Group:
     guards: list[TensorGuards]
     """What else those were that are `first`, `_AT_ONCE` by `_AT_ONCE`: shape, strides, type, device; conjugated,
     negated."""
-    again: dict[int, tuple[Any, ...]]
+    duplicates: dict[int, tuple[Any, ...]]
     """What the others were, by their number."""
-    places: dict[str, str]
+    name_by_path: dict[str, str]
     """Key path -> name, in the order of the tensors."""
-    first: list[bool]
+    is_first: list[bool]
     """Is it the one that its name is of?"""
     names: list[str]
     """Of those that are."""
     json: msgspec.Raw
     """What stands for the dict in the JSON part."""
 
-    def firsts(self, listed: "_Listed") -> Found | None:
+    def match(self, listed: "_DictTensors") -> NamedTensors | None:
         """The ones that the names are of, if these, as many as before, are what the tensors were."""
         tensors, live = listed.tensors, listed.live
-        if _addresses(tensors) != self.addresses or any(mark(tensors[n]) != seen for n, seen in self.again.items()):
+        if _addresses(tensors) != self.addresses or any(
+            fingerprint(tensors[n]) != seen for n, seen in self.duplicates.items()
+        ):
             return None
-        if self.again:
-            tensors, live = (list(compress(some, self.first)) for some in (tensors, live))
-        checks = zip(self.guards, _batched(tensors), strict=True)
-        return Found(self.names, tensors, live) if all(guards.check(*some) for guards, some in checks) else None
+        if self.duplicates:
+            tensors, live = (list(compress(some, self.is_first)) for some in (tensors, live))
+        checks = zip(self.guards, _split_batches(tensors), strict=True)
+        return NamedTensors(self.names, tensors, live) if all(guards.check(*some) for guards, some in checks) else None
 
 
 @dataclass
-class Walk:
+class TraversalCache:
     """What walks found. One that is `fresh` finds anew, any other compares and raises ChangedError."""
 
     fresh: bool = True
     groups: dict[str, Group] = field(default_factory=dict)
     """By key path."""
-    others: dict[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
+    lone_tensors: dict[str, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
     """Of tensors outside groups, by key path: what each was, and its name."""
-    places: dict[str, str] = field(default_factory=dict)
+    name_by_path: dict[str, str] = field(default_factory=dict)
     """Every key path at which a tensor stands -> its name, once all has been walked."""
     _names: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
-    def name(self, path: str, tensor: torch.Tensor) -> str:
+    def name_tensor(self, path: str, tensor: torch.Tensor) -> str:
         """Of the tensor at that path: the first path at which it stands."""
-        seen = mark(tensor)
+        seen = fingerprint(tensor)
         if self.fresh:
             name = self._names.setdefault(seen, path) if tensor.numel() else path
-            self.others[path] = seen, name
+            self.lone_tensors[path] = seen, name
             return name
-        known = self.others.get(path)
+        known = self.lone_tensors.get(path)
         if known is None or known[0] != seen:
             raise ChangedError
         return known[1]
 
-    def again(self, path: str, value: dict[Any, Any]) -> tuple[Group, Found] | None:
+    def match_group(self, path: str, value: dict[Any, Any]) -> tuple[Group, NamedTensors] | None:
         """The group at that path with its tensors of today; None: there is none."""
         known = self.groups.get(path)
         if known is None:
             return None
-        listed = _listed(value)
-        firsts = known.firsts(listed) if listed is not None and listed.keys == known.keys else None
+        listed = _list_tensors(value)
+        firsts = known.match(listed) if listed is not None and listed.keys == known.keys else None
         if firsts is None:
             raise ChangedError
         return known, firsts
@@ -112,37 +114,37 @@ class Walk:
     def remember(self, path: str, value: dict[Any, Any], encoded: Any, places: dict[str, str]) -> Any:
         """Look at the dict that stands there as one from now on, if it is of tensors; `places` are theirs. Returns
         what stands for it in the JSON part."""
-        listed = _listed(value)
+        listed = _list_tensors(value)
         if listed is None or len(listed.tensors) != len(places):
             return encoded
         for inner in places:
-            self.others.pop(inner, None)
+            self.lone_tensors.pop(inner, None)
         within = f"{path}." if path else ""
         for inner in [inner for inner in self.groups if inner.startswith(within)]:
             del self.groups[inner]
         first = [place == name for place, name in places.items()]
         names = list(compress(places, first))
         text = msgspec.Raw(msgspec.json.encode(encoded))
-        batches = _batched(list(compress(listed.tensors, first)))
+        batches = _split_batches(list(compress(listed.tensors, first)))
         guards = [TensorGuards(*some, dynamic_dims_sizes=None, dynamic_dims_strides=None) for some in batches]
-        again = {number: mark(listed.tensors[number]) for number in compress(count(), map(not_, first))}
+        again = {number: fingerprint(listed.tensors[number]) for number in compress(count(), map(not_, first))}
         self.groups[path] = Group(listed.keys, _addresses(listed.tensors), guards, again, places, first, names, text)
         return text
 
-    def ended(self, groups: int, places: dict[str, str]) -> dict[str, str]:
+    def finish(self, groups: int, places: dict[str, str]) -> dict[str, str]:
         """All has been walked, and so many groups were there, and at these places tensors outside groups (of a fresh
         walk: all tensors). Returns the places of all."""
         if self.fresh:
-            self.places = places
-        elif (groups, len(places)) != (len(self.groups), len(self.others)):
+            self.name_by_path = places
+        elif (groups, len(places)) != (len(self.groups), len(self.lone_tensors)):
             raise ChangedError
         self.fresh = False
         self._names.clear()
-        return self.places
+        return self.name_by_path
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """No garbage is collected: the shapes and names of 20,000 tensors, soon gone, set off collections of everything
     that lives in a training, which take longer than the copy of those tensors."""
     was = gc.isenabled()
@@ -154,7 +156,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def mark(tensor: torch.Tensor) -> tuple[Any, ...]:
+def fingerprint(tensor: torch.Tensor) -> tuple[Any, ...]:
     """By what it is known again: two tensors with the same mark are the same memory seen alike."""
     seen = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
     return (*seen, tensor.is_conj(), tensor.is_neg())
@@ -164,11 +166,11 @@ def _addresses(tensors: list[torch.Tensor]) -> list[int]:
     return list(map(torch.Tensor.data_ptr, tensors))
 
 
-def _batched(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    return [tensors[start : start + _AT_ONCE] for start in range(0, len(tensors), _AT_ONCE)]
+def _split_batches(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    return [tensors[start : start + _BATCH] for start in range(0, len(tensors), _BATCH)]
 
 
-class _Listed(NamedTuple):
+class _DictTensors(NamedTuple):
     """What is in a dict of tensors, or of dicts of them."""
 
     keys: list[Any]
@@ -178,13 +180,13 @@ class _Listed(NamedTuple):
     """See `Found`."""
 
 
-def _listed(value: dict[Any, Any]) -> _Listed | None:
+def _list_tensors(value: dict[Any, Any]) -> _DictTensors | None:
     """None for any other dict."""
     keys, live = list(value), list(value.values())
     if live and type(live[0]) is dict and set(map(type, live)) == {dict}:
         keys = [keys, [list(inner) for inner in live]]
         live = list(chain.from_iterable(inner.values() for inner in live))
-    tensors = locals_of(live)
+    tensors = local_parts(live)
     if tensors is None:
         return None
-    return _Listed(keys if tensors is live else [keys, [type(one) for one in live]], tensors, live)
+    return _DictTensors(keys if tensors is live else [keys, [type(one) for one in live]], tensors, live)

@@ -12,7 +12,7 @@ from everstep.runtime.store import Store
 
 def sources_in(store: Store, folder: str, commit: Commit) -> Sources:
     """Where the shards of the checkpoint in `folder` are, and how they are read."""
-    return Sources(commit.shards(folder), partial(read, store=store, credentials=Credentials("")))
+    return Sources(commit.holdings(folder), partial(read, store=store, credentials=Credentials("")))
 
 
 def read_committed(store: Store, folder: str, commit: Commit) -> tuple[dict[str, Any], int]:

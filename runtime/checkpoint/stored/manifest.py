@@ -10,13 +10,13 @@ from typing import Annotated
 import msgspec
 
 from everstep.runtime.checkpoint.errors import DamagedError, NewerError, UnreachableError
-from everstep.runtime.checkpoint.stored.keys import MANIFEST, Folder, name_of, place_of
+from everstep.runtime.checkpoint.stored.keys import MANIFEST, CheckpointFolder, folder_name, parse_folder
 from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 VERSION = 1
 """Raised when a field changes its meaning; manifests of a higher one are refused by name."""
-LARGEST = 64 << 20
+MAX_BYTES = 64 << 20
 """Bytes of a manifest that are read at most: some 300,000 shards."""
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
@@ -44,7 +44,7 @@ class Commit(msgspec.Struct, frozen=True):
     """Ranks that trained; 0: unknown."""
     objects: tuple[Object, ...]
 
-    def shards(self, folder: str) -> tuple[Holding, ...]:
+    def holdings(self, folder: str) -> tuple[Holding, ...]:
         """Its shards as they stand in `folder` ("": the store itself)."""
         before = f"{folder}/" if folder else ""
         return tuple(
@@ -64,19 +64,19 @@ _commit = msgspec.json.Decoder(Commit).decode
 _versioned = msgspec.json.Decoder(_Versioned).decode
 
 
-def commit_of(job: str, world_size: int, shards: Iterable[Holding]) -> Commit:
+def make_commit(job: str, world_size: int, shards: Iterable[Holding]) -> Commit:
     """The commit of these, all shards of one (round, iteration)."""
     every = sorted(shards, key=lambda held: held.shard)
     objects = tuple(Object(held.key, held.shard, held.shards, held.size, held.digest) for held in every)
     return Commit(VERSION, job, every[0].round, every[0].iteration, world_size, objects)
 
 
-def encoded(commit: Commit) -> bytes:
+def encode_manifest(commit: Commit) -> bytes:
     """The manifest's bytes."""
     return msgspec.json.format(msgspec.json.encode(commit), indent=1)
 
 
-def parsed(data: bytes) -> Commit:
+def parse_manifest(data: bytes) -> Commit:
     """What a manifest says. Raises DamagedError, NewerError."""
     try:
         version = _versioned(data).version
@@ -98,27 +98,27 @@ def read_commit(store: Store, folder: str) -> Commit:
     StoreError; RestoreError as `checked` does. One listing and one read."""
     below = f"{folder}/" if folder else ""
     entries = [entry for entry in store.list(below) if "/" not in entry.key.removeprefix(below)]
-    found = Folder(folder, {entry.key.removeprefix(below): entry for entry in entries})
+    found = CheckpointFolder(folder, {entry.key.removeprefix(below): entry for entry in entries})
     if not found.committed:
         raise NoSuchKey(f"{below}{MANIFEST}")
-    return checked(store, found)
+    return read_listed_commit(store, found)
 
 
-def checked(store: Store, found: Folder) -> Commit:
+def read_listed_commit(store: Store, found: CheckpointFolder) -> Commit:
     """The commit of a checkpoint that was listed; no byte of its shards is read. Raises DamagedError, NewerError,
     UnreachableError: the store lists the manifest and does not give it."""
     key = f"{found.key}/{MANIFEST}" if found.key else MANIFEST
-    if found.objects[MANIFEST].size > LARGEST:
+    if found.objects[MANIFEST].size > MAX_BYTES:
         raise DamagedError(f"its manifest is damaged: {found.objects[MANIFEST].size} bytes")
     try:
-        commit = parsed(store.get(key))
+        commit = parse_manifest(store.get(key))
     except NoSuchKey:
         raise DamagedError("its manifest is gone") from None
     except StoreError as error:
         raise UnreachableError(f"its manifest cannot be read: {error}") from None
     place = (commit.round, commit.iteration)
-    if place_of(found.key) not in (None, place):
-        raise DamagedError(f"its manifest is of {name_of(place)}: it was moved or renamed")
+    if parse_folder(found.key) not in (None, place):
+        raise DamagedError(f"its manifest is of {folder_name(place)}: it was moved or renamed")
     for one in commit.objects:
         name = one.key.rpartition("/")[2]
         entry = found.objects.get(name)

@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from everstep.runtime import faults
-from everstep.runtime.checkpoint.stored.keys import MANIFEST, Place, checkpoints_of, grouped, place_of
+from everstep.runtime.checkpoint.stored.keys import (
+    MANIFEST,
+    CheckpointId,
+    checkpoints_prefix,
+    group_by_checkpoint,
+    parse_folder,
+)
 from everstep.runtime.store import Entry, Store
 
 DEBRIS_S = 3600.0
@@ -18,7 +24,7 @@ DEBRIS_S = 3600.0
 
 
 @dataclass
-class Found:
+class StoredObjects:
     """What a store has of one (round, iteration)."""
 
     keys: list[str] = field(default_factory=list)
@@ -27,25 +33,27 @@ class Found:
     """Unix time at which the newest of its objects was written."""
 
 
-class Kept(NamedTuple):
+class RetentionPolicy(NamedTuple):
     """What stays: of committed checkpoints the newest `last` (0: all), and of each iteration that is a multiple of
     `every` (0: none) the newest; what the running round began from; the newest committed one, and all that is newer.
     What was passed over stays for whoever looks, and counts for nothing."""
 
     last: int = 0
     every: int = 0
-    begun: Place = (0, 0)
-    passed_over: frozenset[Place] = frozenset()
+    begun: CheckpointId = (0, 0)
+    passed_over: frozenset[CheckpointId] = frozenset()
 
 
-def unneeded(store: Store, job: str, kept: Kept, now: float | None = None) -> dict[Place, list[str]]:
+def keys_to_delete(
+    store: Store, job: str, kept: RetentionPolicy, now: float | None = None
+) -> dict[CheckpointId, list[str]]:
     """The keys of what `surplus` names, in the order of their deletion. Blocking. Raises StoreError."""
-    found = found_in(store.list(checkpoints_of(job)))
+    found = objects_by_checkpoint(store.list(checkpoints_prefix(job)))
     gone = surplus(found, kept, time.time() if now is None else now)
     return {place: sorted(found[place].keys, key=lambda key: not key.endswith(f"/{MANIFEST}")) for place in gone}
 
 
-def delete(store: Store, gone: Mapping[Place, Iterable[str]]) -> None:
+def delete_checkpoints(store: Store, gone: Mapping[CheckpointId, Iterable[str]]) -> None:
     """Delete these, which nobody will begin from any more. Blocking. Raises StoreError."""
     for place, keys in gone.items():
         for key in keys:
@@ -53,23 +61,23 @@ def delete(store: Store, gone: Mapping[Place, Iterable[str]]) -> None:
             faults.point("retention.after_delete", iteration=place[1])
 
 
-def found_in(entries: Iterable[Entry]) -> dict[Place, Found]:
+def objects_by_checkpoint(entries: Iterable[Entry]) -> dict[CheckpointId, StoredObjects]:
     """The objects of each (round, iteration) below one job's checkpoints."""
-    found: dict[Place, Found] = {}
-    for key, folder in grouped(entries).items():
+    found: dict[CheckpointId, StoredObjects] = {}
+    for key, folder in group_by_checkpoint(entries).items():
         objects = folder.objects.values()
-        if place := place_of(key):
+        if place := parse_folder(key):
             newest = max(entry.modified for entry in objects)
-            found[place] = Found([entry.key for entry in objects], folder.committed, newest)
+            found[place] = StoredObjects([entry.key for entry in objects], folder.committed, newest)
     return found
 
 
-def surplus(found: dict[Place, Found], kept: Kept, now: float) -> list[Place]:
+def surplus(found: dict[CheckpointId, StoredObjects], kept: RetentionPolicy, now: float) -> list[CheckpointId]:
     """What need not stay, the oldest first; debris only when it is old, for somebody may still be writing it."""
     committed = sorted(place for place, one in found.items() if one.committed and place not in kept.passed_over)
     if not committed:
         return []
-    stays = {*committed[-kept.last :], *_multiples(committed, kept.every), kept.begun, *kept.passed_over}
+    stays = {*committed[-kept.last :], *_newest_of_multiples(committed, kept.every), kept.begun, *kept.passed_over}
     return sorted(
         place
         for place, one in found.items()
@@ -77,6 +85,6 @@ def surplus(found: dict[Place, Found], kept: Kept, now: float) -> list[Place]:
     )
 
 
-def _multiples(committed: Collection[Place], every: int) -> Iterator[Place]:
+def _newest_of_multiples(committed: Collection[CheckpointId], every: int) -> Iterator[CheckpointId]:
     newest = {iteration: (round_, iteration) for round_, iteration in sorted(committed)}
     return (place for iteration, place in newest.items() if every and iteration % every == 0)

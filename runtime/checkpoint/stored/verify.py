@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards
-from everstep.runtime.checkpoint.state.parts import cover, whole
+from everstep.runtime.checkpoint.state.parts import cover, whole_part
 from everstep.runtime.checkpoint.stored.committed import sources_in
-from everstep.runtime.checkpoint.stored.keys import MANIFEST, Folder, grouped, place_of
-from everstep.runtime.checkpoint.stored.manifest import Commit, checked
+from everstep.runtime.checkpoint.stored.keys import MANIFEST, CheckpointFolder, group_by_checkpoint, parse_folder
+from everstep.runtime.checkpoint.stored.manifest import Commit, read_listed_commit
 from everstep.runtime.store import Store
 
 
-class Stored(NamedTuple):
+class StoredCheckpoint(NamedTuple):
     """What a store has of one (round, iteration)."""
 
     folder: str
@@ -31,48 +31,48 @@ class Stored(NamedTuple):
     """Of all its objects."""
 
 
-def stored(store: Store, prefix: str = "") -> list[Stored]:
+def list_checkpoints(store: Store, prefix: str = "") -> list[StoredCheckpoint]:
     """Every checkpoint below that prefix, by job, the newest last. Raises StoreError."""
-    return [_stored(store, folder) for _, folder in sorted(grouped(store.list(prefix)).items())]
+    return [_inspect(store, folder) for _, folder in sorted(group_by_checkpoint(store.list(prefix)).items())]
 
 
-def _stored(store: Store, folder: Folder) -> Stored:
+def _inspect(store: Store, folder: CheckpointFolder) -> StoredCheckpoint:
     commit, wrong = None, ""
     if folder.committed:
         try:
-            commit = checked(store, folder)
+            commit = read_listed_commit(store, folder)
         except RestoreError as error:
             wrong = str(error)
     sizes = [entry.size for name, entry in folder.objects.items() if name != MANIFEST]
-    place = place_of(folder.key)
+    place = parse_folder(folder.key)
     assert place is not None, "folders of checkpoints are grouped"
     keys = tuple(entry.key for entry in folder.objects.values())
-    return Stored(folder.key, *place, len(sizes), sum(sizes), commit, wrong, keys)
+    return StoredCheckpoint(folder.key, *place, len(sizes), sum(sizes), commit, wrong, keys)
 
 
-def problems(store: Store, folder: str, commit: Commit) -> Iterator[str]:
+def find_problems(store: Store, folder: str, commit: Commit) -> Iterator[str]:
     """Read every byte of a committed checkpoint; one line for each thing that is wrong, none when it is whole."""
     shards, bytes_of = sources_in(store, folder, commit)
     wrong = False
     for shard in shards:
         try:
-            Shard([shard], bytes_of).read_through()
+            Shard([shard], bytes_of).verify()
         except RestoreError as error:
             wrong = True
             yield str(error)
     if wrong:
         return
     try:
-        yield from _holes(open_shards(shards, bytes_of))
+        yield from _missing_parts(open_shards(shards, bytes_of))
     except RestoreError as error:
         yield str(error)
 
 
-def _holes(shards: list[Shard]) -> Iterator[str]:
+def _missing_parts(shards: list[Shard]) -> Iterator[str]:
     """Tensors of which no shard has some part."""
     paths = dict.fromkeys(path for shard in shards for path in shard.places)
     for path in paths:
         parts = [shard.layout.piece(shard.places[path]) for shard in shards if path in shard.places]
-        missing = cover(whole(parts[0].whole).box, enumerate(part.box for part in parts))[1]
+        missing = cover(whole_part(parts[0].whole).box, enumerate(part.box for part in parts))[1]
         if missing:
             yield f"{path}: no shard has the part at {list(missing[0].offset)} of {list(parts[0].whole)}"

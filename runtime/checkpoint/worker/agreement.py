@@ -13,10 +13,10 @@ from everstep.runtime.checkpoint.errors import UnreachableError
 _FAILED = -1
 
 
-def from_rank_0(look: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+def broadcast_from_rank_0(look: Callable[[], tuple[int, int]]) -> tuple[int, int]:
     """The two numbers from 0 on that `look` gives on rank 0, on every rank; only there it is called. Raises there what
     OSError it raises, and on the others UnreachableError: nobody waits for a rank that has failed."""
-    if not _many():
+    if not _is_distributed():
         return look()
     numbers, failure = (_FAILED, _FAILED), None
     if dist.get_rank() == 0:
@@ -34,16 +34,16 @@ def from_rank_0(look: Callable[[], tuple[int, int]]) -> tuple[int, int]:
     return one, other
 
 
-def largest(mine: float) -> float:
+def max_over_ranks(mine: float) -> float:
     """Of all ranks' numbers."""
-    if not _many():
+    if not _is_distributed():
         return mine
     both = torch.tensor([mine], dtype=torch.float64, device=_device())
     dist.all_reduce(both, dist.ReduceOp.MAX)
     return float(both[0])
 
 
-def _many() -> bool:
+def _is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 

@@ -13,16 +13,16 @@ import torch.distributed as dist
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError, SegmentError
 from everstep.runtime.checkpoint.shard.fetch import read
-from everstep.runtime.checkpoint.shard.layout import json_bytes, plan, state_capacity
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.reshard import Sources, reshard
-from everstep.runtime.checkpoint.shard.restore import cut_alike, load, opened
+from everstep.runtime.checkpoint.shard.restore import has_same_parts, load_shard, open_local_shard
 from everstep.runtime.checkpoint.shard.segment import Beacon, SegmentFile
 from everstep.runtime.checkpoint.shard.stage import Stager
-from everstep.runtime.checkpoint.state.flatten import Tree, Walker, prepare
-from everstep.runtime.checkpoint.state.traversal import uncollected
-from everstep.runtime.checkpoint.worker.agreement import largest
-from everstep.runtime.checkpoint.worker.staging_interval import Thinning
-from everstep.runtime.checkpoint.worker.standalone import Alone
+from everstep.runtime.checkpoint.state.flatten import FlatState, Flattener, prepare_state
+from everstep.runtime.checkpoint.state.traversal import gc_paused
+from everstep.runtime.checkpoint.worker.agreement import max_over_ranks
+from everstep.runtime.checkpoint.worker.staging_interval import StagingInterval
+from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Holding, Refusal
 from everstep.runtime.protocol.worker_link import (
@@ -55,7 +55,7 @@ class Checkpointer:
         link: Link | None = None,
         rank: int = 0,
         local_rank: int = 0,
-        alone: Alone | None = None,
+        alone: StandaloneKeeper | None = None,
         ahead: SegmentFile | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -79,19 +79,19 @@ class Checkpointer:
         self._saved_here = False
         """Was it staged in this round (not only restored)?"""
         self._populated = False
-        self._walker = Walker()
-        tree = self._prepared(state)
-        self._sharded = tree.sharded()
+        self._walker = Flattener()
+        tree = self._flatten(state)
+        self._sharded = tree.is_sharded()
         self._stages = self._sharded or local_rank == 0
-        self._thinning = Thinning(0.0)
+        self._thinning = StagingInterval(0.0)
         self._persisted = False
         """Was what was saved last asked into the store?"""
         if link is not None:
-            self._announce(tree, _text(0, tree))
+            self._announce(tree, _encode_values(0, tree))
         elif alone is not None and self._sharded:
             alone.join(rank, dist.get_world_size())
 
-    @uncollected()
+    @gc_paused()
     def load(self, state: dict[str, Any]) -> int:
         """Restore the newest checkpoint into `state`, in place; returns its iteration, 0 when there is none.
 
@@ -104,30 +104,30 @@ class Checkpointer:
             self._saved = self.restored = found or 0
             return self._saved
         self._link.tell(Fetch())
-        live = self._prepared(state)  # While the agent answers.
+        live = self._flatten(state)  # While the agent answers.
         place = self._link.answer(Fetched)
         if not place.path and not place.sources:
             self._populate()
             return 0
-        with giving_up(self._link, place):
-            self._saved = self._restored(place, state, live)
+        with refusing_damaged(self._link, place):
+            self._saved = self._restore(place, state, live)
             if self._saved != place.iteration:
                 raise DamagedError(f"iteration {place.iteration} was promised, the checkpoint says {self._saved}")
         self.restored = self._saved
         self._populate()
         return self._saved
 
-    @uncollected()
+    @gc_paused()
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
         """Stage `state` as it is after `iteration`; training waits for one copy in memory. The agent does the rest.
 
         `persist` copies it to the store whatever the interval says. Call it on every rank.
         """
         began, self._waited_s = time.perf_counter(), 0.0
-        staged = persist or self._thinning.due(iteration)
+        staged = persist or self._thinning.is_due(iteration)
         self._save(iteration, state, persist, staged)
         self.stall_s = time.perf_counter() - began
-        if self._thinning.saved(max(0.0, self.stall_s - self._waited_s), staged, began) and self._rank == 0:
+        if self._thinning.record_save(max(0.0, self.stall_s - self._waited_s), staged, began) and self._rank == 0:
             print(f"everstep: {self._thinning.why}", file=sys.stderr)
 
     def _save(self, iteration: int, state: dict[str, Any], persist: bool, staged: bool) -> None:
@@ -169,43 +169,43 @@ class Checkpointer:
         From the shard that lies in this node's memory where its cut is ours, else from parts of all shards. Raises
         RestoreError.
         """
-        return self._restored(place, state, self._prepared(state))
+        return self._restore(place, state, self._flatten(state))
 
-    def _prepared(self, state: dict[str, Any]) -> Tree:
-        prepare(state)
+    def _flatten(self, state: dict[str, Any]) -> FlatState:
+        prepare_state(state)
         return self._walker.flatten(state)
 
-    def _restored(self, place: Fetched, state: dict[str, Any], live: Tree) -> int:
+    def _restore(self, place: Fetched, state: dict[str, Any], live: FlatState) -> int:
         assert self._link is not None
         if place.path:
             stager = self._stager if self._stages and self._stager.knows(live) else None
-            shard = opened(self._own(place), live, stager.layout if stager else None)
+            shard = open_local_shard(self._own_shard(place), live, stager.layout if stager else None)
             stager = stager if stager and shard.layout is stager.layout else None
-            if stager or cut_alike(shard, live):
-                return load(shard, state, live, place.digest, stager)
-        return reshard(*sources_of(self._link, place), state, self._rank)
+            if stager or has_same_parts(shard, live):
+                return load_shard(shard, state, live, place.digest, stager)
+        return reshard(*shard_sources(self._link, place), state, self._rank)
 
-    def _own(self, place: Fetched) -> memoryview:
+    def _own_shard(self, place: Fetched) -> memoryview:
         """The shard that lies in this node's memory."""
-        return self._mapped(Path(place.path)).bytes_at(place.offset, place.size)
+        return self._map_segment(Path(place.path)).bytes_at(place.offset, place.size)
 
-    def _mapped(self, path: Path) -> SegmentFile:
+    def _map_segment(self, path: Path) -> SegmentFile:
         """A segment: this rank's, another local rank's, or one of an earlier size; once mapped, its pages are there."""
         for known in (self._segment, self._ahead):
-            if known is not None and known.path == path and known.is_there():
+            if known is not None and known.path == path and known.is_current():
                 return known
         return SegmentFile.open(path)
 
-    def _announce(self, tree: Tree, text: bytes) -> None:
+    def _announce(self, tree: FlatState, text: bytes) -> None:
         assert self._link is not None
         capacity = 0
         if self._stages:
-            self._stager = Stager(plan(tree.tensors, state_capacity(text), tree.pieces()), tree)
+            self._stager = Stager(plan_layout(tree.tensors, state_capacity(text), tree.parts()), tree)
             capacity = self._stager.layout.size
         segment = self._link.ask(Announce(capacity, self._sharded), Segment)
         if self._stages and segment.overhead != self._thinning.overhead:
-            self._thinning = Thinning(segment.overhead, largest if self._sharded else float)
-        self._segment, self._populated = self._mapped(Path(segment.path)), not capacity
+            self._thinning = StagingInterval(segment.overhead, max_over_ranks if self._sharded else float)
+        self._segment, self._populated = self._map_segment(Path(segment.path)), not capacity
         if capacity and self._rank == 0:
             size, slot = segment.slots * segment.capacity, segment.capacity
             more = f", and up to {2 * slot / 1e6:.1f} MB for copies of a peer's" if self._sharded else ""
@@ -224,7 +224,7 @@ class Checkpointer:
         assert self._link is not None
         self._link.tell(Acquire(iteration))
         tree = self._walker.flatten(state)  # While the agent answers.
-        text = _text(iteration, tree)
+        text = _encode_values(iteration, tree)
         layout = self._stager.layout
         if not self._stager.fits(tree) or len(text) > layout.state.size:
             print("everstep: the state changed its form; its shared memory is made anew", file=sys.stderr)
@@ -240,7 +240,7 @@ class Checkpointer:
         faults.point("checkpoint.after_commit", iteration=iteration)
 
 
-def mapped_ahead(link: Link | None) -> SegmentFile | None:
+def map_segment_ahead(link: Link | None) -> SegmentFile | None:
     """The segment where this worker's start will be, if the agent knows that when it is greeted: the pages of it are
     mapped while the worker makes its model."""
     if link is None or not link.welcome.path:
@@ -252,13 +252,13 @@ def mapped_ahead(link: Link | None) -> SegmentFile | None:
     return None
 
 
-def _text(iteration: int, tree: Tree) -> bytes:
+def _encode_values(iteration: int, tree: FlatState) -> bytes:
     """The part that is no tensor, as a shard has it."""
     return json_bytes({"iteration": iteration, "state": tree.json})
 
 
 @contextmanager
-def giving_up(link: Link, place: Fetched) -> Iterator[None]:
+def refusing_damaged(link: Link, place: Fetched) -> Iterator[None]:
     """If what is loaded here turns out to be damaged, the agent is told and this process ends with the round: the next
     one begins from an older checkpoint."""
     try:
@@ -270,7 +270,7 @@ def giving_up(link: Link, place: Fetched) -> Iterator[None]:
         raise
 
 
-def sources_of(link: Link, place: Fetched) -> Sources:
+def shard_sources(link: Link, place: Fetched) -> Sources:
     """Where all shards of the checkpoint are that `place` is of: the one in own memory, or every one of a sharded
     state, wherever it is held."""
     if place.sources:

@@ -27,12 +27,12 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from everstep.runtime.checkpoint.shard.reshard import Shard, Want, gather
+from everstep.runtime.checkpoint.shard.reshard import Shard, WantedTensor, gather
 from everstep.runtime.checkpoint.state.flatten import decode
-from everstep.runtime.checkpoint.state.parts import Box, Piece
+from everstep.runtime.checkpoint.state.parts import Box, TensorPart
 
 
-class Reader(StorageReader):
+class DcpReader(StorageReader):
     """Reads those parts of a checkpoint's shards that DCP plans for, each block's digest checked."""
 
     def __init__(self, shards: Iterable[Shard], inside: str) -> None:
@@ -89,20 +89,20 @@ class Reader(StorageReader):
     def _path(self, key: str) -> str:
         return f"{self._inside}.{key}"
 
-    def _pieces(self, key: str) -> list[Piece]:
+    def _pieces(self, key: str) -> list[TensorPart]:
         path = self._path(key)
         return [shard.layout.piece(shard.places[path]) for shard in self._shards if path in shard.places]
 
     def _tensor(self, key: str) -> TensorStorageMetadata:
         pieces, shard = self._pieces(key), self._shards[0]
         kind = shard.layout.places[shard.places[self._path(key)]].dtype
-        boxes = dict.fromkeys(piece.box for piece in pieces if not piece.box.empty)
+        boxes = dict.fromkeys(piece.box for piece in pieces if not piece.box.is_empty)
         chunks = [ChunkStorageMetadata(torch.Size(box.offset), torch.Size(box.shape)) for box in boxes]
         return TensorStorageMetadata(TensorProperties(kind), torch.Size(pieces[0].whole), chunks)
 
-    def _want(self, item: ReadItem, tensor: torch.Tensor) -> Want:
+    def _want(self, item: ReadItem, tensor: torch.Tensor) -> WantedTensor:
         index = item.storage_index
         start = index.offset or (0,) * len(item.storage_offsets)
         offset = tuple(a + b for a, b in zip(start, item.storage_offsets, strict=True))
-        piece = Piece(self._pieces(index.fqn)[0].whole, Box(offset, tuple(item.lengths)))
-        return Want(self._path(index.fqn), piece, tensor)
+        piece = TensorPart(self._pieces(index.fqn)[0].whole, Box(offset, tuple(item.lengths)))
+        return WantedTensor(self._path(index.fqn), piece, tensor)

@@ -7,11 +7,11 @@ iterations. Iterations are a power of two, as the cadence's are, so that a state
 import math
 from collections.abc import Callable
 
-FIRST = 16
+FIRST_DECISION = 16
 """Saves before the first decision."""
 
 
-class Thinning:
+class StagingInterval:
     """Seconds are the caller's; nothing here reads a clock."""
 
     def __init__(self, overhead: float, largest: Callable[[float], float] = float) -> None:
@@ -24,13 +24,13 @@ class Thinning:
         self._saves = self._staged = 0
         self._stalled = 0.0
         self._began: float | None = None
-        self._decides_at = FIRST
+        self._decides_at = FIRST_DECISION
 
-    def due(self, iteration: int) -> bool:
+    def is_due(self, iteration: int) -> bool:
         """Is the state after this iteration staged?"""
         return iteration % self.every == 0
 
-    def saved(self, stall_s: float, staged: bool, now: float) -> bool:
+    def record_save(self, stall_s: float, staged: bool, now: float) -> bool:
         """A save is over, which staged or not; was something else decided? All ranks call it after the same saves."""
         if not self.overhead:
             return False

@@ -19,23 +19,23 @@ from everstep.runtime import faults
 from everstep.runtime.checkpoint.errors import DamagedError, RestoreError, UnreachableError
 from everstep.runtime.checkpoint.shard.digests import seal
 from everstep.runtime.checkpoint.shard.fetch import read
-from everstep.runtime.checkpoint.shard.layout import Layout, json_bytes, plan, state_capacity
-from everstep.runtime.checkpoint.shard.reshard import Sources, head_of
+from everstep.runtime.checkpoint.shard.layout import Layout, json_bytes, plan_layout, state_capacity
+from everstep.runtime.checkpoint.shard.reshard import Sources, read_head
 from everstep.runtime.checkpoint.shard.stage import Stager
-from everstep.runtime.checkpoint.state.flatten import Tree
+from everstep.runtime.checkpoint.state.flatten import FlatState
 from everstep.runtime.checkpoint.stored.committed import sources_in
 from everstep.runtime.checkpoint.stored.keys import (
-    Place,
-    checkpoints_of,
-    folder_of,
-    grouped,
+    CheckpointId,
+    checkpoint_folder,
+    checkpoints_prefix,
+    group_by_checkpoint,
     manifest_key,
-    place_of,
+    parse_folder,
     shard_key,
 )
-from everstep.runtime.checkpoint.stored.manifest import commit_of, encoded, read_commit
-from everstep.runtime.checkpoint.stored.retention import Kept, delete, unneeded
-from everstep.runtime.checkpoint.worker.agreement import from_rank_0, largest
+from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit, read_commit
+from everstep.runtime.checkpoint.stored.retention import RetentionPolicy, delete_checkpoints, keys_to_delete
+from everstep.runtime.checkpoint.worker.agreement import broadcast_from_rank_0, max_over_ranks
 from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Flaw, Holding
@@ -47,13 +47,13 @@ Agree = Callable[[Callable[[], tuple[int, int]]], tuple[int, int]]
 """As `agreement.from_rank_0`."""
 _LOADED, _PASSED, _UNFIT = 0.0, 1.0, 2.0
 """What a rank says of a checkpoint; the worst counts for all."""
-EVERY = 50
+SHARDED_INTERVAL = 50
 """Iterations between two checkpoints of a sharded state: a number that all ranks count alike, as no clock is."""
 COMMIT_TIMEOUT_S = 600.0
-_LOOK_EVERY_S = 0.05
+_POLL_S = 0.05
 
 
-class Alone:
+class StandaloneKeeper:
     """Keeps the checkpoints of `job` in `store`. Not thread-safe."""
 
     def __init__(
@@ -62,13 +62,13 @@ class Alone:
         job: str,
         every_s: float = 60.0,
         keep_last: int = KEEP_LAST,
-        agree: Agree = from_rank_0,
-        most: Callable[[float], float] = largest,
+        agree: Agree = broadcast_from_rank_0,
+        most: Callable[[float], float] = max_over_ranks,
     ) -> None:
         """A state that is the same on every rank is written when `every_s` seconds have passed, and when asked. The
         newest `keep_last` checkpoints stay (0: all), and the one that this process began from. `agree` and `most` are
         collectives."""
-        self.store, self.prefix = store, checkpoints_of(job)
+        self.store, self.prefix = store, checkpoints_prefix(job)
         self._job, self._every_s = job, every_s
         self._rank, self._world_size = 0, 1
         self._agree, self._largest = agree, most
@@ -76,7 +76,7 @@ class Alone:
         """Claimed with the first checkpoint; of a sharded state at once, by rank 0."""
         self._due = time.monotonic() + every_s
         self._saved: set[int] = set()
-        self._kept = Kept(keep_last)
+        self._kept = RetentionPolicy(keep_last)
         self._stager: Stager | None = None
         self._buffer = memoryview(b"")
         self._thread = ThreadPoolExecutor(1, "everstep-persist")
@@ -87,7 +87,7 @@ class Alone:
         no other run of the job has, not even one that was given up and still writes. Raises StoreError,
         UnreachableError."""
         self._rank, self._world_size = rank, world_size
-        self._round, _ = self._agree(lambda: (self._claimed(), 0))
+        self._round, _ = self._agree(lambda: (self._claim_round(), 0))
 
     def restore(self, load: Callable[[Sources], T]) -> T | None:
         """What `load` makes of the newest committed checkpoint that it can read, whoever cut it, the same one on every
@@ -96,10 +96,10 @@ class Alone:
         Raises, on all ranks alike: StoreError; RestoreError: the state is of another kind; UnreachableError: some may
         be whole, but none could be read.
         """
-        passed: dict[Place, RestoreError | None] = {}
-        while (place := self._agree(lambda: self._newest(passed))) != (0, 0):
-            folder = folder_of(self._job, place)
-            found, error = self._tried(folder, load)
+        passed: dict[CheckpointId, RestoreError | None] = {}
+        while (place := self._agree(lambda: self._newest_committed(passed))) != (0, 0):
+            folder = checkpoint_folder(self._job, place)
+            found, error = self._try_load(folder, load)
             verdict = self._largest(_verdict(error))
             if verdict == _LOADED:
                 self._kept = self._kept._replace(begun=place)
@@ -116,7 +116,7 @@ class Alone:
             raise UnreachableError(f"no checkpoint below {self.prefix} can be read, though some may be whole: {why}")
         return None
 
-    def _tried(self, folder: str, load: Callable[[Sources], T]) -> tuple[T | None, RestoreError | None]:
+    def _try_load(self, folder: str, load: Callable[[Sources], T]) -> tuple[T | None, RestoreError | None]:
         """What `load` makes of it, or why it makes nothing."""
         try:
             return load(sources_in(self.store, folder, read_commit(self.store, folder))), None
@@ -127,17 +127,17 @@ class Alone:
         except RestoreError as error:
             return None, error
 
-    def save(self, iteration: int, tree: Tree, persist: bool = False) -> None:
+    def save(self, iteration: int, tree: FlatState, persist: bool = False) -> None:
         """Stage, if it is time, and put it into the store in the background. Waits for what is still being put, which
         raises StoreError when the store did not take it."""
         if iteration in self._saved or not (persist or self._is_due(iteration)):
             return
         self._wait()
-        self._round = self._round or self._claimed()
+        self._round = self._round or self._claim_round()
         text = json_bytes({"iteration": iteration, "state": tree.json})
         stager = self._stager
         if stager is None or not stager.fits(tree) or len(text) > stager.layout.state.size:
-            stager = self._stager = Stager(plan(tree.tensors, state_capacity(text), tree.pieces()), tree)
+            stager = self._stager = Stager(plan_layout(tree.tensors, state_capacity(text), tree.parts()), tree)
             self._buffer = memoryview(bytearray(stager.layout.size))
         stager.stage(0, self._buffer, tree, text, iteration)
         self._saved.add(iteration)
@@ -152,12 +152,12 @@ class Alone:
         while missing := self._commit(iteration):
             if time.monotonic() > deadline:
                 raise StoreError(f"iteration {iteration} is not committed: {missing[0]} did not come")
-            time.sleep(_LOOK_EVERY_S)
-        return self._manifest(iteration)
+            time.sleep(_POLL_S)
+        return self._manifest_key(iteration)
 
     def _is_due(self, iteration: int) -> bool:
         if self._world_size > 1:
-            return iteration % EVERY == 0
+            return iteration % SHARDED_INTERVAL == 0
         return time.monotonic() >= self._due and (self._writing is None or self._writing.done())
 
     def _wait(self) -> None:
@@ -170,7 +170,7 @@ class Alone:
         seal(data)
         faults.point("alone.before_put", iteration=iteration)
         try:
-            self.store.put(self._key(iteration, self._rank), data)
+            self.store.put(self._shard_key(iteration, self._rank), data)
         except OSError:
             self._saved.discard(iteration)  # It may be saved again.
             raise
@@ -180,53 +180,53 @@ class Alone:
 
     def _commit(self, iteration: int) -> list[str]:
         """Make the checkpoint visible when all of it is there; else which objects are missing."""
-        manifest = self._manifest(iteration)
+        manifest = self._manifest_key(iteration)
         sizes = {entry.key: entry.size for entry in self.store.list(manifest.rpartition("/")[0] + "/")}
-        keys = [self._key(iteration, rank) for rank in range(self._world_size)]
+        keys = [self._shard_key(iteration, rank) for rank in range(self._world_size)]
         missing = [key for key in keys if key not in sizes]
         if missing or manifest in sizes:
             return missing
         shards = []
         for rank, key in enumerate(keys):
             source = Holding(self._round, iteration, rank, self._world_size, sizes[key], key=key)
-            layout, digests = head_of(source, partial(read, store=self.store, credentials=Credentials("")))
+            layout, digests = read_head(source, partial(read, store=self.store, credentials=Credentials("")))
             if layout.size != sizes[key]:
                 raise StoreError(f"{key}: {sizes[key]} bytes are there, its header tells of {layout.size}")
-            shards.append(replace(source, digest=digests.of_head()))
+            shards.append(replace(source, digest=digests.head_digest()))
         faults.point("alone.before_manifest", iteration=iteration)
-        created = self.store.create(manifest, encoded(commit_of(self._job, self._world_size, shards)))
+        created = self.store.create(manifest, encode_manifest(make_commit(self._job, self._world_size, shards)))
         faults.point("alone.after_manifest", iteration=iteration)
         if created and self._kept.last:
-            self._tidy()
+            self._delete_surplus()
         return []
 
-    def _tidy(self) -> None:
+    def _delete_surplus(self) -> None:
         """Whichever rank has committed deletes what need not stay; what cannot be deleted now the next commit finds."""
         try:
-            delete(self.store, unneeded(self.store, self._job, self._kept))
+            delete_checkpoints(self.store, keys_to_delete(self.store, self._job, self._kept))
         except StoreError as error:
             print(f"everstep: old checkpoints stay until the next one: {error}", file=sys.stderr)
 
-    def _key(self, iteration: int, rank: int) -> str:
+    def _shard_key(self, iteration: int, rank: int) -> str:
         return shard_key(self._job, self._round, iteration, rank)
 
-    def _manifest(self, iteration: int) -> str:
+    def _manifest_key(self, iteration: int) -> str:
         return manifest_key(self._job, (self._round, iteration))
 
-    def _claimed(self) -> int:
+    def _claim_round(self) -> int:
         """A round that nobody has begun or will begin: what another run leaves behind is never completed."""
         round_ = 1 + max((place[0] for place, _ in self._checkpoints()), default=0)
         while not self.store.create(f"jobs/{self._job}/rounds/{round_:06d}", b"claimed"):
             round_ += 1
         return round_
 
-    def _newest(self, passed: Collection[Place]) -> Place:
+    def _newest_committed(self, passed: Collection[CheckpointId]) -> CheckpointId:
         return max((place for place, whole in self._checkpoints() if whole and place not in passed), default=(0, 0))
 
-    def _checkpoints(self) -> Iterator[tuple[Place, bool]]:
+    def _checkpoints(self) -> Iterator[tuple[CheckpointId, bool]]:
         """Each (round, iteration) of which there is something, and whether it is committed."""
-        for key, folder in grouped(self.store.list(self.prefix)).items():
-            if place := place_of(key):
+        for key, folder in group_by_checkpoint(self.store.list(self.prefix)).items():
+            if place := parse_folder(key):
                 yield place, folder.committed
 
 
