@@ -11,7 +11,7 @@ from everstep.runtime.job.brain import Brain
 from everstep.runtime.job.events import HeartbeatSeen, Joined, NodeGone, Opened
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import MasterClaimed
-from everstep.runtime.job.snapshot import restore, snapshot
+from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.spec import JobSpec, RoleSpec
 from everstep.runtime.job.state import fold, round_number
 from everstep.runtime.protocol.messages import Heartbeat, Join
@@ -57,7 +57,7 @@ def measure(nodes: int) -> list[tuple[str, float, int]]:
         join(brain, name, 5.0)
     assert round_number(brain.state) == 2
     done("joins after it, and the round", nodes)
-    assert restore(snapshot(brain.state)) == brain.state
+    assert decode_snapshot(encode_snapshot(brain.state)) == brain.state
     done("a snapshot, written and read", 1)
     return rows
 

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from everstep.runtime.agent.talk import Talk
+from everstep.runtime.agent.talk import MasterDialogue
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Action, Directive, Join, Seat
 
@@ -61,7 +61,7 @@ class Beats:
 class _Agent(asyncio.Protocol):
     def __init__(self, name: str, crowd: "_Crowd") -> None:
         self.name = name
-        self._talk = Talk(name, int(time.time() * 1000))
+        self._talk = MasterDialogue(name, int(time.time() * 1000))
         self._length = 0
         self._crowd = crowd
         self._buffer = bytearray()
@@ -104,22 +104,22 @@ class _Agent(asyncio.Protocol):
     def _seated(self, body: bytes) -> None:
         if not body:
             return self._join()
-        self._talk.take(_seat(body))
+        self._talk.take_seat(_seat(body))
         self._crowd.seated(self._talk.round)
         return self._beat()
 
     def _told(self, told: Directive) -> None:
         self._crowd.beats += 1
-        if self._talk.hear(told) is Action.REJOIN and self._talk.ends(told.round):
+        if self._talk.accept(told) is Action.REJOIN and self._talk.is_over(told.round):
             return self._join()
         return self._beat()
 
     def _join(self) -> None:
         self._crowd.joins(self._talk.round)
-        self._post("join", self._talk.join(Join(self.name, "worker", "h", 1, "127.0.0.1:7", 29500)))
+        self._post("join", self._talk.next_join(Join(self.name, "worker", "h", 1, "127.0.0.1:7", 29500)))
 
     def _beat(self) -> None:
-        self._post("heartbeat", self._talk.beat(iteration=1, phase="forward"))
+        self._post("heartbeat", self._talk.next_heartbeat(iteration=1, phase="forward"))
 
     def _post(self, verb: str, message: msgspec.Struct) -> None:
         body = _encode(message)

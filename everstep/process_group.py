@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from everstep.runtime.agent.tcp_store import narrow_torchs_store
+from everstep.runtime.agent.tcp_store import restrict_torch_store
 
 _KNOCK_EVERY_S = 0.002
 
@@ -21,7 +21,7 @@ def join(rank: int, backend: str, timeout: timedelta) -> None:
 
     Raises what torch.distributed raises.
     """
-    narrow_torchs_store()
+    restrict_torch_store()
     if rank and "MASTER_PORT" in os.environ:
         _wait_for_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout.total_seconds())
     dist.init_process_group(backend, timeout=timeout)

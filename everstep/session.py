@@ -138,7 +138,7 @@ class Checkpoints:
         with worker.refusing_damaged(link, place):
             shards = open_shards(*worker.shard_sources(link, place))
         for shard in shards:
-            shard.on_lost = link.refuse
+            shard.on_lost = link.refuse_restore
         return shards
 
     def beacon(self, iteration: int, phase: str) -> None:

@@ -23,7 +23,7 @@ from everstep.runtime.job.events import Survey
 from everstep.runtime.job.records import Committed, Record, ShardPersisted
 from everstep.runtime.job.state import fold
 from everstep.runtime.journal import journal, segments, snapshots
-from everstep.runtime.master.survey import survey
+from everstep.runtime.master.survey import survey_store
 from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import DirectoryStore, Store, open_store
 from tests.harness import ROOT
@@ -92,9 +92,8 @@ def started(_: argparse.Namespace) -> Iterator[Line]:
             asked_for = requests(uri, server.environment)
         claimed = _seconds(lambda: _take_over(store))
         size = sum(entry.size for entry in store.list(f"jobs/{JOB}/")) / 1e6
-        told = (
-            f"find {found:.3f} s, take over {claimed:.3f} s; {len(segments.numbers(store, JOB))} listed, {size:.0f} MB"
-        )
+        listed = len(segments.listed_numbers(store, JOB))
+        told = f"find {found:.3f} s, take over {claimed:.3f} s; {listed} listed, {size:.0f} MB"
         yield Line(TAKEN, f"<= {WANTED_S:.0f} s", told, max(found, claimed) <= WANTED_S)
         yield asked_for
         yield from reported(folder, commits)
@@ -126,9 +125,9 @@ def requests(uri: str, environment: Mapping[str, str]) -> Line:
     return Line(ASKED, f"<= {WANTED_REQUESTS}, <= {WANTED_S:.0f} s", told, holds)
 
 
-def _take_over(store: Store) -> tuple[journal.Replayed, Survey]:
+def _take_over(store: Store) -> tuple[journal.ReplayCost, Survey]:
     book, state = journal.claim(store, JOB, "127.0.0.1:2", time.time())
-    return book.replayed, survey(store, JOB, state)
+    return book.replayed, survey_store(store, JOB, state)
 
 
 def _copy(source: Store, target: Store) -> None:
@@ -155,14 +154,14 @@ def grow(store: Store, events: int) -> int:
     book, state = journal.claim(store, JOB, "127.0.0.1:1", time.time())
     waiting = records = commits = 0
     now = time.time()
-    while commits * (RANKS + 1) < events or waiting < snapshots.SEGMENTS - 1:
+    while commits * (RANKS + 1) < events or waiting < snapshots.MAX_SEGMENTS - 1:
         commits, now = commits + 1, now + 1
         batch = _checkpoint(commits * 50, now)
         draft = book.draft(batch)
         book.write(draft)
         state = fold(batch, state)
         waiting, records = waiting + 1, records + len(batch)
-        if snapshots.due(waiting, records, state):
+        if snapshots.is_due(waiting, records, state):
             snapshots.write(store, JOB, draft.number, state)
             segments.archive(store, JOB, draft.number)
             waiting = records = 0

@@ -41,10 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read(runs: Path, name: str) -> dict[str, Any]:
     """The status of a job (`everstep.runtime.job.status`), with its name. Raises BadInput."""
-    from everstep.runtime.job.status import told
+    from everstep.runtime.job.status import job_status
 
     found = find(runs, name)
-    return {"job": found.job, **told(found.state)}
+    return {"job": found.job, **job_status(found.state)}
 
 
 def there(namespace: str, name: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def there(namespace: str, name: str) -> dict[str, Any]:
 
     Its store is found by this environment. Raises BadInput.
     """
-    from everstep.runtime.job.status import told
+    from everstep.runtime.job.status import job_status
     from everstep.runtime.submission.lost import of_run, overdue
     from everstep.runtime.submission.route import ApiError
 
@@ -65,7 +65,7 @@ def there(namespace: str, name: str) -> dict[str, Any]:
         _, state = state_of(store_of(found.workflow), found.job, name)
     except BadInput as error:
         raise BadInput("; ".join([str(error), *map(_overdue, late)])) from None
-    return {"job": found.job, **told(state), "overduePods": late}
+    return {"job": found.job, **job_status(state), "overduePods": late}
 
 
 def text(status: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from everstep.runtime import faults
 from everstep.runtime.agent.agent import Agent
 from everstep.runtime.agent.checked_start import run_checked
-from everstep.runtime.agent.dependencies import TRY_AGAIN, Ending, Surroundings
+from everstep.runtime.agent.dependencies import TRY_AGAIN, Dependencies, Ending
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.settings import Settings, settings_of
 from everstep.runtime.checkpoint.node.keeper import Keeper
@@ -56,7 +56,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
     def say(text: str) -> None:
         print(f"agent {settings.node}: {text}", file=sys.stderr, flush=True)
 
-    around = Surroundings(
+    around = Dependencies(
         credentials=credentials,
         make_keeper=make_keeper,
         find_master=lambda: find_master(store, settings.job),
@@ -70,10 +70,10 @@ async def _run(settings: Settings, persist_interval: int) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, agent.leave, signum)
     faults.point("agent.start")
-    return (await _checked(agent, settings, credentials, store)).code
+    return (await _run_with_check(agent, settings, credentials, store)).code
 
 
-async def _checked(agent: Agent, settings: Settings, credentials: Credentials, store: Store) -> Ending:
+async def _run_with_check(agent: Agent, settings: Settings, credentials: Credentials, store: Store) -> Ending:
     """The agent's life, after a check of this node where that is asked for."""
     if settings.unfit is None:
         return await agent.run()

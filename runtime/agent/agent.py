@@ -11,11 +11,11 @@ from pathlib import Path
 import aiohttp
 
 from everstep.runtime.agent.client import MasterClient
-from everstep.runtime.agent.dependencies import Ending, Surroundings
-from everstep.runtime.agent.life import Life, Place, Record
+from everstep.runtime.agent.dependencies import Dependencies, Ending
+from everstep.runtime.agent.life import AgentLifecycle, AgentStatus, LocalResources
 from everstep.runtime.agent.peer_server import application
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.agent.shutdown import Departure
+from everstep.runtime.agent.shutdown import Shutdown
 from everstep.runtime.net.door import Door, application_of, listen
 from everstep.runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
 from everstep.runtime.protocol.messages import JOB_HEADER
@@ -27,17 +27,17 @@ _THREADS = 64
 class Agent:
     """One node of a job, on an event loop."""
 
-    def __init__(self, settings: Settings, around: Surroundings, chance: random.Random) -> None:
+    def __init__(self, settings: Settings, around: Dependencies, chance: random.Random) -> None:
         self._settings = settings
         self._around = around
         self._chance = chance
-        self.departure = Departure(settings, around.say)
+        self.departure = Shutdown(settings, around.say)
         self.client = MasterClient(settings.master, around.find_master, chance, around.say)
-        self.record = Record()
+        self.record = AgentStatus()
 
     def leave(self, signum: signal.Signals = signal.SIGTERM) -> None:
         """End gracefully; told again, at once."""
-        self.departure.notice(signum)
+        self.departure.give_notice(signum)
 
     async def run(self) -> Ending:
         """Until there is a reason to leave."""
@@ -48,9 +48,9 @@ class Agent:
         prefix = "." + memory_prefix(settings.job, settings.node)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHARED_MEMORY))  # A pod's /tmp may go before its nodes.
         threads = ThreadPoolExecutor(_THREADS + settings.slots, "everstep-link")
-        place = Place(f"{host}:{listener.getsockname()[1]}", folder, threads)
+        place = LocalResources(f"{host}:{listener.getsockname()[1]}", folder, threads)
         self.client.threads = threads
-        life = Life(settings, self._around, self.client, self.departure, place, self.record, self._chance)
+        life = AgentLifecycle(settings, self._around, self.client, self.departure, place, self.record, self._chance)
         headers = {**credentials.headers, "Content-Type": "application/json", JOB_HEADER: settings.job}
         try:
             trust = aiohttp.TCPConnector(ssl=credentials.client or True)

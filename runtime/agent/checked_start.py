@@ -14,7 +14,7 @@ async def run_checked(agent: Agent, checked: AdmissionClient, unfit: int) -> End
     Raises NoQuorumError where too few nodes came to be checked.
     """
     checking = asyncio.create_task(checked.run())
-    notice = asyncio.create_task(agent.departure.noticed())
+    notice = asyncio.create_task(agent.departure.wait_for_notice())
     try:
         await asyncio.wait([checked.verdict, checking, notice], return_when=asyncio.FIRST_COMPLETED)
         if checking.done() and not checked.verdict.done():

@@ -33,7 +33,7 @@ from everstep.runtime.protocol.messages import (
 
 JOIN_TIMEOUT_S = 40.0
 HEARTBEAT_TIMEOUT_S = 15.0
-TELL_TIMEOUT_S = 15.0
+REPORT_TIMEOUT_S = 15.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.5
 LOOKS_PER_S = 500
@@ -116,31 +116,31 @@ class MasterClient:
         """A seat, or None when the long poll ended without one."""
         return await self._post("join", message, Seat, JOIN_TIMEOUT_S)
 
-    async def heartbeat(self, message: Heartbeat) -> Directive | None:
+    async def send_heartbeat(self, message: Heartbeat) -> Directive | None:
         """What to do; None when the master had nothing to say."""
         return await self._post("heartbeat", message, Directive, HEARTBEAT_TIMEOUT_S)
 
-    async def fault(self, message: Callable[[], WorkerExit]) -> None:
+    async def report_fault(self, message: Callable[[], WorkerExit]) -> None:
         """Told when it returns; each attempt asks anew what to say, for it says how long ago that was."""
-        await self._post("fault", message, Ack, TELL_TIMEOUT_S)
+        await self._post("fault", message, Ack, REPORT_TIMEOUT_S)
 
-    async def finished(self, message: Finished) -> None:
+    async def report_finished(self, message: Finished) -> None:
         """Told when it returns."""
-        await self._post("finished", message, Ack, TELL_TIMEOUT_S)
+        await self._post("finished", message, Ack, REPORT_TIMEOUT_S)
 
-    async def leaving(self, message: Leaving) -> None:
+    async def report_leaving(self, message: Leaving) -> None:
         """Told when it returns."""
-        await self._post("leaving", message, Ack, TELL_TIMEOUT_S)
+        await self._post("leaving", message, Ack, REPORT_TIMEOUT_S)
 
-    async def unrestored(self, message: Unrestored) -> None:
+    async def report_unrestored(self, message: Unrestored) -> None:
         """Told when it returns."""
-        await self._post("unrestored", message, Ack, TELL_TIMEOUT_S)
+        await self._post("unrestored", message, Ack, REPORT_TIMEOUT_S)
 
-    async def dumped(self, message: Dumped) -> None:
+    async def report_dumped(self, message: Dumped) -> None:
         """Told when it returns."""
-        await self._post("dumped", message, Ack, TELL_TIMEOUT_S)
+        await self._post("dumped", message, Ack, REPORT_TIMEOUT_S)
 
-    async def ended(self, node: str, seconds: float = TELL_TIMEOUT_S) -> JobEnd | None:
+    async def job_end(self, node: str, seconds: float = REPORT_TIMEOUT_S) -> JobEnd | None:
         """How the job ended; None when it did not, or nobody answers any more, for so long at most."""
         url = f"{self._scheme}://{self._address}/v1/status"
         with suppress(TimeoutError):
@@ -153,9 +153,9 @@ class MasterClient:
                         await asyncio.sleep(_LAST_PAUSE_S)
         return None
 
-    async def persisted(self, message: Persisted) -> str:
+    async def report_persisted(self, message: Persisted) -> str:
         """The key of the checkpoint's manifest; empty when it is not yet visible."""
-        ack = await self._post("persisted", message, Ack, TELL_TIMEOUT_S)
+        ack = await self._post("persisted", message, Ack, REPORT_TIMEOUT_S)
         return ack.committed if ack else ""
 
     async def _post(
@@ -170,33 +170,33 @@ class MasterClient:
             try:
                 async with self.session.post(url, data=body, timeout=timeout) as reply:
                     status, text = reply.status, await reply.read()
-                answered, wrong = self._read(status, text, kind)
+                answered, wrong = self._parse_reply(status, text, kind)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 text, foreign = b"", "" if self.met else mismatch(error)
                 answered, wrong = None, f"{type(error).__name__} {error}".strip()
             if not wrong:
-                self._found(address)
+                self._note_answer(address)
                 return answered
-            if await self._moved(address):
+            if await self._switch_address(address):
                 continue
             if foreign:
                 raise NotAllowed(f"the master at {address} {foreign}")
             if status_of(wrong) == 409:
                 self.heard = time.monotonic()  # It lives, whatever it thinks of this node.
-                raise NoPlace(_said(text))
+                raise NoPlace(_error_text(text))
             if pause > _FIRST_PAUSE_S:  # Once may be a connection's end, or the job's.
-                self._say_lost(address, path, wrong)
+                self._say_lost_once(address, path, wrong)
             await asyncio.sleep(pause * self._chance.uniform(0.5, 1.5))
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
-    def _read(self, status: int, text: bytes, kind: type[Reply]) -> tuple[Reply | None, str]:
+    def _parse_reply(self, status: int, text: bytes, kind: type[Reply]) -> tuple[Reply | None, str]:
         """The answer, or why this was none of our master's."""
         if status == 204:
             return None, ""
         if status == 401 and not self.met:
             raise NotAllowed(f"the master at {self._address} refuses this node's token")
         if status == 400:
-            raise NotUnderstood(_said(text))
+            raise NotUnderstood(_error_text(text))
         if status != 200:
             return None, f"{status} {text[:500].decode(errors='replace')}"
         try:
@@ -208,7 +208,7 @@ class MasterClient:
         self.epoch = reply.epoch
         return reply, ""
 
-    async def _moved(self, address: str) -> bool:
+    async def _switch_address(self, address: str) -> bool:
         """Is there another address to try now?"""
         if self._address != address:
             return True
@@ -226,20 +226,20 @@ class MasterClient:
         self._say(f"the master of epoch {found[0]} is at {found[1]}")
         return True
 
-    def _found(self, address: str) -> None:
+    def _note_answer(self, address: str) -> None:
         self.heard, self.met = time.monotonic(), True
         self._look_at = self.heard + self.crowd / LOOKS_PER_S * self._chance.random()
         if self._lost:
             self._lost = False
             self._say(f"the master at {address} answers")
 
-    def _say_lost(self, address: str, path: str, wrong: str) -> None:
+    def _say_lost_once(self, address: str, path: str, wrong: str) -> None:
         if not self._lost and self.met:
             self._lost = True
             self._say(f"the master at {address} does not answer {path} ({wrong}); the workers go on")
 
 
-def _said(text: bytes) -> str:
+def _error_text(text: bytes) -> str:
     """What the master says is wrong."""
     try:
         return str(msgspec.json.decode(text)["error"])

@@ -14,7 +14,7 @@ TRY_AGAIN = 75
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Dependencies:
     """What an agent is given beside its settings."""
 
     credentials: Credentials
@@ -52,7 +52,7 @@ class Ending:
     code: int
     """0 as told, 2 not understood or not allowed, 75 no master any more, 128 + the signal that ended it."""
     reason: str
-    told: bool = False
+    by_master: bool = False
     """The master said so."""
     job: JobEnd | None = None
     """How the job ended, where it did and the master told."""

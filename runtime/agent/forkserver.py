@@ -24,8 +24,8 @@ import msgspec
 
 from everstep.runtime.agent.forkserver_client import LARGEST_PACKET, Exited, Forked, Ready, Signal, Spawn
 from everstep.runtime.agent.preload import preload, why_not_to_fork
-from everstep.runtime.agent.script import program, run_and_exit
-from everstep.runtime.agent.tcp_store import narrow_torchs_store
+from everstep.runtime.agent.script import exec_arguments, run_and_exit
+from everstep.runtime.agent.tcp_store import restrict_torch_store
 
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PR_SET_PDEATHSIG = 1
@@ -57,8 +57,8 @@ class _Server:
         while True:
             for file, _ in self._poll.poll():
                 if file in self._workers:
-                    self._exited(file)
-                elif not self._asked():
+                    self._reap(file)
+                elif not self._handle_request():
                     return
 
     def end_workers(self) -> None:
@@ -66,7 +66,7 @@ class _Server:
         for _, pid in self._workers.values():
             signal_group(pid, signal.SIGKILL)
 
-    def _asked(self) -> bool:
+    def _handle_request(self) -> bool:
         packet, files, _, _ = socket.recv_fds(self._channel, LARGEST_PACKET, 2)
         if not packet:
             return False
@@ -91,7 +91,7 @@ class _Server:
         self._poll.register(pidfd, select.POLLIN)
         self._channel.send(_encode(Forked(spawn.id, pid)))
 
-    def _exited(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         died = time.time()
         number, pid = self._workers.pop(pidfd)
         self._poll.unregister(pidfd)
@@ -118,30 +118,30 @@ class _Server:
             environment = {**self._base, **spawn.environment}
             command = spawn.command or self._command
             if self._python:
-                argv = program(command, self._python)
+                argv = exec_arguments(command, self._python)
                 os.execvpe(argv[0], argv, environment)
             os.environ.clear()
             os.environ.update(environment)
-            _own_threads_and_chance(environment)
-            narrow_torchs_store()
+            _reset_threads_and_seed(environment)
+            restrict_torch_store()
         except BaseException:  # noqa: BLE001 - the outermost edge of the worker
             traceback.print_exc()
             os._exit(1)
         run_and_exit(command)
 
 
-def _own_threads_and_chance(environment: dict[str, str]) -> None:
+def _reset_threads_and_seed(environment: dict[str, str]) -> None:
     """What libraries read when they were imported, for this worker now."""
     torch = sys.modules.get("torch")
     if torch is not None:
         told = environment.get("OMP_NUM_THREADS", "")
-        torch.set_num_threads(int(told) if told.isdigit() and int(told) > 0 else _cores())
+        torch.set_num_threads(int(told) if told.isdigit() and int(told) > 0 else _physical_cores())
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
         numpy.random.seed()  # Forks must not share one random state.
 
 
-def _cores() -> int:
+def _physical_cores() -> int:
     """What torch takes where nobody told it: the physical cores, of those that this process may use."""
     siblings = Path("/sys/devices/system/cpu")
     usable = os.sched_getaffinity(0)

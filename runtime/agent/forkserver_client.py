@@ -113,7 +113,7 @@ class ForkServer:
         )
         theirs.close()
         self._socket.setblocking(False)
-        self._loop.add_reader(self._socket, self._readable)
+        self._loop.add_reader(self._socket, self._on_readable)
         self.alive = True
         self._burial: asyncio.Task[None] | None = None
 
@@ -131,12 +131,12 @@ class ForkServer:
 
     async def close(self) -> None:
         """End it; workers that still live die with it."""
-        self._forget()
+        self._disconnect()
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
-        await self._last_workers()
+        await self._kill_workers()
 
-    async def buried(self) -> None:
+    async def wait_until_buried(self) -> None:
         """Of one that was lost: until `on_lost` was called."""
         if self._burial is not None:
             await self._burial
@@ -147,12 +147,12 @@ class ForkServer:
             try:
                 socket.send_fds(self._socket, [packet], files)
             except BlockingIOError:
-                self._loop.add_writer(self._socket, self._writable)
+                self._loop.add_writer(self._socket, self._on_writable)
             else:
                 return
         self._waiting.append((packet, [os.dup(file) for file in files]))
 
-    def _writable(self) -> None:
+    def _on_writable(self) -> None:
         while self._waiting:
             packet, files = self._waiting[0]
             try:
@@ -166,7 +166,7 @@ class ForkServer:
                 os.close(file)
         self._loop.remove_writer(self._socket)
 
-    def _readable(self) -> None:
+    def _on_readable(self) -> None:
         try:
             packet = self._socket.recv(LARGEST_PACKET)
         except BlockingIOError:
@@ -174,7 +174,7 @@ class ForkServer:
         except ConnectionError:
             packet = b""
         if not packet:
-            self._lost()
+            self._handle_loss()
             return
         message = _decode(packet)
         if isinstance(message, Ready):
@@ -190,7 +190,7 @@ class ForkServer:
                 os.close(pidfd)
             self._on_exit(message)
 
-    def _forget(self) -> None:
+    def _disconnect(self) -> None:
         if self.alive:
             self.alive = False
             self._loop.remove_reader(self._socket)
@@ -201,18 +201,18 @@ class ForkServer:
                     os.close(file)
             self._waiting.clear()
 
-    def _lost(self) -> None:
-        self._forget()
+    def _handle_loss(self) -> None:
+        self._disconnect()
         if not self.ready.done():
             self.ready.set_exception(ForkServerLost("the fork server ended while it preloaded"))
-        self._burial = self._loop.create_task(self._told_lost())
+        self._burial = self._loop.create_task(self._report_loss())
 
-    async def _told_lost(self) -> None:
+    async def _report_loss(self) -> None:
         await asyncio.to_thread(self._process.wait)
-        await self._last_workers()
+        await self._kill_workers()
         self._on_lost()
 
-    async def _last_workers(self) -> None:
+    async def _kill_workers(self) -> None:
         """Until the workers are dead that the fork server's death takes along."""
         pidfds, self._pidfds = self._pidfds, {}
         for pidfd in pidfds.values():

@@ -24,8 +24,8 @@ ATTEMPTS = 16
 """Rounds whose logs stay; torchrun keeps all, but has few."""
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
-_ONE = re.compile(r"[0123]")
-_BY_RANK = re.compile(r"(\d:[0123],)*\d:[0123]")
+_STREAMS_OF_ALL = re.compile(r"[0123]")
+_STREAMS_BY_RANK = re.compile(r"(\d:[0123],)*\d:[0123]")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Streams:
     all: int = 0
     by_rank: Mapping[int, int] | None = None
 
-    def of(self, local_rank: int) -> int:
+    def for_rank(self, local_rank: int) -> int:
         """Of that worker."""
         return self.all if self.by_rank is None else self.by_rank.get(local_rank, 0)
 
@@ -44,11 +44,11 @@ class Streams:
         return bool(self.all or any((self.by_rank or {}).values()))
 
 
-def streams_of(text: str, flag: str) -> Streams:
+def parse_streams(text: str, flag: str) -> Streams:
     """`3`, or `0:1,1:3` by local rank. Raises ValueError."""
-    if _ONE.fullmatch(text):
+    if _STREAMS_OF_ALL.fullmatch(text):
         return Streams(int(text))
-    if _BY_RANK.fullmatch(text):
+    if _STREAMS_BY_RANK.fullmatch(text):
         return Streams(by_rank={int(rank): int(value) for rank, value in (pair.split(":") for pair in text.split(","))})
     raise ValueError(
         f"{flag} {text}: neither 0, 1, 2, 3 (none, stdout, stderr, both) nor a list as 0:1,1:3 by local rank"
@@ -65,7 +65,7 @@ class LogPlan:
     run_id: str = "none"
     redirects: Streams = Streams()
     tee: Streams = Streams()
-    shown: frozenset[int] | None = None
+    shown_ranks: frozenset[int] | None = None
     """Local ranks that may write to the console; None: all."""
     prefix: str = ""
     """Template of a teed line's prefix; empty: `[${role_name}${local_rank}]:`."""
@@ -125,25 +125,25 @@ class LaunchLogs:
         own = self._attempt / str(local_rank) if self._attempt else Path(os.devnull)
         if not nowhere:
             own.mkdir()
-        tee, redirect = self.plan.tee.of(local_rank), self.plan.redirects.of(local_rank)
-        shown = self.plan.shown is None or local_rank in self.plan.shown
+        tee, redirect = self.plan.tee.for_rank(local_rank), self.plan.redirects.for_rank(local_rank)
+        shown = self.plan.shown_ranks is None or local_rank in self.plan.shown_ranks
         streams = []
         for bit, name, filters in ((1, "stdout", self.plan.stdout_filters), (2, "stderr", self.plan.stderr_filters)):
             console = self.console[bit - 1] if shown or nowhere else None
             if nowhere or not (tee | redirect) & bit:
-                streams.append(Direct(console))
+                streams.append(DirectOutput(console))
             elif tee & bit:
                 filtered = self._attempt / f"filtered_{name}.log" if filters and shown and self._attempt else None
                 prefix = self.plan.prefix_of(self.role_name, local_rank, rank)
-                streams.append(Teed(own / f"{name}.log", console, prefix, filtered, filters))
+                streams.append(TeedOutput(own / f"{name}.log", console, prefix, filtered, filters))
                 self._rotation.paths |= {own / f"{name}.log", *([filtered] if filtered else [])}
             else:
-                streams.append(Redirected(own / f"{name}.log"))
+                streams.append(RedirectedOutput(own / f"{name}.log"))
                 self._rotation.paths.add(own / f"{name}.log")
-        return Launched(streams[0], streams[1], "" if nowhere else str(own / "error.json"))
+        return LaunchOutput(streams[0], streams[1], "" if nowhere else str(own / "error.json"))
 
 
-class Direct:
+class DirectOutput:
     """The console, or nothing."""
 
     def __init__(self, console: int | None) -> None:
@@ -156,7 +156,7 @@ class Direct:
         return ""
 
 
-class Redirected:
+class RedirectedOutput:
     """A file of its own."""
 
     def __init__(self, path: Path) -> None:
@@ -173,7 +173,7 @@ class Redirected:
         return ""
 
 
-class Teed:
+class TeedOutput:
     """A file as the worker writes it, and the console with a prefix before each line."""
 
     def __init__(
@@ -184,7 +184,7 @@ class Teed:
         self._prefix = prefix
         self._needles = [word.encode() for word in filters]
         self._filtered = os.open(filtered, _APPEND, 0o666) if filtered else None
-        self._pipe = Pipe(self._lines, lambda data: write_all(self._copy, data))
+        self._pipe = Pipe(self._write_lines, lambda data: write_all(self._copy, data))
         self.file = self._pipe.write_end
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class Teed:
     def last_words(self) -> str:
         return self._pipe.last_words()
 
-    def _lines(self, lines: list[bytes]) -> None:
+    def _write_lines(self, lines: list[bytes]) -> None:
         if self._console is not None:
             write_lines(self._console, (self._prefix + line + b"\n" for line in lines))
         if self._filtered is not None:
@@ -204,15 +204,20 @@ class Teed:
             write_lines(self._filtered, (self._prefix + line + b"\n" for line in chosen))
 
 
-class Launched:
+class LaunchOutput:
     """Both streams of a worker, and its error file."""
 
-    def __init__(self, stdout: Direct | Redirected | Teed, stderr: Direct | Redirected | Teed, error_file: str) -> None:
+    def __init__(
+        self,
+        stdout: DirectOutput | RedirectedOutput | TeedOutput,
+        stderr: DirectOutput | RedirectedOutput | TeedOutput,
+        error_file: str,
+    ) -> None:
         self._streams = (stdout, stderr)
         self.stdout, self.stderr = stdout.file, stderr.file
         self.error_file = error_file
 
-    def handed_over(self) -> None:
+    def close_descriptors(self) -> None:
         os.close(self.stdout)
         os.close(self.stderr)
 

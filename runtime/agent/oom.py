@@ -14,15 +14,15 @@ class OomCounter:
     def __init__(self, path: Path | None) -> None:
         """`path` has a line `oom_kill N`; None: no group can be read, nothing is ever seen."""
         self._path = path
-        self._before = self._count()
+        self._before = self._read_count()
 
-    def rose(self) -> bool:
+    def rose_since_last_call(self) -> bool:
         """Was anybody killed since the last call (or since the counter was made)?"""
-        count = self._count()
+        count = self._read_count()
         rose, self._before = count > self._before, count
         return rose
 
-    def _count(self) -> int:
+    def _read_count(self) -> int:
         if self._path is None:
             return 0
         try:
@@ -32,7 +32,7 @@ class OomCounter:
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def own_counter(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
+def own_counter_path(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
     """The file that counts the kills in this process's memory group; None where there is none to read.
 
     A container often sees its group mounted as the root while /proc still names it by its path outside.
@@ -48,7 +48,7 @@ def own_counter(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys
     if "" in groups:
         for root in (mount, mount / "unified"):
             places += [root / groups[""].lstrip("/") / "memory.events", root / "memory.events"]
-    return next((place for place in places if _counts(place)), None)
+    return next((place for place in places if _has_counter(place)), None)
 
 
 def _groups(text: str) -> Mapping[str, str]:
@@ -60,7 +60,7 @@ def _groups(text: str) -> Mapping[str, str]:
     return found
 
 
-def _counts(path: Path) -> bool:
+def _has_counter(path: Path) -> bool:
     try:
         return any(line.startswith("oom_kill ") for line in path.read_text().splitlines())
     except OSError:

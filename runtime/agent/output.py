@@ -25,7 +25,7 @@ class Output(Protocol):
     error_file: str
     """For TORCHELASTIC_ERROR_FILE; empty where there shall be none."""
 
-    def handed_over(self) -> None:
+    def close_descriptors(self) -> None:
         """The worker has its descriptors (or will never begin): close ours."""
         ...
 
@@ -67,12 +67,12 @@ class Pipe:
         self._read, self.write_end = os.pipe()
         os.set_blocking(self._read, False)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._read, self._readable)
+        self._loop.add_reader(self._read, self._on_readable)
 
     def close(self) -> None:
         """Read what is in the pipe, then let go of it: what others that still hold it write from now on is lost."""
         left = fcntl.fcntl(self._read, fcntl.F_GETPIPE_SZ)
-        while left > 0 and (taken := self._take()):
+        while left > 0 and (taken := self._read_chunk()):
             left -= taken
         self._loop.remove_reader(self._read)
         os.close(self._read)
@@ -84,11 +84,11 @@ class Pipe:
         """The last 16 KiB."""
         return bytes(self._last[-LAST_WORDS:]).decode(errors="replace").strip()
 
-    def _readable(self) -> None:
-        if not self._take():
+    def _on_readable(self) -> None:
+        if not self._read_chunk():
             self._loop.remove_reader(self._read)
 
-    def _take(self) -> int:
+    def _read_chunk(self) -> int:
         """One chunk; its bytes: 0 at the end, or when nothing is there now and we are closing."""
         try:
             chunk = os.read(self._read, _CHUNK)
@@ -144,10 +144,10 @@ class NodeLog:
         """A worker's."""
         error_file = self._folder / f"error-{local_rank}.json"
         error_file.unlink(missing_ok=True)
-        return _Prefixed(self._log, f"[{rank}] ".encode(), str(error_file))
+        return _PrefixedOutput(self._log, f"[{rank}] ".encode(), str(error_file))
 
 
-class _Prefixed:
+class _PrefixedOutput:
     def __init__(self, log: int, prefix: bytes, error_file: str) -> None:
         self._log = log
         self._prefix = prefix
@@ -155,7 +155,7 @@ class _Prefixed:
         self.stdout = self.stderr = self._pipe.write_end
         self.error_file = error_file
 
-    def handed_over(self) -> None:
+    def close_descriptors(self) -> None:
         os.close(self.stdout)
 
     def close(self) -> None:

@@ -28,14 +28,14 @@ from everstep.runtime.protocol.messages import Holding
 
 SENDERS = 32
 """Readers that are sent to at once; others wait."""
-_SOON_S = 0.001
-_AT_ONCE = 4 << 20
+_DRAIN_POLL_S = 0.001
+_CHUNK_BYTES = 4 << 20
 """Bytes; about what a socket buffers."""
-_SEALED_AT_ONCE = 256 << 10
+_TLS_CHUNK_BYTES = 256 << 10
 """Bytes that are encrypted before they are sent: both are in the core's cache."""
-_ON_THIS_MACHINE_US = 20
+_LOCAL_RTT_US = 20
 """A round trip within a machine takes 5, in the nearest network more than this."""
-_CACHED = 128 << 10
+_LOCAL_BUFFER_BYTES = 128 << 10
 """Bytes that a socket may buffer then: a reader finds them in the core's cache, in which megabytes have no room (here
 0.7 times as long for a GiB, digests checked, as two plain sockets take)."""
 _MIN_RTT_AT, _MIN_RTT = 148, struct.Struct("=I")
@@ -43,7 +43,7 @@ _MIN_RTT_AT, _MIN_RTT = 148, struct.Struct("=I")
 STALL_S = 30.0
 """A peer that takes no chunk for so long is gone: the kernel alone would believe in it for a quarter of an hour, in
 which the slot that it reads could not be written."""
-_TELLS_S = 0.5
+_PROGRESS_INTERVAL_S = 0.5
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 Piece = memoryview | bytes
 
@@ -94,7 +94,7 @@ async def _copy(
     work = asyncio.get_running_loop().run_in_executor(threads, keep, came)
     try:
         await response.prepare(request)
-        while not (await asyncio.wait([work], timeout=_TELLS_S))[0]:
+        while not (await asyncio.wait([work], timeout=_PROGRESS_INTERVAL_S))[0]:
             if moved != told:
                 told = moved
                 await response.write(b".")
@@ -128,9 +128,9 @@ async def _send(request: web.Request, shard: memoryview, senders: Executor, stal
     try:
         async with asyncio.timeout(stall_s):  # What was said before goes first.
             while transport.get_write_buffer_size():
-                await asyncio.sleep(_SOON_S)
-        with shard[start:end] as asked, _sealing(transport) as pieces_of:
-            await _sent(transport, pieces_of(asked), senders, stall_s)
+                await asyncio.sleep(_DRAIN_POLL_S)
+        with shard[start:end] as asked, _piece_source(transport) as pieces_of:
+            await _send_in_thread(transport, pieces_of(asked), senders, stall_s)
     except TimeoutError:
         transport.abort()
         raise ConnectionResetError(f"the peer has taken nothing for {stall_s:g} s") from None
@@ -139,13 +139,13 @@ async def _send(request: web.Request, shard: memoryview, senders: Executor, stal
 
 
 @contextmanager
-def _sealing(transport: asyncio.Transport) -> Iterator[Callable[[memoryview], Iterator[Piece]]]:
+def _piece_source(transport: asyncio.Transport) -> Iterator[Callable[[memoryview], Iterator[Piece]]]:
     """How a thread gets what it must send by the transport's socket."""
     if not isinstance(transport, TlsTransport):
-        yield partial(_cut, each=_AT_ONCE)
+        yield partial(_cut, each=_CHUNK_BYTES)
         return
     with transport.lent() as seal:
-        yield lambda data: map(seal, _cut(data, _SEALED_AT_ONCE))
+        yield lambda data: map(seal, _cut(data, _TLS_CHUNK_BYTES))
 
 
 def _cut(data: memoryview, each: int) -> Iterator[memoryview]:
@@ -154,13 +154,15 @@ def _cut(data: memoryview, each: int) -> Iterator[memoryview]:
             yield piece
 
 
-async def _sent(transport: asyncio.Transport, pieces: Iterator[Piece], senders: Executor, stall_s: float) -> None:
+async def _send_in_thread(
+    transport: asyncio.Transport, pieces: Iterator[Piece], senders: Executor, stall_s: float
+) -> None:
     """Wait until a thread has sent them. Raises TimeoutError, OSError."""
     if transport.is_closing():
         raise ConnectionResetError("the peer hung up")
     # A socket of our own: the loop may close the transport's, and its number may be another file's then.
     with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as own:
-        sending = asyncio.get_running_loop().run_in_executor(senders, _copied, own, pieces, stall_s)
+        sending = asyncio.get_running_loop().run_in_executor(senders, _send_pieces, own, pieces, stall_s)
         try:
             await asyncio.shield(sending)
         except asyncio.CancelledError:
@@ -170,13 +172,13 @@ async def _sent(transport: asyncio.Transport, pieces: Iterator[Piece], senders: 
             raise
 
 
-def _copied(to: socket.socket, pieces: Iterator[Piece], stall_s: float) -> None:
+def _send_pieces(to: socket.socket, pieces: Iterator[Piece], stall_s: float) -> None:
     """All of them. Raises TimeoutError, OSError.
 
     By copies: sendfile(2) takes 4 KiB pages one by one, which costs several times as much (here 0.45 s a GiB against
     0.15 s), and what waited in the socket would be the slot's own bytes still.
     """
-    _buffer_little(to)
+    _shrink_local_buffer(to)
     writable = select.poll()
     writable.register(to, select.POLLOUT)
     for piece in pieces:
@@ -190,8 +192,8 @@ def _copied(to: socket.socket, pieces: Iterator[Piece], stall_s: float) -> None:
                     raise TimeoutError from None
 
 
-def _buffer_little(to: socket.socket) -> None:
+def _shrink_local_buffer(to: socket.socket) -> None:
     """To a reader on this machine; a network needs what is on its way buffered."""
     told = to.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + _MIN_RTT.size)
-    if len(told) == _MIN_RTT_AT + _MIN_RTT.size and _MIN_RTT.unpack_from(told, _MIN_RTT_AT)[0] <= _ON_THIS_MACHINE_US:
-        to.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CACHED)
+    if len(told) == _MIN_RTT_AT + _MIN_RTT.size and _MIN_RTT.unpack_from(told, _MIN_RTT_AT)[0] <= _LOCAL_RTT_US:
+        to.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER_BYTES)

@@ -32,7 +32,7 @@ def free_port(chance: random.Random, below: int | None = None) -> int:
     raise OSError(f"no free port between {low} and {high} in 200 tries; is something holding them all?")
 
 
-def free_ports(chance: random.Random) -> int:
+def free_port_pair(chance: random.Random) -> int:
     """A free port with another one after it: a master's, and where its nodes may be checked."""
     while True:
         port = free_port(chance)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from everstep.runtime.agent.script import Kind, holds_main, import_root, split_command
+from everstep.runtime.agent.script import Kind, has_main, import_root, split_command
 
 _BY_OPTIMIZERS = "torch._dynamo"
 """What a process's first optimizer of torch imports (more than a second): each worker would, in each round."""
@@ -19,7 +19,7 @@ _BY_OPTIMIZERS = "torch._dynamo"
 def source_of(command: Sequence[str]) -> str | None:
     """The file of the script or module; None where there is none to read."""
     kind, target, _ = split_command(command)
-    if kind is Kind.SCRIPT and holds_main(target):
+    if kind is Kind.SCRIPT and has_main(target):
         return os.path.join(target, "__main__.py") if os.path.isdir(target) else None
     if kind is not Kind.MODULE:
         return None if kind is Kind.PROGRAM else target
@@ -43,7 +43,7 @@ def top_level_imports(source: bytes, name: str) -> Iterator[ast.Import | ast.Imp
 def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
     """Import them all; what failed, one line each, for a warning: the worker will meet it again and say more."""
     sys.path[0] = import_root(split_command(command))
-    failed = [line for name in modules if (line := _attempt(f"import {name}", name))]
+    failed = [line for name in modules if (line := _run_import(f"import {name}", name))]
     path = source_of(command)
     if path is None:
         return failed
@@ -52,13 +52,13 @@ def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
         statements = list(top_level_imports(source, path))
     except (OSError, SyntaxError, ValueError) as error:
         return [*failed, f"{path}: {error}"]
-    failed += (line for item in statements if (line := _attempt(ast.unparse(item), path)))
+    failed += (line for item in statements if (line := _run_import(ast.unparse(item), path)))
     if "torch" in sys.modules and b"optim" in source:
-        failed += filter(None, [_attempt(f"import {_BY_OPTIMIZERS}", path)])
+        failed += filter(None, [_run_import(f"import {_BY_OPTIMIZERS}", path)])
     return failed
 
 
-def _attempt(statement: str, place: str) -> str | None:
+def _run_import(statement: str, place: str) -> str | None:
     """Run one import statement: `from x import y` also resolves names that a package imports lazily."""
     if statement.startswith("from __future__ "):
         return None

@@ -20,7 +20,7 @@ class Progress(NamedTuple):
     """Is there one, or was there in an earlier round? Else nothing is known of movements."""
 
 
-class Beacons:
+class ProgressMonitor:
     """Looks at the beacons of one node; a movement is seen when somebody looks."""
 
     def __init__(self, keeper: Keeper, slots: int, clock: Callable[[], float], known: bool) -> None:
@@ -45,9 +45,9 @@ class Beacons:
 
     def iteration(self, local_rank: int) -> int:
         """How far that worker of this round is, or was."""
-        return self._shown(local_rank)[0]
+        return self._beacon(local_rank)[0]
 
-    def look(self) -> Progress:
+    def observe(self) -> Progress:
         """The beacons now."""
         if not self._going:
             return Progress(0, "", 0.0, False, self._known)
@@ -59,9 +59,9 @@ class Beacons:
         self._before = changes
         since = self._began if self._moved is None else self._moved
         still_s, moved = round(self._clock() - since, 3), self._moved is not None
-        return Progress(*min(self._shown(rank) for rank in range(self._slots)), still_s, moved, self._known)
+        return Progress(*min(self._beacon(rank) for rank in range(self._slots)), still_s, moved, self._known)
 
-    def _shown(self, local_rank: int) -> tuple[int, str]:
+    def _beacon(self, local_rank: int) -> tuple[int, str]:
         there = self._keeper.changes(local_rank) != self._first[local_rank]
         return self._keeper.beacon(local_rank) if there else (0, "")
 

@@ -51,7 +51,7 @@ def split_command(command: Sequence[str]) -> Command:
     return Command(kind, rest[0], rest[1:])
 
 
-def program(command: Sequence[str], python: str) -> list[str]:
+def exec_arguments(command: Sequence[str], python: str) -> list[str]:
     """The command as a process of its own: what to exec."""
     kind, target, arguments = split_command(command)
     if kind is Kind.PROGRAM:
@@ -61,7 +61,7 @@ def program(command: Sequence[str], python: str) -> list[str]:
     return [python, "-u", *command]
 
 
-def holds_main(path: str) -> bool:
+def has_main(path: str) -> bool:
     """Is it a folder or an archive (of `zipapp`), whose `__main__.py` Python runs?"""
     return pkgutil.get_importer(path) is not None
 
@@ -70,7 +70,7 @@ def import_root(command: Command) -> str:
     """What Python puts first in sys.path: the script's folder (or archive), or the current one for a module."""
     if command.kind is not Kind.SCRIPT:
         return os.getcwd()
-    return command.target if holds_main(command.target) else os.path.dirname(os.path.realpath(command.target))
+    return command.target if has_main(command.target) else os.path.dirname(os.path.realpath(command.target))
 
 
 def run_and_exit(command: Sequence[str]) -> NoReturn:
@@ -92,13 +92,13 @@ def _exit_code(command: Sequence[str]) -> int:
     try:
         _run(command)
     except SystemExit as end:
-        code = _code_of(end)
+        code = _system_exit_code(end)
     except KeyboardInterrupt:
         code = 130
     except BaseException as error:  # noqa: BLE001 - the outermost edge of the worker
-        error = error.with_traceback(_own_frames_cut(error))
+        error = error.with_traceback(_script_traceback(error))
         traceback.print_exception(error)
-        _tell_agent(error)
+        _write_traceback(error)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # Waits for the script's threads, as the interpreter does.
     atexit._run_exitfuncs()
@@ -117,7 +117,7 @@ def _run(command: Sequence[str]) -> None:
 
         record(runpy.run_path)(split.target, run_name="__main__")
         return
-    if holds_main(split.target):
+    if has_main(split.target):
         runpy.run_path(split.target, run_name="__main__")
         return
     path = os.path.abspath(split.target)
@@ -129,14 +129,14 @@ def _run(command: Sequence[str]) -> None:
     exec(code, main.__dict__)
 
 
-def _tell_agent(error: BaseException) -> None:
+def _write_traceback(error: BaseException) -> None:
     path = os.environ.get(TRACEBACK_VARIABLE)
     if path:
         with contextlib.suppress(OSError):
             Path(path).write_text("".join(traceback.format_exception(error)), errors="replace")
 
 
-def _code_of(end: SystemExit) -> int:
+def _system_exit_code(end: SystemExit) -> int:
     if end.code is None:
         return 0
     if isinstance(end.code, int):
@@ -145,7 +145,7 @@ def _code_of(end: SystemExit) -> int:
     return 1
 
 
-def _own_frames_cut(error: BaseException) -> types.TracebackType | None:
+def _script_traceback(error: BaseException) -> types.TracebackType | None:
     """The traceback from the script on, without our frames and runpy's."""
     frame = error.__traceback__
     while frame and (frame.tb_frame.f_code.co_filename in (__file__, runpy.__file__) or _is_frozen(frame)):

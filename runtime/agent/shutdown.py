@@ -9,12 +9,12 @@ from typing import NoReturn
 from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.agent.dependencies import TRY_AGAIN, Leave
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.agent.talk import Talk
+from everstep.runtime.agent.talk import MasterDialogue
 
 _SAVE_S = 20.0
 
 
-class Departure:
+class Shutdown:
     """Of one node."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
@@ -26,24 +26,24 @@ class Departure:
         """What gave notice; the workers get the same."""
 
     @property
-    def given(self) -> bool:
+    def has_notice(self) -> bool:
         """Was notice given?"""
         return self._given.is_set()
 
-    def notice(self, signum: signal.Signals) -> None:
+    def give_notice(self, signum: signal.Signals) -> None:
         """A signal that ends the node; the second one ends it at once."""
-        if self.given:
+        if self.has_notice:
             self._hurry.set()
         else:
             self.signal = signum
             self._given.set()
 
-    async def noticed(self) -> None:
+    async def wait_for_notice(self) -> None:
         """Until notice was given."""
         await self._given.wait()
 
-    async def on_notice(
-        self, client: MasterClient, talk: Talk, known: Callable[[], bool], save: Callable[[], Awaitable[None]]
+    async def leave_on_notice(
+        self, client: MasterClient, talk: MasterDialogue, known: Callable[[], bool], save: Callable[[], Awaitable[None]]
     ) -> NoReturn:
         """From the notice on: the node is going, and says so if the master knows it. Raises Leave when it must go.
 
@@ -62,13 +62,13 @@ class Departure:
             trains_s = notice_s - min(self._settings.grace_s, notice_s / 4)  # Then its workers are told to end.
             try:
                 async with asyncio.timeout(trains_s):
-                    await client.leaving(talk.leaving(f"told to end by {name}", trains_s))
+                    await client.report_leaving(talk.leaving_message(f"told to end by {name}", trains_s))
                     await self._hurry.wait()
             except TimeoutError:
                 pass
         raise Leave(128 + self.signal, f"told to end by {name}")
 
-    async def without_master(self, client: MasterClient) -> NoReturn:
+    async def leave_without_master(self, client: MasterClient) -> NoReturn:
         """Raises Leave when none has answered for too long."""
         while True:
             limit_s = self._settings.dead_man_s if client.met else self._settings.connect_s

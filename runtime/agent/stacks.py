@@ -6,24 +6,24 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from everstep.runtime.agent.dependencies import Surroundings
+from everstep.runtime.agent.dependencies import Dependencies
 
 DUMP_S = 20.0
 """So long for one process; then it is left alone."""
 
 
-async def stacks(pids: Mapping[int, int], timeout_s: float = DUMP_S) -> str:
+async def read_stacks(pids: Mapping[int, int], timeout_s: float = DUMP_S) -> str:
     """The stacks of all threads of these processes, by rank: text for a log. What cannot be read says why."""
-    told = await asyncio.gather(*(_dump(pid, timeout_s) for pid in pids.values()))
+    told = await asyncio.gather(*(_read_process_stacks(pid, timeout_s) for pid in pids.values()))
     return "".join(
         f"--- rank {rank}, process {pid}\n{text}\n" for (rank, pid), text in zip(pids.items(), told, strict=True)
     )
 
 
-async def write_stacks(pids: Mapping[int, int], why: str, name: str, around: Surroundings) -> None:
+async def write_stacks(pids: Mapping[int, int], why: str, name: str, around: Dependencies) -> None:
     """Tell the stacks to whoever watches this node, and keep them under that name."""
     around.say(f"stacks of ranks {', '.join(map(str, pids))}: {why}")
-    text = await stacks(pids)
+    text = await read_stacks(pids)
     around.say(text)
     try:
         await asyncio.to_thread(around.keep_log, name, text.encode())
@@ -31,7 +31,7 @@ async def write_stacks(pids: Mapping[int, int], why: str, name: str, around: Sur
         around.say(f"{name} is not in the store: {error}")
 
 
-async def _dump(pid: int, timeout_s: float) -> str:
+async def _read_process_stacks(pid: int, timeout_s: float) -> str:
     beside = Path(sys.executable).parent / "py-spy"
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     if program is None:

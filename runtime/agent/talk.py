@@ -11,7 +11,7 @@ import msgspec
 from everstep.runtime.protocol.messages import Action, Directive, Dumped, Finished, Heartbeat, Join, Leaving, Seat
 
 
-class Talk:
+class MasterDialogue:
     """Of one agent."""
 
     def __init__(self, node: str, life: int) -> None:
@@ -26,18 +26,18 @@ class Talk:
         """It has asked for a seat and has none."""
         self._joins = self._beats = 0
 
-    def join(self, draft: Join) -> Join:
+    def next_join(self, draft: Join) -> Join:
         """Ask for a seat in a later round. One at a time: the next when this one was answered."""
         self.waits, self._joins = True, self._joins + 1
         return msgspec.structs.replace(
             draft, node=self.node, after_round=self.round, life=self.life, number=self._joins
         )
 
-    def take(self, seat: Seat) -> None:
+    def take_seat(self, seat: Seat) -> None:
         """The round begins for this node."""
         self.round, self.waits = seat.round, False
 
-    def beat(self, **shown: Any) -> Heartbeat:
+    def next_heartbeat(self, **shown: Any) -> Heartbeat:
         """The next sign of life, with what else a Heartbeat has."""
         self._beats += 1
         return Heartbeat(
@@ -45,19 +45,19 @@ class Talk:
             waits=self.waits, **shown,
         )  # fmt: skip
 
-    def finished(self, round_: int) -> Finished:
+    def finished_message(self, round_: int) -> Finished:
         """All workers ended that round well."""
         return Finished(self.node, round_)
 
-    def leaving(self, reason: str, grace_s: float) -> Leaving:
+    def leaving_message(self, reason: str, grace_s: float) -> Leaving:
         """The node will go."""
         return Leaving(self.node, reason, grace_s, self.life)
 
-    def dumped(self, directive: Directive) -> Dumped:
+    def dumped_message(self, directive: Directive) -> Dumped:
         """The stacks that it asked for are written."""
         return Dumped(self.node, self.round, directive.number)
 
-    def hear(self, directive: Directive | None) -> Action:
+    def accept(self, directive: Directive | None) -> Action:
         """What is to be done now; CONTINUE for nothing new.
 
         Where the master takes another agent for this node's, this one joins again with a higher life: whichever of the
@@ -73,6 +73,6 @@ class Talk:
         self.seen = directive.number
         return directive.action
 
-    def ends(self, round_: int) -> bool:
+    def is_over(self, round_: int) -> bool:
         """Does the end of that round end the one that this node is in?"""
         return round_ >= self.round

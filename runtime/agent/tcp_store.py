@@ -17,21 +17,21 @@ from typing import Any
 _BACKLOG = 4096
 
 
-def narrow_torchs_store() -> None:
+def restrict_torch_store() -> None:
     """From now on, in this process; nothing where torch.distributed is not imported."""
     rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
     if rendezvous is not None and not isinstance(rendezvous.TCPStore, partial):
-        rendezvous.TCPStore = partial(_narrow, rendezvous.TCPStore)
+        rendezvous.TCPStore = partial(_create_restricted, rendezvous.TCPStore)
 
 
-def _narrow(store: Callable[..., Any], **told: Any) -> Any:
+def _create_restricted(store: Callable[..., Any], **told: Any) -> Any:
     """Of `_create_c10d_store`, which every rendezvous by env:// and tcp:// comes to."""
-    if told.get("is_master") and (listener := bound(told["host_name"], told["port"], _is_one_machine())):
+    if told.get("is_master") and (listener := bind_listener(told["host_name"], told["port"], _is_one_machine())):
         told["master_listen_fd"] = listener.detach()
     return store(**told)
 
 
-def bound(host: str, port: int, one_machine: bool) -> socket.socket | None:
+def bind_listener(host: str, port: int, one_machine: bool) -> socket.socket | None:
     """A listener at the address by which ranks know `host`; None where torch must listen at every address.
 
     That is where no address of that name is this machine's own (it is another's that forwards to it, say), where the

@@ -9,12 +9,12 @@ from itertools import islice
 
 from everstep.runtime.agent.client import MasterClient, NotUnderstood
 from everstep.runtime.agent.progress_monitor import Progress
-from everstep.runtime.agent.talk import Talk
+from everstep.runtime.agent.talk import MasterDialogue
 from everstep.runtime.protocol.messages import Directive, Holding, Persisted, Seat
 from everstep.runtime.protocol.worker_link import Fetched, Report
 
 Line = dict[str, float | int | str]
-CADENCE_S = 0.5
+SEND_INTERVAL_S = 0.5
 _MOST_LINES = 20_000
 """Kept until the master has stored them; of more the oldest are dropped: telemetry may be lost."""
 _BATCH = 500
@@ -22,22 +22,22 @@ _COMMIT_TRIES = 24
 
 
 @dataclass
-class _Kept:
+class _PendingLine:
     """A line that may not lie in the store yet."""
 
     number: int
     line: Line
-    told: int = -1
+    sent_to_epoch: int = -1
     """The epoch of the master that has it."""
 
 
-class Outbox:
+class TelemetrySender:
     """Sends what workers and keeper have to tell."""
 
     def __init__(
         self,
         client: MasterClient,
-        talk: Talk,
+        talk: MasterDialogue,
         say: Callable[[str], None],
         on_directive: Callable[[Directive | None], None],
         look: Callable[[], Progress],
@@ -50,7 +50,7 @@ class Outbox:
         self._on_directive = on_directive
         self._look = look
         self._interval = (0, "")
-        self._kept: deque[_Kept] = deque(maxlen=_MOST_LINES)
+        self._kept: deque[_PendingLine] = deque(maxlen=_MOST_LINES)
         self._number = int(time.time() * 1000)  # Rises over the lives of a node's agents too.
         self._some = asyncio.Event()
         self._sending = asyncio.Lock()
@@ -59,28 +59,30 @@ class Outbox:
         """One line of telemetry; version, time and node are added."""
         self._number += 1
         facts = {"v": 1, "n": self._number, "time": round(time.time(), 4), "node": self._node}
-        self._kept.append(_Kept(self._number, {**line, **facts}))
+        self._kept.append(_PendingLine(self._number, {**line, **facts}))
         self._some.set()
 
-    def heard(self, directive: Directive | None) -> None:
+    def acknowledge(self, directive: Directive | None) -> None:
         """A master has answered: it stored some lines, or is another one that has none of them."""
         if directive is None:
             return
-        while self._kept and self._kept[0].number <= directive.stored and self._kept[0].told == directive.epoch:
+        while (
+            self._kept and self._kept[0].number <= directive.stored and self._kept[0].sent_to_epoch == directive.epoch
+        ):
             self._kept.popleft()
-        if self._untold():
+        if self._unsent():
             self._some.set()
 
-    def _untold(self) -> list[_Kept]:
+    def _unsent(self) -> list[_PendingLine]:
         """The first lines that the present master was not told."""
-        return list(islice((kept for kept in self._kept if kept.told != self._client.epoch), _BATCH))
+        return list(islice((kept for kept in self._kept if kept.sent_to_epoch != self._client.epoch), _BATCH))
 
-    def iteration(self, seat: Seat, local_rank: int, report: Report) -> None:
+    def add_iteration(self, seat: Seat, local_rank: int, report: Report) -> None:
         """What a worker tells of an iteration."""
         place = {"round": seat.round, "iteration": report.iteration, "rank": seat.first_rank + local_rank}
         self.add({**report.values, **place})
 
-    def interval(self, seat: Seat, iteration: int, every: int, reason: str) -> None:
+    def add_interval(self, seat: Seat, iteration: int, every: int, reason: str) -> None:
         """How often the newest state goes to the store, by the node that persists; told when it changes."""
         if seat.persists and every and (every, reason) != self._interval:
             self._interval = every, reason
@@ -89,7 +91,7 @@ class Outbox:
                 {"kind": "interval", "round": seat.round, "iteration": iteration, "every": every, "reason": reason}
             )
 
-    def restored(self, seat: Seat, local_rank: int, told: Fetched, seconds: float) -> None:
+    def add_restored(self, seat: Seat, local_rank: int, told: Fetched, seconds: float) -> None:
         """A worker has what its round starts from, so many seconds after the seat was given."""
         self.add(
             {
@@ -104,31 +106,31 @@ class Outbox:
         while True:
             await self._some.wait()
             await self.flush()
-            await asyncio.sleep(CADENCE_S)
+            await asyncio.sleep(SEND_INTERVAL_S)
 
     async def flush(self) -> None:
         """Until the present master was told everything that was added."""
         async with self._sending:
             self._some.clear()
-            while batch := self._untold():
+            while batch := self._unsent():
                 lines, shown = tuple(kept.line for kept in batch), self._look()
                 told = (int(line.get("iteration", 0)) for line in lines if line.get("round") == self._talk.round)
                 shown = shown._replace(iteration=max(shown.iteration, *told, 0))
-                beat = self._talk.beat(telemetry=lines, **shown._asdict())
+                beat = self._talk.next_heartbeat(telemetry=lines, **shown._asdict())
                 directive = None
                 try:
-                    directive = await self._client.heartbeat(beat)
+                    directive = await self._client.send_heartbeat(beat)
                 except NotUnderstood as error:
                     self._say(f"{len(batch)} lines of telemetry were refused: {error}")
                 for kept in batch:
-                    kept.told = self._client.epoch
+                    kept.sent_to_epoch = self._client.epoch
                 self._on_directive(directive)
 
-    async def persisted(self, holding: Holding) -> str:
+    async def report_persisted(self, holding: Holding) -> str:
         """Tell that a shard is in the store; the manifest's key, or empty when it never became visible."""
         for _ in range(_COMMIT_TRIES):
-            if manifest := await self._client.persisted(Persisted(self._node, holding)):
+            if manifest := await self._client.report_persisted(Persisted(self._node, holding)):
                 return manifest
-            await asyncio.sleep(CADENCE_S)
+            await asyncio.sleep(SEND_INTERVAL_S)
         self._say(f"the checkpoint of iteration {holding.iteration} was not committed: other shards are missing")
         return ""

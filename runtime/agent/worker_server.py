@@ -73,23 +73,23 @@ class LinkServer:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: _Connection(self), str(path))
 
-    def begin(self, seat: Seat) -> None:
+    def begin_round(self, seat: Seat) -> None:
         """From now on this round's workers are answered."""
         self.seat = seat
         self._began.set()
 
-    def greeted(self) -> None:
+    def note_greeting(self) -> None:
         """A worker knows us."""
         self._greeted = True
 
-    def end(self) -> None:
+    def end_round(self) -> None:
         """Hang up on the round's workers: nothing that they say from now on counts."""
         for connection in list(self.connections):
-            connection.last_words()
+            connection.read_last_stages()
             connection.abort()
         self.seat = None
 
-    async def never_greeted(self) -> None:
+    async def wait_without_greeting(self) -> None:
         """Until workers have run for some time and none of them has ever said Hello; for ever where one has."""
         await self._began.wait()
         await asyncio.sleep(_GREETING_S)
@@ -98,7 +98,7 @@ class LinkServer:
 
     async def close(self) -> None:
         """Stop listening."""
-        self.end()
+        self.end_round()
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
@@ -122,7 +122,7 @@ class _Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         self._transport = None
 
-    def last_words(self) -> None:
+    def read_last_stages(self) -> None:
         """A worker goes on, or dies, as soon as it has told that a state is whole: it counts."""
         if self._transport is None or self._local_rank is None or self._busy is not None:
             return
@@ -147,9 +147,9 @@ class _Connection(asyncio.Protocol):
         if len(self._buffer) > LONGEST_LINE:
             self._refuse("a line of more than 1 MiB")
         elif self._busy is None:
-            self._work()
+            self._answer_pending()
 
-    def _work(self) -> None:
+    def _answer_pending(self) -> None:
         """Answer what is there, until something must be waited for."""
         while self._lines and self._transport is not None and self._busy is None:
             try:
@@ -182,13 +182,13 @@ class _Connection(asyncio.Protocol):
                 if slot := keeper.try_acquire(rank, iteration):
                     self._send(slot)
                 else:
-                    self._later(lambda: keeper.acquire(rank, iteration))
+                    self._answer_later(lambda: keeper.acquire(rank, iteration))
             case Announce(capacity, sharded):
-                self._later(lambda: keeper.announce(rank, capacity, sharded))
+                self._answer_later(lambda: keeper.announce(rank, capacity, sharded))
             case Flush(iteration):
-                self._later(lambda: Done(keeper.flush(rank, iteration)))
+                self._answer_later(lambda: Done(keeper.flush(rank, iteration)))
             case Fetch():
-                self._later(lambda: keeper.fetched(rank), lambda reply: self._server.on_fetched(rank, reply))
+                self._answer_later(lambda: keeper.fetched(rank), lambda reply: self._server.on_fetched(rank, reply))
 
     def _greet(self, hello: Hello) -> None:
         seat = self._server.seat
@@ -198,14 +198,14 @@ class _Connection(asyncio.Protocol):
             self._refuse(f"local rank {hello.local_rank} of {self._server.slots} workers")
         else:
             self._local_rank = hello.local_rank
-            self._server.greeted()
+            self._server.note_greeting()
             start = self._server.keeper.near(hello.local_rank)
             self._send(replace(self._server.welcome, **(start._asdict() if start else {})))
 
-    def _later(self, call: Callable[[], Reply], done: Callable[[Reply], None] = lambda _: None) -> None:
-        self._busy = asyncio.get_running_loop().create_task(self._wait(call, done))
+    def _answer_later(self, call: Callable[[], Reply], done: Callable[[Reply], None] = lambda _: None) -> None:
+        self._busy = asyncio.get_running_loop().create_task(self._answer_from_thread(call, done))
 
-    async def _wait(self, call: Callable[[], Reply], done: Callable[[Reply], None]) -> None:
+    async def _answer_from_thread(self, call: Callable[[], Reply], done: Callable[[Reply], None]) -> None:
         try:
             reply = await asyncio.get_running_loop().run_in_executor(self._server.threads, call)
             if self._transport is not None:
@@ -214,7 +214,7 @@ class _Connection(asyncio.Protocol):
             reply = _problem(error)
         self._busy = None
         self._send(reply)
-        self._work()
+        self._answer_pending()
 
     def _send(self, reply: Reply) -> None:
         if self._transport is not None:

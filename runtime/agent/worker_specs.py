@@ -7,11 +7,11 @@ from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE, worker_comma
 from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.agent.workers import Start
+from everstep.runtime.agent.workers import WorkerSpec
 from everstep.runtime.protocol.messages import Seat
 
 
-def starts(settings: Settings, seat: Seat, outputs: Outputs, folder: Path) -> list[Start]:
+def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path) -> list[WorkerSpec]:
     """One for each local rank. `folder`: the agent's private one, with its socket.
 
     Raises ValueError and OSError where a worker's device, log folder or log layout is not there.
@@ -28,5 +28,5 @@ def starts(settings: Settings, seat: Seat, outputs: Outputs, folder: Path) -> li
         more = {ERROR_FILE_VARIABLE: output.error_file, TRACEBACK_VARIABLE: str(folder / f"traceback-{local_rank}")}
         command = worker_command(settings.command, local_rank)
         cpus = settings.cpus[local_rank] if settings.cpus else ()
-        found.append(Start({**environment, **more}, command, output, cpus))
+        found.append(WorkerSpec({**environment, **more}, command, output, cpus))
     return found

@@ -34,7 +34,7 @@ class WorkerEnd:
 
 
 @dataclass(frozen=True)
-class Start:
+class WorkerSpec:
     """All that one worker needs."""
 
     environment: Mapping[str, str]
@@ -74,17 +74,17 @@ class Workers:
         self._running: dict[int, _Worker] = {}
         self._last = 0
 
-    async def ready(self, plain: bool) -> tuple[str, ...]:
+    async def wait_until_ready(self, plain: bool) -> tuple[str, ...]:
         """Until workers can be started; lines for the log. A fork server that ended is replaced."""
         if self._server is not None:
             if self._server.alive:
                 return ()
-            await self._server.buried()  # Or its end would be taken for that of the next one's workers.
+            await self._server.wait_until_buried()  # Or its end would be taken for that of the next one's workers.
         self._server = self._start_server(plain)
         try:
             told = await self._server.ready
         except ForkServerLost as error:
-            await self._server.buried()
+            await self._server.wait_until_buried()
             self._server = self._start_server(plain=True)
             await self._server.ready
             return (f"{error}; workers are started by exec, each imports everything itself",)
@@ -98,7 +98,7 @@ class Workers:
         pids = self._server.pids if self._server is not None else {}
         return {worker.local_rank: pids[number] for number, worker in self._running.items() if number in pids}
 
-    def start(self, round_: int, starts: Sequence[Start]) -> None:
+    def start(self, round_: int, starts: Sequence[WorkerSpec]) -> None:
         """One worker for each, in the order of local ranks. None may be running."""
         assert not self._running, "the workers of the round before are alive"
         for local_rank, start in enumerate(starts):
@@ -115,60 +115,66 @@ class Workers:
             except ForkServerLost:
                 pass  # Its loss ends all workers, also this one, which never began.
             finally:
-                start.output.handed_over()
+                start.output.close_descriptors()
         if self._server is None or not self._server.alive:
-            self._lost()
+            self._on_lost()
 
-    def signal(self, signum: int) -> None:
+    def signal_all(self, signum: int) -> None:
         """To every worker that lives, with its process group."""
         if self._server is not None and self._server.alive:
             for number in self._running:
                 self._server.signal(number, signum)
 
-    async def told(self) -> None:
+    async def wait_for_exits(self) -> None:
         """Until the ends of all that are dead by now were told: the fork server may be slower than the master."""
         pids = self.pids()
         for worker in list(self._running.values()):
             if (pid := pids.get(worker.local_rank)) and start_time(pid) is None:
                 await worker.dead.wait()
 
-    async def gone(self) -> None:
+    async def wait_until_gone(self) -> None:
         """Until no worker lives."""
         for worker in list(self._running.values()):
             await worker.dead.wait()
 
     async def end(self, grace_s: float, signum: int) -> None:
         """That signal, after the grace SIGKILL; returns when all are dead."""
-        self.signal(signum)
+        self.signal_all(signum)
         try:
             async with asyncio.timeout(grace_s):
-                await self.gone()
+                await self.wait_until_gone()
         except TimeoutError:
-            self.signal(signal.SIGKILL)
-            await self.gone()
+            self.signal_all(signal.SIGKILL)
+            await self.wait_until_gone()
 
     async def close(self) -> None:
         """End the fork server, and whoever lives with it."""
         if self._server is not None and self._server.alive:
             await self._server.close()
-        self._lost()
+        self._on_lost()
 
     def _start_server(self, plain: bool) -> ForkServer:
         return ForkServer(
-            self._command, self._preload, self._forked, self._exited, self._lost, plain=plain, python=self._python
+            self._command,
+            self._preload,
+            self._on_forked,
+            self._on_exited,
+            self._on_lost,
+            plain=plain,
+            python=self._python,
         )
 
-    def _forked(self, told: Forked) -> None:
+    def _on_forked(self, told: Forked) -> None:
         if worker := self._running.get(told.id):
             self._on_start(worker.local_rank, told.pid)
 
-    def _exited(self, told: Exited) -> None:
+    def _on_exited(self, told: Exited) -> None:
         worker = self._running.pop(told.id)
         worker.output.close()
         worker.dead.set()
         file = worker.output.error_file
-        reply = _text(Path(file)) if file else ""
-        error = _error_in(reply) or _text(worker.traceback) or worker.output.last_words()
+        reply = _read_text(Path(file)) if file else ""
+        error = _error_in(reply) or _read_text(worker.traceback) or worker.output.last_words()
         end = WorkerEnd(
             worker.round,
             worker.local_rank,
@@ -181,13 +187,13 @@ class Workers:
         )
         self._on_end(end)
 
-    def _lost(self) -> None:
+    def _on_lost(self) -> None:
         """The fork server is dead: so are its workers."""
         for number in list(self._running):
-            self._exited(Exited(number, -signal.SIGKILL, 0.0, 0))
+            self._on_exited(Exited(number, -signal.SIGKILL, 0.0, 0))
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

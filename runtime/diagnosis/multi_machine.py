@@ -22,7 +22,7 @@ from everstep.runtime.diagnosis.messages import Arrive, Over
 from everstep.runtime.diagnosis.node import check_node
 from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, missing_devices
 from everstep.runtime.diagnosis.verdicts import Verdict
-from everstep.runtime.job.topology import ordered
+from everstep.runtime.job.topology import order_by_switch
 from everstep.runtime.net.door import Door, listen
 from everstep.runtime.net.tls import Credentials, credentials_of
 
@@ -173,7 +173,7 @@ async def _gather_nodes(coordinator: Coordinator, options: MultiMachineCheck) ->
             )
     came = [node for node in nodes if node not in missing]
     if options.topology:
-        came = ordered(came, lambda node: options.topology.get(coordinator.address(node), ""))
+        came = order_by_switch(came, lambda node: options.topology.get(coordinator.address(node), ""))
     return came
 
 

@@ -6,7 +6,7 @@ from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.state import JobPhase, State, round_number
 from everstep.runtime.protocol.messages import Action, Directive, Join, Member, Round, Seat
 
-LOOKED_AT = 64
+NEIGHBOURS = 64
 """Neighbours in rank order among which another host is looked for: a round of 10,000 nodes of one host costs little."""
 
 
@@ -30,7 +30,7 @@ def seat(state: State, node: str) -> Seat | None:
         restart_count=round_.number - 1,
         restore=round_.restore,
         persists=known.group_rank == 0,
-        peer=peer(round_.members[known.role], known.group_rank - _before(round_, known.role)),
+        peer=peer(round_.members[known.role], known.group_rank - _members_before(round_, known.role)),
     )
 
 
@@ -42,9 +42,9 @@ def peer(members: Sequence[Member], place: int) -> str:
     """
     count, host = len(members), members[place].host
     first, end = place, place + 1
-    while first > max(0, place - LOOKED_AT) and members[first - 1].host == host:
+    while first > max(0, place - NEIGHBOURS) and members[first - 1].host == host:
         first -= 1
-    while end < min(count, place + LOOKED_AT) and members[end].host == host:
+    while end < min(count, place + NEIGHBOURS) and members[end].host == host:
         end += 1
     for candidate in (end + place - first, end, first - 1):
         if members[candidate % count].host != host:
@@ -52,7 +52,7 @@ def peer(members: Sequence[Member], place: int) -> str:
     return ""
 
 
-def _before(round_: Round, role: str) -> int:
+def _members_before(round_: Round, role: str) -> int:
     """Members of the roles that come before that one."""
     roles = list(round_.members)
     return sum(len(round_.members[earlier]) for earlier in roles[: roles.index(role)])

@@ -7,14 +7,14 @@ Everything else (seats, directives, nodes wanted) follows from a state. Only sig
 
 from everstep.runtime.job.events import Event, HeartbeatSeen
 from everstep.runtime.job.liveness import stands_still
-from everstep.runtime.job.on_event import take
+from everstep.runtime.job.on_event import handle_event
 from everstep.runtime.job.records import MasterAway
 from everstep.runtime.job.settle import next_deadline, settle
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.job.state import JobPhase, State
-from everstep.runtime.job.transaction import Case, Journal, Refused, UnknownNode, WriteManifest
+from everstep.runtime.job.transaction import Refused, Transaction, UnknownNode, WriteManifest, WriteRecord
 
-__all__ = ["Brain", "Journal", "Refused", "UnknownNode", "WriteManifest"]
+__all__ = ["Brain", "Refused", "UnknownNode", "WriteManifest", "WriteRecord"]
 
 
 class Brain:
@@ -24,7 +24,7 @@ class Brain:
         self.spec = spec
         self.reason = state.reason
         """Why nothing more is being done right now, in one line."""
-        self._case = Case(spec, state, now)
+        self._case = Transaction(spec, state, now)
         self._deadline: float | None = None
         self._away_s = 0.0
         """For how long this master was away, while no record says so."""
@@ -34,7 +34,7 @@ class Brain:
         """Where all events so far have led to."""
         return self._case.state
 
-    def handle(self, event: Event, now: float) -> list[Journal | WriteManifest]:
+    def handle(self, event: Event, now: float) -> list[WriteRecord | WriteManifest]:
         """What follows from the event. Raises Refused (and decides nothing) for what may not be asked."""
         case = self._case
         before, case.now = case.now, max(now, case.now, case.state.time)
@@ -47,7 +47,7 @@ class Brain:
         try:
             if self._away_s and known.phase is not JobPhase.ENDED:
                 case.record(MasterAway(time=case.now, away_s=self._away_s))
-            take(case, event)
+            handle_event(case, event)
         except Refused:
             case.state, case.decisions = known, []
             raise

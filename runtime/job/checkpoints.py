@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from everstep.runtime.job.records import Stored
 from everstep.runtime.protocol.messages import Holding, Refusal
 
-NAMED = 4
+MAX_LISTED = 4
 """States, and reasons for each, that a line names."""
-KEPT = 16
+KEPT_CHECKPOINTS = 16
 """Persisted (round, iteration)s that are remembered, the newest of them, and the newest committed one."""
 
 
@@ -48,14 +48,14 @@ class Shards:
         return f"Shards({list(self)})"
 
     @property
-    def wanted(self) -> int:
+    def expected(self) -> int:
         """How many there are in the whole checkpoint, as the first of them says; 1 before it."""
         return next((held.shards for held in self._shared.values()), 1) if self._size else 1
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Are all of them here?"""
-        return self._size >= self.wanted
+        return self._size >= self.expected
 
     def add(self, held: Holding) -> "Shards":
         """This one besides. The caller has looked that there is none of its number."""
@@ -83,7 +83,7 @@ class Doubt(msgspec.Struct, frozen=True):
     until: int
     """The round that began from it and found it so."""
 
-    def meets(self, held: Holding) -> bool:
+    def covers(self, held: Holding) -> bool:
         """Is it that state, or one that was saved later, until the round was over?"""
         return (held.round, held.iteration) >= (self.round, self.iteration) and held.round <= self.until
 
@@ -97,19 +97,19 @@ def with_shard(known: Checkpoints, held: Holding) -> Checkpoints:
     before = known.get(key, Checkpoint())
     if held.shard in before.shards:
         return known
-    return _remembering(known, key, replace(before, shards=before.shards.add(held)))
+    return _with_checkpoint(known, key, replace(before, shards=before.shards.add(held)))
 
 
 def with_manifest(known: Checkpoints, key: tuple[int, int], manifest: str) -> Checkpoints:
     """A checkpoint was committed."""
-    return _remembering(known, key, replace(known.get(key, Checkpoint()), manifest=manifest))
+    return _with_checkpoint(known, key, replace(known.get(key, Checkpoint()), manifest=manifest))
 
 
-def with_found(known: Checkpoints, found: Iterable[Stored]) -> Checkpoints:
+def with_surveyed(known: Checkpoints, found: Iterable[Stored]) -> Checkpoints:
     """Committed checkpoints that the store has: what it says of them counts."""
     for one in found:
         first = one.shards[0]
-        known = _remembering(known, (first.round, first.iteration), Checkpoint(Shards(one.shards), one.key))
+        known = _with_checkpoint(known, (first.round, first.iteration), Checkpoint(Shards(one.shards), one.key))
     return known
 
 
@@ -118,27 +118,27 @@ def without_refused(known: Checkpoints, refusals: Collection[Refusal]) -> Checkp
     places = {(refusal.round, refusal.iteration) for refusal in refusals}
 
     def refused(checkpoint: Checkpoint) -> bool:
-        return any(refusal.meets(shard) for shard in checkpoint.shards for refusal in refusals)
+        return any(refusal.covers(shard) for shard in checkpoint.shards for refusal in refusals)
 
     return {place: one for place, one in known.items() if place not in places or not refused(one)}
 
 
-def told(refusals: Iterable[Refusal]) -> str:
+def refusal_summary(refusals: Iterable[Refusal]) -> str:
     """Which states are passed over, and why: one line."""
     why: dict[tuple[int, int], list[str]] = {}
     for refusal in refusals:
         why.setdefault((refusal.round, refusal.iteration), []).append(refusal.why)
     lines = [
-        f"iteration {iteration} of round {round_} is passed over: {'; '.join(dict.fromkeys(reasons[:NAMED]))}"
+        f"iteration {iteration} of round {round_} is passed over: {'; '.join(dict.fromkeys(reasons[:MAX_LISTED]))}"
         for (round_, iteration), reasons in sorted(why.items(), reverse=True)
     ]
-    more = f"; and {len(lines) - NAMED} more" if len(lines) > NAMED else ""
-    return "; ".join(lines[:NAMED]) + more
+    more = f"; and {len(lines) - MAX_LISTED} more" if len(lines) > MAX_LISTED else ""
+    return "; ".join(lines[:MAX_LISTED]) + more
 
 
-def _remembering(known: Checkpoints, key: tuple[int, int], checkpoint: Checkpoint) -> Checkpoints:
+def _with_checkpoint(known: Checkpoints, key: tuple[int, int], checkpoint: Checkpoint) -> Checkpoints:
     every = {**known, key: checkpoint}
-    kept = sorted(every)[-KEPT:]
+    kept = sorted(every)[-KEPT_CHECKPOINTS:]
     # The newest committed one stays, however many unfinished ones follow it.
     kept += [newest for newest in sorted(k for k in every if every[k].manifest)[-1:] if newest not in kept]
     return {k: every[k] for k in kept}

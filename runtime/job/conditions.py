@@ -26,7 +26,7 @@ from everstep.runtime.job.records import (
 from everstep.runtime.job.roster import Roster
 from everstep.runtime.protocol.messages import Round
 
-KEPT = 50
+KEPT_CONDITIONS = 50
 """Conditions that are remembered."""
 
 
@@ -75,13 +75,13 @@ class Facts(Protocol):
     def conditions(self) -> tuple[Condition, ...]: ...
 
 
-_Told = tuple[ConditionType, str, str] | None
+_Update = tuple[ConditionType, str, str] | None
 C = ConditionType
 
 
-def told(state: Facts, record: object) -> tuple[Condition, ...]:
+def next_conditions(state: Facts, record: object) -> tuple[Condition, ...]:
     """The conditions after the record; `state` is the state after it."""
-    tell = _TOLD.get(type(record))
+    tell = _UPDATES.get(type(record))
     fresh = tell(state, record) if tell else None
     known = state.conditions
     if fresh is None:
@@ -91,14 +91,14 @@ def told(state: Facts, record: object) -> tuple[Condition, ...]:
     if last and last.type is kind and last.holds:
         return (*known[:-1], replace(last, reason=reason, message=message, seen=state.time))
     ended = [replace(last, holds=False)] if last else []
-    return (*known[:-1], *ended, Condition(kind, reason, message, state.time, state.time))[-KEPT:]
+    return (*known[:-1], *ended, Condition(kind, reason, message, state.time, state.time))[-KEPT_CONDITIONS:]
 
 
-def _claimed(state: Facts, record: MasterClaimed) -> _Told:
+def _after_master_claimed(state: Facts, record: MasterClaimed) -> _Update:
     return None if state.conditions else (C.PENDING, "NodesAwaited", "no node has joined yet")
 
 
-def _awaited(state: Facts, record: NodeRequested | NodeJoined) -> _Told:
+def _after_node_change(state: Facts, record: NodeRequested | NodeJoined) -> _Update:
     if state.round is not None or state.conditions[-1].type not in (C.PENDING, C.CREATING):
         return None
     joined, coming = state.nodes.total(JOINED), state.nodes.total((NodePhase.REQUESTED,))
@@ -107,16 +107,16 @@ def _awaited(state: Facts, record: NodeRequested | NodeJoined) -> _Told:
     return C.PENDING, "NodesAwaited", f"{coming} nodes are asked for, none has joined yet"
 
 
-def _formed(state: Facts, record: RoundFormed) -> _Told:
+def _after_round_formed(state: Facts, record: RoundFormed) -> _Update:
     return C.RUNNING, "RoundFormed", f"round {record.round.number}: {record.round.reason}"
 
 
-def _broken(state: Facts, record: RoundBroken) -> _Told:
+def _after_round_broken(state: Facts, record: RoundBroken) -> _Update:
     kind = C.SCALING if record.reason in (Reason.GROW, Reason.SCALED) else C.RESTARTING
-    return kind, _word(record.reason.value), record.detail
+    return kind, _camel_case(record.reason.value), record.detail
 
 
-def _desired(state: Facts, record: DesiredChanged) -> _Told:
+def _after_desired_changed(state: Facts, record: DesiredChanged) -> _Update:
     if state.conditions[-1].type not in (C.RUNNING, C.SCALING):
         return None
     asked = f"{record.nodes} {record.role} nodes are asked for" + (f": {record.detail}" if record.detail else "")
@@ -125,26 +125,26 @@ def _desired(state: Facts, record: DesiredChanged) -> _Told:
     return C.SCALING, "SizeChanged", f"{asked}; {state.members.get(record.role, 0)} train"
 
 
-def _ended(state: Facts, record: JobEnded) -> _Told:
+def _after_job_ended(state: Facts, record: JobEnded) -> _Update:
     kind = C.SUCCEEDED if record.result is JobResult.SUCCEEDED else C.FAILED
-    return kind, f"Job{_word(record.result.value)}", record.reason
+    return kind, f"Job{_camel_case(record.result.value)}", record.reason
 
 
-def _reopened(state: Facts, record: JobReopened) -> _Told:
+def _after_job_reopened(state: Facts, record: JobReopened) -> _Update:
     return C.PENDING, "JobReopened", "the job was taken up again; no node has joined yet"
 
 
-def _word(text: str) -> str:
+def _camel_case(text: str) -> str:
     return "".join(word.capitalize() for word in text.replace("_", " ").split())
 
 
-_TOLD: dict[type, Callable[[Facts, Any], _Told]] = {
-    MasterClaimed: _claimed,
-    NodeRequested: _awaited,
-    NodeJoined: _awaited,
-    RoundFormed: _formed,
-    RoundBroken: _broken,
-    DesiredChanged: _desired,
-    JobEnded: _ended,
-    JobReopened: _reopened,
+_UPDATES: dict[type, Callable[[Facts, Any], _Update]] = {
+    MasterClaimed: _after_master_claimed,
+    NodeRequested: _after_node_change,
+    NodeJoined: _after_node_change,
+    RoundFormed: _after_round_formed,
+    RoundBroken: _after_round_broken,
+    DesiredChanged: _after_desired_changed,
+    JobEnded: _after_job_ended,
+    JobReopened: _after_job_reopened,
 }

@@ -20,7 +20,7 @@ from everstep.runtime.protocol.messages import (
 class Survey:
     """What a master sees of the job's checkpoints in the store."""
 
-    found: tuple[Stored, ...] = ()
+    unjournaled: tuple[Stored, ...] = ()
     """The newest that are committed and may be whole."""
     refusals: tuple[Refusal, ...] = ()
     """Those of which it sees that they are not, or that it cannot read."""
@@ -121,7 +121,7 @@ class NodeGone:
 
 
 @dataclass(frozen=True)
-class ScaleAsked:
+class ScaleRequested:
     """Somebody wants another number of nodes."""
 
     role: str
@@ -129,7 +129,7 @@ class ScaleAsked:
 
 
 @dataclass(frozen=True)
-class StopAsked:
+class StopRequested:
     """The job shall end for good, with its nodes."""
 
     reason: str
@@ -139,7 +139,7 @@ class StopAsked:
 class DeletionDue:
     """These (round, iteration)s need not stay in the store. Those that the state does not know after this may go."""
 
-    places: tuple[tuple[int, int], ...]
+    checkpoints: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ Event = (
     | DeletionDue
     | NodeCreated
     | NodeGone
-    | ScaleAsked
-    | StopAsked
+    | ScaleRequested
+    | StopRequested
     | Tick
 )

@@ -49,11 +49,11 @@ class Liveness:
         self._heard = dict.fromkeys(state.nodes, now)
         self._due, self._queued = [], {}
         for node in state.nodes.values():
-            self._watch(node)
-        self._clear()
+            self._queue_deadline(node)
+        self._forget_movements()
         self._told_at = now
 
-    def _clear(self) -> None:
+    def _forget_movements(self) -> None:
         for names in (self._still, self._unmoved, self._moving):
             names.clear()
 
@@ -63,17 +63,17 @@ class Liveness:
         self._beats[beat.node] = max(newest, (beat.life, beat.number))
         return (beat.life, beat.number) < newest
 
-    def heard(self, state: State, name: str, now: float) -> None:
+    def mark_alive(self, state: State, name: str, now: float) -> None:
         """A sign of life of a node of the job, or that it exists now."""
         self._heard[name] = now
-        self._watch(state.nodes[name])
+        self._queue_deadline(state.nodes[name])
 
-    def beat(self, state: State, beat: Heartbeat) -> None:
+    def record_heartbeat(self, state: State, beat: Heartbeat) -> None:
         """How far the node is in the running round, and whether its workers move."""
         node = state.nodes[beat.node]
         if state.round is None or beat.round != state.round.number or node.round != beat.round:
             return
-        self.reached(beat.node, beat.iteration)
+        self.record_iteration(beat.node, beat.iteration)
         self._seated.add(beat.node)
         self._moved |= beat.moved
         if beat.has_beacon:
@@ -86,23 +86,23 @@ class Liveness:
         ):
             (names.add if within else names.discard)(beat.node)
 
-    def reached(self, name: str, iteration: int) -> None:
+    def record_iteration(self, name: str, iteration: int) -> None:
         """A member of the running round has come to this iteration."""
         before = self._iterations.get(name, 0)
         if iteration > before:
             self._iterations[name] = iteration
             self._beyond += before <= self._start < iteration
 
-    def new_round(self, start: int, now: float) -> None:
+    def begin_round(self, start: int, now: float) -> None:
         """A round begins at this iteration; its members are told to start."""
         self._iterations.clear()
         self._start, self._beyond, self._told_at = start, 0, now
         self._seated.clear()
         self._moved = False
-        self._clear()
+        self._forget_movements()
         self._dumped.clear()
 
-    def iteration(self) -> int:
+    def newest_iteration(self) -> int:
         """The newest that any member of the running round has told of."""
         return max(self._iterations.values(), default=0)
 
@@ -118,8 +118,8 @@ class Liveness:
             still = still | {name for name in self._unmoved if state.nodes[name].role in self._with_beacon}
         late = now >= self._told_at + self._spec.hang.start_timeout_s
         if late and len(self._seated) < sum(state.members.values()):
-            still = still | {node.name for node in _training(state) if node.name not in self._seated}
-        return self._all_in(still, state)
+            still = still | {node.name for node in _training_nodes(state) if node.name not in self._seated}
+        return self._includes_all_running(still, state)
 
     def start_deadline(self, now: float) -> float | None:
         """When a member that has not come into the round yet counts as standing still."""
@@ -131,7 +131,7 @@ class Liveness:
         """Has any member said that it moved in this round?"""
         return self._moved
 
-    def some_move(self, state: State) -> bool:
+    def any_moving(self, state: State) -> bool:
         """Does a member that still trains say that it moves?"""
         return any(state.nodes[name].phase is NodePhase.RUNNING for name in self._moving)
 
@@ -139,15 +139,15 @@ class Liveness:
         """Stacks are asked for from now on."""
         self._dumped.clear()
 
-    def dumped(self, name: str) -> None:
+    def record_dump(self, name: str) -> None:
         """This node has written its stacks."""
         self._dumped.add(name)
 
     def all_dumped(self, state: State) -> bool:
         """Have all members that still train written their stacks?"""
-        return self._all_in(self._dumped, state)
+        return self._includes_all_running(self._dumped, state)
 
-    def _all_in(self, names: set[str], state: State) -> bool:
+    def _includes_all_running(self, names: set[str], state: State) -> bool:
         running = sum(
             state.nodes.count(role, (NodePhase.RUNNING,), leaving)
             for role in state.members
@@ -157,11 +157,11 @@ class Liveness:
             return False
         return sum(state.nodes[name].phase is NodePhase.RUNNING for name in names) >= running
 
-    def silent(self, state: State, now: float) -> list[tuple[str, Reason]]:
+    def pop_expired(self, state: State, now: float) -> list[tuple[str, Reason]]:
         """The nodes whose time is over."""
         found = []
         while self._due and self._due[0][0] <= now:
-            limit = self._pop(state)
+            limit = self._pop_deadline(state)
             if limit is not None and now >= limit[0]:
                 found.append(limit[1:])
         return found
@@ -170,33 +170,33 @@ class Liveness:
         """When the first node's time may be over, if nothing is heard of it."""
         while self._due:
             when, name = self._due[0]
-            limit = self._limit(state.nodes[name])
+            limit = self._deadline(state.nodes[name])
             if limit and limit[0] == when == self._queued.get(name):
                 return when
-            self._pop(state)
+            self._pop_deadline(state)
         return None
 
-    def _pop(self, state: State) -> tuple[float, str, Reason] | None:
+    def _pop_deadline(self, state: State) -> tuple[float, str, Reason] | None:
         """Take the first entry; queue its node again if it has more time by now. What is true of it, if anything."""
         when, name = heapq.heappop(self._due)
         if self._queued.get(name) != when:
             return None
         del self._queued[name]
-        limit = self._limit(state.nodes[name])
+        limit = self._deadline(state.nodes[name])
         if limit is None:
             return None
         if limit[0] > when:
-            self._watch(state.nodes[name])
+            self._queue_deadline(state.nodes[name])
         return limit[0], name, limit[1]
 
-    def _watch(self, node: NodeState) -> None:
+    def _queue_deadline(self, node: NodeState) -> None:
         """Queue the node unless it is queued for an earlier time."""
-        limit = self._limit(node)
+        limit = self._deadline(node)
         if limit and limit[0] < self._queued.get(node.name, float("inf")):
             heapq.heappush(self._due, (limit[0], node.name))
             self._queued[node.name] = limit[0]
 
-    def _limit(self, node: NodeState) -> tuple[float, Reason] | None:
+    def _deadline(self, node: NodeState) -> tuple[float, Reason] | None:
         """Until when this node need not be heard of, and what it is then."""
         patience, heard = self._spec.patience, self._heard.get(node.name, 0.0)
         if node.phase in JOINED:
@@ -215,7 +215,7 @@ def stands_still(beat: Heartbeat, spec: JobSpec) -> bool:
     return beat.still_s >= (spec.hang.timeout_s if beat.moved else spec.hang.start_timeout_s)
 
 
-def _training(state: State) -> Iterator[NodeState]:
+def _training_nodes(state: State) -> Iterator[NodeState]:
     for role in state.members:
         for leaving in (False, True):
             yield from state.nodes.select(role, (NodePhase.RUNNING,), leaving)

@@ -56,7 +56,7 @@ LIVE = (P.REQUESTED, P.WAITING, P.RUNNING, P.FINISHED, P.REJOINING)
 JOINED = (P.WAITING, P.RUNNING, P.FINISHED, P.REJOINING)
 """Phases of nodes whose agent is there: it gives signs of life."""
 
-NODE: dict[tuple[NodePhase, type], NodePhase] = {
+NODE_TRANSITIONS: dict[tuple[NodePhase, type], NodePhase] = {
     (P.ABSENT, NodeRequested): P.REQUESTED,
     (P.ABSENT, NodeAppeared): P.REQUESTED,
     (P.LOST, NodeAppeared): P.REQUESTED,
@@ -136,22 +136,22 @@ class NodeState(msgspec.Struct, frozen=True):
     action_round: int = 0
 
     @property
-    def leaving(self) -> bool:
+    def is_leaving(self) -> bool:
         """It goes soon, or was asked to."""
         return self.leaving_until > 0
 
     @property
-    def place(self) -> tuple[str, int]:
+    def replica(self) -> tuple[str, int]:
         """What its replacements inherit."""
         return self.role, self.index
 
 
-def moved(node: NodeState, record: Fact, reason: str = "", round_: int = 0, **fields: Any) -> NodeState:
+def node_after(node: NodeState, record: Fact, reason: str = "", round_: int = 0, **fields: Any) -> NodeState:
     """The node after the record, and what it is told from then on. Raises UnlistedTransition.
 
     A directive is new when its action is another, or the round that it ends.
     """
-    phase = NODE.get((node.phase, type(record)))
+    phase = NODE_TRANSITIONS.get((node.phase, type(record)))
     if phase is None:
         raise UnlistedTransition(f"{type(record).__name__} while {node.name} is {node.phase}")
     action = fields.pop("action", None) or _ACTIONS.get(phase, Action.CONTINUE)

@@ -19,10 +19,10 @@ from everstep.runtime.job.events import (
     NodeGone,
     Opened,
     RestoreFailed,
-    ScaleAsked,
+    ScaleRequested,
     ShardStored,
     StacksDumped,
-    StopAsked,
+    StopRequested,
     Survey,
     Tick,
     WorkerExited,
@@ -45,9 +45,9 @@ from everstep.runtime.job.records import (
     StoreSurveyed,
     WorkerFaulted,
 )
-from everstep.runtime.job.state import JobPhase, begun_from, round_number
+from everstep.runtime.job.state import JobPhase, restore_point, round_number
 from everstep.runtime.job.termination import End
-from everstep.runtime.job.transaction import Case, Refused, UnknownNode
+from everstep.runtime.job.transaction import Refused, Transaction, UnknownNode
 from everstep.runtime.protocol.messages import Action, Heartbeat, Join
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
@@ -55,28 +55,28 @@ _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 P = NodePhase
 
 
-def take(case: Case, event: object) -> None:
+def handle_event(case: Transaction, event: object) -> None:
     """Record what follows directly from the event. Raises Refused."""
-    _TAKE[type(event)](case, event)
+    _HANDLERS[type(event)](case, event)
 
 
-def _opened(case: Case, event: Opened) -> None:
+def _on_opened(case: Transaction, event: Opened) -> None:
     ended = case.state.ended
     if ended and ended.result is not JobResult.SUCCEEDED:
         case.record(JobReopened(time=case.now))
     if case.state.phase is not JobPhase.ENDED:
-        _survey(case, event.survey)
+        _record_survey(case, event.survey)
 
 
-def _survey(case: Case, seen: Survey) -> None:
+def _record_survey(case: Transaction, seen: Survey) -> None:
     """Take up what the store has and the journal does not tell of, and pass over what the store has no more."""
     state = case.state
     known = {checkpoint.manifest for checkpoint in state.checkpoints.values()}
     refused = [refusal for refusal in seen.refusals if refusal not in state.refused]
     found = tuple(
         one
-        for one in seen.found
-        if one.key not in known and not any(r.meets(held) for r in (*state.refused, *refused) for held in one.shards)
+        for one in seen.unjournaled
+        if one.key not in known and not any(r.covers(held) for r in (*state.refused, *refused) for held in one.shards)
     )
     if found or seen.rounds > max(round_number(state), state.rounds_before):
         case.record(StoreSurveyed(time=case.now, found=found, rounds=seen.rounds))
@@ -84,24 +84,24 @@ def _survey(case: Case, seen: Survey) -> None:
         case.record(PassedOver(time=case.now, refusals=tuple(refused)))
 
 
-def _restore_failed(case: Case, event: RestoreFailed) -> None:
+def _on_restore_failed(case: Transaction, event: RestoreFailed) -> None:
     told, current = event.unrestored, round_number(case.state)
-    case.known(told.node)
-    case.heard(told.node)
-    begun = begun_from(case.state)
+    case.require_node(told.node)
+    case.mark_alive(told.node)
+    begun = restore_point(case.state)
     refusals = tuple(r for r in told.refusals if (r.round, r.iteration) == begun and r not in case.state.refused)
     if told.round != current or case.state.phase is JobPhase.ENDED or not refusals:
         return  # Another node has told it before.
     case.record(PassedOver(time=case.now, refusals=refusals, round=current))
-    _survey(case, event.survey)
+    _record_survey(case, event.survey)
     if case.state.phase is JobPhase.RUNNING:
-        case.break_round(Reason.DAMAGED, checkpoints.told(refusals))
+        case.break_round(Reason.DAMAGED, checkpoints.refusal_summary(refusals))
 
 
-def _joined(case: Case, event: Joined) -> None:
+def _on_joined(case: Transaction, event: Joined) -> None:
     join = event.join
-    node = _admitted(case, join) if case.joined else case.state.nodes.get(join.node)
-    if node is None or (node.phase in (P.LOST, P.RELEASED) and not case.joined):
+    node = _admit(case, join) if case.has_joined_placement else case.state.nodes.get(join.node)
+    if node is None or (node.phase in (P.LOST, P.RELEASED) and not case.has_joined_placement):
         raise UnknownNode(f"{join.node} has no place in job {case.spec.job}" + (f": {node.phase}" if node else ""))
     if node.role != join.role:
         raise UnknownNode(f"{join.node} is a {node.role} node of job {case.spec.job}, not {join.role}")
@@ -120,7 +120,7 @@ def _joined(case: Case, event: Joined) -> None:
             life=join.life, number=join.number,
         )
     )  # fmt: skip
-    case.heard(join.node)
+    case.mark_alive(join.node)
 
 
 def _is_copy(join: Join, node: NodeState) -> bool:
@@ -128,7 +128,7 @@ def _is_copy(join: Join, node: NodeState) -> bool:
     return (join.life, join.number) <= (node.life, node.join)
 
 
-def _admitted(case: Case, join: Join) -> NodeState | None:
+def _admit(case: Transaction, join: Join) -> NodeState | None:
     """Where nodes come by themselves: the node of this name, made known if it is new, or back under its old name."""
     node = case.state.nodes.get(join.node)
     if join.role not in case.spec.roles:
@@ -144,23 +144,23 @@ def _admitted(case: Case, join: Join) -> NodeState | None:
     if node and node.phase in LIVE:
         if join.life == node.life:
             return node
-        case.lose(join.node, Reason.NODE_LOST, "its agent was started anew")
+        case.lose_node(join.node, Reason.NODE_LOST, "its agent was started anew")
     if node and join.life == node.life and node.action is Action.LEAVE:
         raise UnknownNode(f"{join.node} was told to leave: {node.action_reason}")
-    index = join.index if join.index >= 0 else node.index if node else case.state.nodes.known(join.role)
+    index = join.index if join.index >= 0 else node.index if node else case.state.nodes.count_ever(join.role)
     if (join.role, index) in case.state.given_up:
         raise UnknownNode(f"{join.role}-{index} was given up: {case.state.given_up[join.role, index].detail}")
     case.record(NodeAppeared(time=case.now, node=join.node, role=join.role, index=index, host=join.host))
     return case.state.nodes[join.node]
 
 
-def _heartbeat(case: Case, event: HeartbeatSeen) -> None:
+def _on_heartbeat(case: Transaction, event: HeartbeatSeen) -> None:
     beat = event.heartbeat
-    node = case.known(beat.node)
+    node = case.require_node(beat.node)
     if case.liveness.is_late(beat) or beat.life != node.life:
         return  # Of an agent that has not joined yet, or of an earlier one, which `seats.directive` tells so.
-    case.heard(beat.node)
-    case.liveness.beat(case.state, beat)
+    case.mark_alive(beat.node)
+    case.liveness.record_heartbeat(case.state, beat)
     if _contradicts(beat, node):
         case.record(NodeStrayed(time=case.now, node=beat.node, round=beat.round))
 
@@ -174,17 +174,17 @@ def _contradicts(beat: Heartbeat, node: NodeState) -> bool:
     return not (told and beat.seen < node.directive)
 
 
-def _worker_exited(case: Case, event: WorkerExited) -> None:
+def _on_worker_exited(case: Transaction, event: WorkerExited) -> None:
     told = event.exit
-    node, current = case.known(told.node), round_number(case.state)
-    case.heard(told.node)
+    node, current = case.require_node(told.node), round_number(case.state)
+    case.mark_alive(told.node)
     if told.round != current or node.round != current or case.state.phase is JobPhase.ENDED:
         return
     if node.faulted_round == told.round:
         return  # A node tells of one death a round.
     if node.phase not in (P.RUNNING, P.REJOINING, P.WAITING):
         return
-    case.liveness.reached(told.node, told.iteration)
+    case.liveness.record_iteration(told.node, told.iteration)
     reason = policy.reason_of(told.exit_code, case.spec.hardware_exit_codes, told.oom)
     fault = WorkerFaulted(
         time=case.now, node=told.node, round=told.round, rank=told.rank, local_rank=told.local_rank,
@@ -193,23 +193,25 @@ def _worker_exited(case: Case, event: WorkerExited) -> None:
     )  # fmt: skip
     case.record(fault)
     if case.state.phase is JobPhase.RUNNING:
-        case.break_round(reason, policy.told(fault), told.node)
-    if reason is not Reason.USER_ERROR and not node.leaving:  # An error may be an echo: it is judged when all is known.
-        case.judge(node, reason, told.exit_code, current)
+        case.break_round(reason, policy.fault_summary(fault), told.node)
+    if (
+        reason is not Reason.USER_ERROR and not node.is_leaving
+    ):  # An error may be an echo: it is judged when all is known.
+        case.judge_fault(node, reason, told.exit_code, current)
 
 
-def _node_finished(case: Case, event: NodeFinishedRound) -> None:
+def _on_node_finished(case: Transaction, event: NodeFinishedRound) -> None:
     told = event.finished
-    node = case.known(told.node)
-    case.heard(told.node)
+    node = case.require_node(told.node)
+    case.mark_alive(told.node)
     if node.phase is P.RUNNING and told.round == round_number(case.state):
         case.record(NodeFinished(time=case.now, node=told.node, round=told.round))
 
 
-def _shard_stored(case: Case, event: ShardStored) -> None:
+def _on_shard_stored(case: Transaction, event: ShardStored) -> None:
     node, held = event.persisted.node, event.persisted.holding
-    case.known(node)
-    case.heard(node)
+    case.require_node(node)
+    case.mark_alive(node)
     if not held.key or not 0 <= held.shard < held.shards or not 0 < held.round <= round_number(case.state):
         raise Refused(f"{node} persisted no shard of this job: {held.key!r} of round {held.round}")
     place = held.round, held.iteration
@@ -220,60 +222,64 @@ def _shard_stored(case: Case, event: ShardStored) -> None:
         case.record(ShardPersisted(time=case.now, holding=held))
 
 
-def _manifest_written(case: Case, event: ManifestWritten) -> None:
+def _on_manifest_written(case: Transaction, event: ManifestWritten) -> None:
     case.committing.discard((event.round, event.iteration))
     case.record(Committed(time=case.now, round=event.round, iteration=event.iteration, key=event.key))
 
 
-def _deletion_due(case: Case, event: DeletionDue) -> None:
-    begun = begun_from(case.state)
-    gone = tuple(place for place in event.places if place in case.state.checkpoints and place != begun)
+def _on_deletion_due(case: Transaction, event: DeletionDue) -> None:
+    begun = restore_point(case.state)
+    gone = tuple(place for place in event.checkpoints if place in case.state.checkpoints and place != begun)
     if gone:
         case.record(Forgotten(time=case.now, places=gone))
 
 
-def _leave_announced(case: Case, event: LeaveAnnounced) -> None:
+def _on_leave_announced(case: Transaction, event: LeaveAnnounced) -> None:
     told = event.leaving
-    node = case.known(told.node)
-    case.heard(told.node)
+    node = case.require_node(told.node)
+    case.mark_alive(told.node)
     until = case.now + max(told.grace_s, 0.0)
     if told.life != node.life:
         return
-    if node.phase not in LIVE or case.state.phase is JobPhase.ENDED or (node.leaving and until >= node.leaving_until):
+    if (
+        node.phase not in LIVE
+        or case.state.phase is JobPhase.ENDED
+        or (node.is_leaving and until >= node.leaving_until)
+    ):
         return
     case.record(
         NodeLeaving(time=case.now, node=told.node, reason=Reason.PREEMPTED, detail=told.reason[:1000], until=until)
     )
 
 
-def _stacks_dumped(case: Case, event: StacksDumped) -> None:
-    node = case.known(event.dumped.node)
-    case.heard(node.name)
+def _on_stacks_dumped(case: Transaction, event: StacksDumped) -> None:
+    node = case.require_node(event.dumped.node)
+    case.mark_alive(node.name)
     told = event.dumped
     if case.state.hang and told.round == node.round == case.state.hang.round and told.directive == node.directive:
-        case.liveness.dumped(node.name)
+        case.liveness.record_dump(node.name)
 
 
-def _node_created(case: Case, event: NodeCreated) -> None:
+def _on_node_created(case: Transaction, event: NodeCreated) -> None:
     if event.node in case.state.nodes:
-        case.heard(event.node)
+        case.mark_alive(event.node)
 
 
-def _node_gone(case: Case, event: NodeGone) -> None:
+def _on_node_gone(case: Transaction, event: NodeGone) -> None:
     node = case.state.nodes.get(event.node)
     if node is None:
         return
-    if event.gave_way and node.phase in LIVE and not node.leaving and case.state.phase is not JobPhase.ENDED:
+    if event.gave_way and node.phase in LIVE and not node.is_leaving and case.state.phase is not JobPhase.ENDED:
         detail = event.detail[:1000]
         case.record(NodeLeaving(time=case.now, node=event.node, reason=Reason.PREEMPTED, detail=detail, until=case.now))
     reason = Reason.START_FAILED if node.phase is P.REQUESTED else Reason.NODE_LOST
     if event.exit_code is not None:
         by_code = policy.reason_of(event.exit_code, case.spec.hardware_exit_codes)
         reason = by_code if by_code in (Reason.HARDWARE, Reason.OOM) else reason
-    case.lose(event.node, reason, event.detail, event.exit_code)
+    case.lose_node(event.node, reason, event.detail, event.exit_code)
 
 
-def _scale(case: Case, event: ScaleAsked) -> None:
+def _on_scale_requested(case: Transaction, event: ScaleRequested) -> None:
     asked = case.spec.roles.get(event.role)
     if asked is None:
         raise Refused(f"role: the job has no {event.role!r}, only {', '.join(case.spec.roles)}")
@@ -282,33 +288,33 @@ def _scale(case: Case, event: ScaleAsked) -> None:
         raise Refused(f"nodes: {event.nodes} is not between {bounds}, the bounds of {event.role}")
     if case.state.phase is JobPhase.ENDED:
         raise Refused(f"the job has ended: {case.state.reason}")
-    if event.nodes != replicas.size(case.state, case.spec, event.role):
+    if event.nodes != replicas.desired_size(case.state, case.spec, event.role):
         case.record(DesiredChanged(time=case.now, role=event.role, nodes=event.nodes))
 
 
-def _stop(case: Case, event: StopAsked) -> None:
-    case.end(End(JobResult.STOPPED, event.reason, exit_code=143))
+def _on_stop_requested(case: Transaction, event: StopRequested) -> None:
+    case.end_job(End(JobResult.STOPPED, event.reason, exit_code=143))
 
 
-def _tick(case: Case, _: Tick) -> None:
+def _on_tick(case: Transaction, _: Tick) -> None:
     """Nothing was told; time has passed."""
 
 
-_TAKE: dict[type, Callable[[Case, Any], None]] = {
-    Opened: _opened,
-    Joined: _joined,
-    HeartbeatSeen: _heartbeat,
-    WorkerExited: _worker_exited,
-    NodeFinishedRound: _node_finished,
-    ShardStored: _shard_stored,
-    RestoreFailed: _restore_failed,
-    ManifestWritten: _manifest_written,
-    DeletionDue: _deletion_due,
-    LeaveAnnounced: _leave_announced,
-    StacksDumped: _stacks_dumped,
-    NodeCreated: _node_created,
-    NodeGone: _node_gone,
-    ScaleAsked: _scale,
-    StopAsked: _stop,
-    Tick: _tick,
+_HANDLERS: dict[type, Callable[[Transaction, Any], None]] = {
+    Opened: _on_opened,
+    Joined: _on_joined,
+    HeartbeatSeen: _on_heartbeat,
+    WorkerExited: _on_worker_exited,
+    NodeFinishedRound: _on_node_finished,
+    ShardStored: _on_shard_stored,
+    RestoreFailed: _on_restore_failed,
+    ManifestWritten: _on_manifest_written,
+    DeletionDue: _on_deletion_due,
+    LeaveAnnounced: _on_leave_announced,
+    StacksDumped: _on_stacks_dumped,
+    NodeCreated: _on_node_created,
+    NodeGone: _on_node_gone,
+    ScaleRequested: _on_scale_requested,
+    StopRequested: _on_stop_requested,
+    Tick: _on_tick,
 }

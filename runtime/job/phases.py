@@ -41,7 +41,7 @@ class JobPhase(StrEnum):
 
 F, R, E = JobPhase.FORMING, JobPhase.RUNNING, JobPhase.ENDED
 
-JOB: dict[tuple[JobPhase, type], JobPhase] = {
+JOB_TRANSITIONS: dict[tuple[JobPhase, type], JobPhase] = {
     (F, RoundFormed): R,
     (R, RoundBroken): F,
     (F, JobEnded): E,

@@ -74,9 +74,9 @@ TABLE = (
 """One row a reason."""
 
 DECISIONS = {row.reason: row.decision for row in TABLE}
-EXITS = {code: row.reason for row in TABLE for code in row.exit_codes}
+EXIT_REASONS = {code: row.reason for row in TABLE for code in row.exit_codes}
 """Exit codes that mean something in every job; `JobSpec.hardware_exit_codes` come first."""
-EVENTS = {
+EVENT_REASONS = {
     NodeEvent.NODE_NOT_READY: {Reason.NODE_LOST, Reason.NO_HEARTBEAT},
     NodeEvent.POD_FORCE_DELETED: {Reason.NODE_LOST},
     NodeEvent.POD_EVICTED: {Reason.NODE_LOST, Reason.KILLED},
@@ -84,8 +84,8 @@ EVENTS = {
 }
 """What the events of fault rules mean."""
 
-OF_WORKERS = frozenset({Reason.USER_ERROR, Reason.OOM, Reason.KILLED, Reason.HARDWARE, Reason.DIVERGED})
-OF_NODES = frozenset(
+WORKER_FAULTS = frozenset({Reason.USER_ERROR, Reason.OOM, Reason.KILLED, Reason.HARDWARE, Reason.DIVERGED})
+NODE_FAULTS = frozenset(
     {
         Reason.NODE_LOST, Reason.START_FAILED, Reason.NO_HEARTBEAT, Reason.NEVER_JOINED, Reason.STRAGGLER,
         Reason.KILLED, Reason.HARDWARE,
@@ -95,7 +95,7 @@ OF_NODES = frozenset(
 
 
 @dataclass(frozen=True)
-class Fate:
+class Judgement:
     """What follows from one fault."""
 
     decision: Decision
@@ -104,7 +104,7 @@ class Fate:
     avoid: bool = False
 
 
-def normal(exit_code: int) -> int:
+def shell_exit_code(exit_code: int) -> int:
     """An exit code as a shell tells it: signals as 128 + number."""
     return 128 - exit_code if exit_code < 0 else exit_code
 
@@ -113,40 +113,42 @@ def reason_of(exit_code: int, hardware: tuple[int, ...] = (14, 201, 202), oom: b
     """Why a worker with this exit code (negative: a signal) died; `oom`: its cgroup counted a kill."""
     if oom:
         return Reason.OOM
-    code = normal(exit_code)
-    return Reason.HARDWARE if code in hardware else EXITS.get(code, Reason.USER_ERROR)
+    code = shell_exit_code(exit_code)
+    return Reason.HARDWARE if code in hardware else EXIT_REASONS.get(code, Reason.USER_ERROR)
 
 
-def fate(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit_code: int | None = None) -> Fate:
+def judgement(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit_code: int | None = None) -> Judgement:
     """What follows from this fault of the node, by the table, its role's policies and the limits."""
     role = spec.roles[node.role]
-    code = None if exit_code is None else normal(exit_code)
-    rule = _rule(role, reason, code)
+    code = None if exit_code is None else shell_exit_code(exit_code)
+    rule = _matching_rule(role, reason, code)
     chosen, scope = (rule.restart_policy, rule.restart_scope) if rule else (role.restart_policy, role.restart_scope)
     avoid = DECISIONS[reason] is Decision.EXCLUDE
     if not _covers(role, chosen, reason, code):
         why = f"the restart policy {chosen.value} of {node.role} does not cover it"
-        return Fate(Decision.GIVE_UP, why, avoid=avoid)
+        return Judgement(Decision.GIVE_UP, why, avoid=avoid)
     memory = memory_of(node, role)
     if reason is Reason.OOM and memory >= spec.oom.limit_bytes and spec.placement is Placement.PLATFORM:
-        return Fate(Decision.FAIL, f"it had {_gib(memory)}, the most it may get; use less memory or raise oom.limit")
+        return Judgement(
+            Decision.FAIL, f"it had {_gib(memory)}, the most it may get; use less memory or raise oom.limit"
+        )
     decision = DECISIONS[reason]
     by_itself = spec.placement is Placement.JOINED and decision in (Decision.RELAUNCH, Decision.RELAUNCH_ELSEWHERE)
-    if by_itself and reason not in OF_WORKERS:
-        return Fate(Decision.MEMBERSHIP, "nodes of this job come by themselves")
+    if by_itself and reason not in WORKER_FAULTS:
+        return Judgement(Decision.MEMBERSHIP, "nodes of this job come by themselves")
     if role.restart_limit is not None and state.restarts.get(node.role, 0) >= role.restart_limit:
         why = f"{node.role} nodes were restarted {role.restart_limit} times, the restart limit"
-        return Fate(Decision.GIVE_UP, why, avoid=avoid)
+        return Judgement(Decision.GIVE_UP, why, avoid=avoid)
     if by_itself:
-        return Fate(Decision.RESTART, "nodes of this job come by themselves")
+        return Judgement(Decision.RESTART, "nodes of this job come by themselves")
     if scope is not RestartScope.POD and decision is Decision.RESTART:
         decision = Decision.RELAUNCH
-    times = state.relaunches.get(node.place, 0)
+    times = state.relaunches.get(node.replica, 0)
     if decision in RELAUNCHES and spec.placement is Placement.PLATFORM and times >= spec.patience.max_relaunches:
-        return Fate(Decision.GIVE_UP, f"{node.role}-{node.index} was replaced {times} times", avoid=avoid)
+        return Judgement(Decision.GIVE_UP, f"{node.role}-{node.index} was replaced {times} times", avoid=avoid)
     more = more_memory(memory, spec.oom) if reason is Reason.OOM and memory else 0
     detail = f"with {_gib(more)} of memory instead of {_gib(memory)}" if more else decision.value
-    return Fate(decision, detail, scope, avoid)
+    return Judgement(decision, detail, scope, avoid)
 
 
 def memory_of(node: NodeState, role: RoleSpec) -> int:
@@ -168,15 +170,15 @@ def stragglers(nodes: Sequence[NodeState]) -> list[NodeState]:
     return [node for node in nodes if node.checked > limit]
 
 
-def told(fault: WorkerFaulted) -> str:
+def fault_summary(fault: WorkerFaulted) -> str:
     """A fault in one line."""
     how = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit {fault.exit_code}"
     return f"{fault.node} rank {fault.rank}: {fault.reason.value} ({how}) at iteration {fault.iteration}"
 
 
-def _rule(role: RoleSpec, reason: Reason, code: int | None) -> FaultRule | None:
+def _matching_rule(role: RoleSpec, reason: Reason, code: int | None) -> FaultRule | None:
     for rule in role.fault_rules:
-        if code in rule.exit_codes or any(reason in EVENTS[event] for event in rule.events):
+        if code in rule.exit_codes or any(reason in EVENT_REASONS[event] for event in rule.events):
             return rule
     return None
 
@@ -186,10 +188,10 @@ def _covers(role: RoleSpec, policy: RestartPolicy, reason: Reason, code: int | N
     return {
         RestartPolicy.ALWAYS: True,
         RestartPolicy.NEVER: False,
-        RestartPolicy.ON_FAILURE: reason in OF_WORKERS,
+        RestartPolicy.ON_FAILURE: reason in WORKER_FAULTS,
         RestartPolicy.EXIT_CODE: listed,
-        RestartPolicy.ON_NODE_FAIL: reason in OF_NODES,
-        RestartPolicy.ON_NODE_FAIL_WITH_EXIT_CODE: listed or reason in OF_NODES,
+        RestartPolicy.ON_NODE_FAIL: reason in NODE_FAULTS,
+        RestartPolicy.ON_NODE_FAIL_WITH_EXIT_CODE: listed or reason in NODE_FAULTS,
     }[policy]
 
 
@@ -235,7 +237,7 @@ def render() -> str:
         "| restart policy of a role | is followed by a restart |",
         "|---|---|",
     ]
-    lines += [f"| {policy.value} | {_covered(policy)} |" for policy in RestartPolicy]
+    lines += [f"| {policy.value} | {_covered_faults(policy)} |" for policy in RestartPolicy]
     lines += [
         "",
         "A fault rule (`faultTolerantPolicy`) stands before the restart policy for its exit codes, or its events:",
@@ -243,15 +245,15 @@ def render() -> str:
         "| event of a fault rule | means |",
         "|---|---|",
     ]
-    for event, reasons in EVENTS.items():
+    for event, reasons in EVENT_REASONS.items():
         lines.append(f"| {event.value} | {', '.join(row.reason.value for row in TABLE if row.reason in reasons)} |")
     return "\n".join(lines) + "\n"
 
 
-def _covered(policy: RestartPolicy) -> str:
+def _covered_faults(policy: RestartPolicy) -> str:
     code = 77
     role = RoleSpec(1, 1, fault_rules=(FaultRule(exit_codes=(code,)),))
-    reasons = [row.reason for row in TABLE if row.reason in OF_WORKERS | OF_NODES]
+    reasons = [row.reason for row in TABLE if row.reason in WORKER_FAULTS | NODE_FAULTS]
     found = [reason.value for reason in reasons if _covers(role, policy, reason, None)]
     if _covers(role, policy, Reason.USER_ERROR, code) and Reason.USER_ERROR.value not in found:
         found.append("exit codes that a fault rule lists")

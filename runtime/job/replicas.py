@@ -17,10 +17,10 @@ from everstep.runtime.job.records import Decision, NodeRequested, Reason
 from everstep.runtime.job.spec import CleanPodPolicy, JobSpec, Placement, Resources
 from everstep.runtime.job.state import JobPhase, State
 
-_GONE = (NodePhase.RELEASED, NodePhase.LOST)
+_GONE_PHASES = (NodePhase.RELEASED, NodePhase.LOST)
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class DesiredNode(msgspec.Struct, frozen=True):
     """A node that shall exist."""
 
     name: str
@@ -35,17 +35,17 @@ class Wanted(msgspec.Struct, frozen=True):
     """Beyond the minimum: to be made last, and the first that may be taken away."""
 
 
-def size(state: State, spec: JobSpec, role: str) -> int:
+def desired_size(state: State, spec: JobSpec, role: str) -> int:
     """Nodes asked for in a role: the spec's, or what somebody scaled to."""
     return state.sizes.get(role, spec.roles[role].nodes)
 
 
-def by_index(nodes: Iterator[NodeState]) -> list[NodeState]:
+def sorted_by_index(nodes: Iterator[NodeState]) -> list[NodeState]:
     """In the order in which they are chosen: the lowest indices first."""
     return sorted(nodes, key=lambda node: (node.index, node.launch, node.name))
 
 
-def wanted(state: State, spec: JobSpec, now: float) -> list[Wanted]:
+def desired_nodes(state: State, spec: JobSpec, now: float) -> list[DesiredNode]:
     """The nodes that shall exist now, those to be made first in front.
 
     A node that was told to leave stays wanted for `leave_s`, to do so by itself. When the job has ended, the clean
@@ -61,13 +61,13 @@ def wanted(state: State, spec: JobSpec, now: float) -> list[Wanted]:
     for node in state.nodes.values():
         leaving = node.phase is NodePhase.RELEASED and node.joined_at and now < node.left_at + spec.patience.leave_s
         if node.phase in LIVE or leaving or (ended and node.phase in spared):
-            found.append(_wanted(node, spec))
+            found.append(_desired_node(node, spec))
     return sorted(found, key=lambda node: (node.extra, -node.priority))
 
 
-def _wanted(node: NodeState, spec: JobSpec) -> Wanted:
+def _desired_node(node: NodeState, spec: JobSpec) -> DesiredNode:
     role = spec.roles[node.role]
-    return Wanted(
+    return DesiredNode(
         name=node.name,
         role=node.role,
         host=node.host,
@@ -78,37 +78,37 @@ def _wanted(node: NodeState, spec: JobSpec) -> Wanted:
     )
 
 
-def missing(state: State, spec: JobSpec, now: float) -> list[NodeRequested]:
+def missing_nodes(state: State, spec: JobSpec, now: float) -> list[NodeRequested]:
     """The nodes to ask for: replacements of lost ones and growth, at the lowest free indices not given up.
 
     None while the job ends: its last round has finished members, or it is over. None where nodes come by themselves.
     """
     if spec.placement is Placement.JOINED or state.phase is JobPhase.ENDED or state.finished:
         return []
-    short = {role: lack for role, lack in _lacks(state, spec) if now >= admitted_at(state, spec, role)}
+    short = {role: lack for role, lack in _shortages(state, spec) if now >= admission_time(state, spec, role)}
     if not short:
         return []
-    places = _Places(state, spec)
-    asked = [place for role, lack in short.items() for place in places.free(role, lack)]
+    places = _Allocator(state, spec)
+    asked = [place for role, lack in short.items() for place in places.free_replicas(role, lack)]
     roles = spec.roles
     asked.sort(key=lambda place: (place[1] >= roles[place[0]].least, -roles[place[0]].priority))
-    return [places.request(role, index, now) for role, index in asked]
+    return [places.allocate(role, index, now) for role, index in asked]
 
 
-def surplus(state: State, spec: JobSpec) -> list[NodeState]:
+def surplus_nodes(state: State, spec: JobSpec) -> list[NodeState]:
     """The nodes beyond the size: those that never joined first, then the highest indices."""
     if spec.placement is Placement.JOINED or state.phase is JobPhase.ENDED:
         return []
     found = []
     for role in spec.roles:
-        if state.nodes.count(role, LIVE) > size(state, spec, role):
-            nodes = by_index(state.nodes.select(role, LIVE))
+        if state.nodes.count(role, LIVE) > desired_size(state, spec, role):
+            nodes = sorted_by_index(state.nodes.select(role, LIVE))
             nodes.sort(key=lambda node: node.phase is NodePhase.REQUESTED)
-            found += nodes[size(state, spec, role) :]
+            found += nodes[desired_size(state, spec, role) :]
     return found
 
 
-def overdue(state: State, spec: JobSpec) -> Iterator[tuple[float, str, int]]:
+def overdue_scaling(state: State, spec: JobSpec) -> Iterator[tuple[float, str, int]]:
     """(deadline, role, number of nodes that joined) for each role whose scaling brought nodes that have not come."""
     for role, asked in spec.roles.items():
         if not asked.scale_out_timeout_s or not state.asked_at or role not in state.sizes:
@@ -120,18 +120,18 @@ def overdue(state: State, spec: JobSpec) -> Iterator[tuple[float, str, int]]:
         ]
         if late:
             there = max(state.nodes.count(role, LIVE) - len(late), asked.min_nodes)
-            if there < size(state, spec, role):
+            if there < desired_size(state, spec, role):
                 yield max(max(late), state.awake_since) + asked.scale_out_timeout_s, role, there
 
 
-def attainable(state: State, spec: JobSpec, role: str) -> float:
+def attainable_size(state: State, spec: JobSpec, role: str) -> float:
     """How many nodes of the role there may come to be, places that were given up left out."""
     if spec.placement is Placement.JOINED:
         return math.inf
-    return max(state.nodes.count(role, LIVE), _target(state, spec, role))
+    return max(state.nodes.count(role, LIVE), _target_size(state, spec, role))
 
 
-def admitted_at(state: State, spec: JobSpec, role: str) -> float:
+def admission_time(state: State, spec: JobSpec, role: str) -> float:
     """When nodes of this role may be asked for, as the roles it waits for stand now; 0: at once.
 
     Those must have their minimum, and all they asked for or nobody new for the join window.
@@ -149,26 +149,26 @@ def next_admission(state: State, spec: JobSpec) -> float | None:
     """When `missing` will ask for more nodes although nothing happens; None: it will not."""
     if all(not role.waits_for for role in spec.roles.values()) or state.phase is JobPhase.ENDED:
         return None
-    times = [admitted_at(state, spec, role) for role, _ in _lacks(state, spec)]
+    times = [admission_time(state, spec, role) for role, _ in _shortages(state, spec)]
     return min((when for when in times if 0 < when < math.inf), default=None)
 
 
-def _lacks(state: State, spec: JobSpec) -> Iterator[tuple[str, int]]:
+def _shortages(state: State, spec: JobSpec) -> Iterator[tuple[str, int]]:
     for role in spec.roles:
-        lack = _target(state, spec, role) - state.nodes.count(role, LIVE)
+        lack = _target_size(state, spec, role) - state.nodes.count(role, LIVE)
         if lack > 0:
             yield role, lack
 
 
-def _target(state: State, spec: JobSpec, role: str) -> int:
+def _target_size(state: State, spec: JobSpec, role: str) -> int:
     """Nodes to have: the size, but places that were given up get none."""
-    asked = size(state, spec, role)
+    asked = desired_size(state, spec, role)
     places = max(asked, spec.roles[role].nodes)
     given_up = sum(place[0] == role and place[1] < places for place in state.given_up)
     return min(asked, places - given_up)
 
 
-class _Places:
+class _Allocator:
     """Free indices and hosts, looked up once for all nodes that are asked for together.
 
     A node's name says its place and launch. So only those that are gone or leave are gathered: a place is free when
@@ -181,49 +181,49 @@ class _Places:
         self._last: dict[tuple[str, int], NodeState] = {}
         self._used = set(state.avoided) | set(spec.avoid_hosts)
         self._number = 0
-        gone = ((LIVE, True), (_GONE, False), (_GONE, True))
+        gone = ((LIVE, True), (_GONE_PHASES, False), (_GONE_PHASES, True))
         for role in spec.roles:
             for phases, leaving in gone:
                 for node in state.nodes.select(role, phases, leaving):
-                    known = self._last.get(node.place)
+                    known = self._last.get(node.replica)
                     if known is None or node.launch > known.launch:
-                        self._last[node.place] = node
+                        self._last[node.replica] = node
         if spec.hosts:
             self._used |= {node.host for node in state.nodes.values() if node.phase in LIVE}
 
-    def free(self, role: str, lack: int) -> list[tuple[str, int]]:
+    def free_replicas(self, role: str, lack: int) -> list[tuple[str, int]]:
         """The lowest `lack` indices that are free and not given up."""
-        places = max(size(self._state, self._spec, role), self._spec.roles[role].nodes)
+        places = max(desired_size(self._state, self._spec, role), self._spec.roles[role].nodes)
         open_ = (
             place
             for place in ((role, index) for index in range(places))
-            if place not in self._state.given_up and _name(place, self._last.get(place)) not in self._state.nodes
+            if place not in self._state.given_up and _node_name(place, self._last.get(place)) not in self._state.nodes
         )
         return list(islice(open_, lack))
 
-    def request(self, role: str, index: int, now: float) -> NodeRequested:
+    def allocate(self, role: str, index: int, now: float) -> NodeRequested:
         previous = self._last.get((role, index))
         launch, replaces, memory = 0, "", 0
         if previous:
             launch, memory = previous.launch + 1, previous.memory_bytes
-            because = _because(previous)
+            because = _leave_reason(previous)
             if because not in (Reason.SCALED, None):
                 replaces = previous.name
             given = memory_of(previous, self._spec.roles[role])
             if because is Reason.OOM and given:
                 memory = more_memory(given, self._spec.oom)
-        host = self._host(previous)
+        host = self._choose_host(previous)
         self._used.add(host)
         return NodeRequested(
-            time=now, node=_name((role, index), previous), role=role, index=index, launch=launch, host=host,
+            time=now, node=_node_name((role, index), previous), role=role, index=index, launch=launch, host=host,
             replaces=replaces, memory_bytes=memory,
         )  # fmt: skip
 
-    def _host(self, previous: NodeState | None) -> str:
+    def _choose_host(self, previous: NodeState | None) -> str:
         """The previous launch's host where that may be, else the first free one."""
         if not self._spec.hosts:
             return ""
-        if previous and previous.host and previous.host not in self._used and not _elsewhere(previous):
+        if previous and previous.host and previous.host not in self._used and not _must_move(previous):
             return previous.host
         while f"{self._spec.hosts}{self._number}" in self._used:
             self._number += 1
@@ -231,16 +231,16 @@ class _Places:
         return next(host for host in hosts if host not in self._used and (not previous or host != previous.host))
 
 
-def _name(place: tuple[str, int], previous: NodeState | None) -> str:
+def _node_name(place: tuple[str, int], previous: NodeState | None) -> str:
     """Of the node that comes after `previous` in a place."""
     return f"{place[0]}-{place[1]}-{previous.launch + 1 if previous else 0}"
 
 
-def _because(node: NodeState) -> Reason | None:
+def _leave_reason(node: NodeState) -> Reason | None:
     return node.left_because or node.leaving_because
 
 
-def _elsewhere(previous: NodeState) -> bool:
-    because = _because(previous)
+def _must_move(previous: NodeState) -> bool:
+    because = _leave_reason(previous)
     there = previous.phase in LIVE
     return there or (because is not None and DECISIONS[because] not in (Decision.RELAUNCH, Decision.MEMBERSHIP))

@@ -9,9 +9,9 @@ from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Flaw, Holding, Refusal, Restore
 
-NAMED = 8
+MAX_LISTED = 8
 """Runs of shards that the reason of a choice names."""
-SOURCES = 4
+MEMORY_SOURCES = 4
 """Places in memory that are named per shard; a node that holds the shard itself needs none of them."""
 
 
@@ -22,7 +22,7 @@ def holdings(state: State) -> list[Holding]:
     Nodes that leave come last, so that a round depends on them only for what nobody else holds.
     """
     waiting = [node for node in state.nodes.values() if node.phase is NodePhase.WAITING]
-    waiting.sort(key=lambda node: (node.leaving, node.name))
+    waiting.sort(key=lambda node: (node.is_leaving, node.name))
     memory = [held for node in waiting for held in node.holdings if held.node == node.name]
     stored = [shard for checkpoint in state.checkpoints.values() for shard in checkpoint.shards]
     refused: defaultdict[tuple[int, int], list[Refusal]] = defaultdict(list)
@@ -31,15 +31,15 @@ def holdings(state: State) -> list[Holding]:
     return [
         held
         for held in memory + stored
-        if not any(refusal.meets(held) for refusal in refused.get((held.round, held.iteration), ()))
+        if not any(refusal.covers(held) for refusal in refused.get((held.round, held.iteration), ()))
     ]
 
 
-def newest(state: State) -> Restore | None:
+def newest_restore(state: State) -> Restore | None:
     """What the next round starts from: the newest whole state that nobody doubts, else the newest one."""
     held = holdings(state)
-    trusted = choose(one for one in held if not any(doubt.meets(one) for doubt in state.doubted))
-    every = choose(held)
+    trusted = choose_restore(one for one in held if not any(doubt.covers(one) for doubt in state.doubted))
+    every = choose_restore(held)
     if trusted is None or every is None or (trusted.round, trusted.iteration) == (every.round, every.iteration):
         return every
     doubt = state.doubted[-1]
@@ -47,12 +47,12 @@ def newest(state: State) -> Restore | None:
     return replace(trusted, reason=f"{trusted.reason}; a step back, for the loss {why}")
 
 
-def unread(state: State) -> tuple[Refusal, ...]:
+def unread_checkpoints(state: State) -> tuple[Refusal, ...]:
     """What lies in the store and may be whole, but could not be read."""
     return tuple(refusal for refusal in state.refused if refusal.key and refusal.flaw is not Flaw.DAMAGED)
 
 
-def choose(held: Iterable[Holding]) -> Restore | None:
+def choose_restore(held: Iterable[Holding]) -> Restore | None:
     """The newest (round, iteration) of which every shard is held by somebody, with its sources; None: start afresh.
 
     Shards of one (round, iteration) that were cut differently never mix. Memory comes before the store.
@@ -66,13 +66,13 @@ def choose(held: Iterable[Holding]) -> Restore | None:
             by_shard[holding.shard].append(holding)
         if shards < 1 or not set(range(shards)) <= set(by_shard):
             continue
-        sources = tuple(source for shard in range(shards) for source in _best(by_shard[shard]))
-        where = _where([any(held.node for held in by_shard[shard]) for shard in range(shards)])
+        sources = tuple(source for shard in range(shards) for source in _best_sources(by_shard[shard]))
+        where = _location_summary([any(held.node for held in by_shard[shard]) for shard in range(shards)])
         return Restore(round_, iteration, sources, f"iteration {iteration} of round {round_} is whole {where}")
     return None
 
 
-def _where(in_memory: list[bool]) -> str:
+def _location_summary(in_memory: list[bool]) -> str:
     """Which shards nobody that is here has in memory; runs of shards folded."""
     if all(in_memory):
         return "in memory"
@@ -80,18 +80,18 @@ def _where(in_memory: list[bool]) -> str:
         return "in the store"
     edges = [n for n in range(len(in_memory)) if not n or in_memory[n] != in_memory[n - 1]]
     runs = [(a, b - 1) for a, b in zip(edges, [*edges[1:], len(in_memory)], strict=True) if not in_memory[a]]
-    named = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:NAMED])
-    more = f" and {len(runs) - NAMED} more runs" if len(runs) > NAMED else ""
+    named = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs[:MAX_LISTED])
+    more = f" and {len(runs) - MAX_LISTED} more runs" if len(runs) > MAX_LISTED else ""
     return f"in memory but for shards {named}{more}, which only the store has"
 
 
-def _best(group: list[Holding]) -> list[Holding]:
+def _best_sources(group: list[Holding]) -> list[Holding]:
     memory = [held for held in group if held.node]
     stored = sorted((held for held in group if not held.node), key=lambda held: held.key)
-    return memory[:SOURCES] + stored[:1]
+    return memory[:MEMORY_SOURCES] + stored[:1]
 
 
-def depends_on(restore: Restore | None, leaving: Collection[str]) -> set[str]:
+def sole_sources(restore: Restore | None, leaving: Collection[str]) -> set[str]:
     """Those of the leaving nodes that serve a shard which is in the memory of no other node."""
     by_shard: defaultdict[int, set[str]] = defaultdict(set)
     for source in restore.sources if restore else ():

@@ -32,7 +32,7 @@ class Roster(Mapping[str, NodeState]):
         self._counts: dict[_Kind, int] = {}
         self._where: dict[_Kind, int] = {}
         self._size = 0
-        fresh = self.put(nodes)
+        fresh = self.with_nodes(nodes)
         for name in self.__slots__:
             setattr(self, name, getattr(fresh, name))
 
@@ -53,7 +53,7 @@ class Roster(Mapping[str, NodeState]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def put(self, nodes: Iterable[NodeState]) -> "Roster":
+    def with_nodes(self, nodes: Iterable[NodeState]) -> "Roster":
         """These nodes new or changed, all others as they are."""
         fresh = object.__new__(Roster)
         index, size = self._index, self._size
@@ -102,7 +102,7 @@ class Roster(Mapping[str, NodeState]):
         """How many nodes of the job are in these phases."""
         return sum(count for (_, phase, _), count in self._counts.items() if phase in phases)
 
-    def known(self, role: str) -> int:
+    def count_ever(self, role: str) -> int:
         """How many of a role there ever were."""
         return sum(count for (of, _, _), count in self._counts.items() if of == role)
 
@@ -123,10 +123,10 @@ class Roster(Mapping[str, NodeState]):
             lowest = bits & -bits
             bits ^= lowest
             for node in self._chunks[lowest.bit_length() - 1].nodes:
-                if node.phase in phases and node.role == role and node.leaving is leaving:
+                if node.phase in phases and node.role == role and node.is_leaving is leaving:
                     yield node
 
-    def changed(self, before: "Roster") -> list[str]:
+    def changed_names(self, before: "Roster") -> list[str]:
         """Names of the nodes that are new here or other than in an earlier version."""
         names = []
         for number, chunk in enumerate(self._chunks):
@@ -138,4 +138,4 @@ class Roster(Mapping[str, NodeState]):
 
 
 def _kind(node: NodeState) -> _Kind:
-    return node.role, node.phase, node.leaving
+    return node.role, node.phase, node.is_leaving

@@ -15,13 +15,13 @@ from itertools import islice
 from everstep.runtime.job import restore
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.records import Reason
-from everstep.runtime.job.replicas import attainable, by_index, size
+from everstep.runtime.job.replicas import attainable_size, desired_size, sorted_by_index
 from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec
 from everstep.runtime.job.state import JobPhase, State, next_round, round_number
-from everstep.runtime.job.topology import ordered, switches
+from everstep.runtime.job.topology import order_by_switch, switches
 from everstep.runtime.protocol.messages import Member, Round
 
-NAMED = 16
+MAX_LISTED = 16
 """Hosts that a round's reason names; the round itself has them all."""
 
 P = NodePhase
@@ -48,7 +48,7 @@ class Verdict:
     """With FORM."""
     deadline: float | None = None
     """With WAIT: when the answer changes although nothing happens."""
-    because: Reason = Reason.GROW
+    cause: Reason = Reason.GROW
     """With BREAK."""
     node: str = ""
     """With BREAK: who has to leave."""
@@ -59,11 +59,11 @@ def decide(now: float, state: State, spec: JobSpec) -> Verdict:
     if state.phase is JobPhase.ENDED:
         return Verdict(Step.WAIT, state.reason)
     if state.phase is JobPhase.RUNNING:
-        return _leave(now, state, spec) or _resize(now, state, spec)
-    return _form(now, state, spec)
+        return _decide_leaving(now, state, spec) or _decide_resizing(now, state, spec)
+    return _decide_forming(now, state, spec)
 
 
-def usable(nodes: int, role: RoleSpec) -> int:
+def usable_count(nodes: int, role: RoleSpec) -> int:
     """So many of these nodes can be in a round: a multiple of the node unit."""
     return nodes - nodes % role.node_unit
 
@@ -73,25 +73,25 @@ def rank_order(round_: Round) -> list[str]:
     return [member.ip or member.host for members in round_.members.values() for member in members]
 
 
-def _form(now: float, state: State, spec: JobSpec) -> Verdict:
+def _decide_forming(now: float, state: State, spec: JobSpec) -> Verdict:
     waiting = {role: state.nodes.count(role, (P.WAITING,)) for role in spec.roles}
-    sizes = {role: size(state, spec, role) for role in spec.roles}
-    short = [r for r, asked in spec.roles.items() if usable(min(waiting[r], sizes[r]), asked) < asked.least]
+    sizes = {role: desired_size(state, spec, role) for role in spec.roles}
+    short = [r for r, asked in spec.roles.items() if usable_count(min(waiting[r], sizes[r]), asked) < asked.least]
     if short:
-        return _below_minimum(now, state, spec, waiting, short)
+        return _decide_below_minimum(now, state, spec, waiting, short)
     told = ", ".join(f"{min(joined, sizes[role])} of {sizes[role]} {role} nodes" for role, joined in waiting.items())
     open_ = [role for role in spec.roles if waiting[role] < sizes[role]]
-    waits = _waits(state, spec, open_, waiting)
+    waits = _reasons_to_wait(state, spec, open_, waiting)
     if not waits:
-        return _formed(state, spec, told)
+        return _form_round(state, spec, told)
     until = max(deadline for deadline, _ in waits)
     whom = " and ".join(who for _, who in waits)
     if now >= until:
-        return _formed(state, spec, f"{told}; waited long enough for {whom}")
+        return _form_round(state, spec, f"{told}; waited long enough for {whom}")
     return Verdict(Step.WAIT, f"{told} joined; {whom} on the way", deadline=until)
 
 
-def _waits(state: State, spec: JobSpec, roles: list[str], waiting: dict[str, int]) -> list[tuple[float, str]]:
+def _reasons_to_wait(state: State, spec: JobSpec, roles: list[str], waiting: dict[str, int]) -> list[tuple[float, str]]:
     """(until when, for whom) is worth waiting, now that there is the minimum."""
     patience, found = spec.patience, []
     began = max(state.since, state.awake_since)
@@ -103,9 +103,9 @@ def _waits(state: State, spec: JobSpec, roles: list[str], waiting: dict[str, int
         rejoining = state.nodes.count(role, (P.REJOINING,))
         requested = state.nodes.count(role, (P.REQUESTED,))
         if rejoining:
-            found.append((window, _names(state, role, P.REJOINING, rejoining)))
+            found.append((window, _name_list(state, role, P.REJOINING, rejoining)))
         if requested:
-            found.append((replacement if state.round else window, _names(state, role, P.REQUESTED, requested)))
+            found.append((replacement if state.round else window, _name_list(state, role, P.REQUESTED, requested)))
         if spec.placement is Placement.JOINED and state.round is None:
             found.append((window, f"more {role} nodes"))
         elif spec.placement is Placement.JOINED:
@@ -118,9 +118,11 @@ def _waits(state: State, spec: JobSpec, roles: list[str], waiting: dict[str, int
     return found
 
 
-def _below_minimum(now: float, state: State, spec: JobSpec, waiting: dict[str, int], short: list[str]) -> Verdict:
+def _decide_below_minimum(
+    now: float, state: State, spec: JobSpec, waiting: dict[str, int], short: list[str]
+) -> Verdict:
     told = ", ".join(f"{waiting[role]} of at least {spec.roles[role].least} {role} nodes" for role in short)
-    if any(attainable(state, spec, role) < spec.roles[role].least for role in short):
+    if any(attainable_size(state, spec, role) < spec.roles[role].least for role in short):
         return Verdict(Step.GIVE_UP, f"{told} are left, and no replacement may be asked for any more")
     began = max(state.since, state.awake_since)
     limits = [
@@ -132,8 +134,8 @@ def _below_minimum(now: float, state: State, spec: JobSpec, waiting: dict[str, i
     return Verdict(Step.WAIT, f"{told} joined; waiting for more", deadline=deadline)
 
 
-def _formed(state: State, spec: JobSpec, reason: str) -> Verdict:
-    chosen = choose(state, spec)
+def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
+    chosen = choose_members(state, spec)
     first = next(node for nodes in chosen.values() for node in nodes)
     members = {
         role: tuple(Member(node.name, node.host, node.address, node.slots, node.ip) for node in nodes)
@@ -144,17 +146,17 @@ def _formed(state: State, spec: JobSpec, reason: str) -> Verdict:
         members=members,
         master_addr=first.address.rpartition(":")[0].strip("[]"),
         master_port=first.master_port,
-        restore=restore.newest(state),
+        restore=restore.newest_restore(state),
         reason="",
     )
     hosts = rank_order(fresh)
-    more = f" and {len(hosts) - NAMED} more" if len(hosts) > NAMED else ""
-    reason = f"{reason}; in rank order: {', '.join(hosts[:NAMED])}{more}"
+    more = f" and {len(hosts) - MAX_LISTED} more" if len(hosts) > MAX_LISTED else ""
+    reason = f"{reason}; in rank order: {', '.join(hosts[:MAX_LISTED])}{more}"
     fresh = Round(fresh.number, members, fresh.master_addr, fresh.master_port, fresh.restore, reason)
     return Verdict(Step.FORM, reason, round=fresh)
 
 
-def choose(state: State, spec: JobSpec) -> dict[str, Sequence[NodeState]]:
+def choose_members(state: State, spec: JobSpec) -> dict[str, Sequence[NodeState]]:
     """Who would be in a round formed now, in rank order: the lowest indices, then sorted by the topology."""
     known = switches(spec.topology)
 
@@ -164,15 +166,15 @@ def choose(state: State, spec: JobSpec) -> dict[str, Sequence[NodeState]]:
     first: str | None = None
     chosen: dict[str, Sequence[NodeState]] = {}
     for role, asked in spec.roles.items():
-        waiting = by_index(state.nodes.select(role, (P.WAITING,)))
-        kept = waiting[: usable(min(len(waiting), size(state, spec, role)), asked)]
+        waiting = sorted_by_index(state.nodes.select(role, (P.WAITING,)))
+        kept = waiting[: usable_count(min(len(waiting), desired_size(state, spec, role)), asked)]
         if first is None:
             first = switch_of(kept[0]) if kept else None
-        chosen[role] = ordered(kept, switch_of, first)
+        chosen[role] = order_by_switch(kept, switch_of, first)
     return chosen
 
 
-def _leave(now: float, state: State, spec: JobSpec) -> Verdict | None:
+def _decide_leaving(now: float, state: State, spec: JobSpec) -> Verdict | None:
     """Let members go that have to: when replacements for all of them wait, else shortly before their time is over."""
     leavers = [node for role in spec.roles for node in state.nodes.select(role, (P.RUNNING,), leaving=True)]
     if not leavers or state.finished:  # Others have finished: the round is as good as over.
@@ -181,16 +183,16 @@ def _leave(now: float, state: State, spec: JobSpec) -> Verdict | None:
     because = leavers[0].leaving_because or Reason.PREEMPTED
     if all(state.nodes.count(role, (P.WAITING,)) >= sum(n.role == role for n in leavers) for role in spec.roles):
         why = f"{names} must leave ({because.value}) and the replacement is here"
-        return Verdict(Step.BREAK, why, because=because, node=leavers[0].name)
+        return Verdict(Step.BREAK, why, cause=because, node=leavers[0].name)
     deadline = min(node.leaving_until for node in leavers) - spec.patience.handover_s
     if now >= deadline:
         why = f"{names} must leave ({because.value})"
-        return Verdict(Step.BREAK, why, because=because, node=leavers[0].name)
+        return Verdict(Step.BREAK, why, cause=because, node=leavers[0].name)
     why = f"round {round_number(state)} runs; {names} must leave soon ({because.value})"
     return Verdict(Step.WAIT, why, deadline=deadline)
 
 
-def _resize(now: float, state: State, spec: JobSpec) -> Verdict:
+def _decide_resizing(now: float, state: State, spec: JobSpec) -> Verdict:
     """Break up a running round that has too many nodes, or when waiting ones make it larger after the cool-down.
 
     The cool-down is against nodes that flap; what somebody asked for since the last change is done without it. While
@@ -204,15 +206,15 @@ def _resize(now: float, state: State, spec: JobSpec) -> Verdict:
     for role, asked in spec.roles.items():
         waiting = state.nodes.count(role, (P.WAITING,))
         inside = state.nodes.count(role, (P.RUNNING,))
-        if inside > size(state, spec, role):
-            why = f"scaled down: {role} nodes {inside} -> {size(state, spec, role)}"
-            return Verdict(Step.BREAK, why, because=Reason.SCALED)
-        larger = usable(min(inside + waiting, size(state, spec, role)), asked)
+        if inside > desired_size(state, spec, role):
+            why = f"scaled down: {role} nodes {inside} -> {desired_size(state, spec, role)}"
+            return Verdict(Step.BREAK, why, cause=Reason.SCALED)
+        larger = usable_count(min(inside + waiting, desired_size(state, spec, role)), asked)
         if larger <= inside:
             continue
         asked_for = state.asked_at > state.changed_at
         deadline = 0.0 if asked_for else max(state.changed_at, state.awake_since) + spec.patience.cooldown_s
-        if larger < size(state, spec, role) and state.nodes.count(role, (P.REQUESTED,)):
+        if larger < desired_size(state, spec, role) and state.nodes.count(role, (P.REQUESTED,)):
             coming = max(state.requested_at, state.awake_since) + spec.patience.replacement_wait_s
             deadline = max(deadline, coming)
         more = f"{role} nodes {inside} -> {larger}"
@@ -222,6 +224,6 @@ def _resize(now: float, state: State, spec: JobSpec) -> Verdict:
     return Verdict(Step.WAIT, running)
 
 
-def _names(state: State, role: str, phase: NodePhase, count: int) -> str:
+def _name_list(state: State, role: str, phase: NodePhase, count: int) -> str:
     names = [node.name for node in islice(state.nodes.select(role, (phase,)), 3)]
     return ", ".join(names) + (f" and {count - 3} more" if count > 3 else "")

@@ -19,14 +19,14 @@ class SnapshotError(ValueError):
     """The bytes are no snapshot, or one of another Everstep; the journal has to be replayed instead."""
 
 
-class _Place(msgspec.Struct):
+class _Replica(msgspec.Struct):
     role: str
     index: int
     relaunches: int = 0
     given_up: FaultJudged | None = None
 
 
-class _Kept(msgspec.Struct):
+class _KeptCheckpoint(msgspec.Struct):
     round: int
     iteration: int
     checkpoint: Checkpoint
@@ -35,8 +35,8 @@ class _Kept(msgspec.Struct):
 class _Snapshot(msgspec.Struct):
     schema: int
     nodes: list[NodeState]
-    places: list[_Place]
-    checkpoints: list[_Kept]
+    places: list[_Replica]
+    checkpoints: list[_KeptCheckpoint]
     rest: msgspec.Raw
 
 
@@ -46,26 +46,26 @@ _Rest = msgspec.defstruct(
 )
 
 
-def snapshot(state: State) -> bytes:
+def encode_snapshot(state: State) -> bytes:
     """The state as JSON; `restore` gives an equal one."""
-    places: dict[tuple[str, int], _Place] = {}
+    places: dict[tuple[str, int], _Replica] = {}
     for (role, index), times in state.relaunches.items():
-        places[role, index] = _Place(role, index, times)
+        places[role, index] = _Replica(role, index, times)
     for (role, index), judged in state.given_up.items():
-        places.setdefault((role, index), _Place(role, index)).given_up = judged
+        places.setdefault((role, index), _Replica(role, index)).given_up = judged
     rest: dict[str, Any] = {name: getattr(state, name) for name in _Rest.__struct_fields__}
-    kept = [_Kept(round_, iteration, known) for (round_, iteration), known in state.checkpoints.items()]
+    kept = [_KeptCheckpoint(round_, iteration, known) for (round_, iteration), known in state.checkpoints.items()]
     others = msgspec.Raw(msgspec.json.encode(_Rest(**rest)))
     told = _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), kept, others)
     return msgspec.json.encode(told, enc_hook=list)
 
 
-def restore(data: bytes) -> State:
+def decode_snapshot(data: bytes) -> State:
     """The state that was written. Raises SnapshotError."""
     try:
         if (schema := msgspec.json.decode(data, type=dict[str, Any]).get("schema")) != SCHEMA:
             raise SnapshotError(f"a snapshot of schema {schema}, this Everstep reads {SCHEMA}")
-        read = msgspec.json.decode(data, type=_Snapshot, dec_hook=_shards)
+        read = msgspec.json.decode(data, type=_Snapshot, dec_hook=_decode_shards)
         rest = msgspec.json.decode(read.rest, type=_Rest)
     except msgspec.DecodeError as error:
         raise SnapshotError(f"no snapshot: {error}") from error
@@ -78,5 +78,5 @@ def restore(data: bytes) -> State:
     )
 
 
-def _shards(_: type, told: object) -> Shards:
+def _decode_shards(_: type, told: object) -> Shards:
     return Shards(msgspec.convert(told, tuple[Holding, ...]))

@@ -14,10 +14,17 @@ from msgspec.structs import replace
 
 from everstep.runtime.job import checkpoints as stored
 from everstep.runtime.job import conditions as conditions_
-from everstep.runtime.job.checkpoints import Checkpoints, Doubt, with_found, with_manifest, with_shard, without_refused
+from everstep.runtime.job.checkpoints import (
+    Checkpoints,
+    Doubt,
+    with_manifest,
+    with_shard,
+    with_surveyed,
+    without_refused,
+)
 from everstep.runtime.job.conditions import Condition
-from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, moved
-from everstep.runtime.job.phases import JOB, JobPhase
+from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, node_after
+from everstep.runtime.job.phases import JOB_TRANSITIONS, JobPhase
 from everstep.runtime.job.records import (
     Committed,
     Decision,
@@ -57,7 +64,7 @@ KEPT_REFUSED = 256
 
 
 P = NodePhase
-_WANTED = (Reason.GROW, Reason.SCALED, Reason.PREEMPTED, Reason.DAMAGED)
+_FAULTLESS = (Reason.GROW, Reason.SCALED, Reason.PREEMPTED, Reason.DAMAGED)
 """Reasons to end a round that are nobody's fault."""
 RELAUNCHES = (Decision.RELAUNCH, Decision.RELAUNCH_ELSEWHERE, Decision.EXCLUDE)
 """Decisions after which another node takes the place."""
@@ -132,13 +139,13 @@ class State(msgspec.Struct, frozen=True):
 def apply(state: State, record: Record) -> State:
     """The state after `record`. Raises UnlistedTransition where the tables do not list it."""
     kind = type(record)
-    phase = JOB.get((state.phase, kind))
+    phase = JOB_TRANSITIONS.get((state.phase, kind))
     if phase is None:
         raise UnlistedTransition(f"{kind.__name__} while the job is {state.phase}")
     if record.time < state.time:
         raise UnlistedTransition(f"{kind.__name__} at {record.time}, before {state.time}")
-    after = _FOLDS[kind](replace(state, phase=phase, time=record.time), record)
-    conditions = conditions_.told(after, record)
+    after = _HANDLERS[kind](replace(state, phase=phase, time=record.time), record)
+    conditions = conditions_.next_conditions(after, record)
     return after if conditions is after.conditions else replace(after, conditions=conditions)
 
 
@@ -162,24 +169,24 @@ def next_round(state: State) -> int:
     return max(round_number(state), state.rounds_before) + 1
 
 
-def begun_from(state: State) -> tuple[int, int]:
+def restore_point(state: State) -> tuple[int, int]:
     """The (round, iteration) that the running or the last round began from; zeros: nothing."""
     restore = state.round.restore if state.round else None
     return (restore.round, restore.iteration) if restore else (0, 0)
 
 
-def _known(state: State, name: str) -> NodeState:
+def _require_node(state: State, name: str) -> NodeState:
     node = state.nodes.get(name)
     if node is None:
         raise UnlistedTransition(f"{name} is no node of this job")
     return node
 
 
-def _with(state: State, *nodes: NodeState, **fields: Any) -> State:
-    return replace(state, nodes=state.nodes.put(nodes), **fields)
+def _with_nodes(state: State, *nodes: NodeState, **fields: Any) -> State:
+    return replace(state, nodes=state.nodes.with_nodes(nodes), **fields)
 
 
-def _claimed(state: State, record: MasterClaimed) -> State:
+def _apply_master_claimed(state: State, record: MasterClaimed) -> State:
     if record.epoch <= state.epoch:
         raise UnlistedTransition(f"epoch {record.epoch} after {state.epoch}")
     since = state.since or record.time
@@ -190,33 +197,33 @@ def _claimed(state: State, record: MasterClaimed) -> State:
     )
 
 
-def _away(state: State, record: MasterAway) -> State:
+def _apply_master_away(state: State, record: MasterAway) -> State:
     return replace(state, awake_since=record.time)
 
 
-def _reopened(state: State, record: JobReopened) -> State:
+def _apply_job_reopened(state: State, record: JobReopened) -> State:
     why = "the job was taken up anew"
     nodes = [
-        replace(n if n.phase is P.LOST else moved(n, record, why, left_at=record.time), left_because=None)
+        replace(n if n.phase is P.LOST else node_after(n, record, why, left_at=record.time), left_because=None)
         for n in state.nodes.values()
     ]
-    return _with(
+    return _with_nodes(
         state, *nodes, since=record.time, relaunches={}, restarts={}, given_up={}, blamed={}, stalled=0, ended=None,
         hang=None, finished={}, excused=frozenset(), refused=(), reason="taken up again",
     )  # fmt: skip
 
 
-def _requested(state: State, record: NodeRequested) -> State:
+def _apply_node_requested(state: State, record: NodeRequested) -> State:
     if record.node in state.nodes:
         raise UnlistedTransition(f"{record.node} was asked for before")
     fresh = NodeState(
         record.node, record.role, record.index, record.launch, record.host, record.time,
         replaces=record.replaces, memory_bytes=record.memory_bytes,
     )  # fmt: skip
-    return _with(state, moved(fresh, record), requested_at=record.time)
+    return _with_nodes(state, node_after(fresh, record), requested_at=record.time)
 
 
-def _appeared(state: State, record: NodeAppeared) -> State:
+def _apply_node_appeared(state: State, record: NodeAppeared) -> State:
     before = state.nodes.get(record.node)
     fresh = NodeState(
         record.node, record.role, record.index, before.launch + 1 if before else 0, record.host, record.time,
@@ -224,73 +231,77 @@ def _appeared(state: State, record: NodeAppeared) -> State:
         directive=before.directive if before else 0, life=before.life if before else 0,
         join=before.join if before else 0,
     )  # fmt: skip
-    return _with(state, moved(fresh, record))
+    return _with_nodes(state, node_after(fresh, record))
 
 
-def _joined(state: State, record: NodeJoined) -> State:
-    known = _known(state, record.node)
+def _apply_node_joined(state: State, record: NodeJoined) -> State:
+    known = _require_node(state, record.node)
     if known.phase is P.RUNNING:
-        return _with(state, moved(known, record, life=record.life, join=record.number))
+        return _with_nodes(state, node_after(known, record, life=record.life, join=record.number))
     # An agent whose long poll ended asks again, with another port: it has waited since its first join.
     since = known.joined_at if known.phase is P.WAITING else record.time
-    node = moved(
+    node = node_after(
         known, record,
         joined_at=since, host=record.host, slots=record.slots, address=record.address, ip=record.ip,
         master_port=record.master_port, holdings=record.holdings, after_round=record.after_round,
         checked=record.checked, life=record.life, join=record.number,
     )  # fmt: skip
-    return _with(state, node, joined_at=max(state.joined_at, since))
+    return _with_nodes(state, node, joined_at=max(state.joined_at, since))
 
 
-def _strayed(state: State, record: NodeStrayed) -> State:
+def _apply_node_strayed(state: State, record: NodeStrayed) -> State:
     why = f"it is in round {record.round} and has no place there"
-    return _with(state, moved(_known(state, record.node), record, why, record.round, action=Action.REJOIN))
+    return _with_nodes(
+        state, node_after(_require_node(state, record.node), record, why, record.round, action=Action.REJOIN)
+    )
 
 
-def _leaving(state: State, record: NodeLeaving) -> State:
-    known = _known(state, record.node)
+def _apply_node_leaving(state: State, record: NodeLeaving) -> State:
+    known = _require_node(state, record.node)
     asked = {"action": Action.PERSIST} if known.phase is P.RUNNING else {}
-    node = moved(
+    node = node_after(
         known, record, record.detail, round_number(state),
         leaving_until=record.until, leaving_because=record.reason, **asked,
     )  # fmt: skip
-    return _with(state, node)
+    return _with_nodes(state, node)
 
 
-def _released(state: State, record: NodeReleased) -> State:
-    known = _known(state, record.node)
-    excused = _without(state, known) if known.leaving else state.excused
-    node = moved(known, record, record.reason.value, left_at=record.time, left_because=record.reason)
-    return _with(state, node, excused=excused)
+def _apply_node_released(state: State, record: NodeReleased) -> State:
+    known = _require_node(state, record.node)
+    excused = _excused_rounds(state, known) if known.is_leaving else state.excused
+    node = node_after(known, record, record.reason.value, left_at=record.time, left_because=record.reason)
+    return _with_nodes(state, node, excused=excused)
 
 
-def _without(state: State, node: NodeState) -> frozenset[int]:
+def _excused_rounds(state: State, node: NodeState) -> frozenset[int]:
     """The rounds in which errors may be echoes, now that the node goes and will not say what happened in its last."""
     if state.round and node.phase in (P.RUNNING, P.REJOINING) and node.round == state.round.number:
         return state.excused | {state.round.number}
     return state.excused
 
 
-def _lost(state: State, record: NodeLost) -> State:
-    known = _known(state, record.node)
-    excused = _without(state, known)
+def _apply_node_lost(state: State, record: NodeLost) -> State:
+    known = _require_node(state, record.node)
+    excused = _excused_rounds(state, known)
     because = known.left_because or known.leaving_because or record.reason
     again = {"action": Action.REJOIN} if record.may_return else {}
-    node = moved(
+    node = node_after(
         known, record, record.reason.value, round_number(state),
         left_at=record.time, left_because=because, holdings=(), **again,
     )  # fmt: skip
-    return _with(state, node, excused=excused)
+    return _with_nodes(state, node, excused=excused)
 
 
-def _finished(state: State, record: NodeFinished) -> State:
-    node = moved(_known(state, record.node), record, finished_round=record.round)
-    return _with(state, node, finished=_more(state.finished, node.role))
+def _apply_node_finished(state: State, record: NodeFinished) -> State:
+    node = node_after(_require_node(state, record.node), record, finished_round=record.round)
+    return _with_nodes(state, node, finished=_count_up(state.finished, node.role))
 
 
-def _faulted(state: State, record: WorkerFaulted) -> State:
-    node = moved(_known(state, record.node), record)
-    state = _with(state, replace(node, faulted_round=record.round), iteration=max(state.iteration, record.iteration))
+def _apply_worker_faulted(state: State, record: WorkerFaulted) -> State:
+    node = node_after(_require_node(state, record.node), record)
+    state = _with_nodes(
+        state, replace(node, faulted_round=record.round), iteration=max(state.iteration, record.iteration)
+    )
     round_ = state.round
     if record.reason is Reason.DIVERGED and round_ and round_.restore and record.round == round_.number:
         doubt = Doubt(round_.restore.round, round_.restore.iteration, round_.number)
@@ -303,33 +314,33 @@ def _faulted(state: State, record: WorkerFaulted) -> State:
     return state
 
 
-def _judged(state: State, record: FaultJudged) -> State:
-    node = _known(state, record.node)
+def _apply_fault_judged(state: State, record: FaultJudged) -> State:
+    node = _require_node(state, record.node)
     if record.decision is Decision.RESTART or record.decision in RELAUNCHES:
-        state = replace(state, restarts=_more(state.restarts, node.role))
+        state = replace(state, restarts=_count_up(state.restarts, node.role))
     if record.decision in RELAUNCHES:
-        state = replace(state, relaunches=_more(state.relaunches, node.place))
+        state = replace(state, relaunches=_count_up(state.relaunches, node.replica))
     if record.decision is Decision.GIVE_UP:
-        state = replace(state, given_up={**state.given_up, node.place: record})
+        state = replace(state, given_up={**state.given_up, node.replica: record})
     avoided = state.avoided | {node.host} if record.avoid and node.host else state.avoided
     return replace(state, avoided=avoided, judged=max(state.judged, record.round))
 
 
-def _hangs(state: State, record: HangSeen | HangOver) -> State:
+def _apply_hang(state: State, record: HangSeen | HangOver) -> State:
     if state.round is None or record.round != state.round.number:
         raise UnlistedTransition(f"{type(record).__name__} in round {record.round}, but it does not run")
     hangs = record if isinstance(record, HangSeen) else None
     action, why = (Action.DUMP, "all ranks stand still") if hangs else (Action.CONTINUE, "they move again")
     nodes = [
-        moved(node, record, why, record.round, action=action)
+        node_after(node, record, why, record.round, action=action)
         for leaving in (False, True)
         for role in state.members
         for node in state.nodes.select(role, (P.RUNNING,), leaving)
     ]
-    return _with(state, *nodes, hang=hangs, reason=f"round {record.round}: {why}")
+    return _with_nodes(state, *nodes, hang=hangs, reason=f"round {record.round}: {why}")
 
 
-def _formed(state: State, record: RoundFormed) -> State:
+def _apply_round_formed(state: State, record: RoundFormed) -> State:
     fresh = record.round
     if fresh.number != next_round(state):
         raise UnlistedTransition(f"round {fresh.number} where {next_round(state)} is the next")
@@ -339,8 +350,8 @@ def _formed(state: State, record: RoundFormed) -> State:
     for members in fresh.members.values():
         slots = [member.slots for member in members]
         for member, role_first in zip(members, accumulate(slots, initial=0), strict=False):
-            node = moved(
-                _known(state, member.node), record,
+            node = node_after(
+                _require_node(state, member.node), record,
                 round=fresh.number, group_rank=len(nodes), first_rank=first_rank + role_first,
                 role_first_rank=role_first,
             )  # fmt: skip
@@ -349,7 +360,7 @@ def _formed(state: State, record: RoundFormed) -> State:
     worlds = {**state.worlds, fresh.number: first_rank}
     # Who has not come back from the last round may be why it broke: an error in it is not charged any more.
     unsure = {fresh.number - 1} if state.nodes.total((P.REJOINING,)) else set()
-    return _with(
+    return _with_nodes(
         state, *nodes, round=fresh, finished={}, reason=fresh.reason, hang=None,
         changed_at=state.changed_at if before == {node.name for node in nodes} else record.time,
         members={role: len(members) for role, members in fresh.members.items()},
@@ -360,44 +371,44 @@ def _formed(state: State, record: RoundFormed) -> State:
     )  # fmt: skip
 
 
-def _broken(state: State, record: RoundBroken) -> State:
+def _apply_round_broken(state: State, record: RoundBroken) -> State:
     if state.round is None or record.round != state.round.number:
         raise UnlistedTransition(f"round {record.round} broken, but it does not run")
     start = state.round.restore.iteration if state.round.restore else 0
-    stalled = state.stalled + (record.reason not in _WANTED)
+    stalled = state.stalled + (record.reason not in _FAULTLESS)
     # Members end their workers one after the other: those of the others die of the broken connection before they hear.
     echoes = () if record.reason is Reason.USER_ERROR else (record.round,)
     nodes = [
-        moved(node, record, record.detail, record.round)
+        node_after(node, record, record.detail, record.round)
         for leaving in (False, True)
         for role in state.members
         for node in state.nodes.select(role, (P.RUNNING, P.FINISHED), leaving)
     ]
-    return _with(
+    return _with_nodes(
         state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None,
         excused=state.excused.union(echoes), stalled=0 if record.iteration > start else stalled,
         iteration=max(state.iteration, record.iteration),
     )  # fmt: skip
 
 
-def _persisted(state: State, record: ShardPersisted) -> State:
+def _apply_shard_persisted(state: State, record: ShardPersisted) -> State:
     kept = with_shard(state.checkpoints, record.holding)
     return replace(state, checkpoints=kept, iteration=max(state.iteration, record.holding.iteration))
 
 
-def _committed(state: State, record: Committed) -> State:
+def _apply_committed(state: State, record: Committed) -> State:
     kept = with_manifest(state.checkpoints, (record.round, record.iteration), record.key)
     return replace(state, checkpoints=kept, iteration=max(state.iteration, record.iteration))
 
 
-def _forgotten(state: State, record: Forgotten) -> State:
+def _apply_forgotten(state: State, record: Forgotten) -> State:
     gone = set(record.places)
     known = {place: checkpoint for place, checkpoint in state.checkpoints.items() if place not in gone}
     return replace(state, checkpoints=known, forgotten=max(state.forgotten, *gone))
 
 
-def _surveyed(state: State, record: StoreSurveyed) -> State:
-    kept = with_found(state.checkpoints, record.found)
+def _apply_store_surveyed(state: State, record: StoreSurveyed) -> State:
+    kept = with_surveyed(state.checkpoints, record.found)
     state = replace(state, checkpoints=kept, rounds_before=max(state.rounds_before, record.rounds))
     if not record.found:
         return state
@@ -406,55 +417,57 @@ def _surveyed(state: State, record: StoreSurveyed) -> State:
     return replace(state, reason=why, iteration=max(state.iteration, newest.iteration))
 
 
-def _passed_over(state: State, record: PassedOver) -> State:
+def _apply_passed_over(state: State, record: PassedOver) -> State:
     refused = tuple(dict.fromkeys((*state.refused, *record.refusals)))[-KEPT_REFUSED:]
     kept = without_refused(state.checkpoints, record.refusals)
     excused = state.excused | {record.round} if record.round else state.excused
-    return replace(state, refused=refused, checkpoints=kept, excused=excused, reason=stored.told(record.refusals))
+    return replace(
+        state, refused=refused, checkpoints=kept, excused=excused, reason=stored.refusal_summary(record.refusals)
+    )
 
 
-def _desired(state: State, record: DesiredChanged) -> State:
+def _apply_desired_changed(state: State, record: DesiredChanged) -> State:
     asked_at = state.asked_at if record.detail else record.time
     return replace(state, sizes={**state.sizes, record.role: record.nodes}, asked_at=asked_at)
 
 
-def _ended(state: State, record: JobEnded) -> State:
+def _apply_job_ended(state: State, record: JobEnded) -> State:
     nodes = [
-        moved(n, record, f"the job {record.result.value}", left_at=record.time)
+        node_after(n, record, f"the job {record.result.value}", left_at=record.time)
         for n in state.nodes.values()
         if n.phase in LIVE
     ]
     iteration = max(state.iteration, record.iteration)
-    return _with(state, *nodes, ended=record, reason=record.reason, iteration=iteration, hang=None)
+    return _with_nodes(state, *nodes, ended=record, reason=record.reason, iteration=iteration, hang=None)
 
 
-def _more(counts: dict[Any, int], key: object) -> dict[Any, int]:
+def _count_up(counts: dict[Any, int], key: object) -> dict[Any, int]:
     return {**counts, key: counts.get(key, 0) + 1}
 
 
-_FOLDS: dict[type, Callable[[State, Any], State]] = {
-    MasterClaimed: _claimed,
-    MasterAway: _away,
-    JobReopened: _reopened,
-    NodeRequested: _requested,
-    NodeAppeared: _appeared,
-    NodeJoined: _joined,
-    NodeStrayed: _strayed,
-    NodeLeaving: _leaving,
-    NodeReleased: _released,
-    NodeLost: _lost,
-    NodeFinished: _finished,
-    WorkerFaulted: _faulted,
-    FaultJudged: _judged,
-    HangSeen: _hangs,
-    HangOver: _hangs,
-    RoundFormed: _formed,
-    RoundBroken: _broken,
-    ShardPersisted: _persisted,
-    Committed: _committed,
-    Forgotten: _forgotten,
-    StoreSurveyed: _surveyed,
-    PassedOver: _passed_over,
-    DesiredChanged: _desired,
-    JobEnded: _ended,
+_HANDLERS: dict[type, Callable[[State, Any], State]] = {
+    MasterClaimed: _apply_master_claimed,
+    MasterAway: _apply_master_away,
+    JobReopened: _apply_job_reopened,
+    NodeRequested: _apply_node_requested,
+    NodeAppeared: _apply_node_appeared,
+    NodeJoined: _apply_node_joined,
+    NodeStrayed: _apply_node_strayed,
+    NodeLeaving: _apply_node_leaving,
+    NodeReleased: _apply_node_released,
+    NodeLost: _apply_node_lost,
+    NodeFinished: _apply_node_finished,
+    WorkerFaulted: _apply_worker_faulted,
+    FaultJudged: _apply_fault_judged,
+    HangSeen: _apply_hang,
+    HangOver: _apply_hang,
+    RoundFormed: _apply_round_formed,
+    RoundBroken: _apply_round_broken,
+    ShardPersisted: _apply_shard_persisted,
+    Committed: _apply_committed,
+    Forgotten: _apply_forgotten,
+    StoreSurveyed: _apply_store_surveyed,
+    PassedOver: _apply_passed_over,
+    DesiredChanged: _apply_desired_changed,
+    JobEnded: _apply_job_ended,
 }

@@ -9,7 +9,7 @@ from everstep.runtime.job.rounds import rank_order
 from everstep.runtime.job.state import State
 
 
-def told(state: State) -> dict[str, Any]:
+def job_status(state: State) -> dict[str, Any]:
     """Conditions and restart counts in AITrainingJob's spelling, the round, the newest checkpoint, the nodes."""
     round_ = state.round
     committed = max((key for key, known in state.checkpoints.items() if known.manifest), default=None)
@@ -45,7 +45,7 @@ def told(state: State) -> dict[str, Any]:
         "checkpoint": None
         if committed is None
         else {"round": committed[0], "iteration": committed[1], "manifest": state.checkpoints[committed].manifest},
-        "nodes": [_node(node, slow, state) for node in live],
+        "nodes": [_node_status(node, slow, state) for node in live],
         "givenUp": {f"{role}-{index}": judged.detail for (role, index), judged in state.given_up.items()},
         "avoidedHosts": sorted(state.avoided),
         "error": state.ended.error if state.ended else "",
@@ -57,15 +57,15 @@ def rfc3339(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _node(node: NodeState, slow: set[str], state: State) -> dict[str, Any]:
-    member = state.round is not None and node.round == state.round.number and node.phase in _TRAINING
+def _node_status(node: NodeState, slow: set[str], state: State) -> dict[str, Any]:
+    member = state.round is not None and node.round == state.round.number and node.phase in _TRAINING_PHASES
     return {
         "name": node.name,
         "role": node.role,
         "host": node.host,
         "ip": node.ip,
         "phase": node.phase.value,
-        "leaving": node.leaving_because.value if node.leaving and node.leaving_because else "",
+        "leaving": node.leaving_because.value if node.is_leaving and node.leaving_because else "",
         "ranks": [node.first_rank, node.first_rank + node.slots - 1] if member else None,
         "memoryBytes": node.memory_bytes,
         "checkSeconds": node.checked,
@@ -73,4 +73,4 @@ def _node(node: NodeState, slow: set[str], state: State) -> dict[str, Any]:
     }
 
 
-_TRAINING = (NodePhase.RUNNING, NodePhase.FINISHED)
+_TRAINING_PHASES = (NodePhase.RUNNING, NodePhase.FINISHED)

@@ -3,10 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from everstep.runtime.job.checkpoints import told
+from everstep.runtime.job.checkpoints import refusal_summary
 from everstep.runtime.job.records import JobResult, Reason, WorkerFaulted
-from everstep.runtime.job.replicas import size
-from everstep.runtime.job.restore import unread
+from everstep.runtime.job.replicas import desired_size
+from everstep.runtime.job.restore import unread_checkpoints
 from everstep.runtime.job.spec import EndingPolicy, JobSpec
 from everstep.runtime.job.state import State, round_number
 from everstep.runtime.protocol.messages import Flaw
@@ -22,56 +22,62 @@ class End:
     exit_code: int = 0
 
 
-def complete(state: State, spec: JobSpec) -> End | None:
+def end_by_completion(state: State, spec: JobSpec) -> End | None:
     """Success, when enough members of the running round have finished."""
     if not state.finished:
         return None
     done = {
-        role: _enough(asked.complete_policy, state.finished.get(role, 0), state.members[role], _first_done(state, role))
+        role: _is_enough(
+            asked.complete_policy, state.finished.get(role, 0), state.members[role], _first_node_finished(state, role)
+        )
         for role, asked in spec.roles.items()
         if asked.complete_policy is not EndingPolicy.NONE
     }
-    if not _enough(spec.complete_policy, sum(done.values()), len(done), _first_done(state, next(iter(spec.roles)))):
+    if not _is_enough(
+        spec.complete_policy, sum(done.values()), len(done), _first_node_finished(state, next(iter(spec.roles)))
+    ):
         return None
     told = ", ".join(f"{count} of {state.members[role]} {role} nodes" for role, count in state.finished.items())
     return End(JobResult.SUCCEEDED, f"{told} finished")
 
 
-def failed(state: State, spec: JobSpec) -> End | None:
+def end_by_fail_policy(state: State, spec: JobSpec) -> End | None:
     """Failure, when enough nodes were given up."""
     if not state.given_up:
         return None
     bad = {}
     for role, asked in spec.roles.items():
         given = sum(place[0] == role for place in state.given_up)
-        bad[role] = _enough(asked.fail_policy, given, size(state, spec, role), _first_given_up(state, role))
+        bad[role] = _is_enough(
+            asked.fail_policy, given, desired_size(state, spec, role), _first_node_given_up(state, role)
+        )
     first = next(iter(spec.roles))
-    if not _enough(spec.fail_policy, sum(bad.values()), len(bad), _first_given_up(state, first)):
+    if not _is_enough(spec.fail_policy, sum(bad.values()), len(bad), _first_node_given_up(state, first)):
         return None
     roles = " and ".join(f"{role} ({spec.roles[role].fail_policy.value})" for role in bad if bad[role])
     failing = roles or f"{first} (the job's {spec.fail_policy.value})"
-    return _given_up(state, f"by the fail policy of {failing}", JobResult.FAILED)
+    return _end_of_given_up(state, f"by the fail policy of {failing}", JobResult.FAILED)
 
 
-def no_quorum(state: State, reason: str) -> End:
+def end_without_quorum(state: State, reason: str) -> End:
     """The end of a job whose minimum cannot be had; the script's own error if that is why."""
     if any(judged.reason is Reason.USER_ERROR for judged in state.given_up.values()):
-        return _given_up(state, reason, JobResult.FAILED)
+        return _end_of_given_up(state, reason, JobResult.FAILED)
     if state.given_up:
-        return _given_up(state, reason, JobResult.NO_QUORUM)
+        return _end_of_given_up(state, reason, JobResult.NO_QUORUM)
     return End(JobResult.NO_QUORUM, reason, exit_code=3)
 
 
-def verdict(state: State, spec: JobSpec, all_back: bool) -> End | None:
+def end_by_error_limits(state: State, spec: JobSpec, all_back: bool) -> End | None:
     """The end that the job's history calls for, when no more faults of the broken round are waited for.
 
     `all_back`: every member of it has told what happened; else its error may be the echo of one that has not.
     """
-    errors = [fault for fault in charged(state) if all_back or fault.round != round_number(state)]
+    errors = [fault for fault in charged_errors(state) if all_back or fault.round != round_number(state)]
     seen: Counter[tuple[int, int, str]] = Counter()
     for fault in errors:
-        seen[signature(fault)] += 1
-        if seen[signature(fault)] == spec.patience.same_error:
+        seen[error_signature(fault)] += 1
+        if seen[error_signature(fault)] == spec.patience.same_error:
             times = "twice" if spec.patience.same_error == 2 else f"{spec.patience.same_error} times"
             why = f"rank {fault.rank} failed {times} at iteration {fault.iteration} with the same error"
             return End(JobResult.FAILED, f"{why}: {_last_line(fault)}", fault.error, 1)
@@ -85,30 +91,30 @@ def verdict(state: State, spec: JobSpec, all_back: bool) -> End | None:
     return None
 
 
-def unreadable(state: State) -> End | None:
+def end_without_readable_checkpoint(state: State) -> End | None:
     """The end of a job that would begin from nothing although the store has checkpoints that may be whole."""
-    refusals = unread(state)
+    refusals = unread_checkpoints(state)
     if not refusals:
         return None
     passing = any(refusal.flaw is Flaw.UNREACHABLE for refusal in refusals)
     mend = "try again, or give up each by `everstep checkpoint drop`"
     mend = mend if passing else "use a newer Everstep, or give up each by `everstep checkpoint drop`"
-    why = f"no checkpoint of this job can be read, though some may be whole; {mend}: {told(refusals)}"
+    why = f"no checkpoint of this job can be read, though some may be whole; {mend}: {refusal_summary(refusals)}"
     return End(JobResult.FAILED, why, exit_code=75 if passing else 2)
 
 
-def charged(state: State) -> list[WorkerFaulted]:
+def charged_errors(state: State) -> list[WorkerFaulted]:
     """The errors that count, one a round: not those in rounds where a kill or a loss tells why."""
     return [fault for number, fault in sorted(state.blamed.items()) if number not in state.excused]
 
 
-def signature(fault: WorkerFaulted) -> tuple[int, int, str]:
+def error_signature(fault: WorkerFaulted) -> tuple[int, int, str]:
     """What makes two errors the same one: iteration, exit code, the last line of the traceback."""
     lines = fault.error.strip().splitlines()
     return fault.iteration, fault.exit_code, lines[-1] if lines else ""
 
 
-def _enough(policy: EndingPolicy, count: int, of: int, first: bool) -> bool:
+def _is_enough(policy: EndingPolicy, count: int, of: int, first: bool) -> bool:
     return {
         EndingPolicy.ALL: count >= of > 0,
         EndingPolicy.ANY: count > 0,
@@ -117,19 +123,19 @@ def _enough(policy: EndingPolicy, count: int, of: int, first: bool) -> bool:
     }[policy]
 
 
-def _first_done(state: State, role: str) -> bool:
+def _first_node_finished(state: State, role: str) -> bool:
     assert state.round is not None
     first = state.nodes[state.round.members[role][0].node]
     return first.finished_round == state.round.number
 
 
-def _first_given_up(state: State, role: str) -> bool:
+def _first_node_given_up(state: State, role: str) -> bool:
     members = state.round.members.get(role, ()) if state.round else ()
     index = state.nodes[members[0].node].index if members else 0
     return (role, index) in state.given_up
 
 
-def _given_up(state: State, why: str, result: JobResult) -> End:
+def _end_of_given_up(state: State, why: str, result: JobResult) -> End:
     last = max(state.given_up.values(), key=lambda judged: judged.time)
     role, index = next(place for place, judged in state.given_up.items() if judged is last)
     own = last.reason is Reason.USER_ERROR
@@ -142,4 +148,4 @@ def _newest_error(state: State) -> str:
 
 
 def _last_line(fault: WorkerFaulted) -> str:
-    return signature(fault)[2] or f"exit code {fault.exit_code}"
+    return error_signature(fault)[2] or f"exit code {fault.exit_code}"

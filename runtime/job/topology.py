@@ -36,7 +36,7 @@ def switches(lines: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def ordered(nodes: Sequence[T], switch_of: Callable[[T], str], first: str | None = None) -> list[T]:
+def order_by_switch(nodes: Sequence[T], switch_of: Callable[[T], str], first: str | None = None) -> list[T]:
     """The nodes in rank order: those under the switch `first` (of the first node, if not given) in front, then the
     others, switch by switch as they were given. Nodes of no known switch ("") count as under one more.
     """

@@ -28,7 +28,7 @@ from everstep.runtime.protocol.messages import Holding
 
 
 @dataclass(frozen=True)
-class Journal:
+class WriteRecord:
     """Write this record; act on what follows from it only when it is durable."""
 
     record: Record
@@ -52,7 +52,7 @@ class UnknownNode(Refused):
     """The node has no place in this job (any more): it shall end."""
 
 
-class Case:
+class Transaction:
     """One job at one time."""
 
     def __init__(self, spec: JobSpec, state: State, now: float) -> None:
@@ -62,41 +62,41 @@ class Case:
         self.liveness = Liveness(spec, state, self.now)
         self.committing: set[tuple[int, int]] = set()
         """Checkpoints whose manifest was asked for."""
-        self.decisions: list[Journal | WriteManifest] = []
+        self.decisions: list[WriteRecord | WriteManifest] = []
 
     @property
-    def joined(self) -> bool:
+    def has_joined_placement(self) -> bool:
         """Nodes come by themselves."""
         return self.spec.placement is Placement.JOINED
 
     def record(self, record: Record) -> None:
         """Decide so."""
         self.state = apply(self.state, record)
-        self.decisions.append(Journal(record))
+        self.decisions.append(WriteRecord(record))
 
-    def known(self, name: str) -> NodeState:
+    def require_node(self, name: str) -> NodeState:
         """A node that tells something. Raises UnknownNode."""
         node = self.state.nodes.get(name)
         if node is None:
             raise UnknownNode(f"{name} is no node of job {self.spec.job}")
         return node
 
-    def heard(self, name: str) -> None:
+    def mark_alive(self, name: str) -> None:
         """A sign of life."""
-        self.liveness.heard(self.state, name, self.now)
+        self.liveness.mark_alive(self.state, name, self.now)
 
     def break_round(self, reason: Reason, detail: str, node: str = "") -> None:
         """End the running round; its members are told to join again."""
-        iteration = self.liveness.iteration()
+        iteration = self.liveness.newest_iteration()
         number = round_number(self.state)
         self.record(
             RoundBroken(time=self.now, round=number, reason=reason, detail=detail, node=node, iteration=iteration)
         )
 
-    def end(self, end: End) -> None:
+    def end_job(self, end: End) -> None:
         """The job is over; nothing happens when it was before."""
         if self.state.phase is not JobPhase.ENDED:
-            iteration = max(self.state.iteration, self.liveness.iteration())
+            iteration = max(self.state.iteration, self.liveness.newest_iteration())
             self.record(
                 JobEnded(
                     time=self.now, result=end.result, reason=end.reason, error=end.error, iteration=iteration,
@@ -104,12 +104,12 @@ class Case:
                 )
             )  # fmt: skip
 
-    def lose(self, name: str, reason: Reason, detail: str = "", exit_code: int | None = None) -> None:
+    def lose_node(self, name: str, reason: Reason, detail: str = "", exit_code: int | None = None) -> None:
         """The node is no more, or counts as such; what it was doing says what follows."""
         node = self.state.nodes.get(name)
         if node is None or node.phase is NodePhase.LOST:
             return
-        stays_away = not self.joined or node.phase is NodePhase.RELEASED
+        stays_away = not self.has_joined_placement or node.phase is NodePhase.RELEASED
         self.record(
             NodeLost(
                 time=self.now, node=name, reason=reason, detail=detail, exit_code=exit_code, may_return=not stays_away
@@ -122,12 +122,12 @@ class Case:
             number = round_number(self.state)
             why = node.leaving_because or reason
             self.break_round(why, f"{name}: {why.value}" + (f" ({detail})" if detail else ""), name)
-        if node.phase in LIVE and node.phase is not NodePhase.FINISHED and not node.leaving:
-            self.judge(node, reason, exit_code, number)
+        if node.phase in LIVE and node.phase is not NodePhase.FINISHED and not node.is_leaving:
+            self.judge_fault(node, reason, exit_code, number)
 
-    def judge(self, node: NodeState, reason: Reason, exit_code: int | None, number: int) -> None:
+    def judge_fault(self, node: NodeState, reason: Reason, exit_code: int | None, number: int) -> None:
         """Decide what follows from a fault of the node that ended round `number` (0: none), and do so."""
-        fate = policy.fate(self.state, self.spec, node, reason, exit_code)
+        fate = policy.judgement(self.state, self.spec, node, reason, exit_code)
         self.record(
             FaultJudged(
                 time=self.now, node=node.name, reason=reason, decision=fate.decision, detail=fate.detail, round=number,
@@ -135,7 +135,7 @@ class Case:
             )
         )  # fmt: skip
         if fate.decision is Decision.FAIL:
-            self.end(End(JobResult.FAILED, f"{node.name}: {reason.value}; {fate.detail}", exit_code=1))
+            self.end_job(End(JobResult.FAILED, f"{node.name}: {reason.value}; {fate.detail}", exit_code=1))
             return
         leaves = fate.decision in RELAUNCHES or fate.decision is Decision.GIVE_UP
         if leaves and self.state.nodes[node.name].phase in LIVE:

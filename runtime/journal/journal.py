@@ -41,12 +41,12 @@ _record = msgspec.json.Decoder(Record).decode
 def find_master(store: Store, job: str) -> Master | None:
     """The newest master of the job, as its newest segment names it; None where no master ever was."""
     gone = 0
-    while numbers := segments.numbers(store, job):
+    while numbers := segments.listed_numbers(store, job):
         try:
             header, _ = _read(store, job, numbers[-1])
         except NoSuchKey as error:  # It was archived since: there is a newer one.
             if gone == numbers[-1]:
-                raise _unreadable(job, gone) from error
+                raise _unreadable_error(job, gone) from error
             gone = numbers[-1]
         else:
             return Master(header.epoch, header.address)
@@ -64,7 +64,7 @@ def read_state(store: Store, job: str) -> State:
     return _replay(store, job)[1]
 
 
-class Replayed(NamedTuple):
+class ReplayCost(NamedTuple):
     """What a replay reads beside the newest snapshot."""
 
     segments: int
@@ -82,7 +82,7 @@ class Draft(NamedTuple):
 class Journal:
     """The write end, held by one master. Blocking: called off the event loop; one `write` at a time."""
 
-    def __init__(self, store: Store, job: str, epoch: int, address: str, number: int, replayed: Replayed) -> None:
+    def __init__(self, store: Store, job: str, epoch: int, address: str, number: int, replayed: ReplayCost) -> None:
         """`number` is the next segment's; `replayed` is what had to be read to get there."""
         self.epoch = epoch
         self.address = address
@@ -100,9 +100,9 @@ class Journal:
         try:
             ours = _create(self._store, self._job, draft)
         except NoSuchKey as error:
-            raise _unreadable(self._job, draft.number) from error
+            raise _unreadable_error(self._job, draft.number) from error
         if not ours:
-            raise self._fenced(draft.number)
+            raise self._fenced_error(draft.number)
         self._number = draft.number + 1
 
     def confirm(self) -> None:
@@ -113,9 +113,9 @@ class Journal:
         except NoSuchKey:
             return
         if header.epoch != self.epoch:
-            raise self._fenced(number)
+            raise self._fenced_error(number)
 
-    def _fenced(self, number: int) -> Fenced:
+    def _fenced_error(self, number: int) -> Fenced:
         return Fenced(f"job {self._job}: segment {number} was written by another master; epoch {self.epoch} ends")
 
 
@@ -128,14 +128,14 @@ def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, St
         claimed = MasterClaimed(time=max(now, state.time), epoch=epoch, address=address)
         try:
             if _create(store, job, _draft(Segment(number, epoch, address, uuid4().hex), [claimed])):
-                if segments.archived(store, job, number):
+                if segments.is_archived(store, job, number):
                     # What we made stays: had it been a claim for a while, others may be fenced by it.
                     raise Fenced(f"job {job}: other masters have written segment {number} and many more meanwhile")
                 return Journal(store, job, epoch, address, number + 1, replayed), fold([claimed], state)
             other, _ = _read(store, job, number)
         except NoSuchKey as error:  # It was archived in between.
             if gone == number:
-                raise _unreadable(job, number) from error
+                raise _unreadable_error(job, number) from error
             gone = number
             continue
         if other.epoch >= epoch:
@@ -143,7 +143,7 @@ def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, St
         # The master before this one was still writing; its segment is folded in, and the next number claimed.
 
 
-def _replay(store: Store, job: str) -> tuple[int, State, Replayed]:
+def _replay(store: Store, job: str) -> tuple[int, State, ReplayCost]:
     """The number of the last segment, the state after it, and what had to be read beside the newest snapshot."""
     last, state = snapshots.newest(store, job)
     count = records = 0
@@ -151,7 +151,7 @@ def _replay(store: Store, job: str) -> tuple[int, State, Replayed]:
         _, found = _parse(body.key, body.data)
         state = fold(found, state)
         last, count, records = body.number, count + 1, records + len(found)
-    return last, state, Replayed(count, records)
+    return last, state, ReplayCost(count, records)
 
 
 def _read(store: Store, job: str, number: int) -> tuple[Segment, list[Record]]:
@@ -172,7 +172,7 @@ def _create(store: Store, job: str, draft: Draft) -> bool:
     return created or _read(store, job, draft.number)[0].nonce == draft.nonce
 
 
-def _unreadable(job: str, number: int) -> StoreError:
+def _unreadable_error(job: str, number: int) -> StoreError:
     return StoreError(f"{segments.key(job, number)} exists and cannot be read; is the store consistent?")
 
 

@@ -52,7 +52,7 @@ class Segment(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
     v: int = VERSION
 
 
-class Body(NamedTuple):
+class StoredSegment(NamedTuple):
     """One segment as it was written."""
 
     number: int
@@ -71,68 +71,68 @@ def key(job: str, number: int) -> str:
     return f"{prefix(job)}{number:06d}"
 
 
-def numbers(store: Store, job: str) -> list[int]:
+def listed_numbers(store: Store, job: str) -> list[int]:
     """Of the segments in the listing: all after the archived ones, and every claim."""
     names = (entry.key.removeprefix(prefix(job)) for entry in store.list(prefix(job)))
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def read(store: Store, job: str, after: int = 0) -> Iterator[Body]:
+def read(store: Store, job: str, after: int = 0) -> Iterator[StoredSegment]:
     """All segments after that number, in order, archived or not, also while a master archives. Raises MissingError."""
     wanted, lacking = after + 1, 0
     while True:
         # Asked for by name: a listing of all blocks would grow with the job, and a takeover needs none of them.
-        while (data := _block_with(store, job, wanted)) is not None:
+        while (data := _read_block(store, job, wanted)) is not None:
             before = wanted
-            for body in _unpacked(job, _first_of_block(wanted), data):
+            for body in _unpack(job, _block_start(wanted), data):
                 if body.number == wanted:
                     yield body
                     wanted += 1
             if wanted == before:
                 break
-        listed = [number for number in numbers(store, job) if number >= wanted]
+        listed = [number for number in listed_numbers(store, job) if number >= wanted]
         for at in range(0, len(listed), BLOCK):
-            some = _in_row(store, job, wanted, listed[at : at + BLOCK])
-            if some and archived(store, job, wanted):
+            some = _read_consecutive(store, job, wanted, listed[at : at + BLOCK])
+            if some and is_archived(store, job, wanted):
                 break  # Since we listed the blocks; an object of its number may be a late claim that does not count.
             yield from some
             wanted += len(some)
         if not listed or wanted > listed[-1]:
             return
         if wanted == lacking:
-            there = (*_blocks(store, job), *listed)
+            there = (*_block_starts(store, job), *listed)
             found = min((number for number in there if number > wanted), default=wanted + 1)
             raise MissingError(f"{key(job, wanted)} is missing, {key(job, found)} is there", found)
         lacking = wanted
 
 
-def _in_row(store: Store, job: str, wanted: int, listed: list[int]) -> list[Body]:
+def _read_consecutive(store: Store, job: str, wanted: int, listed: list[int]) -> list[StoredSegment]:
     """The segments from `wanted` on, until one is not there."""
-    found: list[Body] = []
+    found: list[StoredSegment] = []
     for number in listed:
         if number != wanted + len(found):
             break
         try:
-            found.append(Body(number, key(job, number), store.get(key(job, number))))
+            found.append(StoredSegment(number, key(job, number), store.get(key(job, number))))
         except NoSuchKey:
             break
     return found
 
 
-def archived(store: Store, job: str, number: int) -> bool:
+def is_archived(store: Store, job: str, number: int) -> bool:
     """Is that segment in a block?"""
-    return _block_with(store, job, number, length=0) is not None
+    return _read_block(store, job, number, length=0) is not None
 
 
-def _block_with(store: Store, job: str, number: int, length: int | None = None) -> bytes | None:
+def _read_block(store: Store, job: str, number: int, length: int | None = None) -> bytes | None:
     """The first `length` bytes, or all, of the block with that segment; None: it is not there."""
     try:
-        return store.get(_block_key(job, _first_of_block(number)), 0, length)
+        return store.get(_block_key(job, _block_start(number)), 0, length)
     except NoSuchKey:
         return None
 
 
-def _first_of_block(number: int) -> int:
+def _block_start(number: int) -> int:
     return number - (number - 1) % BLOCK
 
 
@@ -142,13 +142,13 @@ def archive(store: Store, job: str, before: int) -> None:
     One at a time: nobody waits long for it. What a crash left of the last time is finished first. Raises StoreError:
     nothing is lost, the next time goes on.
     """
-    blocks, listed = _blocks(store, job), numbers(store, job)
+    blocks, listed = _block_starts(store, job), listed_numbers(store, job)
     if blocks:
         first = blocks[-1]
         if left := [number for number in listed if first <= number < first + BLOCK]:
             try:
-                bodies = {body.number: body.data for body in _unpacked(job, first, store.get(_block_key(job, first)))}
-                _leave(store, job, {number: bodies[number] for number in left})
+                bodies = {body.number: body.data for body in _unpack(job, first, store.get(_block_key(job, first)))}
+                _delete_archived(store, job, {number: bodies[number] for number in left})
             except MissingError as error:
                 _log.warning("segments %s stay beside their block: %s", left, error)
     first = blocks[-1] + BLOCK if blocks else 1
@@ -161,10 +161,10 @@ def archive(store: Store, job: str, before: int) -> None:
     faults.point("archive.before_create", first=first)
     store.create(_block_key(job, first), gzip.compress(b"".join(bodies.values()), 6, mtime=0))
     faults.point("archive.after_create", first=first)
-    _leave(store, job, bodies)
+    _delete_archived(store, job, bodies)
 
 
-def _leave(store: Store, job: str, bodies: dict[int, bytes]) -> None:
+def _delete_archived(store: Store, job: str, bodies: dict[int, bytes]) -> None:
     """These are in a block: all but the claims leave the listing."""
     for number, data in bodies.items():
         if not _is_claim(data):
@@ -176,7 +176,7 @@ def _is_claim(data: bytes) -> bool:
     return data.startswith(_CLAIM, data.find(b"\n"))
 
 
-def _blocks(store: Store, job: str) -> list[int]:
+def _block_starts(store: Store, job: str) -> list[int]:
     """The first number of each block, in order."""
     folder = f"jobs/{job}/archive/"
     names = (entry.key.removeprefix(folder).partition(".")[0] for entry in store.list(folder))
@@ -187,7 +187,7 @@ def _block_key(job: str, first: int) -> str:
     return f"jobs/{job}/archive/{first:06d}.jsonl.gz"
 
 
-def _unpacked(job: str, first: int, data: bytes) -> Iterator[Body]:
+def _unpack(job: str, first: int, data: bytes) -> Iterator[StoredSegment]:
     """The segments of a block."""
     place = _block_key(job, first)
     try:
@@ -196,4 +196,4 @@ def _unpacked(job: str, first: int, data: bytes) -> Iterator[Body]:
         raise MissingError(f"{place} is damaged: {error}", first + BLOCK) from None
     starts = [at for at, line in enumerate(lines) if line.startswith(HEADER)]
     for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(lines)], strict=True), first):
-        yield Body(number, place, b"".join(lines[start:end]))
+        yield StoredSegment(number, place, b"".join(lines[start:end]))

@@ -10,39 +10,39 @@ import logging
 from collections.abc import Iterator
 
 from everstep.runtime import faults
-from everstep.runtime.job.snapshot import SnapshotError, restore, snapshot
+from everstep.runtime.job.snapshot import SnapshotError, decode_snapshot, encode_snapshot
 from everstep.runtime.job.state import State
 from everstep.runtime.store import NoSuchKey, Store
 
-KEPT = 2
-RECORDS = 1000
+KEPT_SNAPSHOTS = 2
+MAX_RECORDS = 1000
 """A snapshot is due after so many records, or after RECORDS_A_NODE for each node where those are more,"""
-RECORDS_A_NODE = 4
-SEGMENTS = 24
+MAX_RECORDS_PER_NODE = 4
+MAX_SEGMENTS = 24
 """or after so many segments: each costs the replay one request to the store."""
 
 _log = logging.getLogger(__name__)
 
 
-def due(segments: int, records: int, state: State) -> bool:
+def is_due(segments: int, records: int, state: State) -> bool:
     """Would a replay of so many segments and records take much longer than reading a snapshot?"""
-    return segments >= SEGMENTS or records >= max(RECORDS, RECORDS_A_NODE * len(state.nodes))
+    return segments >= MAX_SEGMENTS or records >= max(MAX_RECORDS, MAX_RECORDS_PER_NODE * len(state.nodes))
 
 
 def write(store: Store, job: str, number: int, state: State) -> None:
     """Keep the state after segment `number`. Blocking. Raises StoreError: nothing is lost, the next one will do."""
     faults.point("snapshot.before_create", number=number)
-    store.create(f"{_prefix(job)}{number:06d}", snapshot(state))
+    store.create(f"{_prefix(job)}{number:06d}", encode_snapshot(state))
     faults.point("snapshot.after_create", number=number)
-    for _, key in list(_found(store, job))[KEPT:]:
+    for _, key in list(_snapshot_keys(store, job))[KEPT_SNAPSHOTS:]:
         store.delete(key)
 
 
 def newest(store: Store, job: str) -> tuple[int, State]:
     """(number of the last segment it contains, state) of the newest that can be read; (0, State()) without one."""
-    for number, key in _found(store, job):
+    for number, key in _snapshot_keys(store, job):
         try:
-            return number, restore(store.get(key))
+            return number, decode_snapshot(store.get(key))
         except NoSuchKey:
             continue  # Its master has just written newer ones; all that is in this one is also in the segments.
         except (SnapshotError, ValueError) as error:
@@ -50,7 +50,7 @@ def newest(store: Store, job: str) -> tuple[int, State]:
     return 0, State()
 
 
-def _found(store: Store, job: str) -> Iterator[tuple[int, str]]:
+def _snapshot_keys(store: Store, job: str) -> Iterator[tuple[int, str]]:
     """The newest first."""
     keys = ((entry.key.removeprefix(_prefix(job)), entry.key) for entry in store.list(_prefix(job)))
     return iter(sorted(((int(name), key) for name, key in keys if name.isdigit()), reverse=True))

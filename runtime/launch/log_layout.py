@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
-from everstep.runtime.agent.logs import Direct, Launched, LogPlan, Redirected, Streams, Teed
+from everstep.runtime.agent.logs import DirectOutput, LaunchOutput, LogPlan, RedirectedOutput, Streams, TeedOutput
 from everstep.runtime.agent.output import Output
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def load(name: str, plan: LogPlan) -> "LogsSpecs":
             log_dir=plan.folder or None,
             redirects=_std(plan.redirects),
             tee=_std(plan.tee),
-            local_ranks_filter=None if plan.shown is None else set(plan.shown),
+            local_ranks_filter=None if plan.shown_ranks is None else set(plan.shown_ranks),
         )
     except (ImportError, AttributeError, TypeError, OSError) as error:
         raise ValueError(f"--logs-specs {name} ({found.value}): {error or type(error).__name__}") from error
@@ -84,16 +84,16 @@ class SpecifiedLogs:
         path = told.filtered_stderr if plan.stderr_filters else ""
         stderr = self._stream(1, local_rank, rank, (told.stderrs, told.tee_stderrs), path, plan.stderr_filters)
         error_file = self._environments[local_rank].get(ERROR_FILE_VARIABLE)
-        return Launched(stdout, stderr, told.error_files.get(local_rank, "") if error_file is None else error_file)
+        return LaunchOutput(stdout, stderr, told.error_files.get(local_rank, "") if error_file is None else error_file)
 
     def _stream(
         self, number: int, local_rank: int, rank: int, files: _Files, filtered: str, filters: Sequence[str]
-    ) -> Direct | Redirected | Teed:
+    ) -> DirectOutput | RedirectedOutput | TeedOutput:
         """A file where one is named, the console too where it is teed; torch names no file for the console alone."""
         path, console = files[0][local_rank], self._console[number]
         if not path:
-            return Direct(console)
+            return DirectOutput(console)
         if local_rank not in files[1] or path == os.devnull:
-            return Redirected(Path(path))
+            return RedirectedOutput(Path(path))
         prefix = self._plan.prefix_of(self._role_name, local_rank, rank)
-        return Teed(Path(path), console, prefix, Path(filtered) if filtered else None, filters)
+        return TeedOutput(Path(path), console, prefix, Path(filtered) if filtered else None, filters)

@@ -26,7 +26,7 @@ from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.launch.end_notice import Farewell
 from everstep.runtime.launch.local_state import discard, own
 from everstep.runtime.master import Outcome, Progress, find_master, run
-from everstep.runtime.master.master import CannotListen, listening
+from everstep.runtime.master.master import CannotListen, open_listener
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.platform.joined import JoinedPlatform
 from everstep.runtime.store import Store, open_store
@@ -98,7 +98,7 @@ async def _run(told: Hosting) -> Outcome:
     loop.add_signal_handler(signal.SIGINT, lambda: (stop.set(), alone.set()))
     lines, store = _Lines(told), open_store(told.store)
     credentials = credentials_of(told.token, told.spec.job, tls=told.tls)
-    with listening(told.host, told.port) as listener:  # Nobody else is at this address until the last word is said.
+    with open_listener(told.host, told.port) as listener:  # Nobody else is at this address until the last word is said.
         outcome = await _master(told, store, credentials, listener.dup(), stop, lines)
         if outcome.state != "fenced":
             master = await asyncio.to_thread(find_master, store, told.spec.job)

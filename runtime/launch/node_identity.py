@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.runtime.agent.ports import free_ports
+from everstep.runtime.agent.ports import free_port_pair
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.launch import endpoint
 from everstep.runtime.launch.local_state import Scratch
@@ -45,7 +45,7 @@ def find_place(told: Launch, environment: Mapping[str, str], scratch: Scratch, c
         credentials = Credentials(endpoint.token_of(environment, None, job))
         private = None if told.store else scratch.store()
         store = open_store(told.store or str(private), bytes_per_s=told.persist_bytes_per_s)
-        return Place(job, node, credentials, "127.0.0.1", free_ports(chance), "127.0.0.1", True, store, private)
+        return Place(job, node, credentials, "127.0.0.1", free_port_pair(chance), "127.0.0.1", True, store, private)
     host, port = told.meeting.host, told.meeting.port
     ip = endpoint.resolve(host, port)
     job = _job(told.run_id if told.store else f"{told.run_id}-{port}")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.runtime.agent.logs import LogPlan, streams_of
+from everstep.runtime.agent.logs import LogPlan, parse_streams
 from everstep.runtime.checkpoint.node.persist_interval import share_of
 from everstep.runtime.diagnosis.switchbox import SwitchboxSpec, parse_switchbox
 from everstep.runtime.job.spec import Hang, HangPolicy, JobSpec
@@ -367,9 +367,9 @@ def _logs(told: argparse.Namespace, environment: Mapping[str, str], run_id: str)
     return LogPlan(
         folder=told.log_dir or "",
         run_id=run_id,
-        redirects=streams_of(told.redirects, "--redirects"),
-        tee=streams_of(told.tee, "--tee"),
-        shown=shown,
+        redirects=parse_streams(told.redirects, "--redirects"),
+        tee=parse_streams(told.tee, "--tee"),
+        shown_ranks=shown,
         prefix=told.log_line_prefix_template or environment.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
         stdout_filters=tuple(told.duplicate_stdout_filters),
         stderr_filters=tuple(told.duplicate_stderr_filters),

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from everstep.runtime.agent.agent import Agent
 from everstep.runtime.agent.checked_start import run_checked
-from everstep.runtime.agent.dependencies import Ending, Surroundings
+from everstep.runtime.agent.dependencies import Dependencies, Ending
 from everstep.runtime.agent.environment import own_device
 from everstep.runtime.agent.logs import LaunchLogs
 from everstep.runtime.agent.output import Outputs
-from everstep.runtime.agent.ports import free_ports
+from everstep.runtime.agent.ports import free_port_pair
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.diagnosis.admission import TIMEOUT_S, Admission, node_check_port
@@ -110,7 +110,7 @@ class _Node:
         self._hosting: asyncio.Task[int] | None = None
         self._layout = layout
         self._tells = events
-        around = Surroundings(
+        around = Dependencies(
             credentials=place.credentials,
             make_keeper=self._keeper,
             find_master=self._find_master,
@@ -192,7 +192,7 @@ class _Node:
             await asyncio.sleep(_LOOK_S)
             if self._agent.client.silent_s > limit_s:
                 say(f"no master has answered for {self._agent.client.silent_s:.0f} s: this node starts the next one")
-                await self._host(place.address, free_ports(self._chance))
+                await self._host(place.address, free_port_pair(self._chance))
         await asyncio.Event().wait()
 
     async def _host(self, host: str, port: int) -> None:
@@ -239,7 +239,7 @@ class _Node:
                 say(job.error)
             return 1 if job.result == JobResult.FAILED else job.exit_code
         say(f"this node is done: {ending.reason}")
-        return TRY_AGAIN if ending.told and ending.reason not in _GRACEFUL else ending.code
+        return TRY_AGAIN if ending.by_master and ending.reason not in _GRACEFUL else ending.code
 
     def _master_of(self, host: str, port: int) -> Hosting:
         told, place = self._told, self._place

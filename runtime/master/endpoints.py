@@ -20,15 +20,15 @@ from everstep.runtime.job.events import (
     Joined,
     LeaveAnnounced,
     NodeFinishedRound,
-    ScaleAsked,
+    ScaleRequested,
     ShardStored,
     StacksDumped,
     WorkerExited,
 )
-from everstep.runtime.job.replicas import size
+from everstep.runtime.job.replicas import desired_size
 from everstep.runtime.job.state import State
 from everstep.runtime.master import request_validation
-from everstep.runtime.master.journaled_brain import Desk
+from everstep.runtime.master.journaled_brain import JournaledBrain
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token import Bearer
 from everstep.runtime.protocol.messages import (
@@ -66,7 +66,9 @@ class Reply(NamedTuple):
 class Endpoints:
     """All that one master can be asked."""
 
-    def __init__(self, desk: Desk, credentials: Credentials, on_telemetry: Callable[[Heartbeat], int]) -> None:
+    def __init__(
+        self, desk: JournaledBrain, credentials: Credentials, on_telemetry: Callable[[Heartbeat], int]
+    ) -> None:
         self._desk = desk
         self.credentials = credentials
         self._bearer = Bearer(credentials.token)
@@ -74,22 +76,22 @@ class Endpoints:
         self._unauthorized = self._malformed = self._misplaced = 0
         self._blob: tuple[int, bytes] = 0, b""
         self._posts: Mapping[str, Callable[[Read], Awaitable[Reply]]] = {
-            "/v1/join": self._join,
-            "/v1/heartbeat": self._heartbeat,
-            "/v1/fault": self._fault,
-            "/v1/finished": self._finished,
-            "/v1/persisted": self._persisted,
-            "/v1/unrestored": self._unrestored,
-            "/v1/leaving": self._leaving,
-            "/v1/dumped": self._dumped,
-            "/v1/scale": self._scale,
+            "/v1/join": self._post_join,
+            "/v1/heartbeat": self._post_heartbeat,
+            "/v1/fault": self._post_fault,
+            "/v1/finished": self._post_finished,
+            "/v1/persisted": self._post_persisted,
+            "/v1/unrestored": self._post_unrestored,
+            "/v1/leaving": self._post_leaving,
+            "/v1/dumped": self._post_dumped,
+            "/v1/scale": self._post_scale,
         }
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], read: Read) -> Reply:
         """The reply to one request; the body is read only for who may ask."""
         if not self._bearer.is_shown(headers):
             self._unauthorized += 1
-            return _problem(401, "the Authorization header has not this job's token")
+            return _error_reply(401, "the Authorization header has not this job's token")
         job = headers.get(JOB_HEADER, self._desk.spec.job)
         try:
             if job != self._desk.spec.job:
@@ -98,27 +100,27 @@ class Endpoints:
                 return await self._posts[path](read)
             if method == "GET":
                 return self._get(path)
-            return _problem(404, f"there is no {method[:10]} {path[:300]}")
+            return _error_reply(404, f"there is no {method[:10]} {path[:300]}")
         except UnknownNode as error:
             self._misplaced += 1
-            return _problem(409, str(error))
+            return _error_reply(409, str(error))
         except Refused as error:
             self._malformed += 1
-            return _problem(400, str(error))
+            return _error_reply(400, str(error))
 
     def _get(self, path: str) -> Reply:
         if path == "/v1/status":
-            return self._status()
+            return self._get_status()
         if path == "/v1/nodes":
-            return self._nodes()
+            return self._get_nodes()
         if path.startswith("/v1/rounds/"):
-            return self._round(path.removeprefix("/v1/rounds/"))
-        return _problem(404, f"there is no GET {path[:300]}")
+            return self._get_round(path.removeprefix("/v1/rounds/"))
+        return _error_reply(404, f"there is no GET {path[:300]}")
 
-    async def _join(self, read: Read) -> Reply:
-        asked = request_validation.message(Join, await read())
+    async def _post_join(self, read: Read) -> Reply:
+        asked = request_validation.parse_message(Join, await read())
         self._desk.feed(Joined(asked))
-        await self._desk.durable()  # What was so before it joined (that it should leave, say) is so no more.
+        await self._desk.wait_until_durable()  # What was so before it joined (that it should leave, say) is so no more.
 
         def leaves(state: State) -> bool:
             told = assignments.directive(state, asked.node, asked.life)
@@ -127,15 +129,15 @@ class Endpoints:
         def ready(state: State) -> bool:
             return leaves(state) or assignments.seat_for(state, asked) is not None or assignments.is_spent(state, asked)
 
-        await self._desk.until(asked.node, ready, JOIN_POLL_S)
+        await self._desk.wait_until(asked.node, ready, JOIN_POLL_S)
         if seat := assignments.seat_for(self._desk.state, asked):
-            return _answer(seat)
+            return _json_reply(seat)
         if leaves(self._desk.state):
             raise UnknownNode(f"{asked.node} has no place in this job any more")
         return Reply(204)
 
-    async def _heartbeat(self, read: Read) -> Reply:
-        beat = request_validation.message(Heartbeat, await read())
+    async def _post_heartbeat(self, read: Read) -> Reply:
+        beat = request_validation.parse_message(Heartbeat, await read())
         self._desk.feed(HeartbeatSeen(beat))
         stored = self._on_telemetry(beat)
         if not beat.telemetry:
@@ -146,71 +148,71 @@ class Endpoints:
 
             # Whoever is answered asks again: that is its sign of life.
             limit_s = min(HEARTBEAT_POLL_S, self._desk.spec.patience.silence_s / 3)
-            await self._desk.until(beat.node, ready, limit_s)
+            await self._desk.wait_until(beat.node, ready, limit_s)
         told = assignments.directive(self._desk.state, beat.node, beat.life)
         if told is None:
             return Reply(204)  # Its join is on the way.
-        return _answer(msgspec.structs.replace(told, stored=stored))
+        return _json_reply(msgspec.structs.replace(told, stored=stored))
 
-    async def _fault(self, read: Read) -> Reply:
-        self._desk.feed(WorkerExited(request_validation.message(WorkerExit, await read())))
+    async def _post_fault(self, read: Read) -> Reply:
+        self._desk.feed(WorkerExited(request_validation.parse_message(WorkerExit, await read())))
         return await self._ack()
 
-    async def _finished(self, read: Read) -> Reply:
-        self._desk.feed(NodeFinishedRound(request_validation.message(Finished, await read())))
+    async def _post_finished(self, read: Read) -> Reply:
+        self._desk.feed(NodeFinishedRound(request_validation.parse_message(Finished, await read())))
         return await self._ack()
 
-    async def _persisted(self, read: Read) -> Reply:
-        told = request_validation.message(Persisted, await read())
+    async def _post_persisted(self, read: Read) -> Reply:
+        told = request_validation.parse_message(Persisted, await read())
         place = (told.holding.round, told.holding.iteration)
         key = checkpoint_folder(self._desk.spec.job, place)
         if not told.holding.key.startswith(f"{key}/"):
             raise Refused(f"Persisted: Expected an object under {key} - at `$.holding.key`")
         self._desk.feed(ShardStored(told))
-        await self._desk.durable()
+        await self._desk.wait_until_durable()
 
         def committed(state: State) -> str:
             known = state.checkpoints.get(place)
             return known.manifest if known else ""
 
-        await self._desk.until(key, lambda state: bool(committed(state)), COMMIT_POLL_S)
+        await self._desk.wait_until(key, lambda state: bool(committed(state)), COMMIT_POLL_S)
         return await self._ack(committed(self._desk.state))
 
-    async def _unrestored(self, read: Read) -> Reply:
-        await self._desk.pass_over(request_validation.message(Unrestored, await read()))
+    async def _post_unrestored(self, read: Read) -> Reply:
+        await self._desk.report_unrestored(request_validation.parse_message(Unrestored, await read()))
         return await self._ack()
 
-    async def _leaving(self, read: Read) -> Reply:
-        self._desk.feed(LeaveAnnounced(request_validation.message(Leaving, await read())))
+    async def _post_leaving(self, read: Read) -> Reply:
+        self._desk.feed(LeaveAnnounced(request_validation.parse_message(Leaving, await read())))
         return await self._ack()
 
-    async def _dumped(self, read: Read) -> Reply:
-        self._desk.feed(StacksDumped(request_validation.message(Dumped, await read())))
+    async def _post_dumped(self, read: Read) -> Reply:
+        self._desk.feed(StacksDumped(request_validation.parse_message(Dumped, await read())))
         return await self._ack()
 
-    async def _scale(self, read: Read) -> Reply:
-        asked = request_validation.message(Scale, await read())
-        self._desk.feed(ScaleAsked(asked.role, asked.nodes))
+    async def _post_scale(self, read: Read) -> Reply:
+        asked = request_validation.parse_message(Scale, await read())
+        self._desk.feed(ScaleRequested(asked.role, asked.nodes))
         return await self._ack()
 
     async def _ack(self, committed: str = "") -> Reply:
         """Once what was told is in the journal."""
-        await self._desk.durable()
-        return _answer(Ack(self._desk.state.epoch, committed))
+        await self._desk.wait_until_durable()
+        return _json_reply(Ack(self._desk.state.epoch, committed))
 
-    def _round(self, number: str) -> Reply:
+    def _get_round(self, number: str) -> Reply:
         """The whole membership, the same bytes for all who ask."""
         known = self._desk.state.round
         if known is None or number != str(known.number):
-            return _problem(404, f"round {number[:20]} is not the newest round of this job")
+            return _error_reply(404, f"round {number[:20]} is not the newest round of this job")
         if self._blob[0] != known.number:
             self._blob = known.number, _encode(known)
         return Reply(200, self._blob[1])
 
-    def _status(self) -> Reply:
+    def _get_status(self) -> Reply:
         state, spec = self._desk.state, self._desk.spec
         newest = max((key for key, known in state.checkpoints.items() if known.manifest), default=None)
-        return _answer(
+        return _json_reply(
             {
                 "job": spec.job,
                 "epoch": state.epoch,
@@ -220,7 +222,7 @@ class Endpoints:
                 "deadline": self._desk.brain.next_deadline(),
                 "round": state.round.number if state.round else 0,
                 "iteration": state.iteration,
-                "sizes": {role: size(state, spec, role) for role in spec.roles},
+                "sizes": {role: desired_size(state, spec, role) for role in spec.roles},
                 "committed": None if newest is None else state.checkpoints[newest].manifest,
                 "ended": state.ended,
                 "conditions": state.conditions,
@@ -232,8 +234,8 @@ class Endpoints:
             }
         )
 
-    def _nodes(self) -> Reply:
-        return _answer(
+    def _get_nodes(self) -> Reply:
+        return _json_reply(
             [
                 {"name": node.name, "role": node.role, "host": node.host, "phase": node.phase, "address": node.address}
                 for node in self._desk.state.nodes.values()
@@ -241,9 +243,9 @@ class Endpoints:
         )
 
 
-def _answer(message: object, status: int = 200) -> Reply:
+def _json_reply(message: object, status: int = 200) -> Reply:
     return Reply(status, _encode(message))
 
 
-def _problem(status: int, text: str) -> Reply:
-    return _answer({"error": text}, status)
+def _error_reply(status: int, text: str) -> Reply:
+    return _json_reply({"error": text}, status)

@@ -14,16 +14,16 @@ from functools import partial
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.stored.keys import checkpoint_folder, checkpoints_prefix
 from everstep.runtime.checkpoint.stored.retention import RetentionPolicy, delete_checkpoints, keys_to_delete
-from everstep.runtime.job.brain import Brain, Journal, Refused, WriteManifest
+from everstep.runtime.job.brain import Brain, Refused, WriteManifest, WriteRecord
 from everstep.runtime.job.events import DeletionDue, Event, ManifestWritten, RestoreFailed, Tick
 from everstep.runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
 from everstep.runtime.job.spec import JobSpec
-from everstep.runtime.job.state import JobPhase, State, begun_from, round_number
+from everstep.runtime.job.state import JobPhase, State, restore_point, round_number
 from everstep.runtime.journal import journal as journals
 from everstep.runtime.journal import segments, snapshots
 from everstep.runtime.master import manifest
-from everstep.runtime.master.retry import retried
-from everstep.runtime.master.survey import survey
+from everstep.runtime.master.retry import retry
+from everstep.runtime.master.survey import survey_store
 from everstep.runtime.protocol.messages import Unrestored
 from everstep.runtime.store import Store, StoreError
 
@@ -31,10 +31,10 @@ CONFIRM_S = 5.0
 """How often a master that writes nothing looks whether it still is the job's."""
 LINGER_S = 0.02
 """When records pour in (thousands of nodes join), how long the next segment waits for more of them."""
-MANY = 16
+LARGE_BATCH = 16
 """Records in one segment that count as pouring in."""
 
-_OTHER_NODES = (NodeRequested, NodeReleased, NodeLost, JobEnded, JobReopened)
+_NODE_CHANGES = (NodeRequested, NodeReleased, NodeLost, JobEnded, JobReopened)
 """Records after which the platform may have to have other nodes than before."""
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Clock:
         return time.monotonic() + self._offset
 
 
-class Desk:
+class JournaledBrain:
     """One master's brain and journal on an event loop."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Desk:
         """Give the brain an event. What follows shows in `state` as soon as it is journaled. Raises Refused."""
         for decision in self._decide(event):
             match decision:
-                case Journal(record):
+                case WriteRecord(record):
                     self._batch.append(record)
                     self._decided += 1
                 case WriteManifest():
@@ -103,7 +103,7 @@ class Desk:
         if deadline is not None and (self._alarm is None or deadline < self._alarm):
             self._sooner.set()
 
-    def _decide(self, event: Event) -> list[Journal | WriteManifest]:
+    def _decide(self, event: Event) -> list[WriteRecord | WriteManifest]:
         understood = False
         try:
             decisions = self.brain.handle(event, self.clock())
@@ -116,7 +116,7 @@ class Desk:
                 self._astray.set()
         return decisions
 
-    async def sanity(self) -> None:
+    async def wait_for_brain_failure(self) -> None:
         """Until the brain fails. It may then be in a state that no journal knows: this master must not go on.
 
         Raises RuntimeError. Whoever fed the event has reported why.
@@ -124,14 +124,14 @@ class Desk:
         await self._astray.wait()
         raise RuntimeError(f"job {self.spec.job}: the master could not take in what it was told; the next one replays")
 
-    async def durable(self) -> None:
+    async def wait_until_durable(self) -> None:
         """Until everything decided so far is in the journal."""
         if self._written < self._decided:
             future = asyncio.get_running_loop().create_future()
             self._durable.append((self._decided, future))
             await future
 
-    async def until(self, key: str, ready: Callable[[State], bool], seconds: float) -> bool:
+    async def wait_until(self, key: str, ready: Callable[[State], bool], seconds: float) -> bool:
         """Until `ready`, looked at whenever the node or checkpoint `key` changes; False when the time is over."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -151,7 +151,7 @@ class Desk:
                 return ready(self.state)
         return True
 
-    async def write(self) -> None:
+    async def write_journal(self) -> None:
         """Journal what is decided, until cancelled. Raises Fenced; StoreError when the store fails for minutes."""
         many = False
         while True:
@@ -160,22 +160,22 @@ class Desk:
                 await asyncio.sleep(LINGER_S)
             self._full.clear()
             batch, self._batch, state = self._batch, [], self.brain.state
-            many = len(batch) >= MANY
+            many = len(batch) >= LARGE_BATCH
             if batch:
                 draft = self._journal.draft(batch)
-                await retried(f"segment {draft.number} of the journal", partial(self._journal.write, draft))
+                await retry(f"segment {draft.number} of the journal", partial(self._journal.write, draft))
                 faults.point("master.after_journal", records=len(batch))
                 self._written += len(batch)
                 self._publish(state, batch)
-                self._count(draft.number, len(batch))
-            self._release()
+                self._count_replay(draft.number, len(batch))
+            self._release_waiting()
 
-    def _count(self, segment: int, records: int) -> None:
+    def _count_replay(self, segment: int, records: int) -> None:
         self._last_segment, self._segments, self._records = segment, self._segments + 1, self._records + records
-        if snapshots.due(self._segments, self._records, self.state):
+        if snapshots.is_due(self._segments, self._records, self.state):
             self._long.set()
 
-    async def snapshot(self) -> None:
+    async def write_snapshots(self) -> None:
         """Keep the state whenever a replay would take long, and archive what is older, until cancelled."""
         while True:
             await self._long.wait()
@@ -190,25 +190,25 @@ class Desk:
 
     def _publish(self, state: State, records: list[Record]) -> None:
         before, self.state = self.state, state
-        changed = state.nodes.changed(before.nodes)
+        changed = state.nodes.changed_names(before.nodes)
         if state.checkpoints is not before.checkpoints:
             changed += [checkpoint_folder(self.spec.job, place) for place in state.checkpoints]
         for key in changed:
             for future in self._waiters.pop(key, ()):
                 _wake(future)
-        if any(isinstance(record, _OTHER_NODES) for record in records):
+        if any(isinstance(record, _NODE_CHANGES) for record in records):
             self.changed.set()
         for listener in self.on_state:
             listener(state)
 
-    def _release(self) -> None:
+    def _release_waiting(self) -> None:
         """Go on with what waited for the records before it."""
         while self._durable and self._durable[0][0] <= self._written:
             _wake(self._durable.popleft()[1])
         while self._manifests and self._manifests[0][0] <= self._written:
             self._commits.put_nowait(self._manifests.popleft()[1])
 
-    async def tick(self) -> None:
+    async def send_ticks(self) -> None:
         """Tell the brain when its deadlines have come, until cancelled."""
         while True:
             self._sooner.clear()
@@ -222,57 +222,57 @@ class Desk:
                     self.feed(Tick())
                     self.changed.set()
 
-    async def commit(self) -> None:
+    async def commit_checkpoints(self) -> None:
         """Make whole checkpoints visible, until cancelled. Raises StoreError when the store fails for minutes."""
         while True:
             asked = await self._commits.get()
-            if key := await self._committed(asked):
+            if key := await self._commit(asked):
                 self.feed(ManifestWritten(asked.round, asked.iteration, key))
             if self.spec.keep_last and self._commits.empty():
                 # What is deleted before its commit is journaled would be committed again by the next master.
-                await self.durable()
-                await self.tidy(self.spec.keep_last, self.spec.keep_every)
+                await self.wait_until_durable()
+                await self.delete_unneeded(self.spec.keep_last, self.spec.keep_every)
 
-    def _overtaken(self, asked: WriteManifest) -> bool:
+    def _is_overtaken(self, asked: WriteManifest) -> bool:
         """Is a newer checkpoint whole in the store? What is older may be deleted."""
         place = asked.round, asked.iteration
-        return any(newer > place and known.shards.whole for newer, known in self.state.checkpoints.items())
+        return any(newer > place and known.shards.is_complete for newer, known in self.state.checkpoints.items())
 
-    async def _committed(self, asked: WriteManifest) -> str:
+    async def _commit(self, asked: WriteManifest) -> str:
         """The manifest's key; "" when an object of the checkpoint was deleted before all were there."""
         what = f"the manifest of iteration {asked.iteration}"
-        commit = partial(manifest.commit, self.store, self.spec.job, asked)
-        if not self._overtaken(asked):
-            return await retried(what, commit)
+        commit = partial(manifest.write_manifest, self.store, self.spec.job, asked)
+        if not self._is_overtaken(asked):
+            return await retry(what, commit)
         async with self._deleting:
-            gone = await retried(what, partial(manifest.missing, self.store, asked))
+            gone = await retry(what, partial(manifest.missing_shards, self.store, asked))
             if not gone:
-                return await retried(what, commit)
+                return await retry(what, commit)
         _log.warning("iteration %d is not committed: %s is gone, a newer one is there", asked.iteration, gone[0])
         return ""
 
-    async def pass_over(self, told: Unrestored) -> None:
+    async def report_unrestored(self, told: Unrestored) -> None:
         """A node has nothing to begin the round from: look what else the store has, then let the brain know. Of many
         nodes that tell it of one round the first one counts."""
         async with self._surveying:
             if told.round == round_number(self.brain.state) and self.brain.state.phase is JobPhase.RUNNING:
-                look = partial(survey, self.store, self.spec.job, self.brain.state)
-                seen = await retried("a look at the checkpoints", look)
+                look = partial(survey_store, self.store, self.spec.job, self.brain.state)
+                seen = await retry("a look at the checkpoints", look)
                 self.feed(RestoreFailed(told, seen))
 
-    async def tidy(self, last: int = 0, every: int = 0) -> None:
+    async def delete_unneeded(self, last: int = 0, every: int = 0) -> None:
         """Delete the checkpoints that need not stay (see `Kept`), debris, and what killed writers left; what cannot be
         deleted now the next time finds.
 
         The journal forgets them before: no round, of no master, begins from what is being deleted.
         """
         passed_over = frozenset((one.round, one.iteration) for one in self.state.refused if not one.node)
-        kept = RetentionPolicy(last, every, begun_from(self.state), passed_over)
+        kept = RetentionPolicy(last, every, restore_point(self.state), passed_over)
         async with self._deleting:
             try:
                 gone = await asyncio.to_thread(keys_to_delete, self.store, self.spec.job, kept)
                 self.feed(DeletionDue(tuple(gone)))
-                await self.durable()
+                await self.wait_until_durable()
                 free = {place: keys for place, keys in gone.items() if place not in self.state.checkpoints}
                 await asyncio.to_thread(delete_checkpoints, self.store, free)
             except StoreError as error:
@@ -288,20 +288,27 @@ class Desk:
                 _log.warning("what killed writers left in the store stays: %s", error)
             self._unswept = True
 
-    async def confirm(self) -> None:
+    async def confirm_ownership(self) -> None:
         """Until it is known that this master still is the job's. Raises Fenced when another has taken it over."""
-        await retried("the journal's end", self._journal.confirm)
+        await retry("the journal's end", self._journal.confirm)
 
     @property
-    def parts(self) -> Sequence[Callable[[], Coroutine[None, None, None]]]:
+    def background_parts(self) -> Sequence[Callable[[], Coroutine[None, None, None]]]:
         """What must run all the time, until cancelled; whatever one of them raises ends this master."""
-        return self.write, self.tick, self.commit, self.snapshot, self.watch, self.sanity
+        return (
+            self.write_journal,
+            self.send_ticks,
+            self.commit_checkpoints,
+            self.write_snapshots,
+            self.confirm_periodically,
+            self.wait_for_brain_failure,
+        )
 
-    async def watch(self) -> None:
+    async def confirm_periodically(self) -> None:
         """Confirm again and again, until cancelled: a master that slept must end, also when it has nothing to write."""
         while True:
             await asyncio.sleep(CONFIRM_S)
-            await self.confirm()
+            await self.confirm_ownership()
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -8,7 +8,7 @@ from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import NoSuchKey, Store
 
 
-def commit(store: Store, job: str, asked: WriteManifest) -> str:
+def write_manifest(store: Store, job: str, asked: WriteManifest) -> str:
     """Make the checkpoint visible; returns the manifest's key. A second commit changes nothing. Blocking."""
     key = manifest_key(job, (asked.round, asked.iteration))
     told = encode_manifest(make_commit(job, asked.world_size, asked.shards))
@@ -18,13 +18,13 @@ def commit(store: Store, job: str, asked: WriteManifest) -> str:
     return key
 
 
-def missing(store: Store, asked: WriteManifest) -> list[str]:
+def missing_shards(store: Store, asked: WriteManifest) -> list[str]:
     """Keys of shards that do not lie in the store, whole: what a late shard completes may have been taken for debris.
     Blocking."""
-    return [shard.key for shard in asked.shards if not _whole(store, shard)]
+    return [shard.key for shard in asked.shards if not _is_complete(store, shard)]
 
 
-def _whole(store: Store, shard: Holding) -> bool:
+def _is_complete(store: Store, shard: Holding) -> bool:
     try:
         return len(store.get(shard.key, shard.size - 1, 2)) == 1
     except NoSuchKey:

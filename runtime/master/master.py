@@ -14,17 +14,17 @@ from typing import Literal
 import msgspec
 
 from everstep.runtime.checkpoint.stored.keys import checkpoint_folder
-from everstep.runtime.job.events import Opened, ScaleAsked, StopAsked, Survey
-from everstep.runtime.job.replicas import Wanted
+from everstep.runtime.job.events import Opened, ScaleRequested, StopRequested, Survey
+from everstep.runtime.job.replicas import DesiredNode
 from everstep.runtime.job.spec import JobSpec, problems
 from everstep.runtime.job.transaction import Refused
 from everstep.runtime.journal import journal
 from everstep.runtime.master.endpoints import Endpoints
-from everstep.runtime.master.journaled_brain import Desk
+from everstep.runtime.master.journaled_brain import JournaledBrain
 from everstep.runtime.master.progress import Progress, Reporter
 from everstep.runtime.master.reconcile import Reconciler
 from everstep.runtime.master.server import serving
-from everstep.runtime.master.survey import survey
+from everstep.runtime.master.survey import survey_store
 from everstep.runtime.master.telemetry import Telemetry
 from everstep.runtime.net.door import RESERVE, STRANGERS, listen
 from everstep.runtime.net.tls import Credentials
@@ -85,7 +85,7 @@ async def run(
     if wrong := problems(spec):
         raise ValueError("; ".join(wrong))
     _allow_connections(spec)
-    with _collecting_rarely(), listener or listening(host, port) as door:
+    with _rare_garbage_collection(), listener or open_listener(host, port) as door:
         address = f"{host}:{door.getsockname()[1]}"
         try:
             claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
@@ -93,33 +93,33 @@ async def run(
             return Outcome("fenced", str(error), "", None, 0, TRY_AGAIN)
         # Taken up again, the job tries once more what it refused.
         fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
-        seen = await asyncio.to_thread(survey, store, spec.job, fresh)
-        desk = Desk(spec, store, claimed, state)
+        seen = await asyncio.to_thread(survey_store, store, spec.job, fresh)
+        desk = JournaledBrain(spec, store, claimed, state)
         environment = {
             **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": credentials.token,
             "EVERSTEP_MASTER": f"{credentials.scheme}://{address}", "EVERSTEP_STORE": store.uri,
         }  # fmt: skip
-        reconciler = Reconciler(desk, platform, _requests(desk, environment, agent_arguments))
+        reconciler = Reconciler(desk, platform, _request_factory(desk, environment, agent_arguments))
         telemetry = Telemetry(store, spec.job, state.epoch)
         reporter = Reporter(on_progress, state)
-        desk.on_state.append(reporter.state)
+        desk.on_state.append(reporter.on_state)
 
         def on_telemetry(beat: Heartbeat) -> int:
             telemetry.add(beat.node, beat.telemetry, desk.clock())
             if beat.telemetry:
-                reporter.telemetry(beat)
-            return telemetry.stored(beat.node)
+                reporter.on_telemetry(beat)
+            return telemetry.newest_stored(beat.node)
 
-        async with serving(Endpoints(desk, credentials, on_telemetry), door, nodes=_nodes(spec)):
+        async with serving(Endpoints(desk, credentials, on_telemetry), door, nodes=_max_nodes(spec)):
             try:
-                return await _live(desk, seen, reconciler, telemetry, stop, remove_nodes, sizes)
+                return await _run_parts(desk, seen, reconciler, telemetry, stop, remove_nodes, sizes)
             except journal.Fenced as error:
                 return Outcome("fenced", str(error), "", None, desk.state.iteration, TRY_AGAIN)
             finally:
                 await telemetry.flush()
 
 
-def _nodes(spec: JobSpec) -> int:
+def _max_nodes(spec: JobSpec) -> int:
     """At most."""
     return sum(role.most for role in spec.roles.values())
 
@@ -130,7 +130,7 @@ def _allow_connections(spec: JobSpec) -> None:
     Raises CannotListen where there is not even one for each.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    nodes = _nodes(spec)
+    nodes = _max_nodes(spec)
     useful, needed = 2 * nodes + STRANGERS + RESERVE, nodes + RESERVE
     most = useful if hard == resource.RLIM_INFINITY else min(hard, useful)
     if most < needed:
@@ -143,7 +143,7 @@ def _allow_connections(spec: JobSpec) -> None:
 
 
 @contextlib.contextmanager
-def _collecting_rarely() -> Iterator[None]:
+def _rare_garbage_collection() -> Iterator[None]:
     """Cycles are looked for less often: with 10,000 connections that took half of the master's time (Python's default
     of 700 new objects is made for small programs; what a request leaves behind is freed without it)."""
     known = gc.get_threshold()
@@ -154,7 +154,7 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*known)
 
 
-def listening(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Raises CannotListen."""
     try:
         return listen(host, port)
@@ -163,12 +163,12 @@ def listening(host: str, port: int) -> socket.socket:
         raise CannotListen(f"cannot listen on {host}:{port}: {why}; choose another address or port") from None
 
 
-def _requests(
-    desk: Desk, environment: Mapping[str, str], agent_arguments: Sequence[str]
-) -> Callable[[Wanted], NodeRequest]:
+def _request_factory(
+    desk: JournaledBrain, environment: Mapping[str, str], agent_arguments: Sequence[str]
+) -> Callable[[DesiredNode], NodeRequest]:
     """What to ask the platform for, for each wanted node."""
 
-    def request(node: Wanted) -> NodeRequest:
+    def request(node: DesiredNode) -> NodeRequest:
         slots = str(desk.spec.roles[node.role].slots)
         own = ["--node", node.name, "--role", node.role, "--host", node.host, "--slots", slots]
         told = {**environment, "EVERSTEP_NODE": node.name}
@@ -181,8 +181,8 @@ def _requests(
     return request
 
 
-async def _live(
-    desk: Desk,
+async def _run_parts(
+    desk: JournaledBrain,
     seen: Survey,
     reconciler: Reconciler,
     telemetry: Telemetry,
@@ -191,11 +191,11 @@ async def _live(
     sizes: AsyncIterator[tuple[str, int]] | None,
 ) -> Outcome:
     """Everything at once, until the job has ended and its nodes are gone, or this master is told to stop."""
-    main = asyncio.create_task(_to_the_end(desk, seen, reconciler, stop, remove_nodes))
-    parts = (*desk.parts, reconciler.watch, telemetry.run)
+    main = asyncio.create_task(_run_to_the_end(desk, seen, reconciler, stop, remove_nodes))
+    parts = (*desk.background_parts, reconciler.watch_nodes, telemetry.run)
     tasks = {main, *(asyncio.create_task(part()) for part in parts)}
     if sizes:
-        tasks.add(asyncio.create_task(_scaled(desk, sizes)))
+        tasks.add(asyncio.create_task(_apply_scaling(desk, sizes)))
     try:
         while not main.done():
             done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -208,33 +208,33 @@ async def _live(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _scaled(desk: Desk, sizes: AsyncIterator[tuple[str, int]]) -> None:
+async def _apply_scaling(desk: JournaledBrain, sizes: AsyncIterator[tuple[str, int]]) -> None:
     """Have the job the size that was asked for; what it cannot have is said."""
     async for role, nodes in sizes:
         try:
-            desk.feed(ScaleAsked(role, nodes))
+            desk.feed(ScaleRequested(role, nodes))
         except Refused as error:
             _log.warning("not scaled: %s", error)
 
 
-async def _to_the_end(
-    desk: Desk, seen: Survey, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
+async def _run_to_the_end(
+    desk: JournaledBrain, seen: Survey, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
 ) -> Outcome:
     ended = asyncio.Event()
     desk.on_state.append(lambda state: ended.set() if state.ended else ended.clear())
-    await reconciler.pass_once()  # Who died while no master looked must not be counted on.
+    await reconciler.reconcile_once()  # Who died while no master looked must not be counted on.
     desk.feed(Opened(seen))
-    await desk.durable()
-    loop, debris = asyncio.create_task(reconciler.loop()), asyncio.create_task(desk.tidy())
+    await desk.wait_until_durable()
+    loop, debris = asyncio.create_task(reconciler.run()), asyncio.create_task(desk.delete_unneeded())
     try:
-        if not desk.state.ended and await _first(ended, stop, failing=loop) is stop:
+        if not desk.state.ended and await _wait_for_first(ended, stop, failing=loop) is stop:
             if not remove_nodes():
-                await desk.durable()
+                await desk.wait_until_durable()
                 why = "told to stop; its nodes go on training"
-                return Outcome("stopped", why, "", _newest(desk), desk.state.iteration, TERMINATED)
-            desk.feed(StopAsked("told to stop"))
-            await desk.durable()
-        await _emptied(desk, reconciler)
+                return Outcome("stopped", why, "", _newest_checkpoint(desk), desk.state.iteration, TERMINATED)
+            desk.feed(StopRequested("told to stop"))
+            await desk.wait_until_durable()
+        await _wait_until_empty(desk, reconciler)
         return _outcome(desk)
     finally:
         loop.cancel()
@@ -242,7 +242,7 @@ async def _to_the_end(
         await asyncio.gather(loop, debris, return_exceptions=True)
 
 
-async def _first(*events: asyncio.Event, failing: asyncio.Task[None]) -> asyncio.Event:
+async def _wait_for_first(*events: asyncio.Event, failing: asyncio.Task[None]) -> asyncio.Event:
     """The first of these events to be set; raises what `failing` raises meanwhile."""
     tasks = {asyncio.create_task(event.wait()): event for event in events}
     try:
@@ -255,7 +255,7 @@ async def _first(*events: asyncio.Event, failing: asyncio.Task[None]) -> asyncio
             task.cancel()
 
 
-async def _emptied(desk: Desk, reconciler: Reconciler) -> None:
+async def _wait_until_empty(desk: JournaledBrain, reconciler: Reconciler) -> None:
     """Until the nodes have left by themselves, or were deleted when their time was over."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(desk.spec.patience.leave_s * 2 + 5):
@@ -264,12 +264,14 @@ async def _emptied(desk: Desk, reconciler: Reconciler) -> None:
             await reconciler.empty.wait()
 
 
-def _newest(desk: Desk) -> str | None:
+def _newest_checkpoint(desk: JournaledBrain) -> str | None:
     committed = [key for key, known in desk.state.checkpoints.items() if known.manifest]
     return checkpoint_folder(desk.spec.job, max(committed)) if committed else None
 
 
-def _outcome(desk: Desk) -> Outcome:
+def _outcome(desk: JournaledBrain) -> Outcome:
     ended = desk.state.ended
     assert ended is not None, "a job that ended says how"
-    return Outcome(ended.result.value, ended.reason, ended.error, _newest(desk), desk.state.iteration, ended.exit_code)
+    return Outcome(
+        ended.result.value, ended.reason, ended.error, _newest_checkpoint(desk), desk.state.iteration, ended.exit_code
+    )

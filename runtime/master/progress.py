@@ -27,38 +27,38 @@ class Reporter:
     def __init__(self, tell: Callable[[Progress], None] | None, state: State) -> None:
         self._tell = tell
         self._seconds = self._stalled = 0.0
-        self._last = self._from(state, Progress(state.iteration, 0, 0, ""))
+        self._last = self._progress(state, Progress(state.iteration, 0, 0, ""))
 
-    def state(self, state: State) -> None:
+    def on_state(self, state: State) -> None:
         """A new durable state."""
-        self._send(self._from(state, self._last))
+        self._report(self._progress(state, self._last))
 
-    def telemetry(self, beat: Heartbeat) -> None:
+    def on_telemetry(self, beat: Heartbeat) -> None:
         """What a node's workers reported; lines of other rounds than the running one are old."""
         iteration, loss = self._last.iteration, self._last.loss
         for line in beat.telemetry:
             at = line.get("iteration")
             if "loss" not in line or not isinstance(at, int) or line.get("round") != self._last.round:
                 continue
-            iteration, loss = at, _number(line["loss"])
-            seconds = max(_number(line.get("seconds")) or 0.0, 0.0)
+            iteration, loss = at, _as_number(line["loss"])
+            seconds = max(_as_number(line.get("seconds")) or 0.0, 0.0)
             self._seconds += seconds
-            self._stalled += min(max(_number(line.get("stall_s")) or 0.0, 0.0), seconds)
+            self._stalled += min(max(_as_number(line.get("stall_s")) or 0.0, 0.0), seconds)
         stall = 100 * self._stalled / self._seconds if self._seconds > 0 else None
-        self._send(msgspec.structs.replace(self._last, iteration=iteration, loss=loss, stall=stall))
+        self._report(msgspec.structs.replace(self._last, iteration=iteration, loss=loss, stall=stall))
 
-    def _from(self, state: State, last: Progress) -> Progress:
+    def _progress(self, state: State, last: Progress) -> Progress:
         number, members = (state.round.number, state.round.members.values()) if state.round else (0, ())
         nodes = sum(len(part) for part in members)
         iteration = max(last.iteration, state.iteration)
         return Progress(iteration, nodes, number, state.reason, last.loss, last.stall)
 
-    def _send(self, fresh: Progress) -> None:
+    def _report(self, fresh: Progress) -> None:
         if fresh != self._last and self._tell:
             self._tell(fresh)
         self._last = fresh
 
 
-def _number(value: object) -> float | None:
+def _as_number(value: object) -> float | None:
     """A script may report under our names what is none: that is no number."""
     return float(value) if isinstance(value, int | float) else None

@@ -10,14 +10,14 @@ import logging
 from collections.abc import Callable, Mapping
 
 from everstep.runtime.job.events import NodeCreated, NodeGone
-from everstep.runtime.job.replicas import Wanted, wanted
+from everstep.runtime.job.replicas import DesiredNode, desired_nodes
 from everstep.runtime.job.state import NodePhase
-from everstep.runtime.master.journaled_brain import Desk
+from everstep.runtime.master.journaled_brain import JournaledBrain
 from everstep.runtime.net.door import Seldom
 from everstep.runtime.platform import Gone, Node, NodeRequest, Platform
 from everstep.runtime.system.processes import is_shortage
 
-LOOK_AGAIN_S = 2.0
+RECONCILE_INTERVAL_S = 2.0
 """How often the platform is looked at although nothing changed."""
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 class Reconciler:
     """Creates and deletes nodes for one master."""
 
-    def __init__(self, desk: Desk, platform: Platform, request: Callable[[Wanted], NodeRequest]) -> None:
+    def __init__(self, desk: JournaledBrain, platform: Platform, request: Callable[[DesiredNode], NodeRequest]) -> None:
         self._desk = desk
         self._platform = platform
         self._request = request
@@ -35,26 +35,26 @@ class Reconciler:
         """Set while no known node exists."""
         self._seldom = Seldom(_log.warning)
 
-    async def pass_once(self) -> None:
+    async def reconcile_once(self) -> None:
         """One comparison of wanted and observed, and what follows from it.
 
         What cannot be done for want of descriptors or memory is done again until it can, and told once a minute.
         """
         while True:
             try:
-                return await self._pass()
+                return await self._reconcile()
             except OSError as error:
                 if not is_shortage(error):
                     raise
                 self._seldom.tell(f"nodes cannot be looked after just now: {error.strerror}")
-            await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.sleep(RECONCILE_INTERVAL_S)
 
-    async def _pass(self) -> None:
+    async def _reconcile(self) -> None:
         desk = self._desk
         observed: Mapping[str, Node] = {node.name: node for node in await self._platform.observe()}
         self._seen.update(observed)
         state, now = desk.state, desk.clock()
-        want = {node.name: node for node in wanted(state, desk.spec, now)}
+        want = {node.name: node for node in desired_nodes(state, desk.spec, now)}
         create = []
         for name, node in want.items():
             if name in self._seen:
@@ -65,7 +65,7 @@ class Reconciler:
                 desk.feed(NodeGone(name, "it ended while no master looked"))
         delete = [node for name, node in observed.items() if name in state.nodes and name not in want]
         if create or delete:
-            await desk.confirm()
+            await desk.confirm_ownership()
             # The last room must not go to one beyond the minimum: a scheduler would take it away again for the others.
             for extra in (False, True):
                 await asyncio.gather(*(self._create(node) for node in create if node.extra is extra))
@@ -73,7 +73,7 @@ class Reconciler:
         left = [name for name in observed if name in state.nodes]
         (self.empty.clear if left or any(node.create for node in want.values()) else self.empty.set)()
 
-    async def _create(self, node: Wanted) -> None:
+    async def _create(self, node: DesiredNode) -> None:
         try:
             await self._platform.create(self._request(node))
         except OSError as error:
@@ -83,22 +83,22 @@ class Reconciler:
         if self._desk.state.nodes[node.name].phase is NodePhase.REQUESTED:
             self._desk.feed(NodeCreated(node.name))
 
-    async def loop(self) -> None:
+    async def run(self) -> None:
         """Compare again on each change and every few seconds, until cancelled."""
         while True:
             self._desk.changed.clear()
-            await self.pass_once()
+            await self.reconcile_once()
             try:
-                async with asyncio.timeout(LOOK_AGAIN_S):
+                async with asyncio.timeout(RECONCILE_INTERVAL_S):
                     await self._desk.changed.wait()
             except TimeoutError:
                 continue
 
-    async def watch(self) -> None:
+    async def watch_nodes(self) -> None:
         """Tell the brain at once of nodes that are gone, until cancelled."""
         async for gone in self._platform.gone():
-            self._gone(gone)
+            self._report_gone(gone)
 
-    def _gone(self, gone: Gone) -> None:
+    def _report_gone(self, gone: Gone) -> None:
         self._desk.feed(NodeGone(gone.name, gone.reason, gone.exit_code, gone.gave_way))
         self._desk.changed.set()

@@ -40,7 +40,7 @@ M = TypeVar("M", bound=msgspec.Struct)
 _decoder = cache(msgspec.json.Decoder)
 
 
-def message(kind: type[M], body: bytes) -> M:
+def parse_message(kind: type[M], body: bytes) -> M:
     """The message that these bytes are. Raises Refused."""
     if len(body) > LARGEST_BODY:
         raise Refused(f"{kind.__name__}: the body has more than {LARGEST_BODY} bytes")

@@ -16,7 +16,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-async def retried(what: str, call: Callable[[], T]) -> T:
+async def retry(what: str, call: Callable[[], T]) -> T:
     """The result of `call`, run off the event loop until it raises no StoreError. Raises the last one in the end.
 
     `call` must be one that may be repeated: it may have succeeded although it raised.

@@ -18,18 +18,18 @@ from everstep.runtime.checkpoint.stored.keys import (
     parse_folder,
 )
 from everstep.runtime.checkpoint.stored.manifest import Commit, read_listed_commit
-from everstep.runtime.job.checkpoints import KEPT, Checkpoint
+from everstep.runtime.job.checkpoints import KEPT_CHECKPOINTS, Checkpoint
 from everstep.runtime.job.events import Survey
 from everstep.runtime.job.records import Stored
 from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
 from everstep.runtime.store import Store
 
-_AT_ONCE = 8
+_PARALLEL_READS = 8
 """Manifests that are read at once."""
 
 
-def survey(store: Store, job: str, state: State) -> Survey:
+def survey_store(store: Store, job: str, state: State) -> Survey:
     """Look at the committed checkpoints that the store has, but for those that are refused already: at the newest until
     KEPT of them may be whole, and at all that the journal knows. One listing, and a read for each. Blocking. Raises
     StoreError."""
@@ -38,7 +38,7 @@ def survey(store: Store, job: str, state: State) -> Survey:
         for key, one in group_by_checkpoint(store.list(checkpoints_prefix(job))).items()
         if (place := parse_folder(key))
     }
-    gone = {place: _refusal(job, place, why) for place, why in _gone(job, folders, state)}
+    gone = {place: _refusal(job, place, why) for place, why in _damaged_checkpoints(job, folders, state)}
     refused = {(one.round, one.iteration) for one in state.refused if not one.node}
     left = [
         place
@@ -46,14 +46,16 @@ def survey(store: Store, job: str, state: State) -> Survey:
         if folders[place].committed and place not in refused and place not in gone
     ]
     found: dict[CheckpointId, Stored] = {}
-    while left and (len(found) < KEPT or any(place in state.checkpoints for place in left)):
-        some, left = left[:_AT_ONCE], left[_AT_ONCE:]
-        with ThreadPoolExecutor(_AT_ONCE, "everstep-survey") as threads:
-            for place, commit in zip(some, threads.map(lambda place: _read(store, folders[place]), some), strict=True):
+    while left and (len(found) < KEPT_CHECKPOINTS or any(place in state.checkpoints for place in left)):
+        some, left = left[:_PARALLEL_READS], left[_PARALLEL_READS:]
+        with ThreadPoolExecutor(_PARALLEL_READS, "everstep-survey") as threads:
+            for place, commit in zip(
+                some, threads.map(lambda place: _read_commit(store, folders[place]), some), strict=True
+            ):
                 known = state.checkpoints.get(place)
                 if isinstance(commit, RestoreError):
                     gone[place] = _refusal(job, place, str(commit), commit.flaw or Flaw.DAMAGED)
-                elif known is not None and _differ(known, commit.holdings(folders[place].key)):
+                elif known is not None and _differs(known, commit.holdings(folders[place].key)):
                     gone[place] = _refusal(job, place, "its manifest is not what was committed")
                 else:
                     found[place] = Stored(manifest_key(job, place), commit.holdings(folders[place].key))
@@ -61,34 +63,36 @@ def survey(store: Store, job: str, state: State) -> Survey:
     return Survey(fresh, tuple(gone.values()), max((round_ for round_, _ in folders), default=0))
 
 
-def _read(store: Store, folder: CheckpointFolder) -> Commit | RestoreError:
+def _read_commit(store: Store, folder: CheckpointFolder) -> Commit | RestoreError:
     try:
         return read_listed_commit(store, folder)
     except RestoreError as error:
         return error
 
 
-def _differ(known: Checkpoint, shards: tuple[Holding, ...]) -> bool:
+def _differs(known: Checkpoint, shards: tuple[Holding, ...]) -> bool:
     """Does the manifest say something else than the journal? What the journal knows in part can only agree in part."""
     told = {shard.shard: (shard.shards, shard.size, shard.digest) for shard in shards}
     return any(told.get(held.shard) != (held.shards, held.size, held.digest) for held in known.shards)
 
 
-def _gone(job: str, folders: dict[CheckpointId, CheckpointFolder], state: State) -> Iterator[tuple[CheckpointId, str]]:
+def _damaged_checkpoints(
+    job: str, folders: dict[CheckpointId, CheckpointFolder], state: State
+) -> Iterator[tuple[CheckpointId, str]]:
     """What the journal knows whole and the store has not, or no more; and why."""
     for place, known in state.checkpoints.items():
-        if not known.shards.whole:
+        if not known.shards.is_complete:
             continue
         folder = folders.get(place)
         if folder is None:
             yield place, f"{checkpoint_folder(job, place)} is gone"
         elif known.manifest and not folder.committed:
             yield place, "its manifest is gone"
-        elif wrong := next(_wrong(folder, known.shards), None):
+        elif wrong := next(_shard_flaws(folder, known.shards), None):
             yield place, wrong
 
 
-def _wrong(folder: CheckpointFolder, shards: Iterable[Holding]) -> Iterator[str]:
+def _shard_flaws(folder: CheckpointFolder, shards: Iterable[Holding]) -> Iterator[str]:
     for name, shard in ((shard.key.rpartition("/")[2], shard) for shard in shards):
         if (entry := folder.objects.get(name)) is None:
             yield f"{name} is gone"

@@ -15,17 +15,17 @@ from typing import Any
 from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 VERSION = 1
-WHOLE = 720
+UNPACKED_OBJECTS = 720
 """Newest objects that stay as they were written: an hour of them."""
-PACKED = 720
+OBJECTS_PER_PACK = 720
 """Older objects that become one."""
-FIRST = 20
+FIRST_ITERATIONS = 20
 """Iterations of a round that are kept one by one: what a restart cost is read off them."""
-GROUPS = 360
+ITERATION_GROUPS = 360
 """Lines that all later iterations in one packed object become, for each of its rounds."""
-OTHERS = 1000
+OTHER_LINES = 1000
 """Other lines in one packed object, the newest."""
-LIMIT = 100_000
+MAX_BUFFERED_LINES = 100_000
 """Lines kept while the store does not take them; then the oldest are dropped."""
 
 Line = Mapping[str, float | int | str]
@@ -44,7 +44,7 @@ class Telemetry:
         self._number = 0
         self._told: dict[str, int] = {}
         self._stored: dict[str, int] = {}
-        self._whole = PACKED
+        self._whole = OBJECTS_PER_PACK
         self.dropped = 0
 
     def add(self, node: str, lines: Iterable[Line], now: float) -> None:
@@ -53,11 +53,11 @@ class Telemetry:
             self._lines.append({"v": VERSION, "time": now, **line, "node": node})
             number = line.get("n")
             self._told[node] = max(self._told.get(node, 0), number if isinstance(number, int) else 0)
-        if len(self._lines) > LIMIT:
-            self.dropped += len(self._lines) - LIMIT
-            self._lines = self._lines[-LIMIT:]
+        if len(self._lines) > MAX_BUFFERED_LINES:
+            self.dropped += len(self._lines) - MAX_BUFFERED_LINES
+            self._lines = self._lines[-MAX_BUFFERED_LINES:]
 
-    def stored(self, node: str) -> int:
+    def newest_stored(self, node: str) -> int:
         """The newest `n` of the node's lines that lies in the store; 0 for none."""
         return self._stored.get(node, 0)
 
@@ -74,7 +74,7 @@ class Telemetry:
             return
         self._number += 1
         told = dict(self._told)
-        body = _text(lines)
+        body = _encode_lines(lines)
         try:
             await asyncio.to_thread(self._store.put, f"{self._prefix}{self._number:06d}.jsonl", body)
         except StoreError as error:
@@ -86,7 +86,7 @@ class Telemetry:
             await self._pack()
 
     async def _pack(self) -> None:
-        if self._whole < PACKED:
+        if self._whole < OBJECTS_PER_PACK:
             return
         self._whole = 0
         try:
@@ -102,20 +102,20 @@ def pack(store: Store, job: str) -> None:
     """
     folder = f"jobs/{job}/telemetry/"
     keys = [entry.key for entry in store.list(folder) if not entry.key.endswith(_PACKED)]
-    old = keys[: max(len(keys) - WHOLE, 0)][:PACKED]
-    if len(old) < PACKED:
+    old = keys[: max(len(keys) - UNPACKED_OBJECTS, 0)][:OBJECTS_PER_PACK]
+    if len(old) < OBJECTS_PER_PACK:
         return
     lines: list[Line] = []
     for key in old:
         for text in store.get(key).splitlines():
             with suppress(ValueError):  # Torn: nobody could read it.
                 lines.append(json.loads(text))
-    store.put(old[0].removesuffix(".jsonl") + _PACKED, _text(thinned(lines)))
+    store.put(old[0].removesuffix(".jsonl") + _PACKED, _encode_lines(thin_lines(lines)))
     for key in old:
         store.delete(key)
 
 
-def thinned(lines: Iterable[Line]) -> list[Line]:
+def thin_lines(lines: Iterable[Line]) -> list[Line]:
     """What a report needs of old lines: rank 0's iterations, those of a round after its FIRST in groups, and OTHERS of
     what is told otherwise. A group's line is its last one, with the seconds and tokens of all of them."""
     others: list[Line] = []
@@ -126,16 +126,16 @@ def thinned(lines: Iterable[Line]) -> list[Line]:
             others.append(line)
         elif not line.get("rank"):
             rounds.setdefault(number if isinstance(number, int) else 0, {})[iteration] = dict(line)
-    del others[:-OTHERS]
+    del others[:-OTHER_LINES]
     for found in rounds.values():
         told = [found[iteration] for iteration in sorted(found)]
-        others += told[:FIRST]
-        size = max(-(-(len(told) - FIRST) // GROUPS), 1)
-        others += [_joined(told[at : at + size]) for at in range(FIRST, len(told), size)]
+        others += told[:FIRST_ITERATIONS]
+        size = max(-(-(len(told) - FIRST_ITERATIONS) // ITERATION_GROUPS), 1)
+        others += [_merge_lines(told[at : at + size]) for at in range(FIRST_ITERATIONS, len(told), size)]
     return others
 
 
-def _joined(some: list[dict[str, Any]]) -> Line:
+def _merge_lines(some: list[dict[str, Any]]) -> Line:
     sums = {
         key: sum(line[key] for line in some if isinstance(line.get(key), int | float))
         for key in ("seconds", "stall_s", "tokens")
@@ -144,5 +144,5 @@ def _joined(some: list[dict[str, Any]]) -> Line:
     return {**some[-1], **sums}
 
 
-def _text(lines: Iterable[Line]) -> bytes:
+def _encode_lines(lines: Iterable[Line]) -> bytes:
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()

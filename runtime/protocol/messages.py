@@ -67,7 +67,7 @@ class Refusal(msgspec.Struct, frozen=True):
     shard: int = 0
     """this shard in it."""
 
-    def meets(self, held: Holding) -> bool:
+    def covers(self, held: Holding) -> bool:
         """Is it that source?"""
         if (held.round, held.iteration) != (self.round, self.iteration):
             return False

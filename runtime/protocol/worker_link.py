@@ -161,7 +161,7 @@ _encode = msgspec.json.Encoder().encode
 R = TypeVar("R")
 
 
-def _finite(value: float | int | str) -> float | int | str:
+def _json_value(value: float | int | str) -> float | int | str:
     """JSON has no nan and no inf: they travel as text, which float() reads again."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -194,7 +194,7 @@ class Link:
     def tell(self, request: Request) -> None:
         """Send without waiting for an answer: a Report has none, that of Staged is read with the next one."""
         if isinstance(request, Report):
-            request = msgspec.structs.replace(request, values={k: _finite(v) for k, v in request.values.items()})
+            request = msgspec.structs.replace(request, values={k: _json_value(v) for k, v in request.values.items()})
         else:
             self._unread += 1
         self._socket.sendall(_encode(request) + b"\n")
@@ -203,18 +203,18 @@ class Link:
         """Send and wait for the answer of that type. Raises LinkError for a Problem, also with what was told before,
         or a lost agent."""
         self.tell(request)
-        return self.answer(answer)
+        return self.read_answer(answer)
 
-    def refuse(self, refusals: tuple[Refusal, ...]) -> None:
+    def refuse_restore(self, refusals: tuple[Refusal, ...]) -> None:
         """Say that the round has nothing to begin from, and wait for its end, which ends this process; returns when
         that does not come."""
         with suppress(LinkError, OSError):
             self.ask(Unusable(refusals), Done)
         time.sleep(_ROUND_ENDS_S)
 
-    def answer(self, answer: type[R]) -> R:
+    def read_answer(self, answer: type[R]) -> R:
         """Wait for the answer to what was told last; the rest is as `ask` says."""
-        *_, reply = replies = [self._read() for _ in range(self._unread)]
+        *_, reply = replies = [self._read_reply() for _ in range(self._unread)]
         self._unread = 0
         for problem in replies:
             if isinstance(problem, Problem):
@@ -223,7 +223,7 @@ class Link:
             raise LinkError(f"expected {answer.__name__}, the agent answered {type(reply).__name__}")
         return reply
 
-    def _read(self) -> Reply:
+    def _read_reply(self) -> Reply:
         if line := self._lines.readline():
             return _reply.decode(line)
         raise LinkError("the agent of this node is gone")

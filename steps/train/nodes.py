@@ -147,7 +147,7 @@ async def checking(config: "Config", place: Place) -> AsyncIterator[tuple[int, l
     if not config.network_check:
         yield 0, []
         return
-    from everstep.runtime.agent.ports import free_ports
+    from everstep.runtime.agent.ports import free_port_pair
     from everstep.runtime.diagnosis.admission import Admission, node_check_port, serve_admission
 
     spec, patience = place.spec, place.spec.patience
@@ -155,7 +155,7 @@ async def checking(config: "Config", place: Place) -> AsyncIterator[tuple[int, l
     nodes, least = sum(role.nodes for role in roles), sum(role.min_nodes for role in roles)
     admission = Admission(nodes, least, patience.join_window_s, patience.join_timeout_s)
     unfit = next(iter(spec.hardware_exit_codes), HARDWARE)
-    port = free_ports(random.Random())
+    port = free_port_pair(random.Random())
     async with serve_admission(admission, place.address, node_check_port(port), place.credentials, _tell):
         yield port, [f"--network-check={unfit}"]
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from everstep.runtime.agent.agent import Agent
-from everstep.runtime.agent.dependencies import Surroundings
+from everstep.runtime.agent.dependencies import Dependencies
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.settings import settings_of
 from everstep.runtime.journal.journal import find_master
@@ -106,7 +106,7 @@ async def _run() -> int:
     settings, _ = settings_of(sys.argv[1:], os.environ)
     os.environ["EVERSTEP_NODE"] = settings.node
     store = open_store(settings.store)
-    around = Surroundings(
+    around = Dependencies(
         credentials=credentials_of(settings.token, settings.job, tls=settings.tls),
         make_keeper=lambda told, _: FakeKeeper(settings.job, settings.node, told),
         find_master=lambda: find_master(store, settings.job),

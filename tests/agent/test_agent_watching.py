@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.agent.oom import OomCounter, own_counter
-from everstep.runtime.agent.progress_monitor import Beacons
+from everstep.runtime.agent.oom import OomCounter, own_counter_path
+from everstep.runtime.agent.progress_monitor import ProgressMonitor
 
 
 class Shown:
@@ -31,10 +31,10 @@ class Shown:
         return self.shown[local_rank][2:]
 
 
-def watching(workers: int) -> tuple[Shown, Beacons, list[float]]:
+def watching(workers: int) -> tuple[Shown, ProgressMonitor, list[float]]:
     """(keeper, beacons, the time); no worker has shown anything."""
     keeper, now = Shown(workers), [100.0]
-    return keeper, Beacons(keeper, workers, lambda: now[0], known=False), now  # type: ignore[arg-type]
+    return keeper, ProgressMonitor(keeper, workers, lambda: now[0], known=False), now  # type: ignore[arg-type]
 
 
 def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
@@ -42,14 +42,14 @@ def test_a_node_is_still_from_the_last_movement_of_any_worker_on() -> None:
     beacons.begin()
     keeper.show(0, 3, "forward", 100.0)
     keeper.show(1, 3, "backward", 100.0)
-    assert beacons.look()[:3] == (3, "backward", 0.0)
+    assert beacons.observe()[:3] == (3, "backward", 0.0)
     now[0] = 110.0
     keeper.show(1, 4, "forward", 109.0)
-    assert beacons.look() == (3, "forward", 0.0, True, True)
+    assert beacons.observe() == (3, "forward", 0.0, True, True)
     now[0] = 117.0
-    assert beacons.look() == (3, "forward", 7.0, True, True)
+    assert beacons.observe() == (3, "forward", 7.0, True, True)
     keeper.show(0, 3, "backward", 116.0)
-    assert beacons.look().still_s == 0.0
+    assert beacons.observe().still_s == 0.0
 
 
 def test_a_phase_that_comes_again_between_two_looks_is_a_movement() -> None:
@@ -59,16 +59,16 @@ def test_a_phase_that_comes_again_between_two_looks_is_a_movement() -> None:
     for time in (100.0, 105.0, 110.0):
         now[0] = time + 1.0
         keeper.show(0, 0, "backward", time)
-        assert beacons.look().still_s == 0.0
+        assert beacons.observe().still_s == 0.0
 
 
 def test_a_worker_that_moved_only_before_the_first_look_stands_still_from_then_on() -> None:
     keeper, beacons, now = watching(2)
     beacons.begin()
     keeper.show(1, 0, "step 2", 99.0, times=4)
-    assert beacons.look().still_s == 0.0
+    assert beacons.observe().still_s == 0.0
     now[0] += 30.0
-    assert beacons.look().still_s == 30.0
+    assert beacons.observe().still_s == 30.0
 
 
 def test_until_the_first_movement_of_a_round_the_time_counts_from_its_start_and_that_is_told() -> None:
@@ -76,39 +76,39 @@ def test_until_the_first_movement_of_a_round_the_time_counts_from_its_start_and_
     for _ in range(2):
         beacons.begin()
         now[0] += 1000.0
-        assert beacons.look()[2:4] == (1000.0, False)
+        assert beacons.observe()[2:4] == (1000.0, False)
         keeper.show(0, 0, "start", now[0])
         now[0] += 1000.0
-        assert beacons.look()[2:4] == (2000.0, False)
+        assert beacons.observe()[2:4] == (2000.0, False)
         keeper.show(0, 1, "batch", now[0])
-        beacons.look()
+        beacons.observe()
         now[0] += 7.0
-        assert beacons.look()[2:4] == (7.0, True)
+        assert beacons.observe()[2:4] == (7.0, True)
         keeper.new_workers()
 
 
 def test_a_script_is_known_to_have_a_beacon_once_it_has_shown_one_in_whichever_round() -> None:
     keeper, beacons, now = watching(1)
     beacons.begin()
-    assert not beacons.look().has_beacon
+    assert not beacons.observe().has_beacon
     keeper.show(0, 0, "start", now[0])
-    assert beacons.look().has_beacon
+    assert beacons.observe().has_beacon
     keeper.new_workers()
     beacons.begin()
-    assert beacons.look().has_beacon
+    assert beacons.observe().has_beacon
 
 
 def test_what_the_workers_of_the_last_round_showed_is_no_iteration_of_this_one() -> None:
     keeper, beacons, now = watching(1)
     beacons.begin()
     keeper.show(0, 105, "batch", now[0])
-    assert beacons.look().iteration == beacons.iteration(0) == 105
+    assert beacons.observe().iteration == beacons.iteration(0) == 105
     beacons.begin()
-    assert beacons.look().iteration == beacons.iteration(0) == 0
+    assert beacons.observe().iteration == beacons.iteration(0) == 0
     now[0] += 1.0
     keeper.new_workers()
     keeper.show(0, 100, "start", now[0])
-    assert beacons.look().iteration == beacons.iteration(0) == 100
+    assert beacons.observe().iteration == beacons.iteration(0) == 100
 
 
 def test_after_the_end_nobody_stands_still() -> None:
@@ -116,10 +116,10 @@ def test_after_the_end_nobody_stands_still() -> None:
     beacons.begin()
     for time in (1.0, 2.0):
         keeper.show(0, 1, "batch", time)
-        beacons.look()
+        beacons.observe()
     beacons.end()
     now[0] += 1000.0
-    assert beacons.look() == (0, "", 0.0, False, True)
+    assert beacons.observe() == (0, "", 0.0, False, True)
 
 
 V1 = (
@@ -139,21 +139,21 @@ def test_the_groups_own_count_of_kills_is_found_and_read(
     counter = tmp_path / "fs" / file.format("/docker/abc" if inside else "").lstrip("/")
     counter.parent.mkdir(parents=True)
     counter.write_text(f"{other}oom_kill 2\n")
-    assert own_counter(tmp_path / "cgroup", tmp_path / "fs") == counter
+    assert own_counter_path(tmp_path / "cgroup", tmp_path / "fs") == counter
     kills = OomCounter(counter)
-    assert not kills.rose()
+    assert not kills.rose_since_last_call()
     counter.write_text(f"{other}oom_kill 3\n")
-    assert kills.rose()
-    assert not kills.rose()
+    assert kills.rose_since_last_call()
+    assert not kills.rose_since_last_call()
 
 
 def test_where_no_group_can_be_read_nothing_is_ever_seen(tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text("0::/x\n")
-    assert own_counter(tmp_path / "cgroup", tmp_path / "fs") is None
-    assert own_counter(tmp_path / "not there", tmp_path) is None
-    assert not OomCounter(None).rose()
+    assert own_counter_path(tmp_path / "cgroup", tmp_path / "fs") is None
+    assert own_counter_path(tmp_path / "not there", tmp_path) is None
+    assert not OomCounter(None).rose_since_last_call()
     gone = tmp_path / "memory.events"
     gone.write_text("oom_kill 5\n")
     kills = OomCounter(gone)
     gone.unlink()
-    assert not kills.rose()
+    assert not kills.rose_since_last_call()

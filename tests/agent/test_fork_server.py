@@ -18,7 +18,7 @@ from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
 from everstep.runtime.agent.forkserver import signal_group
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
-from everstep.runtime.agent.workers import Start, WorkerEnd, Workers
+from everstep.runtime.agent.workers import WorkerEnd, Workers, WorkerSpec
 
 DEADLINE_S = 60
 
@@ -50,11 +50,11 @@ def run_worker(
         workers = Workers(command, preload, ends.put_nowait, python or sys.executable)
         try:
             async with asyncio.timeout(DEADLINE_S):
-                said = await workers.ready(plain)
+                said = await workers.wait_until_ready(plain)
                 output = NodeLog(log, folder).open(0, 0)
                 told = {"RANK": "0", TRACEBACK_VARIABLE: str(folder / "traceback"), **(environment or {})}
                 told[ERROR_FILE_VARIABLE] = output.error_file
-                workers.start(1, [Start(told, tuple(own or command), output, cpus)])
+                workers.start(1, [WorkerSpec(told, tuple(own or command), output, cpus)])
                 return await ends.get(), said
         finally:
             await workers.close()
@@ -290,13 +290,13 @@ def test_more_workers_than_the_socket_takes_at_once_are_all_started_and_ended(tm
         outputs = NodeLog(log, tmp_path)
         try:
             async with asyncio.timeout(DEADLINE_S):
-                await workers.ready(plain=False)
+                await workers.wait_until_ready(plain=False)
                 told = [
                     {TRACEBACK_VARIABLE: str(tmp_path / f"traceback-{rank}"), "MORE": padding} for rank in range(many)
                 ]
-                workers.start(1, [Start(one, tuple(command), outputs.open(r, r)) for r, one in enumerate(told)])
+                workers.start(1, [WorkerSpec(one, tuple(command), outputs.open(r, r)) for r, one in enumerate(told)])
                 assert sorted([await forked.get() for _ in range(many)]) == list(range(many))
-                workers.signal(signal.SIGKILL)
+                workers.signal_all(signal.SIGKILL)
                 return [await ends.get() for _ in range(many)]
         finally:
             await workers.close()

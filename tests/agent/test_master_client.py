@@ -25,7 +25,7 @@ def test_a_master_that_does_not_know_this_node_yet_is_alive(masters: Any) -> Non
             client = MasterClient(master.url, lambda: None, CHANCE, print)
             client.session, client.heard = session, 0.0
             with pytest.raises(NoPlace):
-                await client.heartbeat(Heartbeat("worker-0", 0))
+                await client.send_heartbeat(Heartbeat("worker-0", 0))
             assert client.heard > 0.0
             assert not client.met
 
@@ -61,8 +61,8 @@ def test_a_crowd_that_misses_its_master_does_not_look_for_the_next_one_all_at_on
         async with answering("heartbeat", statuses, directive) as (address, _), aiohttp.ClientSession() as session:
             client = MasterClient(f"http://{address}", lambda: looked.append(1), CHANCE, print)
             client.session, client.crowd = session, crowd
-            await client.heartbeat(Heartbeat("worker-0", 0))
-            await client.heartbeat(Heartbeat("worker-0", 0))
+            await client.send_heartbeat(Heartbeat("worker-0", 0))
+            await client.send_heartbeat(Heartbeat("worker-0", 0))
         assert statuses == []
         assert bool(looked) is (crowd == 1)
 
@@ -75,7 +75,7 @@ def test_each_attempt_to_tell_a_fault_says_anew_how_long_ago_it_was() -> None:
         async with answering("fault", [503, 503, 200], Ack(1)) as (address, told), aiohttp.ClientSession() as session:
             client = MasterClient(f"http://{address}", lambda: None, CHANCE, print)
             client.session = session
-            await client.fault(lambda: WorkerExit("worker-0", 1, 0, 0, 1, 5, ago_s=next(ages)))
+            await client.report_fault(lambda: WorkerExit("worker-0", 1, 0, 0, 1, 5, ago_s=next(ages)))
         assert [msgspec.json.decode(body, type=WorkerExit).ago_s for body in told] == [1.0, 2.0, 3.0]
 
     asyncio.run(story())
@@ -87,6 +87,6 @@ def test_a_master_that_vanishes_with_its_last_word_does_not_keep_a_node_that_lea
             async with aiohttp.ClientSession() as session, asyncio.timeout(60):
                 client = MasterClient(f"http://127.0.0.1:{silent.getsockname()[1]}", lambda: None, CHANCE, print)
                 client.session = session
-                assert await client.ended("worker-0", seconds=0.2) is None
+                assert await client.job_end("worker-0", seconds=0.2) is None
 
     asyncio.run(story())

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any, cast
 
 from everstep.runtime.agent.progress_monitor import Progress
-from everstep.runtime.agent.talk import Talk
-from everstep.runtime.agent.telemetry_sender import Outbox
+from everstep.runtime.agent.talk import MasterDialogue
+from everstep.runtime.agent.telemetry_sender import TelemetrySender
 from everstep.runtime.protocol.messages import Action, Directive, Heartbeat
 
 
@@ -17,17 +17,23 @@ class Client:
         self.told: list[list[int]] = []
         self.still: list[float] = []
 
-    async def heartbeat(self, beat: Heartbeat) -> Directive:
+    async def send_heartbeat(self, beat: Heartbeat) -> Directive:
         self.epoch = self.answers
         self.told.append([int(line["iteration"]) for line in beat.telemetry])
         self.still.append(beat.still_s)
         return Directive(self.epoch, 0, Action.CONTINUE, stored=self.stored)
 
 
-def made() -> tuple[Outbox, Client]:
+def made() -> tuple[TelemetrySender, Client]:
     client = Client()
     shown = Progress(0, "", 70.0, True, True)
-    outbox = Outbox(cast(Any, client), Talk("n", 1), lambda text: None, lambda told: outbox.heard(told), lambda: shown)
+    outbox = TelemetrySender(
+        cast(Any, client),
+        MasterDialogue("n", 1),
+        lambda text: None,
+        lambda told: outbox.acknowledge(told),
+        lambda: shown,
+    )
     return outbox, client
 
 

@@ -83,7 +83,7 @@ def test_of_a_launchs_rounds_the_newest_keep_their_logs_which_are_appended_to(tm
             logs.begin(attempt, [{}])
             output = logs.open(0, 0)
             assert rotate.appended(output.stdout) in logs._rotation.paths
-            output.handed_over()
+            output.close_descriptors()
             output.close()
         return logs
 

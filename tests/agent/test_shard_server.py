@@ -130,7 +130,7 @@ def test_only_what_goes_to_a_reader_on_this_machine_is_little_buffered(round_tri
         with Connection(fileno=accepted.detach()) as to:
             to.round_trip_us = round_trip_us
             before = to.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-            peer_server._copied(to, iter([b"all"]), 60)
+            peer_server._send_pieces(to, iter([b"all"]), 60)
             assert peer.recv(10) == b"all"
             assert (to.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < min(before, 1 << 19)) == little
 

@@ -1,6 +1,6 @@
 """What an agent says and makes of the answers, without a network."""
 
-from everstep.runtime.agent.talk import Talk
+from everstep.runtime.agent.talk import MasterDialogue
 from everstep.runtime.protocol.messages import Action, Directive, Join, Seat
 
 DRAFT = Join("", "worker", "h", 1, "a:1", 29500)
@@ -11,38 +11,38 @@ def seat(round_: int) -> Seat:
 
 
 def test_joins_and_heartbeats_are_numbered_and_a_heartbeat_says_whether_a_seat_is_waited_for() -> None:
-    talk = Talk("n", 7)
-    first, again = talk.join(DRAFT), talk.join(DRAFT)
+    talk = MasterDialogue("n", 7)
+    first, again = talk.next_join(DRAFT), talk.next_join(DRAFT)
     assert [(join.life, join.number, join.after_round) for join in (first, again)] == [(7, 1, 0), (7, 2, 0)]
-    waiting = talk.beat()
-    talk.take(seat(3))
-    seated = talk.beat(iteration=5)
+    waiting = talk.next_heartbeat()
+    talk.take_seat(seat(3))
+    seated = talk.next_heartbeat(iteration=5)
     assert [(beat.number, beat.join, beat.round, beat.waits) for beat in (waiting, seated)] == [
         (1, 2, 0, True), (2, 2, 3, False),
     ]  # fmt: skip
-    assert talk.join(DRAFT).after_round == 3
+    assert talk.next_join(DRAFT).after_round == 3
 
 
 def test_a_directive_is_carried_out_once() -> None:
-    talk = Talk("n", 7)
+    talk = MasterDialogue("n", 7)
     told = Directive(1, 4, Action.DUMP)
-    assert [talk.hear(told), talk.hear(told), talk.hear(None)] == [Action.DUMP, Action.CONTINUE, Action.CONTINUE]
-    assert talk.hear(Directive(1, 3, Action.LEAVE)) is Action.CONTINUE, "an older answer that came late"
-    assert (talk.beat().seen, talk.dumped(told).directive) == (4, 4)
+    assert [talk.accept(told), talk.accept(told), talk.accept(None)] == [Action.DUMP, Action.CONTINUE, Action.CONTINUE]
+    assert talk.accept(Directive(1, 3, Action.LEAVE)) is Action.CONTINUE, "an older answer that came late"
+    assert (talk.next_heartbeat().seen, talk.dumped_message(told).directive) == (4, 4)
 
 
 def test_the_end_of_an_earlier_round_does_not_end_this_one() -> None:
-    talk = Talk("n", 7)
-    talk.join(DRAFT)
-    talk.take(seat(3))
-    assert [talk.ends(round_) for round_ in (2, 3, 4)] == [False, True, True]
+    talk = MasterDialogue("n", 7)
+    talk.next_join(DRAFT)
+    talk.take_seat(seat(3))
+    assert [talk.is_over(round_) for round_ in (2, 3, 4)] == [False, True, True]
 
 
 def test_an_agent_whose_place_the_master_gave_to_another_joins_again_as_the_later_one() -> None:
-    talk = Talk("n", 7)
-    talk.join(DRAFT)
-    talk.take(seat(3))
-    assert talk.hear(Directive(1, 0, Action.REJOIN, round=4, life=9)) is Action.REJOIN
-    join = talk.join(DRAFT)
+    talk = MasterDialogue("n", 7)
+    talk.next_join(DRAFT)
+    talk.take_seat(seat(3))
+    assert talk.accept(Directive(1, 0, Action.REJOIN, round=4, life=9)) is Action.REJOIN
+    join = talk.next_join(DRAFT)
     assert (join.life, join.after_round) == (10, 3)
-    assert talk.leaving("SIGTERM", 1.0).life == 10
+    assert talk.leaving_message("SIGTERM", 1.0).life == 10

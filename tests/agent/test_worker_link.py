@@ -31,7 +31,7 @@ class Agent:
 
     async def begin(self) -> None:
         await self.server.open(Path(self.path))
-        self.server.begin(seat(1))
+        self.server.begin_round(seat(1))
 
     async def worker(self) -> Link:
         """Greeted."""
@@ -56,7 +56,7 @@ def test_what_was_staged_when_its_round_ends_counts_whatever_comes_of_the_worker
         link = await agent.worker()
         link.tell(stage(7))
         link.close()  # As a killed worker's, before the agent has read anything.
-        agent.server.end()
+        agent.server.end_round()
         assert agent.staged() == [stage(7)]
         await agent.server.close()
         assert agent.staged() == [stage(7)]
@@ -72,7 +72,7 @@ def test_half_a_message_and_what_else_a_worker_asks_at_the_end_of_its_round_do_n
             worker.sendall(msgspec.json.encode(Hello(1, 0, 0, 1)) + b"\n")
             await asyncio.to_thread(worker.recv, 1000)
             worker.sendall(msgspec.json.encode(Acquire(8)) + b"\nnot JSON\n" + msgspec.json.encode(stage(8)))
-            agent.server.end()
+            agent.server.end_round()
         assert agent.staged() == []
         agent.keeper.try_acquire.assert_not_called()
         await agent.server.close()

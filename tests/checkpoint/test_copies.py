@@ -15,7 +15,7 @@ from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, st
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.shard.stage import Stager
 from everstep.runtime.checkpoint.state.flatten import flatten
-from everstep.runtime.job.restore import choose
+from everstep.runtime.job.restore import choose_restore
 from everstep.runtime.protocol.messages import Restore
 from everstep.runtime.protocol.worker_link import Fetched, Staged
 from tests.fake_agent import PATIENCE_S, Node
@@ -135,7 +135,7 @@ def test_a_lost_nodes_shard_is_restored_from_its_peer(nodes: list[Node], make_no
         stage(node, 1)
     wait_until(lambda: (1, 1) in held(nodes[0], 1), "a copy of rank 1's shard", PATIENCE_S)
     nodes[1].close()
-    restore = choose(nodes[0].keeper.holdings(nodes[0].address))
+    restore = choose_restore(nodes[0].keeper.holdings(nodes[0].address))
     assert restore is not None
     assert restore.reason == "iteration 1 of round 1 is whole in memory"
     fresh = [nodes[0], make_node("worker-1-1")]
@@ -162,7 +162,7 @@ def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
     with copy.open("r+b") as file:
         file.write(data)
     stored = [one for node in nodes for one in node.persisted]
-    restore = choose([*nodes[0].keeper.holdings(nodes[0].address), *stored])
+    restore = choose_restore([*nodes[0].keeper.holdings(nodes[0].address), *stored])
     fresh = [nodes[0], make_node("worker-1-1")]
     begin(fresh, 2, restore)
     told = restored(fresh[1])
@@ -177,7 +177,7 @@ def test_copies_of_what_a_round_rolls_back_are_let_go(nodes: list[Node]) -> None
         stage(node, 1)
     stage(nodes[1], 2)
     wait_until(lambda: held(nodes[0], 1) == {(1, 1), (1, 2)}, "copies of both iterations", PATIENCE_S)
-    restore = choose(nodes[0].keeper.holdings(nodes[0].address))
+    restore = choose_restore(nodes[0].keeper.holdings(nodes[0].address))
     begin(nodes, 2, restore)
     assert restore is not None
     assert restore.iteration == 1
@@ -192,7 +192,7 @@ def test_copies_of_an_earlier_round_go_when_all_have_staged_and_copied_in_this_o
         stage(node, 1)
     wait_until(lambda: (1, 1) in held(nodes[0], 1), "a copy of rank 1's shard", PATIENCE_S)
     three = [*nodes, make_node("worker-2-0")]
-    begin(three, 2, choose(nodes[0].keeper.holdings(nodes[0].address)))
+    begin(three, 2, choose_restore(nodes[0].keeper.holdings(nodes[0].address)))
     for iteration in (1, 2, 3):
         assert any("copy1" in name for name in os.listdir(nodes[0].shm))
         for node in three:

@@ -11,7 +11,7 @@ from everstep.runtime.checkpoint.node.segments import COPY_SLOTS
 from everstep.runtime.checkpoint.node.slots import KEPT_SHARDED, Identity, SlotTable
 from everstep.runtime.checkpoint.stored.retention import DEBRIS_S, RetentionPolicy, StoredObjects, surplus
 from everstep.runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
-from everstep.runtime.job.restore import choose
+from everstep.runtime.job.restore import choose_restore
 from everstep.runtime.protocol.messages import Holding
 from tests.examples import examples
 
@@ -178,7 +178,7 @@ class Ranks(RuleBasedStateMachine):
         Where a newer checkpoint is whole it looks first whether the objects are still there.
         """
         for place, checkpoint in self.known.items():
-            if checkpoint.shards.whole and not checkpoint.manifest and written:
+            if checkpoint.shards.is_complete and not checkpoint.manifest and written:
                 named = {Identity(*place, held.shard, held.shards) for held in checkpoint.shards}
                 if (
                     any(one.manifest for newer, one in self.known.items() if newer > place)
@@ -279,7 +279,7 @@ class Ranks(RuleBasedStateMachine):
             for slot in table.whole()
             if (identity := table[slot].identity)
         ]
-        found = choose(held + self.stored())
+        found = choose_restore(held + self.stored())
         self.round += 1
         if found is None:
             assert least == (0, 0)

@@ -28,12 +28,12 @@ from everstep.runtime.checkpoint.stored.keys import (
     shard_key,
 )
 from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
-from everstep.runtime.job.checkpoints import KEPT
+from everstep.runtime.job.checkpoints import KEPT_CHECKPOINTS
 from everstep.runtime.job.events import ManifestWritten, Opened, RestoreFailed, ShardStored
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import FaultJudged, PassedOver
 from everstep.runtime.job.spec import RoleSpec
-from everstep.runtime.master.survey import survey
+from everstep.runtime.master.survey import survey_store
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Flaw, Holding, Persisted, Unrestored
 from everstep.runtime.store import DirectoryStore, NoSuchKey, StoreError
@@ -205,7 +205,7 @@ def begins(world: World, store: Sick) -> tuple[CheckpointId | None, float]:
             return (restore.round, restore.iteration), float(state["weight"].unique().item())
         except PassedOverError as error:
             told = Unrestored(world.names(NodePhase.RUNNING)[0], world.number, error.refusals)
-            world.send(RestoreFailed(told, survey(store, "j", world.state)))
+            world.send(RestoreFailed(told, survey_store(store, "j", world.state)))
     raise AssertionError("blocked: no round begins")
 
 
@@ -239,7 +239,7 @@ def test_random_damages_block_no_job_load_nothing_wrong_and_are_charged_to_nobod
         left = {entry.key for entry in store.list(checkpoints_prefix("j"))}
         world = job([] if chance.random() < 0.3 else known)
         judged = sum(isinstance(record, FaultJudged) for record in world.records)
-        world.send(Opened(survey(store, "j", world.state)))
+        world.send(Opened(survey_store(store, "j", world.state)))
         place, found = begins(world, store)
         told = f"seed {seed}: {what}; began from {place}"
         wanted = max(intact(store, original), default=None)
@@ -262,7 +262,7 @@ def test_what_is_passed_over_is_told_in_one_line(whole: tuple[Path, list[Holding
     shutil.copytree(original, store.uri, dirs_exist_ok=True)
     os.truncate(folder(store, (2, 40)) / "rank-00001.safetensors", 5000)
     world = job(known)
-    world.send(Opened(survey(store, "j", world.state)))
+    world.send(Opened(survey_store(store, "j", world.state)))
     (record,) = [record for record in world.records if isinstance(record, PassedOver)]
     assert world.state.reason.startswith(
         "iteration 40 of round 2 is passed over: rank-00001.safetensors has 5000 bytes"
@@ -273,11 +273,11 @@ def test_what_is_passed_over_is_told_in_one_line(whole: tuple[Path, list[Holding
 
 def test_older_checkpoints_than_the_journal_remembers_are_found(tmp_path: Path) -> None:
     store = Sick(tmp_path / "store")
-    for iteration in range(1, KEPT + 6):
+    for iteration in range(1, KEPT_CHECKPOINTS + 6):
         commit(store, (1, iteration), 1)
-    for iteration in range(3, KEPT + 6):
+    for iteration in range(3, KEPT_CHECKPOINTS + 6):
         (folder(store, (1, iteration)) / MANIFEST).write_bytes(b"{}")
     world = job([])
-    world.send(Opened(survey(store, "j", world.state)))
+    world.send(Opened(survey_store(store, "j", world.state)))
     assert begins(world, store)[0] == (1, 2)
     assert world.number == 2

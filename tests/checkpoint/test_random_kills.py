@@ -16,8 +16,8 @@ import pytest
 
 from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkpoints
 from everstep.runtime.job.brain import WriteManifest
-from everstep.runtime.job.restore import choose
-from everstep.runtime.master.manifest import commit
+from everstep.runtime.job.restore import choose_restore
+from everstep.runtime.master.manifest import write_manifest
 from everstep.runtime.protocol.messages import Holding
 from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
@@ -46,7 +46,7 @@ class Ranks:
             same = {held.shard: held for held in self.persisted if (held.round, held.iteration) == place}
             if len(same) == holding.shards:
                 every = tuple(same[shard] for shard in sorted(same))
-                key = commit(self.nodes[0].store, "job", WriteManifest(*place, len(every), every))
+                key = write_manifest(self.nodes[0].store, "job", WriteManifest(*place, len(every), every))
                 for node in self.nodes:
                     for held in every:
                         node.keeper.committed(held, key)
@@ -54,7 +54,7 @@ class Ranks:
     def begin(self) -> int:
         """A round, from the newest state that is held whole; its iteration."""
         held = [holding for node in self.nodes for holding in node.keeper.holdings(node.address)]
-        restore = choose(held + self.persisted)
+        restore = choose_restore(held + self.persisted)
         self.round += 1
         sharded = self.kind == "fsdp"
         for rank, node in enumerate(self.nodes):

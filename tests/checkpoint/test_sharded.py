@@ -12,8 +12,8 @@ from everstep.runtime.checkpoint.stored.committed import read_committed
 from everstep.runtime.checkpoint.stored.manifest import read_commit
 from everstep.runtime.checkpoint.stored.verify import list_checkpoints
 from everstep.runtime.job.brain import WriteManifest
-from everstep.runtime.job.restore import choose
-from everstep.runtime.master.manifest import commit
+from everstep.runtime.job.restore import choose_restore
+from everstep.runtime.master.manifest import write_manifest
 from everstep.runtime.protocol.messages import Holding, Restore
 from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
@@ -46,7 +46,7 @@ class Job:
             shards = {held.shard: held for held in stored if _fields(held)[:2] == place}
             if len(shards) == next(iter(shards.values())).shards:
                 every = tuple(shards[n] for n in sorted(shards))
-                key = commit(self.nodes[0].store, "job", WriteManifest(*place, len(every), every))
+                key = write_manifest(self.nodes[0].store, "job", WriteManifest(*place, len(every), every))
                 self.manifests.append(key)
                 for node in self.nodes:
                     for held in every:
@@ -102,14 +102,14 @@ def test_ranks_of_fsdp2_are_killed_and_a_node_is_lost_and_the_training_ends_as_i
     survivors = [job.node(), job.node()]
     job.begin(survivors, None)
     assert job.run("fsdp", 6, "checkpoint.mid_copy,iteration=4,rank=1=kill")[0]
-    restore = choose(job.holdings())
+    restore = choose_restore(job.holdings())
     assert restore is not None
     assert restore.iteration == 3
     job.begin(survivors, restore)
     assert job.run("fsdp", 6, "checkpoint.after_commit,iteration=5,rank=1=kill")[0]
     assert [node.keeper.fetched(0).source for node in survivors] == ["memory", "memory"]
     survivors.pop().close()
-    restore = choose(survivors[0].keeper.holdings(survivors[0].address))
+    restore = choose_restore(survivors[0].keeper.holdings(survivors[0].address))
     assert restore is not None
     assert restore.iteration in (4, 5)
     job.begin([*survivors, job.node()], restore)
@@ -141,7 +141,7 @@ def test_two_ranks_become_three_and_then_one_and_another_mesh_reading_what_they_
         ("both", [job.node(workers=4)]),
     ):
         stored = [held for node in job.nodes for held in node.persisted]
-        restore = choose(stored)
+        restore = choose_restore(stored)
         assert restore is not None
         assert restore.iteration == 3
         job.begin(nodes, restore)

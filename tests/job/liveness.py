@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 
-from everstep.runtime.job.snapshot import restore, snapshot
+from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.spec import (
     EndingPolicy,
     FaultRule,
@@ -93,7 +93,7 @@ def run(plan: Plan) -> Simulation:
     chance = random.Random(plan.seed)
     if chance.random() < 0.2:
         check_replay(sim, chance)
-        assert restore(snapshot(state)) == state
+        assert decode_snapshot(encode_snapshot(state)) == state
     return sim
 
 

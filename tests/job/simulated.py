@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep.runtime.job.brain import Refused
-from everstep.runtime.job.events import Event, NodeGone, ScaleAsked, StopAsked
+from everstep.runtime.job.events import Event, NodeGone, ScaleRequested, StopRequested
 from everstep.runtime.job.records import JobResult, Record
 from everstep.runtime.job.spec import JobSpec, Placement
 from everstep.runtime.job.state import State, fold
@@ -244,7 +244,7 @@ def _scale(master: Master, how: float) -> None:
     spec = master.sim.plan.spec
     role = list(spec.roles)[int(how * 7) % len(spec.roles)]
     asked = spec.roles[role]
-    _try(master, ScaleAsked(role, asked.least + int(how * (asked.most - asked.least + 1))))
+    _try(master, ScaleRequested(role, asked.least + int(how * (asked.most - asked.least + 1))))
 
 
 def _try(master: Master, event: Event) -> None:
@@ -272,7 +272,7 @@ _FAULTS: dict[str, Callable[..., bool]] = {
     "frozen master": _on_master(_freeze),
     "jump": _on_master(_jump),
     "scale": _on_master(_scale),
-    "stop": _on_master(lambda master, how: _try(master, StopAsked("told to stop")) if how < 0.2 else None),
+    "stop": _on_master(lambda master, how: _try(master, StopRequested("told to stop")) if how < 0.2 else None),
     "second master": _second,
 }
 KINDS = tuple(_FAULTS)

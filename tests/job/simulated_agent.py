@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from everstep.runtime.agent.talk import Talk
+from everstep.runtime.agent.talk import MasterDialogue
 from everstep.runtime.protocol.messages import Action, Directive, Holding, Join, Persisted, Seat, WorkerExit
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Agent:
 
     def __init__(self, sim: "Simulation", name: str, role: str, host: str, life: int) -> None:
         self.sim, self.name, self.role, self.host = sim, name, role, host
-        self.talk = Talk(name, life)
+        self.talk = MasterDialogue(name, life)
         self.alive = True
         self.exists = True
         """Does the platform show it? A machine without power is shown for a while."""
@@ -104,7 +104,7 @@ class Agent:
         holdings = tuple(self.held.values())
         draft = Join(self.name, self.role, self.host, 1, f"{self.name}:1", 29500, holdings)
         asked = self.sim.now
-        self._post("join", self.talk.join(draft), lambda status, seat: self._seated(status, seat, asked))
+        self._post("join", self.talk.next_join(draft), lambda status, seat: self._seated(status, seat, asked))
 
     def _seated(self, status: int, seat: Seat | None, asked: float) -> None:
         if status == 409:
@@ -114,10 +114,10 @@ class Agent:
         if seat is None:
             self.sim.at(0.5 if self.sim.now - asked < 0.1 else 0.0, self, self._join)
             return
-        self.talk.take(seat)
+        self.talk.take_seat(seat)
         self.seat, self.iteration, self.hung, self.training = seat, 0, False, False
         self._began, self._moved = self.sim.now, False
-        if self.talk.ends(self._over):
+        if self.talk.is_over(self._over):
             self._leave_round()
             return
         self.sim.at(self.sim.random.random() * 3, self, self._restore, seat)
@@ -191,7 +191,9 @@ class Agent:
         if self.iteration >= sim.plan.iterations:
             self.training = False
             self._post(
-                "finished", self.talk.finished(seat.round), lambda status, _: self.end(0) if status == 409 else None
+                "finished",
+                self.talk.finished_message(seat.round),
+                lambda status, _: self.end(0) if status == 409 else None,
             )
         elif "outbox" not in self._tries or self._tries["outbox"] % 2 == 0:
             beat = self._beat(telemetry=({"iteration": self.iteration},))
@@ -213,7 +215,7 @@ class Agent:
         since = self._moved_at if self._moved else self._began
         still_s = self.sim.now - since if self.training else 0.0
         known = self.sim.plan.has_beacon
-        return self.talk.beat(
+        return self.talk.next_heartbeat(
             iteration=self.iteration, still_s=still_s, moved=self._moved and known, has_beacon=known, **more
         )
 
@@ -234,17 +236,17 @@ class Agent:
         self._post("listen", beat, heard)
 
     def _act(self, told: Directive | None) -> None:
-        action = self.talk.hear(told)
+        action = self.talk.accept(told)
         if told is None:
             return
         if action is Action.LEAVE:
             self.end(0)
         elif action is Action.REJOIN:
             self._over = max(self._over, told.round)
-            if self.seat is not None and self.talk.ends(told.round):
+            if self.seat is not None and self.talk.is_over(told.round):
                 self._leave_round()
         elif action is Action.DUMP:
-            self._post("dumped", self.talk.dumped(told), lambda *_: None)
+            self._post("dumped", self.talk.dumped_message(told), lambda *_: None)
         elif action is Action.PERSIST:
             for place, held in self.held.items():
                 self.sim.at(self.sim.latency(), self, self._put, *place, held.shards)
@@ -254,7 +256,7 @@ class Agent:
     def notice(self, grace_s: float) -> None:
         """SIGTERM: it says so and goes in time."""
         if self._known:
-            self._post("leaving", self.talk.leaving("SIGTERM", grace_s), lambda *_: None)
+            self._post("leaving", self.talk.leaving_message("SIGTERM", grace_s), lambda *_: None)
         self.sim.at(grace_s if self._known else 0.0, self, self.end, 143)
 
     def hang(self) -> None:

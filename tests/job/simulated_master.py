@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.job import assignments
-from everstep.runtime.job.brain import Brain, Journal, Refused, UnknownNode, WriteManifest
+from everstep.runtime.job.brain import Brain, Refused, UnknownNode, WriteManifest, WriteRecord
 from everstep.runtime.job.events import (
     DeletionDue,
     Event,
@@ -32,9 +32,9 @@ from everstep.runtime.job.records import (
     RoundBroken,
     RoundFormed,
 )
-from everstep.runtime.job.replicas import wanted
+from everstep.runtime.job.replicas import desired_nodes
 from everstep.runtime.job.spec import Placement
-from everstep.runtime.job.state import State, begun_from, fold
+from everstep.runtime.job.state import State, fold, restore_point
 from everstep.runtime.protocol.messages import Action, Heartbeat, Join
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Master:
     def feed(self, event: Event) -> None:
         """Raises Refused."""
         for decision in self.brain.handle(event, self.sim.now + self.skew):
-            if isinstance(decision, Journal):
+            if isinstance(decision, WriteRecord):
                 self._batch.append(decision.record)
                 self._decided += 1
             else:
@@ -149,7 +149,7 @@ class Master:
         self.feed(ManifestWritten(*place, "manifest"))
         whole = sorted(place for place, known in self.state.checkpoints.items() if known.manifest)
         if len(whole) > 2:
-            begun = begun_from(self.state)
+            begun = restore_point(self.state)
             self.feed(DeletionDue(tuple(old for old in whole[:-2] if old != begun)))
             self._when(lambda _: True, self._tidy)
 
@@ -164,7 +164,7 @@ class Master:
             return
         observed = {name for name, agent in sim.agents.items() if agent.exists}
         self._seen |= observed
-        want = {node.name: node for node in wanted(self.state, spec, sim.now + self.skew)}
+        want = {node.name: node for node in desired_nodes(self.state, spec, sim.now + self.skew)}
         for name, node in want.items():
             if name in self._seen:
                 continue

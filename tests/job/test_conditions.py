@@ -1,7 +1,7 @@
 """The conditions of a job: one holds, earlier ones stay, each with reason, message and times."""
 
-from everstep.runtime.job.conditions import KEPT, ConditionType
-from everstep.runtime.job.events import NodeFinishedRound, NodeGone, Opened, ScaleAsked, StopAsked
+from everstep.runtime.job.conditions import KEPT_CONDITIONS, ConditionType
+from everstep.runtime.job.events import NodeFinishedRound, NodeGone, Opened, ScaleRequested, StopRequested
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.job.state import fold
 from everstep.runtime.protocol.messages import Finished
@@ -24,7 +24,7 @@ def test_a_jobs_life_is_told_as_ai_training_job_tells_it() -> None:
     world.now += 5
     world.join_all()
     world.now += 100
-    world.send(ScaleAsked("trainer", 4))
+    world.send(ScaleRequested("trainer", 4))
     assert world.state.conditions[-1].message == "4 trainer nodes are asked for; 3 train"
     world.now += 5
     world.join("trainer-3-0", after_round=0)
@@ -50,13 +50,13 @@ def test_scaling_to_what_trains_already_is_running() -> None:
     world.join("trainer-1-0")
     world.wait(30)
     assert world.number == 1
-    world.send(ScaleAsked("trainer", 2))
+    world.send(ScaleRequested("trainer", 2))
     assert world.state.conditions[-1].type is C.RUNNING
 
 
 def test_a_stopped_job_has_failed_and_is_pending_when_it_is_taken_up_again() -> None:
     world = World(platform())
-    world.send(StopAsked("told to stop"))
+    world.send(StopRequested("told to stop"))
     assert (world.state.conditions[-1].type, world.state.conditions[-1].reason) == (C.FAILED, "JobStopped")
     world.takeover()
     world.send(Opened())
@@ -66,8 +66,8 @@ def test_a_stopped_job_has_failed_and_is_pending_when_it_is_taken_up_again() -> 
 def test_a_long_history_keeps_its_newest_conditions() -> None:
     world = World(platform({"trainer": RoleSpec(2, 1)}))
     world.join_all()
-    for iteration in range(KEPT):
+    for iteration in range(KEPT_CONDITIONS):
         world.exit("trainer-0-0", -9, iteration=iteration + 1)
         world.join_all()
-    assert len(world.state.conditions) == KEPT
+    assert len(world.state.conditions) == KEPT_CONDITIONS
     assert fold(world.records).conditions == world.state.conditions

@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep.runtime.job.events import NodeFinishedRound, StopAsked, Tick
+from everstep.runtime.job.events import NodeFinishedRound, StopRequested, Tick
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import JobResult, MasterAway, NodeRequested
 from everstep.runtime.job.spec import RoleSpec
@@ -15,7 +15,7 @@ def test_a_job_that_was_stopped_when_some_had_finished_asks_for_its_nodes_when_i
     world = World(platform({"worker": RoleSpec(2, 1)}))
     world.join_all()
     world.send(NodeFinishedRound(Finished("worker-0-0", 1)))
-    world.send(StopAsked("stopped by the user"))
+    world.send(StopRequested("stopped by the user"))
     assert world.state.ended is not None
     assert world.state.ended.result is JobResult.STOPPED
     world.takeover()

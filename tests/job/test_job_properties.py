@@ -13,13 +13,13 @@ from everstep.runtime.job.events import (
     NodeCreated,
     NodeFinishedRound,
     NodeGone,
-    ScaleAsked,
+    ScaleRequested,
     ShardStored,
     Tick,
     WorkerExited,
 )
 from everstep.runtime.job.nodes import NodePhase
-from everstep.runtime.job.snapshot import restore, snapshot
+from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.spec import (
     EndingPolicy,
     FaultRule,
@@ -122,7 +122,7 @@ def act(world: World, data: st.DataObject, iteration: int) -> None:
             world.takeover(lost=data.draw(st.booleans()))
         case "scale":
             role = data.draw(st.sampled_from(sorted(world.spec.roles)))
-            world.send(ScaleAsked(role, data.draw(st.integers(1, 6))))
+            world.send(ScaleRequested(role, data.draw(st.integers(1, 6))))
         case "beat":
             world.beat(name, iteration)
         case "leave":
@@ -154,9 +154,9 @@ def test_a_snapshot_of_any_prefix_and_the_rest_of_the_journal_lead_to_the_same_s
         act(world, data, iteration=step // 3)
     for cut in range(len(world.records) + 1):
         first = fold(world.records[:cut])
-        again = restore(snapshot(first))
+        again = decode_snapshot(encode_snapshot(first))
         assert again == first
-        assert snapshot(again) == snapshot(first)
+        assert encode_snapshot(again) == encode_snapshot(first)
         assert fold(world.records[cut:], again) == world.state
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from everstep.runtime.job import restore
 from everstep.runtime.job.assignments import directive, peer, seat
-from everstep.runtime.job.brain import Brain, Journal
-from everstep.runtime.job.events import Event, Joined, NodeFinishedRound, NodeGone, Opened, ScaleAsked, WorkerExited
+from everstep.runtime.job.brain import Brain, WriteRecord
+from everstep.runtime.job.events import Event, Joined, NodeFinishedRound, NodeGone, Opened, ScaleRequested, WorkerExited
 from everstep.runtime.job.nodes import NodePhase, UnlistedTransition
 from everstep.runtime.job.policy import reason_of
 from everstep.runtime.job.records import JobResult, MasterClaimed, NodeRequested, Reason, Record
@@ -25,7 +25,7 @@ class Job:
         self.join_all()
 
     def send(self, event: Event) -> None:
-        self.records += [d.record for d in self.brain.handle(event, 1.0) if isinstance(d, Journal)]
+        self.records += [d.record for d in self.brain.handle(event, 1.0) if isinstance(d, WriteRecord)]
 
     @property
     def state(self) -> State:
@@ -171,11 +171,11 @@ def test_a_node_lost_after_it_finished_costs_nothing() -> None:
 
 def test_scaling_down_lets_the_highest_index_leave_and_up_asks_for_it_again() -> None:
     job = Job()
-    job.send(ScaleAsked("worker", 1))
+    job.send(ScaleRequested("worker", 1))
     job.join_all()
     assert job.state.round is not None
     assert [m.node for m in job.state.round.members["worker"]] == ["worker-0-0"]
-    job.send(ScaleAsked("worker", 2))
+    job.send(ScaleRequested("worker", 2))
     assert job.state.nodes["worker-1-1"].phase is NodePhase.REQUESTED
     assert job.state.relaunches == {}
 
@@ -218,11 +218,11 @@ def test_only_a_state_of_which_every_shard_is_held_is_restored() -> None:
     torn = Holding(2, 9, shard=0, shards=2, node="a")
     whole = [Holding(1, 8, shard=s, shards=2, node="a") for s in range(2)]
     stored = Holding(1, 8, shard=0, shards=2, key="k")
-    chosen = restore.choose([stored, torn, *whole])
+    chosen = restore.choose_restore([stored, torn, *whole])
     assert chosen is not None
     assert (chosen.round, chosen.iteration) == (1, 8)
     assert [(s.shard, s.node, s.key) for s in chosen.sources] == [(0, "a", ""), (0, "", "k"), (1, "a", "")]
-    assert restore.choose([torn]) is None
+    assert restore.choose_restore([torn]) is None
 
 
 def test_after_a_loss_that_is_no_number_right_after_a_restore_the_round_begins_from_an_earlier_state() -> None:
@@ -254,7 +254,7 @@ def test_after_a_loss_that_is_no_number_right_after_a_restore_the_round_begins_f
 def test_the_reason_of_a_choice_names_the_shards_that_only_the_store_has() -> None:
     memory = [Holding(1, 8, shard=s, shards=6, node="a") for s in (0, 1, 4)]
     stored = [Holding(1, 8, shard=s, shards=6, key="k") for s in range(6)]
-    assert [chosen and chosen.reason for chosen in map(restore.choose, ([*memory, *stored], stored))] == [
+    assert [chosen and chosen.reason for chosen in map(restore.choose_restore, ([*memory, *stored], stored))] == [
         "iteration 8 of round 1 is whole in memory but for shards 2-3, 5, which only the store has",
         "iteration 8 of round 1 is whole in the store",
     ]

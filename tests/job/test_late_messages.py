@@ -164,9 +164,9 @@ def test_a_notice_of_an_earlier_agent_is_not_this_ones() -> None:
     world.join("b")
     world.join("b", anew=True)
     world.send(LeaveAnnounced(Leaving("b", "SIGTERM", 5.0, life=0)))
-    assert not world.state.nodes["b"].leaving
+    assert not world.state.nodes["b"].is_leaving
     world.send(LeaveAnnounced(Leaving("b", "SIGTERM", 5.0, life=1)))
-    assert world.state.nodes["b"].leaving
+    assert world.state.nodes["b"].is_leaving
 
 
 def test_a_shard_that_was_deleted_is_not_taken_for_stored_again() -> None:

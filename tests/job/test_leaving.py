@@ -1,7 +1,7 @@
 """Nodes that leave well: preemption notices, scaling down, what they hand over, and what it costs (nothing)."""
 
 from everstep.runtime.job.assignments import directive
-from everstep.runtime.job.events import LeaveAnnounced, NodeFinishedRound, NodeGone, ScaleAsked
+from everstep.runtime.job.events import LeaveAnnounced, NodeFinishedRound, NodeGone, ScaleRequested
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import FaultJudged, NodeRequested, Reason, RoundBroken
 from everstep.runtime.job.spec import Patience, RoleSpec
@@ -171,7 +171,7 @@ def test_when_others_have_finished_a_leaving_node_is_left_to_finish_too() -> Non
 def test_scaling_down_lets_the_highest_indices_hand_over_first() -> None:
     world = running(3)
     world.held["worker-2-0"] = (Holding(1, 7, node="worker-2-0", address="a"),)
-    world.send(ScaleAsked("worker", 2))
+    world.send(ScaleRequested("worker", 2))
     assert action(world, "worker-2-0") is Action.REJOIN
     world.join_all()
     assert members(world) == ["worker-0-0", "worker-1-0"]

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from everstep.runtime.job.events import NodeFinishedRound, NodeGone, ScaleAsked, StopAsked, WorkerExited
+from everstep.runtime.job.events import NodeFinishedRound, NodeGone, ScaleRequested, StopRequested, WorkerExited
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.policy import more_memory, reason_of
 from everstep.runtime.job.records import Decision, FaultJudged, JobResult, NodeRequested, Reason, RoundBroken
-from everstep.runtime.job.replicas import wanted
+from everstep.runtime.job.replicas import desired_nodes
 from everstep.runtime.job.spec import (
     GIB,
     CleanPodPolicy,
@@ -71,7 +71,7 @@ class TestMemory:
         world.send(NodeGone("worker-1-1", "killed"))
         assert (last_request(world).node, last_request(world).memory_bytes) == ("worker-1-2", 8 * GIB)
         world.now += 60
-        given = {node.name: node.resources.memory_bytes for node in wanted(world.state, world.spec, world.now)}
+        given = {node.name: node.resources.memory_bytes for node in desired_nodes(world.state, world.spec, world.now)}
         assert given == {"worker-0-0": 4 * GIB, "worker-1-2": 8 * GIB}
 
     def test_a_pod_that_was_killed_for_memory_counts_as_well(self) -> None:
@@ -160,13 +160,13 @@ def _hang(world: World) -> None:
 
 def _grow(world: World) -> None:
     world.now += 1.0
-    world.send(ScaleAsked("worker", 3))
+    world.send(ScaleRequested("worker", 3))
     world.join("worker-2-0", after_round=0)
 
 
 ENDINGS = {
     Reason.GROW: Ending(_grow, 3),
-    Reason.SCALED: Ending(lambda world: world.send(ScaleAsked("worker", 1)), 1),
+    Reason.SCALED: Ending(lambda world: world.send(ScaleRequested("worker", 1)), 1),
     Reason.HANG: Ending(_hang),
     Reason.REJOINED: Ending(lambda world: world.join("worker-1-0")),
     Reason.NODE_LOST: Ending(lambda world: world.send(NodeGone("worker-1-0", "killed"))),
@@ -385,10 +385,10 @@ def test_a_role_with_the_complete_policy_none_is_not_waited_for() -> None:
 )  # fmt: skip
 def test_a_clean_pod_policy_says_what_stays_of_an_ended_job(policy: CleanPodPolicy, left: list[str]) -> None:
     world = job(clean_pod_policy=policy)
-    world.send(StopAsked("told to stop"))
+    world.send(StopRequested("told to stop"))
     world.send(NodeGone("worker-0-0", "ended by itself", 0))
     later = world.now + world.spec.patience.leave_s + 1
-    assert sorted(node.name for node in wanted(world.state, world.spec, later)) == left
+    assert sorted(node.name for node in desired_nodes(world.state, world.spec, later)) == left
 
 
 def test_a_straggler_is_replaced_before_the_round_when_the_policy_excludes_it() -> None:

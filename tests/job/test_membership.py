@@ -3,10 +3,10 @@
 import pytest
 
 from everstep.runtime.job.assignments import directive, seat_for
-from everstep.runtime.job.events import Joined, NodeGone, ScaleAsked, Tick
+from everstep.runtime.job.events import Joined, NodeGone, ScaleRequested, Tick
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import DesiredChanged, NodeRequested
-from everstep.runtime.job.replicas import wanted
+from everstep.runtime.job.replicas import desired_nodes
 from everstep.runtime.job.rounds import rank_order
 from everstep.runtime.job.spec import JobSpec, Resources, RoleSpec
 from everstep.runtime.job.state import JobPhase
@@ -75,14 +75,14 @@ def test_the_gang_is_asked_for_before_the_extras_and_by_priority() -> None:
     world = World(platform({"worker": RoleSpec(3, 2), "ps": RoleSpec(2, 1, priority=5)}))
     asked = [record.node for record in world.records if isinstance(record, NodeRequested)]
     assert asked == ["ps-0-0", "worker-0-0", "worker-1-0", "ps-1-0", "worker-2-0"]
-    assert [node.name for node in wanted(world.state, world.spec, world.now)] == asked
-    assert [node.extra for node in wanted(world.state, world.spec, world.now)] == [False] * 3 + [True] * 2
+    assert [node.name for node in desired_nodes(world.state, world.spec, world.now)] == asked
+    assert [node.extra for node in desired_nodes(world.state, world.spec, world.now)] == [False] * 3 + [True] * 2
 
 
 def test_a_wanted_node_says_what_it_is_given() -> None:
     resources = Resources(2.0, 1 << 30, {"nvidia.com/gpu": 8.0})
     world = World(platform({"worker": RoleSpec(1, 1, resources=resources, priority=3)}))
-    (node,) = wanted(world.state, world.spec, world.now)
+    (node,) = desired_nodes(world.state, world.spec, world.now)
     assert (node.resources, node.priority, node.create) == (resources, 3, True)
 
 
@@ -90,8 +90,8 @@ def test_a_job_may_be_scaled_up_to_its_maximum() -> None:
     world = World(platform({"worker": RoleSpec(2, 1, max_nodes=4)}))
     world.join_all()
     world.now += 1
-    assert not world.send(ScaleAsked("worker", 5))
-    assert world.send(ScaleAsked("worker", 4))
+    assert not world.send(ScaleRequested("worker", 5))
+    assert world.send(ScaleRequested("worker", 4))
     world.join("worker-2-0", after_round=0)
     world.join("worker-3-0", after_round=0)
     world.join_all()
@@ -102,7 +102,7 @@ def test_a_scaling_whose_nodes_do_not_come_in_time_is_given_up() -> None:
     world = World(platform({"worker": RoleSpec(2, 1, max_nodes=4, scale_out_timeout_s=60.0)}))
     world.join_all()
     world.now += 1
-    world.send(ScaleAsked("worker", 4))
+    world.send(ScaleRequested("worker", 4))
     asked_at = world.now
     world.join("worker-2-0", after_round=0)
     assert world.state.phase is JobPhase.RUNNING, "more are about to come: one break is enough"
@@ -156,7 +156,7 @@ class TestNodesThatComeByThemselves:
         world.send(NodeGone("a", "test"))
         world.wait(100)
         assert not [record for record in world.records if isinstance(record, NodeRequested)]
-        assert wanted(world.state, world.spec, world.now) == []
+        assert desired_nodes(world.state, world.spec, world.now) == []
 
     def test_a_round_is_formed_at_once_at_the_maximum(self) -> None:
         world = World(self.SPEC)
@@ -242,12 +242,12 @@ class TestNodesThatComeByThemselves:
         for name in ("a", "b", "c"):
             world.join(name)
         world.now += 1
-        world.send(ScaleAsked("worker", 2))
+        world.send(ScaleRequested("worker", 2))
         assert world.state.phase is JobPhase.FORMING
         world.join_all()
         assert (members(world), world.names(NodePhase.WAITING)) == (["a", "b"], ["c"])
         world.now += 1
-        world.send(ScaleAsked("worker", 3))
+        world.send(ScaleRequested("worker", 3))
         world.join_all()
         assert members(world) == ["a", "b", "c"]
 

@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.runtime.job.checkpoints import KEPT
+from everstep.runtime.job.checkpoints import KEPT_CHECKPOINTS
 from everstep.runtime.job.events import ManifestWritten, Opened, RestoreFailed, ShardStored, Survey
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import FaultJudged, JobResult, PassedOver, Reason, RoundBroken, Stored, StoreSurveyed
-from everstep.runtime.job.snapshot import restore, snapshot
+from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.protocol.messages import Flaw, Holding, Persisted, Refusal, Unrestored
 from tests.job.world import World, platform
@@ -73,7 +73,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_for_an_older_one_and_nobody_
     assert world.state.stalled == 0
     world.takeover()
     assert (1, 100) not in world.state.checkpoints
-    assert restore(snapshot(world.state)) == world.state
+    assert decode_snapshot(encode_snapshot(world.state)) == world.state
     world.check_history()
 
 
@@ -173,7 +173,7 @@ def test_whatever_is_damaged_the_newest_whole_one_is_found_with_no_restart_charg
     def survey() -> Survey:
         refused = {(one.round, one.iteration) for one in world.state.refused}
         left = sorted((place for place in held if place not in refused), reverse=True)
-        found = tuple(stored(*place) for place in left if place not in seen)[:KEPT]
+        found = tuple(stored(*place) for place in left if place not in seen)[:KEPT_CHECKPOINTS]
         return Survey(found, tuple(refusal(*place) for place in left if place in seen), 4 if held else 0)
 
     world.send(Opened(survey()))

@@ -25,28 +25,28 @@ def test_every_version_stays_what_it_was_whatever_branches_off(steps: list[tuple
     versions: list[tuple[Roster, dict[str, NodeState]]] = [(Roster(), {})]
     for parent, nodes in steps:
         roster, known = versions[parent % len(versions)]
-        versions.append((roster.put(nodes), {**known, **{node.name: node for node in nodes}}))
+        versions.append((roster.with_nodes(nodes), {**known, **{node.name: node for node in nodes}}))
     for roster, known in versions:
         assert dict(roster.items()) == known
         assert list(roster) == list(known)
         assert (len(roster), "n0" in roster) == (len(known), "n0" in known)
         for role in ("worker", "ps"):
-            assert roster.known(role) == sum(node.role == role for node in known.values())
+            assert roster.count_ever(role) == sum(node.role == role for node in known.values())
             for leaving in (False, True):
                 chosen = [
                     node
                     for node in known.values()
-                    if (node.role, node.leaving) == (role, leaving) and node.phase in LIVE
+                    if (node.role, node.is_leaving) == (role, leaving) and node.phase in LIVE
                 ]
                 assert list(roster.select(role, LIVE, leaving)) == chosen
                 assert roster.count(role, LIVE, leaving) == len(chosen)
         assert roster.total(LIVE) == sum(node.phase in LIVE for node in known.values())
-        assert roster.any_leaving() == any(node.leaving and node.phase in LIVE for node in known.values())
+        assert roster.any_leaving() == any(node.is_leaving and node.phase in LIVE for node in known.values())
 
 
 @given(st.lists(NODES, max_size=3 * CHUNK), st.lists(NODES, max_size=5))
 def test_what_changed_is_told_by_name(before: list[NodeState], after: list[NodeState]) -> None:
     first = Roster(before)
-    second = first.put([replace(node) for node in after])
-    assert set(second.changed(first)) == {node.name for node in after}
-    assert second.changed(second) == []
+    second = first.with_nodes([replace(node) for node in after])
+    assert set(second.changed_names(first)) == {node.name for node in after}
+    assert second.changed_names(second) == []

@@ -2,21 +2,21 @@
 
 import pytest
 
-from everstep.runtime.job.snapshot import SCHEMA, SnapshotError, restore, snapshot
+from everstep.runtime.job.snapshot import SCHEMA, SnapshotError, decode_snapshot, encode_snapshot
 from everstep.runtime.job.state import State
 
 
 def test_the_state_before_the_first_record_comes_back() -> None:
-    assert restore(snapshot(State())) == State()
+    assert decode_snapshot(encode_snapshot(State())) == State()
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"schema":%d}' % SCHEMA, b'{"schema":"x"}', b"\xff"])
 def test_bytes_that_are_no_snapshot_are_refused(data: bytes) -> None:
     with pytest.raises(SnapshotError):
-        restore(data)
+        decode_snapshot(data)
 
 
 def test_a_snapshot_of_another_schema_is_refused_by_its_number() -> None:
-    other = snapshot(State()).replace(b'"schema":%d' % SCHEMA, b'"schema":99', 1)
+    other = encode_snapshot(State()).replace(b'"schema":%d' % SCHEMA, b'"schema":99', 1)
     with pytest.raises(SnapshotError, match="schema 99"):
-        restore(other)
+        decode_snapshot(other)

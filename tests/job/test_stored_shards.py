@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.job.checkpoints import Checkpoint, Checkpoints, Shards, with_shard
-from everstep.runtime.job.snapshot import restore, snapshot
+from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Holding
 
@@ -31,9 +31,9 @@ def test_every_version_stays_what_it_was_whatever_branches_off(steps: list[tuple
         assert tuple(shards) == known
         assert len(shards) == len(known)
         assert shards == Shards(known)
-        assert shards.whole == (len(known) >= 4)
+        assert shards.is_complete == (len(known) >= 4)
         state = State(checkpoints={(1, 50): Checkpoint(shards)})
-        assert restore(snapshot(state)) == state
+        assert decode_snapshot(encode_snapshot(state)) == state
 
 
 def test_of_two_shards_of_one_number_the_first_counts() -> None:

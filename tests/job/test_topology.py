@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep.runtime.job.topology import TopologyError, ordered, switches
+from everstep.runtime.job.topology import TopologyError, order_by_switch, switches
 
 LINES = """
 asw-0 psw-0 192.168.0.0
@@ -23,7 +23,7 @@ def test_nodes_under_one_access_switch_come_side_by_side_the_first_nodes_switch_
     topology = switches(LINES.splitlines())
     given = ["192.168.0.1", "10.0.0.1", "192.168.0.0", "192.168.0.5", "192.168.0.4"]
     wanted = ["192.168.0.1", "192.168.0.5", "10.0.0.1", "192.168.0.0", "192.168.0.4"]
-    assert ordered(given, lambda ip: topology.get(ip, "")) == wanted
+    assert order_by_switch(given, lambda ip: topology.get(ip, "")) == wanted
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A job in virtual time whose agents do what a test says; after each event what must always hold is checked."""
 
-from everstep.runtime.job.brain import Brain, Journal, Refused, WriteManifest
+from everstep.runtime.job.brain import Brain, Refused, WriteManifest, WriteRecord
 from everstep.runtime.job.events import Event, HeartbeatSeen, Joined, Opened, StacksDumped, Tick, WorkerExited
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import Forgotten, MasterClaimed, Record, RoundFormed, ShardPersisted
@@ -58,7 +58,7 @@ class World:
         except Refused:
             assert self.state is before, "who is refused changes nothing"
             return False
-        fresh = [decision.record for decision in decisions if isinstance(decision, Journal)]
+        fresh = [decision.record for decision in decisions if isinstance(decision, WriteRecord)]
         self.manifests += [decision for decision in decisions if isinstance(decision, WriteManifest)]
         self.records += fresh
         self._batch = len(fresh)
@@ -114,7 +114,7 @@ class World:
             for member in members:
                 node = before.nodes[member.node]
                 assert node.phase is NodePhase.WAITING
-                assert not node.leaving
+                assert not node.is_leaving
                 assert node.host not in before.avoided
                 seen.add(member.node)
         assert len(seen) == sum(map(len, record.round.members.values()))

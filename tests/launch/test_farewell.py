@@ -24,7 +24,7 @@ def test_a_node_that_comes_too_late_finds_the_master_and_hears_how_the_job_ended
         found = await asyncio.to_thread(ask, "127.0.0.1", port, Credentials(TOKEN), "mine")
         client = MasterClient(f"http://127.0.0.1:{port}", lambda: None, random.Random(), print)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as client.session:
-            end = await client.ended("worker-1")
+            end = await client.job_end("worker-1")
         saying.cancel()
         await asyncio.gather(saying, return_exceptions=True)
         return found, end and end.result

@@ -156,8 +156,8 @@ def test_events_name_backend_and_entry_point_as_torch_does(flags: list[str], bac
 
 def test_logs_and_signals_are_read() -> None:
     launch = read("-r", "0:1,1:3", "-t", "2", "--local-ranks-filter=0,2", "--signals-to-handle=SIGTERM, SIGUSR1")
-    assert [launch.logs.redirects.of(rank) for rank in range(3)] == [1, 3, 0]
-    assert (launch.logs.tee, launch.logs.shown) == (Streams(2), frozenset({0, 2}))
+    assert [launch.logs.redirects.for_rank(rank) for rank in range(3)] == [1, 3, 0]
+    assert (launch.logs.tee, launch.logs.shown_ranks) == (Streams(2), frozenset({0, 2}))
     assert launch.signals == (signal.SIGTERM, signal.SIGUSR1)
     assert launch.environment["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM, SIGUSR1"
     assert read().shutdown_s == 30

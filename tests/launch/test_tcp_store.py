@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from everstep.runtime.agent.ports import free_port
-from everstep.runtime.agent.tcp_store import bound, narrow_torchs_store
+from everstep.runtime.agent.tcp_store import bind_listener, restrict_torch_store
 from tests.launch.launchers import EVERSTEP, Launcher
 
 ELSEWHERE = "127.0.0.2"
@@ -55,8 +55,8 @@ def test_the_store_of_a_job_on_one_machine_is_reached_by_loopback_alone(monkeypa
     before = store()
     assert is_open(ELSEWHERE, port)
     del before
-    narrow_torchs_store()
-    narrow_torchs_store()  # Twice is once.
+    restrict_torch_store()
+    restrict_torch_store()  # Twice is once.
     own = store()
     assert is_open("127.0.0.1", port)
     assert not is_open(ELSEWHERE, port)
@@ -93,7 +93,7 @@ def test_it_listens_where_the_other_ranks_look_for_it(
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     if host == "node-1":  # Its address is no loopback's.
         monkeypatch.setattr("everstep.runtime.agent.tcp_store._is_loopback", lambda _: False)
-    listener = bound(host, 0, one_machine)
+    listener = bind_listener(host, 0, one_machine)
     assert (listener.getsockname()[0] if listener else None) == address
     if listener:
         listener.close()
@@ -101,7 +101,7 @@ def test_it_listens_where_the_other_ranks_look_for_it(
 
 def test_a_port_that_is_taken_is_left_to_torch() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert bound("127.0.0.1", taken.getsockname()[1], True) is None
+        assert bind_listener("127.0.0.1", taken.getsockname()[1], True) is None
 
 
 def test_a_script_that_knows_nothing_of_it_has_its_store_there(launcher: Launcher) -> None:

@@ -19,7 +19,7 @@ async def teed(folder: Path, pieces: list[tuple[int, bytes]]) -> bytes:
     for rank, piece in pieces:
         await asyncio.to_thread(os.write, outputs[rank].stdout, piece)  # Meanwhile the loop reads.
     for output in outputs:
-        output.handed_over()
+        output.close_descriptors()
         output.close()
     os.close(writer)
     with open(reader, "rb") as console:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.agent.oom import own_counter
+from everstep.runtime.agent.oom import own_counter_path
 from tests.launch.launchers import EVERSTEP, Launcher, until
 from tests.memory_groups import memory_group
 
@@ -109,8 +109,8 @@ def test_a_worker_that_somebody_kills_did_not_run_out_of_memory(launcher: Launch
 
 
 def test_this_machines_own_memory_group_can_be_read() -> None:
-    if own_counter() is None:
+    if own_counter_path() is None:
         pytest.skip("no memory group can be read here")
-    count = subprocess.run(["grep", "^oom_kill ", str(own_counter())], capture_output=True, check=True)
+    count = subprocess.run(["grep", "^oom_kill ", str(own_counter_path())], capture_output=True, check=True)
     assert count.stdout.split()[1].isdigit()
-    assert os.access(str(own_counter()), os.R_OK)
+    assert os.access(str(own_counter_path()), os.R_OK)

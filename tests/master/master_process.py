@@ -106,6 +106,6 @@ async def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    snapshots.RECORDS = 3
-    snapshots.RECORDS_A_NODE = 1
+    snapshots.MAX_RECORDS = 3
+    snapshots.MAX_RECORDS_PER_NODE = 1
     sys.exit(asyncio.run(main(Path(sys.argv[1]))))

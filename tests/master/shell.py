@@ -13,7 +13,7 @@ from everstep.runtime.job.events import Opened
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.journal.journal import Fenced, claim
 from everstep.runtime.master.endpoints import Endpoints, Reply
-from everstep.runtime.master.journaled_brain import Desk
+from everstep.runtime.master.journaled_brain import JournaledBrain
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Finished, Heartbeat, Holding, Join, Persisted, Seat
 from everstep.runtime.store import Entry, NoSuchKey, StoreError
@@ -171,11 +171,11 @@ class Shell:
                 break
             except (StoreError, Fenced):
                 await passes(1)
-        self.desk = desk = Desk(self.spec, self.store, claimed, state, now)
+        self.desk = desk = JournaledBrain(self.spec, self.store, claimed, state, now)
         self.endpoints = Endpoints(desk, Credentials(TOKEN), lambda beat: 0)
         desk.feed(Opened())
-        self.tasks = [asyncio.create_task(part()) for part in desk.parts]
-        await desk.durable()
+        self.tasks = [asyncio.create_task(part()) for part in desk.background_parts]
+        await desk.wait_until_durable()
 
     async def ended(self) -> Exception:
         """Until one of its parts gives up; what that raised."""

@@ -49,7 +49,7 @@ def _grown(store: TroubledStore, blocks: int) -> tuple[Journal, State]:
 
 
 def _listed(store: TroubledStore) -> list[int]:
-    return segments.numbers(store, "j")
+    return segments.listed_numbers(store, "j")
 
 
 def test_archived_segments_leave_the_listing_claims_stay_and_all_can_be_read() -> None:
@@ -114,7 +114,7 @@ def test_a_master_that_slept_meets_its_successors_claim_however_much_is_archived
     for _ in range(3):
         state = _write(journal, state, BLOCK)
         segments.archive(store, "j", journal.draft([]).number - 1)
-    assert segments.archived(store, "j", sleeper.draft([]).number), "the fault must have fired"
+    assert segments.is_archived(store, "j", sleeper.draft([]).number), "the fault must have fired"
     with pytest.raises(Fenced):
         sleeper.confirm()
     with pytest.raises(Fenced):
@@ -383,5 +383,5 @@ def test_a_store_of_files_archives_as_well(tmp_path: Path) -> None:
     state = _write(journal, state, 3 * BLOCK)
     for _ in range(3):
         segments.archive(store, "j", 3 * BLOCK + 1)
-    assert segments.numbers(store, "j") == [1, 7]
+    assert segments.listed_numbers(store, "j") == [1, 7]
     assert fold(read_journal(store, "j")) == state

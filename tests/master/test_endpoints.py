@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.runtime.job import on_event
-from everstep.runtime.job.events import StacksDumped, StopAsked
+from everstep.runtime.job.events import StacksDumped, StopRequested
 from everstep.runtime.job.records import DesiredChanged, NodeLeaving
 from everstep.runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
-from everstep.runtime.job.transaction import Case
+from everstep.runtime.job.transaction import Transaction
 from everstep.runtime.master import read_journal
 from everstep.runtime.master.endpoints import Reply
 from everstep.runtime.master.request_validation import LARGEST_BODY
@@ -129,8 +129,8 @@ def test_who_has_nothing_to_hear_is_answered_often_enough_to_be_heard_of(silence
 
 def test_a_node_of_an_earlier_life_of_the_job_has_no_place_in_the_new_one() -> None:
     async def story(shell: Shell) -> None:
-        shell.desk.feed(StopAsked("told to stop"))
-        await shell.desk.durable()
+        shell.desk.feed(StopRequested("told to stop"))
+        await shell.desk.wait_until_durable()
         await shell.close()
         await shell.open()
         assert shell.desk.state.ended is None
@@ -285,13 +285,13 @@ def test_the_nodes_are_listed_apart_from_the_status() -> None:
 def test_a_brain_that_fails_ends_its_master_before_anything_of_it_is_journaled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(case: Case, event: object) -> None:
+    def broken(case: Transaction, event: object) -> None:
         case.record(DesiredChanged(time=case.now, role="worker", nodes=1))
         raise KeyError("a bug")
 
     async def story(shell: Shell) -> None:
         journal = [key for key in shell.store.objects if "/journal/" in key]
-        monkeypatch.setitem(on_event._TAKE, StacksDumped, broken)
+        monkeypatch.setitem(on_event._HANDLERS, StacksDumped, broken)
         with pytest.raises(KeyError):
             await shell.ask("dumped", RIGHT["dumped"])
         assert "the next one replays" in str(await shell.ended())

@@ -119,7 +119,7 @@ class Agent:
 
     async def told(self, action: Action, round_: int) -> Directive:
         while True:
-            directive = await self.client.heartbeat(Heartbeat(self.name, round_, seen=self.seen))
+            directive = await self.client.send_heartbeat(Heartbeat(self.name, round_, seen=self.seen))
             assert directive is not None
             if directive.number > self.seen:
                 self.seen = directive.number
@@ -130,7 +130,7 @@ class Agent:
     async def persist(self, round_: int, iteration: int) -> str:
         key = f"jobs/{JOB}/checkpoints/{round_:06d}-{iteration:09d}/rank-00000.safetensors"
         message = Persisted(self.name, Holding(round_, iteration, key=key, size=1, digest="d" * 32))
-        while not (manifest := await self.client.persisted(message)):
+        while not (manifest := await self.client.report_persisted(message)):
             pass
         return manifest
 
@@ -164,7 +164,7 @@ async def _life(masters: Masters, agent: Agent, faulty: bool, all_seated: asynci
         manifests.append(await agent.persist(1, 1))
     if faulty:
         told = WorkerExit(agent.name, 1, seat.first_rank, 0, -9, 1)
-        await agent.client.fault(lambda: told)
+        await agent.client.report_fault(lambda: told)
     await agent.told(Action.REJOIN, 1)
     seat = await agent.join(1)
     assert seat.round == 2
@@ -172,8 +172,8 @@ async def _life(masters: Masters, agent: Agent, faulty: bool, all_seated: asynci
     assert (seat.restore.round, seat.restore.iteration) == (1, 1)
     if seat.persists:
         manifests.append(await agent.persist(2, 2))
-    await agent.client.heartbeat(Heartbeat(agent.name, 2, 2, telemetry=({"v": 1, "iteration": 2},)))
-    await agent.client.finished(Finished(agent.name, 2))
+    await agent.client.send_heartbeat(Heartbeat(agent.name, 2, 2, telemetry=({"v": 1, "iteration": 2},)))
+    await agent.client.report_finished(Finished(agent.name, 2))
     await agent.told(Action.LEAVE, 2)
     (masters.folder / "nodes" / agent.name).unlink(missing_ok=True)
     return manifests
@@ -270,7 +270,7 @@ def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_pat
 
         late = Agent(masters, session, NODES[0], theirs)
         late.client.epoch = 2
-        asked = asyncio.create_task(late.client.heartbeat(Heartbeat(NODES[0], 2, telemetry=({"v": 1},))))
+        asked = asyncio.create_task(late.client.send_heartbeat(Heartbeat(NODES[0], 2, telemetry=({"v": 1},))))
         told = await _told(theirs, masters.token, Finished(NODES[0], 1))
         old.send_signal(signal.SIGCONT)
         code, outcome = await masters.ended(old)
@@ -284,7 +284,7 @@ def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_pat
         assert not [r for r in masters.journal() if isinstance(r, NodeFinished)]
 
         for agent in (one, fresh):
-            await agent.client.finished(Finished(agent.name, 2))
+            await agent.client.report_finished(Finished(agent.name, 2))
         for agent in (one, fresh):
             await agent.told(Action.LEAVE, 2)
             (tmp_path / "nodes" / agent.name).unlink(missing_ok=True)

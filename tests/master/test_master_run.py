@@ -216,7 +216,7 @@ class ShortOfFiles(DictPlatform):
 def test_a_master_without_a_descriptor_left_looks_again_and_tells_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("everstep.runtime.master.reconcile.LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr("everstep.runtime.master.reconcile.RECONCILE_INTERVAL_S", 0.01)
     platform = ShortOfFiles()
 
     async def story(job: Job) -> None:

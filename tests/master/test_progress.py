@@ -11,7 +11,7 @@ RUNNING = State(round=Round(3, MEMBERS, "a", 1, None, "both joined"), iteration=
 def told(*lines: dict[str, float | int | str]) -> list[Progress]:
     found: list[Progress] = []
     reporter = Reporter(found.append, RUNNING)
-    reporter.telemetry(Heartbeat("worker-0-0", 3, telemetry=lines))
+    reporter.on_telemetry(Heartbeat("worker-0-0", 3, telemetry=lines))
     return found
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everstep.runtime.job.spec import JobSpec, RoleSpec
-from everstep.runtime.master.master import listening
+from everstep.runtime.master.master import open_listener
 from everstep.runtime.master.request_validation import LARGEST_BODY
 from everstep.runtime.master.server import BODY_S, serving
 from everstep.runtime.protocol.messages import Heartbeat
@@ -139,7 +139,7 @@ def test_a_body_that_stays_away_is_refused() -> None:
 
 
 def test_whoever_connected_and_vanished_is_found_out_within_minutes() -> None:
-    with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+    with open_listener("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         connection, _ = listener.accept()
         with connection:
             idle, every, times = (

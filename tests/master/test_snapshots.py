@@ -38,8 +38,8 @@ async def _rounds(shell: Shell, number: int) -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot after a handful of records."""
-    monkeypatch.setattr(snapshots, "RECORDS", 5)
-    monkeypatch.setattr(snapshots, "RECORDS_A_NODE", 1)
+    monkeypatch.setattr(snapshots, "MAX_RECORDS", 5)
+    monkeypatch.setattr(snapshots, "MAX_RECORDS_PER_NODE", 1)
 
 
 def _played(store: TroubledStore, rounds: int) -> State:
@@ -50,7 +50,7 @@ def _played(store: TroubledStore, rounds: int) -> State:
         await shell.open()
         await _rounds(shell, rounds)
         while shell.desk.state is not shell.desk.brain.state:
-            await shell.desk.durable()
+            await shell.desk.wait_until_durable()
         await shell.close()
         return shell.desk.state
 
@@ -62,7 +62,7 @@ def test_a_replay_begins_at_the_newest_snapshot_and_leads_to_the_same_state() ->
     store = CountingStore()
     state = _played(store, 8)
     kept = sorted(key for key in store.objects if "/snapshots/" in key)
-    assert len(kept) == snapshots.KEPT
+    assert len(kept) == snapshots.KEPT_SNAPSHOTS
     store.read.clear()
     journal, claimed = claim(store, "j", "b:2", 0.0)
     assert fold(list(read_journal(store, "j"))) == claimed

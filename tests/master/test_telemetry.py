@@ -11,9 +11,9 @@ from everstep.runtime.store import StoreError, open_store
 def test_a_node_hears_of_what_lies_in_the_store_only(tmp_path: Path) -> None:
     telemetry = Telemetry(open_store(str(tmp_path)), "j", 1)
     telemetry.add("a", [{"n": 7, "loss": 1.0}, {"n": 8, "loss": 0.9}], 10.0)
-    assert telemetry.stored("a") == 0
+    assert telemetry.newest_stored("a") == 0
     asyncio.run(telemetry.flush())
-    assert (telemetry.stored("a"), telemetry.stored("b")) == (8, 0)
+    assert (telemetry.newest_stored("a"), telemetry.newest_stored("b")) == (8, 0)
     lines = [json.loads(line) for line in (tmp_path / "jobs/j/telemetry/000001-000001.jsonl").read_text().splitlines()]
     assert [line["n"] for line in lines] == [7, 8]
 
@@ -24,10 +24,10 @@ def test_what_the_store_refuses_is_kept_and_not_called_stored(tmp_path: Path) ->
     telemetry.add("a", [{"n": 7}], 10.0)
     put, store.put = store.put, _refuse  # type: ignore[method-assign]
     asyncio.run(telemetry.flush())
-    assert telemetry.stored("a") == 0
+    assert telemetry.newest_stored("a") == 0
     store.put = put  # type: ignore[method-assign]
     asyncio.run(telemetry.flush())
-    assert telemetry.stored("a") == 7
+    assert telemetry.newest_stored("a") == 7
 
 
 def _refuse(*_: object) -> None:

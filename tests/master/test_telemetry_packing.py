@@ -8,7 +8,7 @@ import pytest
 
 from everstep.runtime.job import records as job
 from everstep.runtime.master import telemetry
-from everstep.runtime.master.telemetry import FIRST, GROUPS, Line, Telemetry, thinned
+from everstep.runtime.master.telemetry import FIRST_ITERATIONS, ITERATION_GROUPS, Line, Telemetry, thin_lines
 from everstep.runtime.report.history import history
 from everstep.runtime.report.ledger import ledger
 from everstep.runtime.store import DirectoryStore
@@ -30,8 +30,8 @@ def _lines() -> list[Line]:
 
 def test_old_lines_thinned_tell_the_same_rounds_restarts_and_seconds() -> None:
     lines = _lines()
-    few = thinned(lines)
-    assert len(few) <= 3 * (FIRST + GROUPS) + 1 < len(lines) / 4
+    few = thin_lines(lines)
+    assert len(few) <= 3 * (FIRST_ITERATIONS + ITERATION_GROUPS) + 1 < len(lines) / 4
     whole, less = history(RECORDS, lines), history(RECORDS, few)
     assert [(r.seconds, r.lost) for r in less.restarts] == [(r.seconds, r.lost) for r in whole.restarts]
     assert less.intervals == whole.intervals
@@ -47,9 +47,9 @@ def test_old_lines_thinned_tell_the_same_rounds_restarts_and_seconds() -> None:
 
 
 def test_thinning_what_is_thin_changes_little() -> None:
-    once = thinned(_lines())
-    assert len(thinned(once)) == len(once)
-    assert sum(float(line.get("seconds", 0)) for line in thinned(once)) == sum(
+    once = thin_lines(_lines())
+    assert len(thin_lines(once)) == len(once)
+    assert sum(float(line.get("seconds", 0)) for line in thin_lines(once)) == sum(
         float(line.get("seconds", 0)) for line in once
     )
 
@@ -57,8 +57,8 @@ def test_thinning_what_is_thin_changes_little() -> None:
 def test_as_months_pass_few_objects_are_left_and_the_newest_are_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telemetry, "PACKED", 10)
-    monkeypatch.setattr(telemetry, "WHOLE", 5)
+    monkeypatch.setattr(telemetry, "OBJECTS_PER_PACK", 10)
+    monkeypatch.setattr(telemetry, "UNPACKED_OBJECTS", 5)
     store = DirectoryStore(tmp_path)
 
     async def months() -> None:
@@ -78,5 +78,5 @@ def test_as_months_pass_few_objects_are_left_and_the_newest_are_whole(
 
 def test_a_job_of_many_rounds_is_no_more_than_its_lines() -> None:
     lines: list[Line] = [{"round": number, "iteration": number, "time": float(number)} for number in range(500)]
-    assert thinned(lines) == lines
-    assert history([job.MasterClaimed(time=0.0, epoch=1, address="a:1")], thinned(lines)).points
+    assert thin_lines(lines) == lines
+    assert history([job.MasterClaimed(time=0.0, epoch=1, address="a:1")], thin_lines(lines)).points

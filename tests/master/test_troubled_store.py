@@ -334,11 +334,11 @@ def test_whatever_the_store_does_what_was_acknowledged_is_journaled_and_ranks_ar
             assert isinstance(await zombie.ended(), Fenced)
         desk = masters[-1].desk
         while desk.state is not desk.brain.state:
-            await desk.durable()
+            await desk.wait_until_durable()
         assert desk.state == fold(read_journal(store, "j"))
         await masters[-1].close()
 
-    with patch.object(snapshots, "RECORDS", 20):
+    with patch.object(snapshots, "MAX_RECORDS", 20):
         in_virtual_time(store, story)
     records = list(read_journal(store, "j"))
     numbers = [record.round.number for record in records if isinstance(record, RoundFormed)]

@@ -44,7 +44,7 @@ def test_a_node_that_cannot_restore_begins_from_an_older_checkpoint_and_the_dama
         assert seat.restore.iteration == 10
         store.objects[shard_key("j", 3, 30, 0)] = b"9"
         assert (await shell.persist(node, 3, 30)).status == 200
-        await shell.desk.tidy(last=1)
+        await shell.desk.delete_unneeded(last=1)
         await shell.close()
 
     in_virtual_time(store, story)

@@ -35,7 +35,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryStore:
 
 
 def test_what_is_archived_is_told(store: DirectoryStore) -> None:
-    assert len(segments.numbers(store, JOB)) < 10, "most must be archived"
+    assert len(segments.listed_numbers(store, JOB)) < 10, "most must be archived"
     run = read_run(store, "run", uid=UID)
     told = run.jobs["train"]
     assert told == history(read_journal(store, JOB), [])

@@ -213,7 +213,7 @@ class Beginning:
         around = self._around
         for source in sources:
             if source.node == around.node and not source.key:
-                if not any(one.meets(source) for one in refused):
+                if not any(one.covers(source) for one in refused):
                     refused.append(self._own(identity, "own memory: it is held no more"))
                 continue
             held, slot = self._slot_for(identity, reader, source.size)

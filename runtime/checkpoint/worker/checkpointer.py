@@ -105,7 +105,7 @@ class Checkpointer:
             return self._saved
         self._link.tell(Fetch())
         live = self._flatten(state)  # While the agent answers.
-        place = self._link.answer(Fetched)
+        place = self._link.read_answer(Fetched)
         if not place.path and not place.sources:
             self._populate()
             return 0
@@ -231,7 +231,7 @@ class Checkpointer:
             self._announce(tree, text)
             self._link.tell(Acquire(iteration))
         assert self._segment is not None
-        given = self._link.answer(Slot)
+        given = self._link.read_answer(Slot)
         slot, self._waited_s = given.slot, given.waited_s
         self._stager.stage(slot, self._segment.slot(slot), tree, text, iteration)
         told = Staged(slot, iteration, self._stager.layout.size, persist, self._thinning.why)
@@ -266,7 +266,7 @@ def refusing_damaged(link: Link, place: Fetched) -> Iterator[None]:
     except RestoreError as error:
         if error.flaw is not None:
             everywhere = Refusal(place.round, place.iteration, str(error), error.flaw)
-            link.refuse(error.refusals if isinstance(error, PassedOverError) else (everywhere,))
+            link.refuse_restore(error.refusals if isinstance(error, PassedOverError) else (everywhere,))
         raise
 
 
