@@ -13,8 +13,8 @@ from everstep.runtime.job.events import NodeCreated, NodeGone
 from everstep.runtime.job.replicas import DesiredNode, desired_nodes
 from everstep.runtime.job.state import NodePhase
 from everstep.runtime.master.journaled_brain import JournaledBrain
-from everstep.runtime.net.door import Seldom
-from everstep.runtime.platform import Gone, Node, NodeRequest, Platform
+from everstep.runtime.net.door import RateLimitedLog
+from everstep.runtime.platform import Node, NodeEnd, NodeRequest, Platform
 from everstep.runtime.system.processes import is_shortage
 
 RECONCILE_INTERVAL_S = 2.0
@@ -33,7 +33,7 @@ class Reconciler:
         """What the platform has returned: it tells of their ends itself, and why, as soon as it knows."""
         self.empty = asyncio.Event()
         """Set while no known node exists."""
-        self._seldom = Seldom(_log.warning)
+        self._seldom = RateLimitedLog(_log.warning)
 
     async def reconcile_once(self) -> None:
         """One comparison of wanted and observed, and what follows from it.
@@ -46,7 +46,7 @@ class Reconciler:
             except OSError as error:
                 if not is_shortage(error):
                     raise
-                self._seldom.tell(f"nodes cannot be looked after just now: {error.strerror}")
+                self._seldom.log(f"nodes cannot be looked after just now: {error.strerror}")
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def _reconcile(self) -> None:
@@ -96,9 +96,9 @@ class Reconciler:
 
     async def watch_nodes(self) -> None:
         """Tell the brain at once of nodes that are gone, until cancelled."""
-        async for gone in self._platform.gone():
+        async for gone in self._platform.node_ends():
             self._report_gone(gone)
 
-    def _report_gone(self, gone: Gone) -> None:
+    def _report_gone(self, gone: NodeEnd) -> None:
         self._desk.feed(NodeGone(gone.name, gone.reason, gone.exit_code, gone.gave_way))
         self._desk.changed.set()
