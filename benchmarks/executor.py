@@ -5,7 +5,6 @@ Engine time is the pure engine's, without processes and files: it must not grow 
 """
 
 import gc
-import resource
 import statistics
 import subprocess
 import tempfile
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.acceptance import Line
+from benchmarks.memory import peak_bytes
 from everstep.runtime.workflow import RunOptions, parse, run
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
@@ -188,7 +188,7 @@ def lines() -> Iterator[Line]:
     yield status_line(engine)
     took = lint_s()
     yield Line("lint of a file of 50 templates", f"< {LINT_S * 1e3:.0f} ms", f"{took * 1e3:.0f} ms", took < LINT_S)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_bytes() / 2**20
     yield Line(f"peak memory, {SIZES[-1]} nodes", f"<= {PEAK_MB} MB", f"{peak:.0f} MB", peak <= PEAK_MB)
 
 

@@ -28,6 +28,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.memory import peak_bytes
 from benchmarks.simulated_agents import Add, AllSeated, Beats, Drop, serve
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
 from everstep.runtime.master import find_master, run
@@ -203,7 +204,7 @@ def rounds(stage: Scene, rows: list[Row]) -> None:
     used = f"{_cpu_seconds(process) - before:.2f} s of {again.seats[-1] - died:.2f} s"
     rows.append(("one dies, all join again", str(again), budget, again.percentile(0.99) < LATENCY_BUDGET_S))
     rows.append(("processor time of the master for it", used, "", None))
-    rows.append(("peak memory of the master", f"{_peak_bytes(stage.process.pid) / MIB:.0f} MiB", "", None))
+    rows.append(("peak memory of the master", f"{peak_bytes(stage.process.pid) / MIB:.0f} MiB", "", None))
 
 
 def load(stage: Scene, seconds: float, rows: list[Row]) -> None:
@@ -223,11 +224,6 @@ def _cpu_seconds(process: psutil.Process) -> float:
     """Seconds of processor time so far."""
     times = process.cpu_times()
     return times.user + times.system
-
-
-def _peak_bytes(pid: int | None) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 def main() -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from everstep import flags
-from everstep.errors import TRY_AGAIN, BadInput
+from everstep.errors import BadInput
 from everstep.options import Submission
 from everstep.runtime.display.terminal import as_text
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store import StoreError, absolute_uri, open_store
 from everstep.surroundings import archive_limits, checked_variables
 
@@ -167,7 +168,7 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
         raise BadInput(str(error)) from None
     except CannotWriteError as error:
         print(f"python {sys.argv[0]}: {error}", file=sys.stderr)
-        return TRY_AGAIN
+        return ExitCode.TRY_AGAIN
     if sandbox is None:  # Else they ended with their pod, and what is told of them is a pod's word.
         end_nodes(folder)
     for name, value in result.outputs.items():

@@ -21,11 +21,9 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from everstep import flags
 from everstep.errors import BadInput
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.system import atomic
 
-BAD_INPUT = 2
-NO_QUORUM = 3
-TRY_AGAIN = 75
 TERMINATED = 128 + signal.SIGTERM
 _SOON_S = 0.005
 
@@ -33,7 +31,7 @@ _SOON_S = 0.005
 class StepError(BadInput):
     """The step cannot go on: one line that says what, where and how to mend it, and the exit code."""
 
-    def __init__(self, message: str, code: int = BAD_INPUT) -> None:
+    def __init__(self, message: str, code: int = ExitCode.BAD_INPUT) -> None:
         super().__init__(message)
         self.code = code
 
@@ -154,7 +152,7 @@ def main(
         if told is None:
             raise
         print(f"{step}: {told}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        sys.exit(ExitCode.BAD_INPUT)
     print(result.summary, file=sys.stderr)
     sys.exit(0)
 

@@ -5,7 +5,6 @@
 
 import argparse
 import os
-import resource
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -13,6 +12,7 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from benchmarks.acceptance import Line, judge
+from benchmarks.memory import peak_bytes
 from tests.workflow import fuzz
 
 CASES, CHUNK = 100_000, 500
@@ -40,7 +40,7 @@ def run_chunk(first: int, count: int) -> Chunk:
             ends[fuzz.limited(seed)] += 1
         except fuzz.FindingError as error:
             findings.append(str(error))
-    return Chunk(ends, findings, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    return Chunk(ends, findings, peak_bytes())
 
 
 def run_fuzz(options: argparse.Namespace) -> Iterator[Line]:

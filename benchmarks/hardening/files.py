@@ -4,7 +4,6 @@ import argparse
 import gzip
 import io
 import random
-import resource
 import tarfile
 import tempfile
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.acceptance import Line
+from benchmarks.memory import forget_peak, peak_bytes
 from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, ArchiveError, untar
 from tests.workflow.test_archives import GOOD_TAR, Place, good_zip
 
@@ -111,7 +111,9 @@ def bomb(options: argparse.Namespace) -> Iterator[Line]:
             stream.write(member.tobuf())
             for _ in range(BOMB_BYTES >> 20):
                 stream.write(bytes(1 << 20))
-        size, before = packed.stat().st_size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        size = packed.stat().st_size
+        forget_peak()
+        before = peak_bytes()
         began, refused = time.monotonic(), False
         try:
             untar(packed, out, DEFAULT_LIMITS)
@@ -119,7 +121,7 @@ def bomb(options: argparse.Namespace) -> Iterator[Line]:
             refused = True
         took = time.monotonic() - began
         taken = sum(path.stat().st_size for path in out.rglob("*"))
-        more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        more = (peak_bytes() - before) / 2**20
     allowed = max(DEFAULT_LIMITS.unpacked_bytes, DEFAULT_LIMITS.ratio * size)
     said = (
         f"{'refused' if refused else 'unpacked'} after {taken / 2**20:.0f} MiB, {took:.1f} s, {more:.0f} MiB of memory"

@@ -56,14 +56,15 @@ SHARDS, EVENTS, RANKS = 10_000, 1_000_000, 8
 WANTED_S, WANTED_REQUESTS = 1.0, 60
 REPORT_S, REPORT_MB = 10.0, 200.0
 _REPORT = """
-import resource, sys, time
+import sys, time
+from benchmarks.memory import peak_bytes
 from everstep.runtime.report import read_run, render
 from everstep.runtime.store import open_store
 began = time.monotonic(), time.process_time()
 run = read_run(open_store(sys.argv[1], read_only=True), "run", uid="u")
 render(run, time.time())
 took = time.monotonic() - began[0], time.process_time() - began[1]
-print(*took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, len(run.jobs["j"].commits))
+print(*took, peak_bytes() / 1e6, len(run.jobs["j"].commits))
 """
 
 

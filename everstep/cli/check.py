@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep.errors import TRY_AGAIN, BadInput
+from everstep.errors import BadInput
+from everstep.runtime.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from everstep.runtime.diagnosis.messages import Over
     from everstep.runtime.diagnosis.multi_machine import MultiMachineCheck
     from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 
-UNFIT = 3
 EPILOG = """\
 Each node does matrix products on one CPU core, then all-reduces with its group (gloo), in up to three rounds: up to a
 quarter of faulty nodes are named exactly. Of two or three nodes that only fail together some stay undecided, by name.
@@ -69,9 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
     except (BadInput, RefusedError, SwitchboxError) as error:
         code, told = 2, str(error)
     except NoQuorumError as error:
-        code, told = UNFIT, str(error)
+        code, told = ExitCode.NO_QUORUM, str(error)
     except (CoordinatorLostError, MeasurementError) as error:
-        code, told = TRY_AGAIN, str(error)
+        code, told = ExitCode.TRY_AGAIN, str(error)
     except KeyboardInterrupt:
         return 130
     print(f"everstep check: {told}", file=sys.stderr)
@@ -122,7 +122,7 @@ def _check_locally(arguments: argparse.Namespace, box: "SwitchboxSpec | None") -
     if usable_count(verdicts) >= least:
         return 0
     print(f"everstep check: {usable_count(verdicts)} of {nodes} nodes are usable, {least} needed", file=sys.stderr)
-    return UNFIT
+    return ExitCode.NO_QUORUM
 
 
 def _across_options(
@@ -205,12 +205,15 @@ def exit_code_of(over: "Over", quorum: int) -> tuple[int, str]:
     """This node's exit code, and why. With --nnodes MIN:MAX nobody can train when fewer than MIN are usable."""
     own = over.verdict
     if own.avoid and own.node in over.stragglers:
-        return UNFIT, f"this node ({own.node}) is a straggler and is excluded (--exclude-straggler): {own.reason}"
+        return (
+            ExitCode.NO_QUORUM,
+            f"this node ({own.node}) is a straggler and is excluded (--exclude-straggler): {own.reason}",
+        )
     told = f"this node ({own.node}) is {'a ' * (own.node in over.stragglers)}{own.health}: {own.reason}"
     if own.avoid:
-        return UNFIT, told
+        return ExitCode.NO_QUORUM, told
     if over.usable < quorum:
-        return UNFIT, f"{over.usable} nodes are usable, {quorum} needed (--nnodes MIN:MAX); {told}"
+        return ExitCode.NO_QUORUM, f"{over.usable} nodes are usable, {quorum} needed (--nnodes MIN:MAX); {told}"
     others = {"faulty": over.faulty, "stragglers": over.stragglers, "undecided": over.undecided}
     named = "; ".join(f"{word}: {', '.join(nodes)}" for word, nodes in others.items() if nodes)
     return 0, f"{told} ({named})" if named else told

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep.cli import run_views
-from everstep.errors import TRY_AGAIN, BadInput
+from everstep.errors import BadInput
 from everstep.runtime.display.terminal import as_text
+from everstep.runtime.exit_codes import ExitCode
 from everstep.surroundings import archive_limits, checked_variables, warn_missing_variables
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def _execute(
         raise BadInput(str(error)) from None
     except CannotWriteError as error:
         print(f"everstep workflow: {error}", file=sys.stderr)
-        return TRY_AGAIN
+        return ExitCode.TRY_AGAIN
     if not beside.sandbox:  # Else they ended with their pod, and what is told of them is a pod's word.
         end_nodes(result.folder)
     print(as_text(f"{result.phase.value}  {result.message}".rstrip()), file=sys.stderr)

@@ -16,19 +16,18 @@ from urllib.parse import urlsplit
 from everstep.runtime import faults
 from everstep.runtime.agent.agent import Agent
 from everstep.runtime.agent.checked_start import run_checked
-from everstep.runtime.agent.dependencies import TRY_AGAIN, Dependencies, Ending
+from everstep.runtime.agent.dependencies import Dependencies, Ending
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.settings import Settings, settings_of
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.diagnosis.admission import node_check_port
 from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import NoQuorumError
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.protocol.messages import Holding, Refusal
 from everstep.runtime.store import Store, StoreError, open_store
-
-BAD_INPUT = 2
 
 
 async def _run(settings: Settings, persist_interval: int) -> int:
@@ -87,7 +86,7 @@ async def _run_with_check(agent: Agent, settings: Settings, credentials: Credent
     try:
         ending = await run_checked(agent, checked, settings.unfit)
     except NoQuorumError as error:
-        ending = Ending(TRY_AGAIN, str(error))
+        ending = Ending(ExitCode.TRY_AGAIN, str(error))
     if not agent.record.seat:
         print(f"agent {settings.node}: {ending.reason}", file=sys.stderr, flush=True)
     return ending
@@ -100,13 +99,13 @@ def main() -> None:
         open_store(settings.store)
     except (ValueError, StoreError) as error:
         print(f"agent: {error}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        sys.exit(ExitCode.BAD_INPUT)
     os.environ["EVERSTEP_NODE"] = settings.node  # By it and EVERSTEP_JOB are the node's processes found.
     try:
         code = asyncio.run(_run(settings, persist_interval))
     except Exception:  # noqa: BLE001 - the outermost edge of the process
         traceback.print_exc()
-        code = TRY_AGAIN
+        code = ExitCode.TRY_AGAIN
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # Not sys.exit: a thread may still wait in the keeper for a worker that is dead.

@@ -3,9 +3,10 @@
 import asyncio
 
 from everstep.runtime.agent.agent import Agent
-from everstep.runtime.agent.dependencies import TRY_AGAIN, Ending
+from everstep.runtime.agent.dependencies import Ending
 from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementError, UnknownNodeError
+from everstep.runtime.exit_codes import ExitCode
 
 
 async def run_checked(agent: Agent, checked: AdmissionClient, unfit: int) -> Ending:
@@ -24,7 +25,7 @@ async def run_checked(agent: Agent, checked: AdmissionClient, unfit: int) -> End
         try:
             verdict = checked.verdict.result()
         except (CoordinatorLostError, UnknownNodeError, MeasurementError) as error:
-            return Ending(TRY_AGAIN, str(error))
+            return Ending(ExitCode.TRY_AGAIN, str(error))
         if verdict.avoid:
             return Ending(unfit, f"it is left out, as it is {verdict.health}: {verdict.reason}")
         agent.record.checked_s = verdict.best_s or 0.0

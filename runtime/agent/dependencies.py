@@ -10,8 +10,6 @@ from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.keeper import Keeper
 from everstep.runtime.protocol.messages import Holding, Refusal, Seat
 
-TRY_AGAIN = 75
-
 
 @dataclass(frozen=True)
 class Dependencies:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
-from everstep.runtime.agent.dependencies import TRY_AGAIN, Dependencies, Ending, Leave
+from everstep.runtime.agent.dependencies import Dependencies, Ending, Leave
 from everstep.runtime.agent.oom import OomCounter, own_counter_path
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
@@ -31,6 +31,7 @@ from everstep.runtime.agent.telemetry_sender import TelemetrySender
 from everstep.runtime.agent.worker_server import LinkServer
 from everstep.runtime.agent.worker_specs import worker_specs
 from everstep.runtime.agent.workers import WorkerEnd, Workers
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.protocol.messages import (
     Action,
     Directive,
@@ -220,7 +221,9 @@ class AgentLifecycle:
                 async with asyncio.timeout_at(since + settings.pend_s if settings.pend_s < math.inf else None):
                     seat = await self._client.join(join)
             except TimeoutError:
-                raise Leave(TRY_AGAIN, f"no round had a place for this node within {settings.pend_s:g} s") from None
+                raise Leave(
+                    ExitCode.TRY_AGAIN, f"no round had a place for this node within {settings.pend_s:g} s"
+                ) from None
             self._known = True
             if seat is not None:
                 return seat

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from everstep.runtime.agent.client import MasterClient
-from everstep.runtime.agent.dependencies import TRY_AGAIN, Leave
+from everstep.runtime.agent.dependencies import Leave
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.talk import MasterDialogue
+from everstep.runtime.exit_codes import ExitCode
 
 _SAVE_S = 20.0
 
@@ -74,5 +75,5 @@ class Shutdown:
             limit_s = self._settings.dead_man_s if client.met else self._settings.connect_s
             left = client.heard + limit_s - time.monotonic()
             if left <= 0:
-                raise Leave(TRY_AGAIN, f"no master of this job answered for {limit_s:g} s")
+                raise Leave(ExitCode.TRY_AGAIN, f"no master of this job answered for {limit_s:g} s")
             await asyncio.sleep(left)

@@ -21,9 +21,9 @@ import msgspec
 from everstep.runtime.diagnosis.evidence import Measurement
 from everstep.runtime.diagnosis.messages import Stage, StageResult, Together
 from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
+from everstep.runtime.exit_codes import ExitCode
 
 PR_SET_PDEATHSIG = 1
-TRY_AGAIN = 75
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -209,7 +209,7 @@ def _run_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if os.getppid() != parent:
-        os._exit(TRY_AGAIN)
+        os._exit(ExitCode.TRY_AGAIN)
     from everstep.runtime.diagnosis.workload import work_alone, work_together
 
     def tell(stage: Stage, measurement: Measurement, store: str = "") -> None:
@@ -259,7 +259,7 @@ def main() -> None:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         print(f"the node check forks, but its process has {threads} threads", file=sys.stderr)
-        sys.exit(TRY_AGAIN)
+        sys.exit(ExitCode.TRY_AGAIN)
     _send(Ready())
     MeasurementServer(sys.stdin.fileno()).serve()
     os._exit(0)  # torch's own way out takes a second

@@ -4,21 +4,26 @@
     replicaSpecs:
       worker: {replicas: 3, minReplicas: 1, maxReplicas: 5, slots: 8, resources: {memory: 64Gi, nvidia.com/gpu: 8}}
 
-Unknown, misspelt, impossible and contradictory fields are all refused together, each by name and line; so is a field
-that a flag says otherwise. The only module of the brain that needs PyYAML.
+The structs of `spec` say which fields there are, and of which type. Unknown, misspelt, impossible and contradictory
+fields are all refused together, each by name and line; so is a field that a flag says otherwise. The only module of the
+brain that needs PyYAML.
 """
 
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 import yaml
+from msgspec.structs import FieldInfo
 
 from everstep.runtime.job import spec_values
-from everstep.runtime.job.spec import FaultRule, Hang, JobSpec, Oom, Patience, Resources, RoleSpec, problems
-from everstep.runtime.job.spec_fields import HANG, JOB, OOM, PATIENCE, ROLE, RULE, Fields
+from everstep.runtime.job.spec import JobSpec, Resources, RoleSpec, problems
+from everstep.runtime.job.spec_fields import fields, spelled
+
+Path = tuple[str | int, ...]
+"""Where something stands, as the file spells it: `("replicaSpecs", "worker", "faultTolerantPolicy", 0)`."""
 
 
 class Said(NamedTuple):
@@ -42,46 +47,6 @@ class SpecError(ValueError):
         self.problems = wrong
 
 
-class _Item(NamedTuple):
-    """A value and where it stands; line 0: in no file."""
-
-    value: Any
-    line: int
-    by: str = ""
-    """What says it where the file does not."""
-
-
-class _Reading:
-    """What was found so far, and where each field of the spec stands."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.wrong: list[tuple[int, str]] = []
-        self._places: dict[str, tuple[str, int]] = {}
-
-    def refuse(self, line: int, text: str) -> None:
-        self.wrong.append((line, text))
-
-    def stands(self, field: str, path: str, line: int) -> None:
-        self._places[field] = (path, line)
-
-    def contradiction(self, problem: str) -> None:
-        """One of `spec.problems`, told with the names and lines of the file."""
-        field, _, text = problem.partition(": ")
-        known = next((f for f in _shorter(field) if f in self._places), "")
-        path, line = self._places.get(known, (field, 0))
-        self.refuse(line, f"{path}: {text}")
-
-    def lines(self) -> list[str]:
-        at = sorted(self.wrong, key=lambda found: found[0])
-        return [f"{self._name} line {line}: {text}" if line else f"{self._name}: {text}" for line, text in at]
-
-
-def _shorter(field: str) -> list[str]:
-    parts = re.split(r"(?=[.\[])", field)
-    return ["".join(parts[:end]) for end in range(len(parts), 0, -1)]
-
-
 _ELSEWHERE = {
     "frameworkType": "not needed: workers find RANK, WORLD_SIZE and MASTER_ADDR in their environment",
     "plugin": "not built: hosts need no ssh and no discovery script here",
@@ -94,93 +59,175 @@ _ELSEWHERE = {
 """Fields of other systems that a reader of theirs may try here."""
 
 
+_NEEDED: Mapping[Any, tuple[str, ...]] = {JobSpec: ("job", "replicaSpecs"), RoleSpec: ("replicas",)}
+
+
 def spec_of(text: str | Mapping[str, Any], name: str = "job.yaml", said: Iterable[Said] = ()) -> JobSpec:
     """The spec that a YAML text, or a mapping like it, describes together with what else is said. Raises SpecError."""
-    reading, top = _Reading(name), _top(text, name)
+    reading = _Reading(name, text)
     for entry in said:
-        _merge(reading, top, entry)
-    nested = {"patience": PATIENCE, "hang": HANG, "oom": OOM, "replicaSpecs": {}}
-    fields = _fields(reading, top, JOB, "", "", nested)
-    for key, kind, known in (("patience", Patience, PATIENCE), ("hang", Hang, HANG), ("oom", Oom, OOM)):
-        if key in top.value:
-            fields[key] = kind(**_fields(reading, top.value[key], known, f"{key}.", f"{key}."))
-    roles = top.value.get("replicaSpecs")
-    for wanted in ("job", "replicaSpecs"):
-        if wanted not in top.value:
-            reading.refuse(top.line, f"{wanted}: missing")
-    if roles and not isinstance(roles.value, dict):
-        reading.refuse(roles.line, "replicaSpecs: a mapping from roles to what they are is needed")
-    elif roles:
-        reading.stands("roles", "replicaSpecs", roles.line)
-        fields["roles"] = {str(role): _role(reading, str(role), item) for role, item in roles.value.items()}
-    if not reading.wrong:
-        spec = JobSpec(**fields)
-        for problem in problems(spec):
-            reading.contradiction(problem)
-        if not reading.wrong:
-            return spec
-    raise SpecError(reading.lines())
+        reading.merge(entry)
+    spec = reading.struct(JobSpec, reading.top, ())
+    for problem in () if reading.wrong else problems(spec):
+        reading.refuse_contradiction(problem)
+    if reading.wrong:
+        raise SpecError([problem for _, problem in sorted(reading.wrong, key=lambda found: found[0])])
+    return spec
 
 
 def role_names(text: str, name: str = "job.yaml") -> list[str]:
     """The roles that a YAML text has, whatever else is wrong with it. Raises SpecError where it is no mapping."""
-    roles = _top(text, name).value.get("replicaSpecs")
-    return [str(role) for role in roles.value] if roles and isinstance(roles.value, dict) else []
+    roles = _Reading(name, text).top.get("replicaSpecs")
+    return [*roles] if isinstance(roles, dict) else []
 
 
-def _top(text: str | Mapping[str, Any], name: str) -> _Item:
-    root = _Item(text, 0) if not isinstance(text, str) else _parsed(text, name)
-    top = _plain(root)
-    if not isinstance(top.value, dict):
-        raise SpecError([f"{name}: a mapping is needed, with job and replicaSpecs"])
-    return top
+class _Reading:
+    """A text as plain data, the line of each field, and what was found wrong so far."""
+
+    def __init__(self, name: str, text: str | Mapping[str, Any]) -> None:
+        """Raises SpecError."""
+        self._name = name
+        self._lines = dict[Path, int]()
+        self._flags = dict[Path, str]()
+        """What says a field that the file does not say."""
+        self.wrong: list[tuple[int, str]] = []
+        """Line, 0 for what stands in no file; the problem."""
+        self.top = _parsed(text, name, self._lines) if isinstance(text, str) else _plain(text)
+        if not isinstance(self.top, dict):
+            raise SpecError([f"{name}: a mapping is needed, with job and replicaSpecs"])
+
+    def refuse(self, path: Path, what: str, missing: str = "") -> None:
+        """`missing`: the field that is wanted there."""
+        self._refuse(self._lines.get(path, 0), self._flags.get(path) or _shown((*path, missing)), what)
+
+    def _refuse(self, line: int, at: str, what: str) -> None:
+        self.wrong.append((line, f"{self._name} line {line}: {at}: {what}" if line else f"{self._name}: {at}: {what}"))
+
+    def refuse_contradiction(self, problem: str) -> None:
+        """One of `spec.problems`, told with the names and lines of the file, of what stands around it if need be."""
+        field, _, what = problem.partition(": ")
+        inside: Any = self.top
+        path: Path = ()
+        for part in _parts(field, inside["replicaSpecs"]):
+            name = part if path == ("replicaSpecs",) else spelled(part)
+            key: Any = int(part) if isinstance(inside, list) else name
+            if not isinstance(inside, list) and key not in inside:
+                break
+            path, inside = (*path, key), inside[key]
+            if not isinstance(inside, dict | list):
+                break
+        if path:
+            self.refuse(path, what)
+        else:
+            self._refuse(0, field, what)
+
+    def merge(self, said: Said) -> None:
+        """Fill in what the file leaves out; refuse what it says otherwise."""
+        inside, kind, last = self.top, JobSpec, said.path[-1]
+        for key in said.path[:-1]:
+            if key not in inside and said.path[0] == "replicaSpecs":
+                if key != "replicaSpecs":
+                    self.refuse(("replicaSpecs",), f"{said.by} is about {key}; there is {', '.join(inside)}")
+                return
+            inside = inside.setdefault(key, {})
+            if not isinstance(inside, dict):
+                return  # Refused when it is read.
+            kind = RoleSpec if said.path[0] == "replicaSpecs" else fields(kind)[key].type
+        if last not in inside:
+            inside[last], self._flags[said.path] = said.value, said.by
+        elif said.firm and _differ(fields(kind)[last], inside[last], said.value):
+            self.refuse(said.path, f"{inside[last]!r} here, but {said.by} says {said.value!r}; say it in one place")
+
+    def struct(self, kind: Any, given: Any, path: Path) -> Any:
+        """Of that kind; where something is wrong, any of that kind."""
+        if not isinstance(given, dict):
+            known = f"with {', '.join(fields(kind))}" if kind is not Resources else "like {cpu: 2, memory: 4Gi}"
+            self.refuse(path, f"a mapping is needed, {known}")
+            given = {}
+        if kind is Resources:
+            return self._resources(given, path)
+        found = dict[str, Any]()
+        for key, value in given.items():
+            if (field := fields(kind).get(key)) is None:
+                self.refuse((*path, key), _unknown(key, kind))
+            elif (value := self._value(field, value, (*path, key))) is not None:
+                found[field.name] = value
+        for key in _NEEDED.get(kind, ()):
+            if key not in given and (given or not path):
+                self.refuse(path, "missing", key)
+        if kind is RoleSpec:
+            found = {"nodes": 1, "min_nodes": found.get("nodes", 1), **found}
+        return kind(**found)
+
+    def _value(self, field: FieldInfo, given: Any, path: Path) -> Any:
+        """What the field has; None where that is wrong."""
+        inner = next((one for one in get_args(field.type) if _is_struct(one)), None)
+        if _is_struct(field.type):
+            return self.struct(field.type, given, path)
+        if inner is None:
+            try:
+                return spec_values.read(field, given)
+            except spec_values.Wrong as error:
+                self.refuse(path, f"{given!r} is not {error}")
+        elif get_origin(field.type) is tuple and isinstance(given, list):
+            return tuple(self.struct(inner, one, (*path, number)) for number, one in enumerate(given))
+        elif get_origin(field.type) is dict and isinstance(given, dict):
+            return {name: self.struct(inner, one, (*path, name)) for name, one in given.items()}
+        else:
+            lacks = "a mapping from roles to what they are" if get_origin(field.type) is dict else "a list of rules"
+            self.refuse(path, f"{lacks} is needed")
+        return None
+
+    def _resources(self, given: Mapping[str, Any], path: Path) -> Resources:
+        amounts = dict[str, float]()
+        for key, value in given.items():
+            try:
+                amounts[key] = spec_values.quantity(value)
+            except spec_values.Wrong as error:
+                self.refuse((*path, key), f"{value!r} is not {error}")
+        cpu, memory = amounts.pop("cpu", 0.0), int(amounts.pop("memory", 0))
+        return Resources(cpu, memory, amounts)
 
 
-def _merge(reading: _Reading, top: _Item, said: Said) -> None:
-    """Fill in what the file leaves out; refuse what it says otherwise."""
-    inside, above, last = top.value, said.path[:-1], said.path[-1]
-    if len(above) > 1 and not _has_role(reading, top, said):
-        return
-    for key in above:
-        inside = inside.setdefault(key, _Item({}, 0)).value
-        if not isinstance(inside, dict):
-            return  # Refused when it is read.
-    known = inside.get(last)
-    if known is None:
-        inside[last] = _Item(said.value, 0, said.by)
-    elif said.firm and _value(said.path, _bare(known)) != _value(said.path, said.value):
-        here = f"{'.'.join(said.path)}: {_bare(known)!r}"
-        reading.refuse(known.line, f"{here} here, but {said.by} says {said.value!r}; say it in one place")
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _has_role(reading: _Reading, top: _Item, said: Said) -> bool:
-    """Is the role there that is spoken of?"""
-    roles = top.value.get(said.path[0])
-    if roles is None or not isinstance(roles.value, dict):
-        return False  # Refused when it is read.
-    if said.path[1] not in roles.value:
-        reading.refuse(
-            roles.line, f"{said.path[0]}: {said.by} is about {said.path[1]}; there is {', '.join(roles.value)}"
-        )
-    return said.path[1] in roles.value
+def _shown(path: Path) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path if part != "").lstrip(".")
 
 
-def _value(path: tuple[str, ...], value: Any) -> Any:
-    """What the field reads it as; itself where the field cannot have it."""
-    tables: dict[str, Fields] = {"patience": PATIENCE, "hang": HANG, "oom": OOM, "replicaSpecs": ROLE}
-    first, last = path[0], path[-1]
-    _, read = tables.get(first, JOB)[last]
+def _parts(field: str, roles: Iterable[str]) -> list[str]:
+    """Of a path of the spec; a role's name is one, whatever it has in it."""
+    named = [f"roles.{role}" for role in roles if re.match(rf"roles\.{re.escape(role)}(?![^.[])", field)]
+    role = max(named, key=len, default="")
+    return [*role.split(".", 1)[: 2 if role else 0], *re.findall(r"[^.\[\]]+", field.removeprefix(role))]
+
+
+def _differ(field: FieldInfo, one: Any, other: Any) -> bool:
+    """Does the field read them as different values?"""
     try:
-        return read(value)
+        return spec_values.read(field, one) != spec_values.read(field, other)
     except spec_values.Wrong:
-        return value
+        return one != other
 
 
-def _parsed(text: str, name: str) -> _Item:
+def _unknown(key: str, kind: type[msgspec.Struct]) -> str:
+    if key in _ELSEWHERE:
+        return _ELSEWHERE[key]
+    known = fields(kind)
+    names = {name.lower(): name for name in known}
+    names |= {info.name.replace("_", "").removesuffix("s"): name for name, info in known.items()}
+    close = difflib.get_close_matches(key.replace("_", "").lower(), names, 1, 0.5)
+    return "unknown; " + (f"did you mean {names[close[0]]}?" if close else f"known are {', '.join(known)}")
+
+
+def _parsed(text: str, name: str, lines: dict[Path, int]) -> Any:
+    """The text as plain data; `lines` gets where each field stands. Raises SpecError."""
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
-        return _Item(None, 1) if node is None else _located(loader, node)
+        return None if node is None else _loaded(loader, node, lines, ())
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise SpecError([f"{name} line {line}: {error.problem}"]) from error
@@ -190,109 +237,25 @@ def _parsed(text: str, name: str) -> _Item:
         loader.dispose()
 
 
-def _located(loader: yaml.SafeLoader, node: yaml.Node) -> _Item:
-    line = node.start_mark.line + 1
-    if isinstance(node, yaml.MappingNode):
-        found: dict[Any, _Item] = {}
-        for key, value in node.value:
-            name = loader.construct_object(key)
-            if not isinstance(name, str) or name in found:
-                what = "stands here twice" if isinstance(name, str) else "is no name for a field"
-                raise yaml.MarkedYAMLError(problem=f"{name}: {what}", problem_mark=key.start_mark)
-            found[name] = _located(loader, value)._replace(line=key.start_mark.line + 1)
-        return _Item(found, line)
+def _loaded(loader: yaml.SafeLoader, node: yaml.Node, lines: dict[Path, int], path: Path) -> Any:
+    lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
-        return _Item([_located(loader, value) for value in node.value], line)
-    return _Item(loader.construct_object(node), line)
-
-
-def _plain(item: _Item) -> _Item:
-    """The same with every value an _Item, whether it came from a file or from Python."""
-    value = item.value
-    if isinstance(value, Mapping):
-        inside = {str(k): _plain(v if isinstance(v, _Item) else _Item(v, 0)) for k, v in value.items()}
-        return item._replace(value=inside)
-    if isinstance(value, list | tuple):
-        return item._replace(value=[_plain(v if isinstance(v, _Item) else _Item(v, 0)) for v in value])
-    return item
-
-
-def _bare(item: _Item) -> Any:
-    if isinstance(item.value, list):
-        return [_bare(inside) for inside in item.value]
-    return item.value
-
-
-def _fields(
-    reading: _Reading, item: _Item, known: Fields, at: str, field: str, nested: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The fields of one struct; `at` is the path in the file, `field` that in the spec."""
-    nested = nested or {}
-    if not isinstance(item.value, dict):
-        reading.refuse(item.line, f"{at.rstrip('.')}: a mapping is needed, with {', '.join([*known, *nested])}")
-        return {}
-    found = {}
-    for key, given in item.value.items():
-        if key in nested:
-            continue
-        if key not in known:
-            reading.refuse(given.line, f"{at}{key}: {_unknown(key, known, nested)}")
-            continue
-        name, read = known[key]
-        path = given.by or f"{at}{key}"
-        reading.stands(f"{field}{name}", path, given.line)
-        try:
-            found[name] = read(_bare(given))
-        except spec_values.Wrong as error:
-            reading.refuse(given.line, f"{path}: {_bare(given)!r} is not {error}")
+        return [_loaded(loader, value, lines, (*path, number)) for number, value in enumerate(node.value)]
+    if not isinstance(node, yaml.MappingNode):
+        return loader.construct_object(node)
+    found = dict[str, Any]()
+    for key, value in node.value:
+        name = loader.construct_object(key)
+        if not isinstance(name, str) or name in found:
+            what = "stands here twice" if isinstance(name, str) else "is no name for a field"
+            raise yaml.MarkedYAMLError(problem=f"{name}: {what}", problem_mark=key.start_mark)
+        lines[(*path, name)] = key.start_mark.line + 1
+        found[name] = _loaded(loader, value, lines, (*path, name))
     return found
 
 
-def _unknown(key: str, known: Fields, nested: Mapping[str, Any]) -> str:
-    if key in _ELSEWHERE:
-        return _ELSEWHERE[key]
-    names = {name.lower(): name for name in [*known, *nested]}
-    names |= {field.replace("_", "").removesuffix("s"): name for name, (field, _) in known.items()}
-    close = difflib.get_close_matches(key.replace("_", "").lower(), names, 1, 0.5)
-    return "unknown; " + (f"did you mean {names[close[0]]}?" if close else f"known are {', '.join([*known, *nested])}")
-
-
-def _role(reading: _Reading, role: str, item: _Item) -> RoleSpec:
-    at, field = f"replicaSpecs.{role}.", f"roles.{role}."
-    reading.stands(field.rstrip("."), at.rstrip("."), item.line)
-    found = _fields(reading, item, ROLE, at, field, {"resources": {}, "faultTolerantPolicy": {}})
-    inside = item.value if isinstance(item.value, dict) else {}
-    if inside and "replicas" not in inside:
-        reading.refuse(item.line, f"{at}replicas: missing")
-    found.setdefault("nodes", 1)
-    found.setdefault("min_nodes", found["nodes"])
-    if "resources" in inside:
-        reading.stands(f"{field}resources", f"{at}resources", inside["resources"].line)
-        found["resources"] = _resources(reading, inside["resources"], f"{at}resources.")
-    if "faultTolerantPolicy" in inside:
-        rules = inside["faultTolerantPolicy"]
-        if not isinstance(rules.value, list):
-            reading.refuse(rules.line, f"{at}faultTolerantPolicy: a list of rules is needed")
-        else:
-            found["fault_rules"] = tuple(_rule(reading, rule, at, field, n) for n, rule in enumerate(rules.value))
-    return RoleSpec(**found)
-
-
-def _rule(reading: _Reading, rule: _Item, at: str, field: str, number: int) -> FaultRule:
-    path, inside = f"{at}faultTolerantPolicy[{number}]", f"{field}fault_rules[{number}]"
-    reading.stands(inside, path, rule.line)
-    return msgspec.convert(_fields(reading, rule, RULE, f"{path}.", f"{inside}."), FaultRule)
-
-
-def _resources(reading: _Reading, item: _Item, at: str) -> Resources:
-    if not isinstance(item.value, dict):
-        reading.refuse(item.line, f"{at.rstrip('.')}: a mapping is needed, like {{cpu: 2, memory: 4Gi}}")
-        return Resources()
-    amounts: dict[str, float] = {}
-    for key, given in item.value.items():
-        try:
-            amounts[key] = spec_values.quantity(given.value)
-        except spec_values.Wrong as error:
-            reading.refuse(given.line, f"{at}{key}: {given.value!r} is not {error}")
-    cpu, memory = amounts.pop("cpu", 0.0), int(amounts.pop("memory", 0))
-    return Resources(cpu, memory, amounts)
+def _plain(given: Any) -> Any:
+    """A copy, of dicts and lists."""
+    if isinstance(given, Mapping):
+        return {str(key): _plain(inside) for key, inside in given.items()}
+    return [_plain(inside) for inside in given] if isinstance(given, list | tuple) else given

@@ -22,6 +22,7 @@ import msgspec
 
 from everstep.runtime.agent.forkserver import die_with_parent
 from everstep.runtime.diagnosis.admission import Admission, node_check_port, serve_admission
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.launch.end_notice import EndNotice
 from everstep.runtime.launch.local_state import add_owner, remove_store
@@ -31,7 +32,6 @@ from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.platform.joined import JoinedPlatform
 from everstep.runtime.store import Store, open_store
 
-BAD_INPUT = 2
 FENCED = 76
 REFUSED = "refused: "
 """In front of the line that says why a master did not begin."""
@@ -150,11 +150,11 @@ def main() -> None:
         outcome = asyncio.run(_run(told))
     except (CannotListen, ValueError) as error:
         _print_line(f"{REFUSED}{error}")
-        sys.exit(BAD_INPUT)
+        sys.exit(ExitCode.BAD_INPUT)
     except Exception:  # noqa: BLE001 - the outermost edge of the process
         with suppress(OSError):
             traceback.print_exc()
-        sys.exit(75)
+        sys.exit(ExitCode.TRY_AGAIN)
     if told.remove and outcome.state != "fenced":
         remove_store(Path(told.remove))
     sys.exit(FENCED if outcome.state == "fenced" else outcome.exit_code)

@@ -11,9 +11,9 @@ from contextlib import suppress
 import msgspec
 
 from everstep.runtime.agent.output import Pipe
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.launch.master_main import REFUSED, MasterConfig
 
-_TRY_AGAIN = 75
 _PAUSE_S = 1.0
 _NOT_FOR_MASTERS = ("EVERSTEP_NODE", "EVERSTEP_JOB", "EVERSTEP_AGENT")
 """By these a node's processes are found when it ends: the master is none of them."""
@@ -41,7 +41,7 @@ class Master:
         """Until the master has ended by itself; its exit code. A killed or failing one is started again."""
         while True:
             code = await self._run_once()
-            if self.stopped or (code >= 0 and code != _TRY_AGAIN):
+            if self.stopped or (code >= 0 and code != ExitCode.TRY_AGAIN):
                 return code
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "could not go on"
             self._say(f"the master {how}; another one takes over")

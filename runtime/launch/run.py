@@ -23,6 +23,7 @@ from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.diagnosis.admission import TIMEOUT_S, Admission, node_check_port
 from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import NoQuorumError
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.records import JobResult, Reason
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.launch.events import EventLog, LaunchMetadata, logger_of
@@ -40,8 +41,6 @@ from everstep.runtime.system.own_folder import own_folder
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-NO_QUORUM = 3
-TRY_AGAIN = 75
 _HOST_ENDS_S = 30.0
 _TAKE_OVER_S = 15.0
 """So long (up to twice, by chance) after the last answer of a master a node starts the next one."""
@@ -168,11 +167,11 @@ class _Node:
             told.box,
         )
         try:
-            return await run_checked(self._agent, checked, NO_QUORUM)
+            return await run_checked(self._agent, checked, ExitCode.NO_QUORUM)
         except NoQuorumError as error:
             if self._master is not None:
                 self._master.stop()  # There is no job.
-            return Ending(NO_QUORUM, str(error))
+            return Ending(ExitCode.NO_QUORUM, str(error))
 
     async def _check_address(self) -> tuple[str, int]:
         host, port = self._agent.client.address
@@ -241,7 +240,7 @@ class _Node:
                 say(job.error)
             return 1 if job.result == JobResult.FAILED else job.exit_code
         say(f"this node is done: {ending.reason}")
-        return TRY_AGAIN if ending.by_master and ending.reason not in _GRACEFUL else ending.code
+        return ExitCode.TRY_AGAIN if ending.by_master and ending.reason not in _GRACEFUL else ending.code
 
     def _master_config(self, host: str, port: int) -> MasterConfig:
         told, place = self._told, self._place

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from everstep.runtime.checkpoint.stored.keys import checkpoint_folder
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.events import Opened, ScaleRequested, StopRequested, Survey
 from everstep.runtime.job.replicas import DesiredNode
 from everstep.runtime.job.spec import JobSpec, problems
@@ -32,7 +33,6 @@ from everstep.runtime.platform import NodeRequest, Platform
 from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.store import Store
 
-TRY_AGAIN = 75
 TERMINATED = 143
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ async def run(
         try:
             claimed, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
         except journal.Fenced as error:
-            return Outcome("fenced", str(error), "", None, 0, TRY_AGAIN)
+            return Outcome("fenced", str(error), "", None, 0, ExitCode.TRY_AGAIN)
         # Taken up again, the job tries once more what it refused.
         fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
         seen = await asyncio.to_thread(survey_store, store, spec.job, fresh)
@@ -114,7 +114,7 @@ async def run(
             try:
                 return await _run_parts(desk, seen, reconciler, telemetry, stop, remove_nodes, sizes)
             except journal.Fenced as error:
-                return Outcome("fenced", str(error), "", None, desk.state.iteration, TRY_AGAIN)
+                return Outcome("fenced", str(error), "", None, desk.state.iteration, ExitCode.TRY_AGAIN)
             finally:
                 await telemetry.flush()
 

@@ -4,14 +4,13 @@ import sys
 from typing import Any
 
 from everstep.runtime.display.terminal import as_text
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.submission import tree
 from everstep.runtime.submission.follow import Follower, LogFollower, View
 from everstep.runtime.submission.route import ApiError, Route
 from everstep.runtime.submission.view import open_view
 
 DETACHED = 130
-LOST_SIGHT = 75
-"""The run may go on, but it cannot be seen any more: nobody knows how it ended."""
 
 
 def watch(route: Route, workflow: dict[str, Any], logs: bool) -> int:
@@ -39,7 +38,7 @@ def watch(route: Route, workflow: dict[str, Any], logs: bool) -> int:
         return DETACHED
     except ApiError as error:
         _say(f"{name}: {error}")
-        return LOST_SIGHT
+        return ExitCode.TRY_AGAIN  # The run may go on: nobody here knows how it ends.
     _say_end(last)
     return tree.exit_code(last)
 

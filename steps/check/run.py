@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from everstep.runtime.exit_codes import ExitCode
 from everstep.steps.check.config import Config
-from everstep.steps.entry import NO_QUORUM, TRY_AGAIN, Result, StepError
+from everstep.steps.entry import Result, StepError
 
 
 def run(config: Config) -> Result:
@@ -39,7 +40,7 @@ def run(config: Config) -> Result:
     except SwitchboxError as error:
         raise StepError(str(error)) from None
     except MeasurementError as error:
-        raise StepError(str(error), TRY_AGAIN) from None
+        raise StepError(str(error), ExitCode.TRY_AGAIN) from None
     if box is not None:
         for line in report.link_lines(rounds, box.min_bandwidth):
             print(line, file=sys.stderr)
@@ -49,7 +50,7 @@ def run(config: Config) -> Result:
     if usable_count(verdicts) < config.min_nodes:
         worst = "; ".join(f"{one.node}: {one.reason}" for one in verdicts if one.avoid)
         short = f"{usable_count(verdicts)} of {config.nodes} nodes usable, {config.min_nodes} needed"
-        raise StepError(f"{short} ({worst}); see {path}", NO_QUORUM)
+        raise StepError(f"{short} ({worst}); see {path}", ExitCode.NO_QUORUM)
     outputs = {"avoid_hosts": json.dumps(told["avoid_hosts"])}
     return Result(report.summary(verdicts, rounds), outputs, told, {path.name: path})
 

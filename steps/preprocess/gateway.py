@@ -11,7 +11,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from everstep.steps.entry import TRY_AGAIN, StepError
+from everstep.runtime.exit_codes import ExitCode
+from everstep.steps.entry import StepError
 from everstep.steps.preprocess.java import Java, unsupported_arguments
 
 SUBMIT = "org.apache.spark.deploy.SparkSubmit"
@@ -70,7 +71,7 @@ def wait_for_connection(process: subprocess.Popen[bytes], folder: Path) -> tuple
     file = _connection_file(folder)
     while not file.is_file():
         if process.poll() is not None:
-            raise StepError(f"Spark did not start: its Java ended with {process.returncode}", code=TRY_AGAIN)
+            raise StepError(f"Spark did not start: its Java ended with {process.returncode}", code=ExitCode.TRY_AGAIN)
         time.sleep(_POLL_S)
     told = file.read_bytes()
     port, size = _HEAD.unpack_from(told)

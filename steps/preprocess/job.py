@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store import NoSuchKey, Store, is_s3_uri
 from everstep.runtime.text import DocumentReader
-from everstep.steps.entry import TRY_AGAIN, StepError
+from everstep.steps.entry import StepError
 from everstep.steps.preprocess import progress
 from everstep.steps.preprocess.cleaning import UNREADABLE
 from everstep.steps.preprocess.config import Config
@@ -117,7 +118,9 @@ def require_all(planned: list[Shard], results: list[ShardResult | ShardRefusal],
         told = store.get(REFUSAL_KEY).decode()
     except NoSuchKey:
         missing = len(planned) - len(results)
-        raise StepError(f"{missing} of {len(planned)} tasks left nothing; run the step again", code=TRY_AGAIN) from None
+        raise StepError(
+            f"{missing} of {len(planned)} tasks left nothing; run the step again", code=ExitCode.TRY_AGAIN
+        ) from None
     raise StepError(told)
 
 

@@ -18,7 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep.steps.entry import TRY_AGAIN, StepError, defer_signals
+from everstep.runtime.exit_codes import ExitCode
+from everstep.steps.entry import StepError, defer_signals
 from everstep.steps.preprocess import gateway, masters
 from everstep.steps.preprocess.java import check_user, find_java
 from everstep.steps.preprocess.scratch import scratch
@@ -102,7 +103,7 @@ def explain_failures(place: str) -> Iterator[None]:
         if os.strerror(errno.ENOSPC) in told:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place) from error
         print(told, file=sys.stderr)
-        raise StepError("Spark's job failed, as told above; run the step again", code=TRY_AGAIN) from error
+        raise StepError("Spark's job failed, as told above; run the step again", code=ExitCode.TRY_AGAIN) from error
 
 
 def _copy_defaults(folder: Path, master: str) -> None:
@@ -173,7 +174,7 @@ def _start(told: Mapping[str, str], java: subprocess.Popen[bytes], folder: Path)
     try:
         return SparkContext(conf=conf.setExecutorEnv("PYTHONPATH", _package_root()))
     except PySparkRuntimeError as error:
-        raise StepError(f"Spark did not start: {str(error).splitlines()[0]}", code=TRY_AGAIN) from error
+        raise StepError(f"Spark did not start: {str(error).splitlines()[0]}", code=ExitCode.TRY_AGAIN) from error
 
 
 def settings(master: str, cores: int, executor_cores: int, folder: Path) -> dict[str, str]:
@@ -221,10 +222,10 @@ def own_pod(environment: Mapping[str, str]) -> masters.Pod:
         raise StepError(
             f"--spark-master k8s://: {access.url} does not know the address of pod {name} after {_STARTED_S:.0f} s; is "
             "its machine Ready?",
-            code=TRY_AGAIN,
+            code=ExitCode.TRY_AGAIN,
         ) from None
     except KubeError as error:
-        raise StepError(f"--spark-master k8s://: {error}", code=TRY_AGAIN) from None
+        raise StepError(f"--spark-master k8s://: {error}", code=ExitCode.TRY_AGAIN) from None
     files = str(access.token_file), str(access.ca_file)
     return masters.Pod(access.url, access.namespace, *files, name, own["status"]["podIP"], template_of(own))
 

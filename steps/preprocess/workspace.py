@@ -16,8 +16,9 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store import Store, is_s3_uri, open_store
-from everstep.steps.entry import TRY_AGAIN, StepError
+from everstep.steps.entry import StepError
 
 COUNTS = struct.Struct("<QQQQ")
 """Documents, tokens, bytes of text and stored bytes read so far: what a task's `.progress` holds."""
@@ -82,7 +83,7 @@ def shelf(folder: Path, elsewhere: str) -> Iterator[str]:
 
 
 def _is_interruption(error: OSError | StepError) -> bool:
-    return isinstance(error, StepError) and error.code == TRY_AGAIN
+    return isinstance(error, StepError) and error.code == ExitCode.TRY_AGAIN
 
 
 def _delete_all(uri: str) -> None:

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from everstep.steps.entry import TRY_AGAIN, Result, StepError, Terminated, disk_error_line
+from everstep.runtime.exit_codes import ExitCode
+from everstep.steps.entry import Result, StepError, Terminated, disk_error_line
 from everstep.steps.model.directory import TINY
 from everstep.steps.train.config import Config
 from everstep.steps.train.job import job_of
@@ -50,15 +51,16 @@ def run(config: Config) -> Result:
     try:
         outcome = asyncio.run(_train(config, spec, store, folder, lines.show))
     except (StoreError, JournalError) as error:
-        raise StepError(f"--store {config.store}: {error}", TRY_AGAIN) from None
+        raise StepError(f"--store {config.store}: {error}", ExitCode.TRY_AGAIN) from None
     except CannotListen as error:
         raise StepError(str(error)) from None
     except KubeError as error:
-        raise StepError(str(error), TRY_AGAIN if error.passing else 2) from None
+        raise StepError(str(error), ExitCode.TRY_AGAIN if error.passing else ExitCode.BAD_INPUT) from None
     except Exception as error:
         if isinstance(error, OSError) and disk_error_line(error, config.store):
             raise
-        raise StepError(_unexpected_error_line(error, folder / "logs" / f"{spec.job}.master.log"), TRY_AGAIN) from None
+        log = folder / "logs" / f"{spec.job}.master.log"
+        raise StepError(_unexpected_error_line(error, log), ExitCode.TRY_AGAIN) from None
     if outcome.state == "stopped":
         raise Terminated
     if outcome.state != "succeeded":

@@ -6,9 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store import open_store
 from everstep.runtime.text import extents
-from everstep.steps.entry import TRY_AGAIN, StepError
+from everstep.steps.entry import StepError
 from everstep.steps.preprocess import Config
 from everstep.steps.preprocess.cleaning import UNREADABLE
 from everstep.steps.preprocess.job import complete_results, first_read_time, require_all
@@ -72,7 +73,7 @@ def test_no_shard_is_missing_without_a_word(tmp_path: Path) -> None:
     require_all(planned, [written(1), ShardRefusal("a.jsonl:3:1: not JSON")], store)  # which is told
     with pytest.raises(StepError, match="2 of 3 tasks left nothing") as error:
         require_all(planned, [written(1)], store)
-    assert error.value.code == TRY_AGAIN
+    assert error.value.code == ExitCode.TRY_AGAIN
     store.create(REFUSAL_KEY, b"a.jsonl:3:1: not JSON")
     with pytest.raises(StepError, match=r"^a\.jsonl:3:1: not JSON$"):
         require_all(planned, [written(1)], store)
