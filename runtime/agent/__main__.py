@@ -1,6 +1,6 @@
 """`python -m everstep.runtime.agent`: one node of a job.
 
-Exit codes: 0 left as told, 2 bad input, 75 no master any more.
+Exit codes: 0 left when the master said so, 2 bad input, 75 lost its master.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
 
 
 async def _run_with_check(agent: Agent, settings: Settings, credentials: Credentials, store: Store) -> Ending:
-    """The agent's life, after a check of this node where that is asked for."""
+    """Run the agent, after a check of this node if the settings ask for one."""
     if settings.unfit is None:
         return await agent.run()
 
@@ -101,7 +101,7 @@ def main() -> None:
     except (ValueError, StoreError) as error:
         print(f"agent: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
-    os.environ["EVERSTEP_NODE"] = settings.node  # By it and EVERSTEP_JOB are the node's processes found.
+    os.environ["EVERSTEP_NODE"] = settings.node  # This and EVERSTEP_JOB identify the node's processes.
     try:
         code = asyncio.run(_run(settings, persist_interval))
     except Exception:  # noqa: BLE001 - the outermost edge of the process
@@ -109,7 +109,7 @@ def main() -> None:
         code = TRY_AGAIN
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # Not sys.exit: a thread may still wait in the keeper for a worker that is dead.
+    os._exit(code)  # Not sys.exit: a thread in the keeper may still wait for a dead worker.
 
 
 if __name__ == "__main__":

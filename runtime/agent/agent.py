@@ -1,4 +1,4 @@
-"""One node of a job: an agent opens what it needs of the machine, lives, and leaves nothing behind."""
+"""The agent of one node: opens the machine's resources, runs the agent's life cycle, and cleans up."""
 
 import random
 import shutil
@@ -21,7 +21,7 @@ from everstep.runtime.platform.debris import SHARED_MEMORY, end_processes, memor
 from everstep.runtime.protocol.messages import JOB_HEADER
 
 _THREADS = 64
-"""Beside one for each worker: all of them may wait at once for what only the agent's own calls bring about."""
+"""Threads beyond one per worker. All workers' calls may block at once until a call of the agent itself completes."""
 
 
 class Agent:
@@ -36,11 +36,11 @@ class Agent:
         self.record = AgentStatus()
 
     def leave(self, signum: signal.Signals = signal.SIGTERM) -> None:
-        """End gracefully; told again, at once."""
+        """End gracefully; on a second call, at once."""
         self.departure.give_notice(signum)
 
     async def run(self) -> Ending:
-        """Until there is a reason to leave."""
+        """Run until there is a reason to leave, and return it."""
         settings, credentials = self._settings, self._around.credentials
         self.client.heard = time.monotonic()
         door, listener = Door(credentials), listen(settings.address, 0)

@@ -1,8 +1,8 @@
-"""The life of an agent whose parts stand: join, take the seat, start the workers, watch, report, join again.
+"""The agent's life cycle: join, take a seat, start the workers, watch them, report, join again.
 
-Each part of the story runs until there is a reason to leave. Without its master an agent keeps the workers training
-until the dead man's timer ends (a master that nobody restarts). Told to end by a signal it says so to the master,
-trains on while others prepare to go on without it, and leaves when it is told or its time is over.
+Its tasks run concurrently until one of them has a reason to leave. If the master is silent, the workers train on until
+the dead man's timer expires (nobody restarts the master). On a signal to end, the agent tells the master, trains on
+while the other nodes prepare to continue without it, and leaves when told to or when its grace period is over.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
 
 _UNKNOWN_PAUSE_S = 0.5
 _IMMEDIATE_S = 0.1
-"""A long poll that is answered so soon has nothing to wait for."""
+"""A long poll that is answered within this time did not wait at all."""
 _LAST_TELEMETRY_S = 1.0
 _LONGEST_WHY, _MOST_REFUSALS = 1000, 64
 T = TypeVar("T")
@@ -54,36 +54,36 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class _RoundOver:
     round: int
-    """It and those before it are over."""
+    """This round and all earlier ones are over."""
     reason: str
 
 
 @dataclass
 class AgentStatus:
-    """What whoever runs an agent may look at meanwhile."""
+    """What the owner of an agent may read while it runs."""
 
     checked_s: float = 0.0
-    """Seconds that this node's check took; 0: there was none."""
+    """Seconds that this node's check took; 0: no check was made."""
     failures: list[WorkerEnd] = field(default_factory=list)
-    """Workers of this node that failed in its last round, the first one first."""
+    """Workers of this node that failed in its last round, in order of failure."""
     seat: Seat | None = None
-    """The last one."""
+    """The newest seat."""
 
 
 @dataclass(frozen=True)
 class LocalResources:
-    """Where an agent runs on its machine."""
+    """The machine's resources that an agent uses."""
 
     address: str
     """HOST:PORT of its server."""
     folder: Path
-    """Private to the node: its socket, the workers' error files."""
+    """The node's private folder: its socket, the workers' error files."""
     threads: Executor
-    """For what blocks."""
+    """Runs blocking calls."""
 
 
 class AgentLifecycle:
-    """On an event loop, from the first join to the end."""
+    """One agent on an event loop, from its first join to its end."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class AgentLifecycle:
         record: AgentStatus,
         chance: random.Random,
     ) -> None:
-        """`client` has its session. Makes the node's keeper, workers and link; `run` opens and closes them."""
+        """Create the node's keeper, workers and worker server. `client` must have its session."""
         self._settings, self._around, self._say, self._chance = settings, around, around.say, chance
         self._client, self._departure, self._place, self._record = client, departure, place, record
         self._loop = asyncio.get_running_loop()
@@ -121,17 +121,17 @@ class AgentLifecycle:
         self._outbox = TelemetrySender(client, self._talk, around.say, self._carry_out, self._beacons.observe)
 
     async def open(self) -> None:
-        """From now on workers may greet."""
+        """Listen for workers."""
         await self._link.open(self._place.folder / "link")
 
     async def close(self) -> None:
-        """End the workers, and let go of what the keeper holds."""
+        """End the workers and release the keeper's shared memory."""
         await self._workers.close()
         await self._link.close()
         self.keeper.close()
 
     async def run(self) -> Ending:
-        """Until there is a reason to leave."""
+        """Run until there is a reason to leave; then end the workers and flush telemetry."""
         parts = [
             self._run_rounds,
             self._poll_directives,
@@ -191,14 +191,14 @@ class AgentLifecycle:
                 await self._report_fault(seat, end)
 
     async def _clear_last_round(self) -> None:
-        """Until the round's workers are dead; then what they were writing is forgotten."""
+        """Wait until the last round's workers are dead, then free the slots they were writing."""
         await self._workers.wait_until_gone()
         if self._talk.round:
             for local_rank in range(self._settings.slots):
                 self.keeper.worker_died(local_rank)
 
     async def _get_seat(self) -> Seat:
-        """Join until a seat is given."""
+        """Join repeatedly until the master gives a seat. Raises Leave after `pend_s`."""
         settings = self._settings
         since = self._loop.time()
         while True:
@@ -224,11 +224,12 @@ class AgentLifecycle:
             self._known = True
             if seat is not None:
                 return seat
-            if self._loop.time() - asked < _IMMEDIATE_S:  # Another agent of this node is known; heartbeats will tell.
+            if self._loop.time() - asked < _IMMEDIATE_S:  # Another agent has the node's name.
                 await asyncio.sleep(_UNKNOWN_PAUSE_S)
 
     async def _run_round(self, seat: Seat) -> WorkerEnd | None:
-        """Start the workers and wait: the first that died unfinished; None when the round was broken and none had."""
+        """Start the workers and wait for the round's end. Returns the first worker that failed; None if the round was
+        broken and none had failed."""
         self._talk.take_seat(seat)
         self._record.seat, self._seated, self._reported = seat, time.monotonic(), {}
         self._client.crowd = seat.group_world_size
@@ -260,7 +261,7 @@ class AgentLifecycle:
                     self._post_in_background(self._report_finished(seat))
 
     def _first_failure_in(self, round_: int) -> WorkerEnd | None:
-        """Of the workers whose ends were told behind the round's own, the first that failed: it may be the cause."""
+        """The first failure among the queued worker exits: it may be why the round broke."""
         while not self._events.empty():
             event = self._events.get_nowait()
             if isinstance(event, WorkerEnd) and event.round == round_ and event.exit_code:
@@ -292,7 +293,7 @@ class AgentLifecycle:
         await self._client.report_fault(lambda: msgspec.structs.replace(told, ago_s=max(time.time() - died, 0.0)))
 
     async def _poll_directives(self) -> None:
-        """The long poll."""
+        """Send heartbeats as long polls, and carry out the directives."""
         while True:
             beat = self._talk.next_heartbeat(**self._beacons.observe()._asdict())
             began, known = self._loop.time(), self._known
@@ -301,7 +302,7 @@ class AgentLifecycle:
             except NoPlace:
                 if known:
                     raise
-                # A node that came by itself is unknown until it has joined, which may be since it was asked.
+                # With placement `joined` a node is unknown until it has joined. It may have joined during the poll.
                 await asyncio.sleep(_UNKNOWN_PAUSE_S)
                 continue
             self._carry_out(directive)
@@ -324,7 +325,7 @@ class AgentLifecycle:
                 self._post_in_background(self._persist_newest())
 
     async def _dump_stacks(self, directive: Directive) -> None:
-        """Write the stacks of all ranks of this node, while they stand."""
+        """Write the stacks of all ranks of this node while they hang."""
         round_, first = self._talk.round, self._record.seat.first_rank if self._record.seat else 0
         pids = {first + local_rank: pid for local_rank, pid in sorted(self._workers.pids().items())}
         await write_stacks(pids, directive.reason, f"stacks-{round_:06d}-{directive.number}.txt", self._around)
@@ -335,13 +336,11 @@ class AgentLifecycle:
             await self._run_in_thread(self.keeper.persist_newest)
 
     async def _save_newest(self) -> None:
-        """The newest state of the running round that is staged here is committed in the store, or cannot be."""
+        """Persist the newest state of the running round staged on this node, and wait for its commit if possible."""
         held = await self._run_in_thread(self.keeper.holdings, self._place.address)
         newest = max((h for h in held if h.round == self._talk.round), key=lambda h: h.iteration, default=None)
         if newest is not None and newest.shards > 1:
-            await (
-                self._persist_newest()
-            )  # The others put theirs when they are told; this node serves its own until then.
+            await self._persist_newest()  # The other nodes persist their shards on a directive.
         elif newest is not None and self._settings.persists:
             try:
                 await self._run_in_thread(self.keeper.flush, newest.index, newest.iteration)
@@ -370,11 +369,11 @@ class AgentLifecycle:
             self._outbox.add_restored(self._link.seat, local_rank, told, time.monotonic() - self._seated)
 
     def _on_persisted(self, holding: Holding) -> None:
-        """Called in a keeper's thread."""
+        """Report a persisted shard. Called in a thread of the keeper."""
         self._loop.call_soon_threadsafe(lambda: self._post_in_background(self._report_persisted(holding)))
 
     def _on_unrestored(self, refusals: tuple[Refusal, ...]) -> None:
-        """Called in any thread: the master is told, once a round."""
+        """Report failed sources to the master, once per round. Called in any thread."""
         self._loop.call_soon_threadsafe(self._report_unrestored, refusals)
 
     def _report_unrestored(self, refusals: tuple[Refusal, ...]) -> None:
@@ -392,7 +391,7 @@ class AgentLifecycle:
         return self._loop.run_in_executor(self._place.threads, call, *arguments)
 
     def _post_in_background(self, story: Coroutine[Any, Any, None]) -> None:
-        """Tell the master in the background; what it raises ends the agent."""
+        """Run a report to the master in the background. An exception in it ends the agent."""
         task = asyncio.create_task(story)
         self._posting.add(task)
         task.add_done_callback(self._on_posted)

@@ -1,4 +1,4 @@
-"""What an agent is told on its command line and in its environment."""
+"""An agent's settings, from its command line and environment."""
 
 import argparse
 import math
@@ -27,7 +27,7 @@ _NEEDED = ("EVERSTEP_JOB", "EVERSTEP_JOB_TOKEN", "EVERSTEP_MASTER", "EVERSTEP_ST
 
 @dataclass(frozen=True)
 class Settings:
-    """One agent's."""
+    """The settings of one agent."""
 
     job: str
     token: str
@@ -42,64 +42,64 @@ class Settings:
     command: Sequence[str]
     """`[-m | --no-python | --run-path] script args...`"""
     threads: str
-    """OMP_NUM_THREADS for the workers; empty: it stays as it is."""
+    """OMP_NUM_THREADS for the workers; empty: unchanged."""
     preload: Sequence[str] = ()
     plain: bool = False
     """Start workers by exec."""
     python: str = sys.executable
-    """What they exec then."""
+    """The interpreter that they exec."""
     max_restarts: int = 3
-    """Only told to the workers (TORCHELASTIC_MAX_RESTARTS); the master decides."""
+    """Passed to the workers as TORCHELASTIC_MAX_RESTARTS; the master decides about restarts."""
     dead_man_s: float = 300.0
     connect_s: float = 300.0
-    """So long the first answer of a master is waited for."""
+    """How long to wait for the first answer of a master."""
     pend_s: float = math.inf
-    """So long a node that has no place in the running round waits for one."""
+    """How long a node waits for a seat."""
     notice_s: float = 20.0
-    """From a signal that ends the node until it is gone, at most: time to hand its state over."""
+    """From a signal that ends the node until it is gone, at most: time to hand over its state."""
     grace_s: float = 3.0
-    """Of this, from the signal to the workers until SIGKILL."""
+    """The part of `notice_s` between the signal to the workers and SIGKILL."""
     run_dir: str = ""
     address: str = "127.0.0.1"
     """Where this agent's own server listens."""
     ip: str = ""
     """Address of this host as the job's topology names it."""
     index: int = -1
-    """The place that the node asks for in its role; -1: any."""
+    """The index that the node asks for in its role; -1: any."""
     run_id: str = ""
     """TORCHELASTIC_RUN_ID; empty: the job's name."""
     role_name: str = ""
     """ROLE_NAME; empty: the role."""
     meet: tuple[str, int] | None = None
-    """MASTER_ADDR and MASTER_PORT where the user fixed them."""
+    """MASTER_ADDR and MASTER_PORT, if the user fixed them."""
     virtual_local_rank: bool = False
     checkpoint_overhead: float = 0.0
-    """Share of the time that copies to the store may take; 0: the persist interval says how often."""
+    """The fraction of training time that persisting may take; 0: the persist interval decides."""
     persist_bytes_per_s: float = 0.0
-    """What this node may write to the store; 0: no limit."""
+    """Limit of this node's writes to the store; 0: no limit."""
     persists: bool = True
     """The store outlives this node and others read it."""
     asks_end: bool = False
-    """Told to leave, the agent asks how the job ended."""
+    """When told to leave, ask the master how the job ended."""
     any_script: bool = False
-    """The script need not know everstep; where it does not, that is said."""
+    """The script need not use everstep; the agent prints a line if it does not."""
     has_beacon: bool = False
-    """The script is known to show its progress: one that never does so hangs. Of any other it is known once it has."""
+    """The script is known to show progress, so it hangs if it shows none. False: known once it has shown some."""
     unfit: int | None = None
-    """The node is checked before it joins, and ends with this exit code if it is not fit; None: it is not checked."""
+    """Check the node before it joins, and end with this exit code if it is unfit; None: no check."""
     cpus: Sequence[Sequence[int]] = ()
-    """Logical CPUs that each local rank's worker runs on; empty: all."""
+    """Logical CPUs of each local rank's worker; empty: all."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """More for the workers' environment."""
+    """Additional variables for the workers' environment."""
 
     @property
     def tls(self) -> bool:
-        """The job's processes speak TLS with each other, as its master does."""
+        """The job's processes use TLS, as its master does."""
         return self.master.startswith("https://")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """The parser of the command line."""
     flags = argparse.ArgumentParser(
         prog="python -m everstep.runtime.agent",
         description="One node of an elastic job: runs the script's workers and obeys the job's master.",
@@ -133,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Settings, int]:
-    """The settings and the persist interval. Raises ValueError with one line; argparse's own errors exit with 2."""
+    """The settings and the persist interval (iterations). Raises ValueError with one line; argparse exits with 2."""
     told = parser().parse_args(arguments)
     command = told.command[1:] if told.command[:1] == ["--"] else told.command
     kind, target, _ = split_command(command)

@@ -1,4 +1,4 @@
-"""The stacks of a node's workers, read from outside by py-spy: a hung process need not help."""
+"""The stacks of a node's workers, read from outside by py-spy, which works for hung processes too."""
 
 import asyncio
 import shutil
@@ -9,11 +9,11 @@ from pathlib import Path
 from everstep.runtime.agent.dependencies import Dependencies
 
 DUMP_S = 20.0
-"""So long for one process; then it is left alone."""
+"""Time limit for one process."""
 
 
 async def read_stacks(pids: Mapping[int, int], timeout_s: float = DUMP_S) -> str:
-    """The stacks of all threads of these processes, by rank: text for a log. What cannot be read says why."""
+    """The stacks of all threads of these processes, by rank, as text for a log; for a failure, the reason."""
     told = await asyncio.gather(*(_read_process_stacks(pid, timeout_s) for pid in pids.values()))
     return "".join(
         f"--- rank {rank}, process {pid}\n{text}\n" for (rank, pid), text in zip(pids.items(), told, strict=True)
@@ -21,7 +21,7 @@ async def read_stacks(pids: Mapping[int, int], timeout_s: float = DUMP_S) -> str
 
 
 async def write_stacks(pids: Mapping[int, int], why: str, name: str, around: Dependencies) -> None:
-    """Tell the stacks to whoever watches this node, and keep them under that name."""
+    """Print the stacks, and keep them as a log of that name."""
     around.say(f"stacks of ranks {', '.join(map(str, pids))}: {why}")
     text = await read_stacks(pids)
     around.say(text)

@@ -1,4 +1,4 @@
-"""What goes to the master beside joins: telemetry in batches, and shards that lie whole in the store."""
+"""Sends telemetry to the master in batches, and reports persisted shards."""
 
 import asyncio
 import time
@@ -16,23 +16,23 @@ from everstep.runtime.protocol.worker_link import Fetched, Report
 Line = dict[str, float | int | str]
 SEND_INTERVAL_S = 0.5
 _MOST_LINES = 20_000
-"""Kept until the master has stored them; of more the oldest are dropped: telemetry may be lost."""
+"""Lines kept until the master has stored them. Beyond that the oldest are dropped: telemetry may be lost."""
 _BATCH = 500
 _COMMIT_TRIES = 24
 
 
 @dataclass
 class _PendingLine:
-    """A line that may not lie in the store yet."""
+    """A line that may not be in the store yet."""
 
     number: int
     line: Line
     sent_to_epoch: int = -1
-    """The epoch of the master that has it."""
+    """The epoch of the master that received the line; -1: none."""
 
 
 class TelemetrySender:
-    """Sends what workers and keeper have to tell."""
+    """Sends the telemetry of workers and keeper."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class TelemetrySender:
         on_directive: Callable[[Directive | None], None],
         look: Callable[[], Progress],
     ) -> None:
-        """`look` gives what the beacons show: what is told late must not look like a movement."""
+        """`look` reads the beacons, so that telemetry sent late does not look like progress."""
         self._client = client
         self._talk = talk
         self._node = talk.node
@@ -51,19 +51,19 @@ class TelemetrySender:
         self._look = look
         self._interval = (0, "")
         self._kept: deque[_PendingLine] = deque(maxlen=_MOST_LINES)
-        self._number = int(time.time() * 1000)  # Rises over the lives of a node's agents too.
+        self._number = int(time.time() * 1000)  # Rises across the agents of a node, too.
         self._some = asyncio.Event()
         self._sending = asyncio.Lock()
 
     def add(self, line: Mapping[str, float | int | str]) -> None:
-        """One line of telemetry; version, time and node are added."""
+        """Queue a line of telemetry; version, number, time and node are added."""
         self._number += 1
         facts = {"v": 1, "n": self._number, "time": round(time.time(), 4), "node": self._node}
         self._kept.append(_PendingLine(self._number, {**line, **facts}))
         self._some.set()
 
     def acknowledge(self, directive: Directive | None) -> None:
-        """A master has answered: it stored some lines, or is another one that has none of them."""
+        """Drop the lines that the master has stored; wake the sender if a new master lacks some."""
         if directive is None:
             return
         while (
@@ -74,16 +74,16 @@ class TelemetrySender:
             self._some.set()
 
     def _unsent(self) -> list[_PendingLine]:
-        """The first lines that the present master was not told."""
+        """The first lines that the current master has not received."""
         return list(islice((kept for kept in self._kept if kept.sent_to_epoch != self._client.epoch), _BATCH))
 
     def add_iteration(self, seat: Seat, local_rank: int, report: Report) -> None:
-        """What a worker tells of an iteration."""
+        """Queue a worker's report of an iteration."""
         place = {"round": seat.round, "iteration": report.iteration, "rank": seat.first_rank + local_rank}
         self.add({**report.values, **place})
 
     def add_interval(self, seat: Seat, iteration: int, every: int, reason: str) -> None:
-        """How often the newest state goes to the store, by the node that persists; told when it changes."""
+        """Queue the persist interval (iterations) of the node that persists, whenever it changes."""
         if seat.persists and every and (every, reason) != self._interval:
             self._interval = every, reason
             self._say(f"to the store {reason}")
@@ -92,7 +92,7 @@ class TelemetrySender:
             )
 
     def add_restored(self, seat: Seat, local_rank: int, told: Fetched, seconds: float) -> None:
-        """A worker has what its round starts from, so many seconds after the seat was given."""
+        """Queue that a worker has restored its state, `seconds` after the node got its seat."""
         self.add(
             {
                 "kind": "restored", "round": seat.round, "iteration": told.iteration, "source": told.source,
@@ -109,7 +109,7 @@ class TelemetrySender:
             await asyncio.sleep(SEND_INTERVAL_S)
 
     async def flush(self) -> None:
-        """Until the present master was told everything that was added."""
+        """Send until the current master has received all lines."""
         async with self._sending:
             self._some.clear()
             while batch := self._unsent():
@@ -127,7 +127,7 @@ class TelemetrySender:
                 self._on_directive(directive)
 
     async def report_persisted(self, holding: Holding) -> str:
-        """Tell that a shard is in the store; the manifest's key, or empty when it never became visible."""
+        """Report a persisted shard; returns the manifest's key, or "" if the checkpoint was not committed in time."""
         for _ in range(_COMMIT_TRIES):
             if manifest := await self._client.report_persisted(Persisted(self._node, holding)):
                 return manifest

@@ -1,4 +1,4 @@
-"""What each worker of a node is started with in a round: its environment, command, streams and CPUs."""
+"""The start parameters of a node's workers in a round: environment, command, streams and CPUs."""
 
 import os
 from pathlib import Path
@@ -12,9 +12,9 @@ from everstep.runtime.protocol.messages import Seat
 
 
 def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path) -> list[WorkerSpec]:
-    """One for each local rank. `folder`: the agent's private one, with its socket.
+    """One per local rank. `folder`: the agent's private folder, which has its socket.
 
-    Raises ValueError and OSError where a worker's device, log folder or log layout is not there.
+    Raises ValueError or OSError if a worker's device, log folder or log layout is missing.
     """
     ranks = range(settings.slots)
     environments = [

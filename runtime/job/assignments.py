@@ -1,4 +1,4 @@
-"""What an agent is told: its seat in a round, and its directive. Functions of the state alone."""
+"""An agent's seat in a round and its directive. Pure functions of the state."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,12 @@ from everstep.runtime.job.state import JobPhase, State, round_number
 from everstep.runtime.protocol.messages import Action, Directive, Join, Member, Round, Seat
 
 NEIGHBOURS = 64
-"""Neighbours in rank order among which another host is looked for: a round of 10,000 nodes of one host costs little."""
+"""How far the search for a member on another host goes in rank order; bounds its cost in a round of 10,000 nodes."""
 
 
 def seat(state: State, node: str) -> Seat | None:
-    """The node's place in the running or last round: ranks follow the order of roles and members. None: no member."""
+    """The node's seat in the running or last round, None if it is no member. Ranks follow the order of roles and
+    members."""
     known, round_ = state.nodes.get(node), state.round
     if known is None or round_ is None or known.round != round_.number:
         return None
@@ -35,10 +36,11 @@ def seat(state: State, node: str) -> Seat | None:
 
 
 def peer(members: Sequence[Member], place: int) -> str:
-    """Who keeps copies of the shards of the member at that place: one on another host; "" where there is none.
+    """The address of the member that keeps copies of the shards of `members[place]`, on another host; "" if there is
+    none.
 
-    Behind the members on its own host, as far as the member is from the first of these: where hosts have equally many
-    nodes, each keeps copies of one.
+    It comes after the members on the same host, at the same offset as the member from the first of these: if all hosts
+    have equally many nodes, each node keeps the copies of one other.
     """
     count, host = len(members), members[place].host
     first, end = place, place + 1
@@ -53,13 +55,13 @@ def peer(members: Sequence[Member], place: int) -> str:
 
 
 def _members_before(round_: Round, role: str) -> int:
-    """Members of the roles that come before that one."""
+    """The number of members of the roles before that one."""
     roles = list(round_.members)
     return sum(len(round_.members[earlier]) for earlier in roles[: roles.index(role)])
 
 
 def seat_for(state: State, join: Join) -> Seat | None:
-    """The seat to answer a join with: in the running round, if it is a later one than the agent was in."""
+    """The seat to answer a join with: in the running round, if that is later than the round the agent was in."""
     if state.phase is not JobPhase.RUNNING or state.round is None or state.round.number <= join.after_round:
         return None
     known = state.nodes.get(join.node)
@@ -68,7 +70,7 @@ def seat_for(state: State, join: Join) -> Seat | None:
 
 
 def is_spent(state: State, join: Join) -> bool:
-    """Will this join never be answered with a seat? Its node was told to join again since, or a later agent came."""
+    """Whether this join will never get a seat: its node was told to join again since, or a later agent has joined."""
     known = state.nodes.get(join.node)
     if known is None or (known.life, known.join) < (join.life, join.number):
         return False
@@ -76,10 +78,10 @@ def is_spent(state: State, join: Join) -> bool:
 
 
 def directive(state: State, node: str, life: int = 0) -> Directive | None:
-    """What this agent of the node shall do now; None: nothing yet, or it is no node of this job.
+    """The directive for the agent `life` of the node; None if there is none yet or the node is not in this job.
 
-    To an agent that the master does not take for the node's any more it says whom it does; what an earlier agent was
-    told is not for one that has not joined.
+    An agent that a later one has replaced is told to join again. An agent that has not joined yet does not get the
+    directive of an earlier one.
     """
     known = state.nodes.get(node)
     if known is None or (life > known.life):

@@ -1,6 +1,6 @@
-"""The status of a job as a list of conditions, after AITrainingJob's: the last one holds, earlier ones stay.
+"""The status of a job as a list of conditions, after AITrainingJob's: the last one holds, earlier ones are history.
 
-Part of the state, so derived from the journal alone: `told` says what a record means for them.
+They are part of the state, so they follow from the journal alone: `next_conditions` applies a record.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,11 +27,11 @@ from everstep.runtime.job.roster import Roster
 from everstep.runtime.protocol.messages import Round
 
 KEPT_CONDITIONS = 50
-"""Conditions that are remembered."""
+"""Conditions that the state remembers."""
 
 
 class ConditionType(StrEnum):
-    """What a job can be said to be doing."""
+    """What a job is doing."""
 
     PENDING = "Pending"
     """No node has joined yet."""
@@ -39,7 +39,7 @@ class ConditionType(StrEnum):
     """Nodes join; no round has run yet."""
     RUNNING = "Running"
     SCALING = "Scaling"
-    """Another number of nodes was asked for, or is being made use of."""
+    """Another number of nodes was requested, or is being applied."""
     RESTARTING = "Restarting"
     """A fault broke the round."""
     SUCCEEDED = "Succeeded"
@@ -47,7 +47,7 @@ class ConditionType(StrEnum):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """Something that holds, or held, of the job."""
+    """A condition of the job, current or past."""
 
     type: ConditionType
     reason: str
@@ -56,12 +56,12 @@ class Condition(msgspec.Struct, frozen=True):
     since: float
     """Unix time from which it holds."""
     seen: float
-    """Unix time of the last record that speaks of it."""
+    """Unix time of the last record that confirmed it."""
     holds: bool = True
 
 
 class Facts(Protocol):
-    """What conditions are told from: a job's `state.State`."""
+    """The part of `state.State` that conditions are derived from."""
 
     @property
     def time(self) -> float: ...

@@ -1,6 +1,6 @@
-"""What the brain is told, by agents, the platform and people: one function an event, from what came to records.
+"""Handles events from agents, the platform and people: one function per event, which records what it means.
 
-Messages may be late, repeated, or from nodes that have no place any more: those change nothing, or are refused.
+A message may be late, repeated, or from a node that is no longer in the job: it then changes nothing or is refused.
 """
 
 import re
@@ -69,7 +69,7 @@ def _on_opened(case: Transaction, event: Opened) -> None:
 
 
 def _record_survey(case: Transaction, seen: Survey) -> None:
-    """Take up what the store has and the journal does not tell of, and pass over what the store has no more."""
+    """Record checkpoints that the store has but the journal does not know, and pass over damaged or missing ones."""
     state = case.state
     known = {checkpoint.manifest for checkpoint in state.checkpoints.values()}
     refused = [refusal for refusal in seen.refusals if refusal not in state.refused]
@@ -91,7 +91,7 @@ def _on_restore_failed(case: Transaction, event: RestoreFailed) -> None:
     begun = restore_point(case.state)
     refusals = tuple(r for r in told.refusals if (r.round, r.iteration) == begun and r not in case.state.refused)
     if told.round != current or case.state.phase is JobPhase.ENDED or not refusals:
-        return  # Another node has told it before.
+        return  # Another node has reported it before.
     case.record(PassedOver(time=case.now, refusals=refusals, round=current))
     _record_survey(case, event.survey)
     if case.state.phase is JobPhase.RUNNING:
@@ -109,7 +109,7 @@ def _on_joined(case: Transaction, event: Joined) -> None:
     if join.after_round > current:
         raise UnknownNode(f"{join.node} comes from round {join.after_round}, job {case.spec.job} is at {current}")
     if _is_copy(join, node):
-        return  # What it asks for stands in the state, or is past.
+        return  # A duplicate: the join is in the state already, or outdated.
     asks_again = node.phase is P.RUNNING and join.life == node.life and join.after_round < current
     if node.phase in (P.RUNNING, P.FINISHED) and not asks_again:
         case.break_round(Reason.REJOINED, f"{join.node} left round {current} and joined again", join.node)
@@ -124,12 +124,13 @@ def _on_joined(case: Transaction, event: Joined) -> None:
 
 
 def _is_copy(join: Join, node: NodeState) -> bool:
-    """Was this join journaled, or one that the node sent after it? An agent sends the next only after an answer."""
+    """Whether this join or a later one of the node is journaled. An agent sends its next join only after an answer."""
     return (join.life, join.number) <= (node.life, node.join)
 
 
 def _admit(case: Transaction, join: Join) -> NodeState | None:
-    """Where nodes come by themselves: the node of this name, made known if it is new, or back under its old name."""
+    """With placement `joined`: the node of this name, admitted if it is new or has come back. Raises UnknownNode,
+    Refused."""
     node = case.state.nodes.get(join.node)
     if join.role not in case.spec.roles:
         raise UnknownNode(f"role: job {case.spec.job} has no {join.role!r}, only {', '.join(case.spec.roles)}")
@@ -158,7 +159,7 @@ def _on_heartbeat(case: Transaction, event: HeartbeatSeen) -> None:
     beat = event.heartbeat
     node = case.require_node(beat.node)
     if case.liveness.is_late(beat) or beat.life != node.life:
-        return  # Of an agent that has not joined yet, or of an earlier one, which `seats.directive` tells so.
+        return  # From an agent that has not joined yet, or from an earlier one, which its directive tells to rejoin.
     case.mark_alive(beat.node)
     case.liveness.record_heartbeat(case.state, beat)
     if _contradicts(beat, node):
@@ -166,7 +167,7 @@ def _on_heartbeat(case: Transaction, event: HeartbeatSeen) -> None:
 
 
 def _contradicts(beat: Heartbeat, node: NodeState) -> bool:
-    """Is the node in another round than its seat's, and was not told so since it carried out its last directive?"""
+    """Whether the node is in another round than its seat's, and no directive on the way tells it to rejoin."""
     seat = {P.RUNNING: node.round, P.FINISHED: node.round, P.WAITING: 0}.get(node.phase)
     if seat is None or beat.waits or not beat.round or beat.round == seat or beat.join < node.join:
         return False
@@ -181,7 +182,7 @@ def _on_worker_exited(case: Transaction, event: WorkerExited) -> None:
     if told.round != current or node.round != current or case.state.phase is JobPhase.ENDED:
         return
     if node.faulted_round == told.round:
-        return  # A node tells of one death a round.
+        return  # A node reports one death per round.
     if node.phase not in (P.RUNNING, P.REJOINING, P.WAITING):
         return
     case.liveness.record_iteration(told.node, told.iteration)
@@ -194,9 +195,7 @@ def _on_worker_exited(case: Transaction, event: WorkerExited) -> None:
     case.record(fault)
     if case.state.phase is JobPhase.RUNNING:
         case.break_round(reason, policy.fault_summary(fault), told.node)
-    if (
-        reason is not Reason.USER_ERROR and not node.is_leaving
-    ):  # An error may be an echo: it is judged when all is known.
+    if reason is not Reason.USER_ERROR and not node.is_leaving:  # An error may be an echo: judged later.
         case.judge_fault(node, reason, told.exit_code, current)
 
 
@@ -297,7 +296,7 @@ def _on_stop_requested(case: Transaction, event: StopRequested) -> None:
 
 
 def _on_tick(case: Transaction, _: Tick) -> None:
-    """Nothing was told; time has passed."""
+    """Time has passed; `settle` looks at the deadlines."""
 
 
 _HANDLERS: dict[type, Callable[[Transaction, Any], None]] = {

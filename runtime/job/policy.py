@@ -1,5 +1,4 @@
-"""Symptom -> reason -> decision: the one table of faults. `python -m everstep.runtime.job.policy` prints
-docs/faults.md.
+"""The table of faults: symptom -> reason -> decision. `python -m everstep.runtime.job.policy` prints docs/faults.md.
 
 The rules are those of DLRover's exit reasons, torchrun's restart budget and AITrainingJob's policies: a change of
 membership costs nothing, a user's error costs one restart, the same error at the same iteration twice ends the job.
@@ -33,9 +32,9 @@ class Row:
     reason: Reason
     decision: Decision
     limit: str
-    """What it counts against."""
+    """The limit it counts against."""
     exit_codes: tuple[int, ...] = ()
-    """Exit codes that mean it; signals count as 128 + number."""
+    """Exit codes with this meaning; signals count as 128 + number."""
 
 
 _NODE_LIMIT = "replacements of the node, restarts of the role"
@@ -71,18 +70,18 @@ TABLE = (
     Row("waiting nodes make the round larger", Reason.GROW, Decision.MEMBERSHIP, "nothing; waits for the cool-down"),
     Row("somebody asked for another number of nodes", Reason.SCALED, Decision.MEMBERSHIP, "nothing"),
 )  # fmt: skip
-"""One row a reason."""
+"""One row per reason."""
 
 DECISIONS = {row.reason: row.decision for row in TABLE}
 EXIT_REASONS = {code: row.reason for row in TABLE for code in row.exit_codes}
-"""Exit codes that mean something in every job; `JobSpec.hardware_exit_codes` come first."""
+"""Exit codes with the same meaning in every job; `JobSpec.hardware_exit_codes` take precedence."""
 EVENT_REASONS = {
     NodeEvent.NODE_NOT_READY: {Reason.NODE_LOST, Reason.NO_HEARTBEAT},
     NodeEvent.POD_FORCE_DELETED: {Reason.NODE_LOST},
     NodeEvent.POD_EVICTED: {Reason.NODE_LOST, Reason.KILLED},
     NodeEvent.OOM_KILLED: {Reason.OOM},
 }
-"""What the events of fault rules mean."""
+"""The reasons that each event of a fault rule covers."""
 
 WORKER_FAULTS = frozenset({Reason.USER_ERROR, Reason.OOM, Reason.KILLED, Reason.HARDWARE, Reason.DIVERGED})
 NODE_FAULTS = frozenset(
@@ -91,12 +90,12 @@ NODE_FAULTS = frozenset(
         Reason.KILLED, Reason.HARDWARE,
     }
 )  # fmt: skip
-"""What restart policies tell apart; a kill from outside and faulty hardware are both."""
+"""The two kinds of fault that restart policies distinguish; a kill from outside and faulty hardware are both."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What follows from one fault."""
+    """The decision about one fault."""
 
     decision: Decision
     detail: str
@@ -105,7 +104,7 @@ class Judgement:
 
 
 def shell_exit_code(exit_code: int) -> int:
-    """An exit code as a shell tells it: signals as 128 + number."""
+    """An exit code as a shell reports it: signals as 128 + number."""
     return 128 - exit_code if exit_code < 0 else exit_code
 
 
@@ -118,7 +117,7 @@ def reason_of(exit_code: int, hardware: tuple[int, ...] = (14, 201, 202), oom: b
 
 
 def judgement(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit_code: int | None = None) -> Judgement:
-    """What follows from this fault of the node, by the table, its role's policies and the limits."""
+    """Decide about a fault of the node by the table, its role's policies and the limits."""
     role = spec.roles[node.role]
     code = None if exit_code is None else shell_exit_code(exit_code)
     rule = _matching_rule(role, reason, code)
@@ -152,17 +151,18 @@ def judgement(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit
 
 
 def memory_of(node: NodeState, role: RoleSpec) -> int:
-    """Bytes that the node was given; 0: all that its host has."""
+    """The node's memory in bytes; 0: all of its host's."""
     return node.memory_bytes or role.resources.memory_bytes
 
 
 def more_memory(memory: int, oom: Oom) -> int:
-    """What a node gets that ran out of so much. Twice as much, in steps of at most 8 GiB, up to 64 GiB by default."""
+    """The memory in bytes of a node that replaces one that ran out of `memory`. By default twice as much, at most 8 GiB
+    more, up to 64 GiB."""
     return min(memory + min(int(memory * (oom.factor - 1)), oom.increment_bytes), oom.limit_bytes)
 
 
 def stragglers(nodes: Sequence[NodeState]) -> list[NodeState]:
-    """Those whose own check took more than twice the median of all that were checked."""
+    """The nodes whose check took more than twice the median of all checked nodes."""
     checked = [node.checked for node in nodes if node.checked > 0]
     if not checked:
         return []

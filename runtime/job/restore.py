@@ -1,4 +1,4 @@
-"""What a round starts from: a pure choice among what is held in memory and in the store."""
+"""What a round restores: a pure choice among the shards in memory and in the store."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
@@ -10,16 +10,15 @@ from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Flaw, Holding, Refusal, Restore
 
 MAX_LISTED = 8
-"""Runs of shards that the reason of a choice names."""
+"""Runs of shards that the reason of a choice lists."""
 MEMORY_SOURCES = 4
-"""Places in memory that are named per shard; a node that holds the shard itself needs none of them."""
+"""Sources in memory that are listed per shard; a node that holds the shard itself needs none of them."""
 
 
 def holdings(state: State) -> list[Holding]:
-    """Every shard that somebody can serve now: waiting nodes from memory, the store whatever was persisted; but for
-    sources that were refused.
+    """Every shard that can be read now: from the memory of waiting nodes, and from the store; without refused sources.
 
-    Nodes that leave come last, so that a round depends on them only for what nobody else holds.
+    Leaving nodes come last, so that a round depends on them only for shards that no other node holds.
     """
     waiting = [node for node in state.nodes.values() if node.phase is NodePhase.WAITING]
     waiting.sort(key=lambda node: (node.is_leaving, node.name))
@@ -36,7 +35,7 @@ def holdings(state: State) -> list[Holding]:
 
 
 def newest_restore(state: State) -> Restore | None:
-    """What the next round starts from: the newest whole state that nobody doubts, else the newest one."""
+    """What the next round restores: the newest complete state without a doubt, else the newest complete state."""
     held = holdings(state)
     trusted = choose_restore(one for one in held if not any(doubt.covers(one) for doubt in state.doubted))
     every = choose_restore(held)
@@ -48,14 +47,14 @@ def newest_restore(state: State) -> Restore | None:
 
 
 def unread_checkpoints(state: State) -> tuple[Refusal, ...]:
-    """What lies in the store and may be whole, but could not be read."""
+    """Refusals of objects in the store that may be intact but could not be read."""
     return tuple(refusal for refusal in state.refused if refusal.key and refusal.flaw is not Flaw.DAMAGED)
 
 
 def choose_restore(held: Iterable[Holding]) -> Restore | None:
-    """The newest (round, iteration) of which every shard is held by somebody, with its sources; None: start afresh.
+    """The newest (round, iteration) of which every shard can be read, with its sources; None: start from nothing.
 
-    Shards of one (round, iteration) that were cut differently never mix. Memory comes before the store.
+    Shards of one (round, iteration) with different shard counts are never mixed. Memory comes before the store.
     """
     groups: defaultdict[tuple[int, int, int], list[Holding]] = defaultdict(list)
     for holding in held:
@@ -73,7 +72,7 @@ def choose_restore(held: Iterable[Holding]) -> Restore | None:
 
 
 def _location_summary(in_memory: list[bool]) -> str:
-    """Which shards nobody that is here has in memory; runs of shards folded."""
+    """Where the shards are; runs of shards that only the store has are listed as ranges."""
     if all(in_memory):
         return "in memory"
     if not any(in_memory):
@@ -92,7 +91,7 @@ def _best_sources(group: list[Holding]) -> list[Holding]:
 
 
 def sole_sources(restore: Restore | None, leaving: Collection[str]) -> set[str]:
-    """Those of the leaving nodes that serve a shard which is in the memory of no other node."""
+    """The leaving nodes that serve a shard that is in the memory of no other node."""
     by_shard: defaultdict[int, set[str]] = defaultdict(set)
     for source in restore.sources if restore else ():
         if source.node:

@@ -1,6 +1,6 @@
-"""What follows from the state and the time: commits, losses, hangs, nodes to ask for and to let go, rounds, the end.
+"""Decides what follows from state and time: commits, losses, hangs, nodes to request or release, rounds, the end.
 
-`settle` runs all of it until nothing more follows; `next_deadline` says when something will although nothing happens.
+`settle` runs every rule until none changes the state. `next_deadline` says when a rule will apply without an event.
 """
 
 from everstep.runtime.job import policy, replicas, restore, rounds, termination
@@ -25,7 +25,7 @@ _OUTSIDE_ROUND = (P.REQUESTED, P.WAITING, P.REJOINING)
 
 
 def settle(case: Transaction) -> rounds.Verdict:
-    """Record all that follows; the last word on membership says why nothing more does."""
+    """Record all that follows, and return the final verdict on membership, which says what the job waits for."""
     while True:
         before = case.state
         _request_manifests(case)
@@ -42,7 +42,7 @@ def settle(case: Transaction) -> rounds.Verdict:
 def next_deadline(case: Transaction, verdict: rounds.Verdict) -> float | None:
     """When to look again although nothing happens; later than now. None: never.
 
-    While nodes live it is never far away, so that a gap between two calls tells that the master was away.
+    While nodes live it is never far away, so a long gap between two events means that the master was suspended.
     """
     state, patience = case.state, case.spec.patience
     if state.ended:
@@ -63,7 +63,7 @@ def next_deadline(case: Transaction, verdict: rounds.Verdict) -> float | None:
 
 
 def _nodes_in(state: State, phases: tuple[NodePhase, ...], stays: bool = True) -> list[NodeState]:
-    """Nodes of all roles in these phases, those that leave and (`stays`) those that do not."""
+    """Nodes of all roles in these phases: the leaving ones, and with `stays` also the others."""
     kinds = (False, True) if stays else (True,)
     roles = state.nodes.roles()
     return [node for leaving in kinds for role in roles for node in state.nodes.select(role, phases, leaving)]
@@ -130,7 +130,7 @@ def _resize_roles(case: Transaction) -> None:
 
 
 def _release_leaving(case: Transaction) -> None:
-    """Let leaving nodes go that are in no round: at once, unless the others still read their memory."""
+    """Release leaving nodes that are in no round: at once, unless other nodes still read their memory."""
     state = case.state
     if state.phase is JobPhase.ENDED or not state.nodes.any_leaving():
         return
@@ -183,7 +183,7 @@ def _regroup(case: Transaction) -> rounds.Verdict:
 
 
 def _judge_error(case: Transaction) -> bool:
-    """The error that ended the last round, now that all its faults are known. True when it was judged only now."""
+    """Judge the error that ended the last round, once all its faults are known. Whether it was judged just now."""
     number = round_number(case.state)
     fault = case.state.blamed.get(number)
     if fault is None or number in case.state.excused or case.state.judged >= number:
@@ -193,7 +193,8 @@ def _judge_error(case: Transaction) -> bool:
 
 
 def _exclude_stragglers(case: Transaction) -> bool:
-    """Before a round is formed: nodes whose check took too long are replaced, if the policy says so."""
+    """Before a round is formed, replace nodes whose check took too long, if the policy says so. Whether there were
+    any."""
     if case.spec.stragglers is not StragglerPolicy.EXCLUDE:
         return False
     chosen = [node for nodes in rounds.choose_members(case.state, case.spec).values() for node in nodes]

@@ -1,4 +1,4 @@
-"""A state as bytes and back, so that a journal's beginning need not be replayed. JSON, with a schema version."""
+"""Encodes a state as JSON with a schema version, so that the start of a journal need not be replayed."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from everstep.runtime.job.state import State
 from everstep.runtime.protocol.messages import Holding
 
 SCHEMA = 2
-"""Raised when a field of the state changes its meaning, comes or goes."""
+"""Rises when a field of the state is added, removed or changes its meaning."""
 
 
 class SnapshotError(ValueError):
-    """The bytes are no snapshot, or one of another Everstep; the journal has to be replayed instead."""
+    """The bytes are not a snapshot, or one of another schema; the journal must be replayed instead."""
 
 
 class _Replica(msgspec.Struct):
@@ -47,7 +47,7 @@ _Rest = msgspec.defstruct(
 
 
 def encode_snapshot(state: State) -> bytes:
-    """The state as JSON; `restore` gives an equal one."""
+    """The state as JSON; `decode_snapshot` returns an equal state."""
     places: dict[tuple[str, int], _Replica] = {}
     for (role, index), times in state.relaunches.items():
         places[role, index] = _Replica(role, index, times)
@@ -61,7 +61,7 @@ def encode_snapshot(state: State) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> State:
-    """The state that was written. Raises SnapshotError."""
+    """The state in a snapshot. Raises SnapshotError."""
     try:
         if (schema := msgspec.json.decode(data, type=dict[str, Any]).get("schema")) != SCHEMA:
             raise SnapshotError(f"a snapshot of schema {schema}, this Everstep reads {SCHEMA}")

@@ -1,10 +1,10 @@
-"""What the master answers, whatever carries it (`server`): method, path, headers and a body in; a status and JSON out.
+"""The master's HTTP API, independent of the server: method, path, headers and body in; status and JSON out.
 
 POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/unrestored, /v1/leaving, /v1/dumped,
-/v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>: the last two are as long as the job is large.
-200 an answer, 204 a long poll that ended without one, 400 a body that is not as the message says (names the field),
-401 a wrong token, 404 no such thing, 409 the node has no place in this job: it ends. Agents name their job in the
-header `Everstep-Job`, so that one that reached another job's master learns it whatever it asks.
+/v1/scale; GET /v1/status, /v1/nodes, /v1/rounds/<n>. The answers of the last two grow with the job.
+200 an answer, 204 a long poll that ended without one, 400 an invalid body (names the field), 401 a wrong token, 404 no
+such path, 409 the node is not part of this job and must end. Agents name their job in the header `Everstep-Job`, so an
+agent that reaches another job's master gets 409 for any request.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -52,7 +52,7 @@ COMMIT_POLL_S = 5.0
 
 M = TypeVar("M", bound=msgspec.Struct)
 Read = Callable[[], Awaitable[bytes]]
-"""Gives the body. Raises Refused for one that is too large or cannot be read."""
+"""Reads the request's body. Raises Refused if it is too large or cannot be read."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -64,7 +64,7 @@ class Reply(NamedTuple):
 
 
 class Endpoints:
-    """All that one master can be asked."""
+    """The endpoints of one master."""
 
     def __init__(
         self, desk: JournaledBrain, credentials: Credentials, on_telemetry: Callable[[Heartbeat], int]
@@ -88,7 +88,7 @@ class Endpoints:
         }
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], read: Read) -> Reply:
-        """The reply to one request; the body is read only for who may ask."""
+        """Answer one request. The body is read only after the token was verified."""
         if not self._bearer.is_shown(headers):
             self._unauthorized += 1
             return _error_reply(401, "the Authorization header has not this job's token")
@@ -120,7 +120,7 @@ class Endpoints:
     async def _post_join(self, read: Read) -> Reply:
         asked = request_validation.parse_message(Join, await read())
         self._desk.feed(Joined(asked))
-        await self._desk.wait_until_durable()  # What was so before it joined (that it should leave, say) is so no more.
+        await self._desk.wait_until_durable()  # Then `state` has no directive from before the join, such as to leave.
 
         def leaves(state: State) -> bool:
             told = assignments.directive(state, asked.node, asked.life)
@@ -146,12 +146,12 @@ class Endpoints:
                 told = assignments.directive(state, beat.node, beat.life)
                 return told is not None and (told.number > beat.seen or told.life > beat.life)
 
-            # Whoever is answered asks again: that is its sign of life.
+            # An answered agent sends the next heartbeat at once: that is its sign of life.
             limit_s = min(HEARTBEAT_POLL_S, self._desk.spec.patience.silence_s / 3)
             await self._desk.wait_until(beat.node, ready, limit_s)
         told = assignments.directive(self._desk.state, beat.node, beat.life)
         if told is None:
-            return Reply(204)  # Its join is on the way.
+            return Reply(204)  # Its join has not arrived yet.
         return _json_reply(msgspec.structs.replace(told, stored=stored))
 
     async def _post_fault(self, read: Read) -> Reply:
@@ -196,12 +196,12 @@ class Endpoints:
         return await self._ack()
 
     async def _ack(self, committed: str = "") -> Reply:
-        """Once what was told is in the journal."""
+        """Reply once the report is in the journal."""
         await self._desk.wait_until_durable()
         return _json_reply(Ack(self._desk.state.epoch, committed))
 
     def _get_round(self, number: str) -> Reply:
-        """The whole membership, the same bytes for all who ask."""
+        """The newest round's membership; encoded once for all agents."""
         known = self._desk.state.round
         if known is None or number != str(known.number):
             return _error_reply(404, f"round {number[:20]} is not the newest round of this job")

@@ -1,7 +1,7 @@
-"""The desk: events go to the brain, its records to the journal, and the state becomes visible once they are durable.
+"""The brain with its journal: events go to the brain, its records to the journal, then the new state becomes visible.
 
-Whoever acts (server, reconcile loop, progress, commits) goes by what is durable: `Desk.state` never runs ahead of the
-journal. Records that arrive while a segment is being written share the next one (group commit).
+Server, reconcile loop, progress and commits act only on durable state. Invariant: `JournaledBrain.state` never runs
+ahead of the journal. Records that arrive while a segment is being written share the next one (group commit).
 """
 
 import asyncio
@@ -28,20 +28,21 @@ from everstep.runtime.protocol.messages import Unrestored
 from everstep.runtime.store import Store, StoreError
 
 CONFIRM_S = 5.0
-"""How often a master that writes nothing looks whether it still is the job's."""
+"""Interval at which a master confirms that no other master has taken over."""
 LINGER_S = 0.02
-"""When records pour in (thousands of nodes join), how long the next segment waits for more of them."""
+"""How long the next segment waits for more records after a large one (thousands of nodes join)."""
 LARGE_BATCH = 16
-"""Records in one segment that count as pouring in."""
+"""Records that make a segment a large one."""
 
 _NODE_CHANGES = (NodeRequested, NodeReleased, NodeLost, JobEnded, JobReopened)
-"""Records after which the platform may have to have other nodes than before."""
+"""Records that may change which nodes the platform must run."""
 
 _log = logging.getLogger(__name__)
 
 
 class Clock:
-    """Unix time that neither jumps nor runs behind the journal: wall time at the start, then monotonic."""
+    """Unix time that never jumps and is never before the journal's last record: wall time at the start, then
+    monotonic."""
 
     def __init__(self, at_least: float) -> None:
         self._offset = max(time.time(), at_least) - time.monotonic()
@@ -65,10 +66,10 @@ class JournaledBrain:
         self.store = store
         self.clock = clock or Clock(state.time)
         self.state = state
-        """The state that is durable: what may be acted on."""
+        """The durable state: the one to act on."""
         self.brain = Brain(spec, state, self.clock())
         self.changed = asyncio.Event()
-        """Set when other nodes may be wanted than before; cleared by the reconcile loop."""
+        """Set when the desired nodes may have changed; cleared by the reconcile loop."""
         self.on_state: list[Callable[[State], None]] = []
         self._journal = journal
         self._batch: list[Record] = []
@@ -89,7 +90,7 @@ class JournaledBrain:
         self._astray = asyncio.Event()
 
     def feed(self, event: Event) -> None:
-        """Give the brain an event. What follows shows in `state` as soon as it is journaled. Raises Refused."""
+        """Give the brain an event. Its effects show in `state` once they are journaled. Raises Refused."""
         for decision in self._decide(event):
             match decision:
                 case WriteRecord(record):
@@ -117,22 +118,22 @@ class JournaledBrain:
         return decisions
 
     async def wait_for_brain_failure(self) -> None:
-        """Until the brain fails. It may then be in a state that no journal knows: this master must not go on.
+        """Wait until the brain fails. Its state may then differ from the journal, so this master must not go on.
 
-        Raises RuntimeError. Whoever fed the event has reported why.
+        Raises RuntimeError. The caller of `feed` has reported why.
         """
         await self._astray.wait()
         raise RuntimeError(f"job {self.spec.job}: the master could not take in what it was told; the next one replays")
 
     async def wait_until_durable(self) -> None:
-        """Until everything decided so far is in the journal."""
+        """Wait until everything decided so far is in the journal."""
         if self._written < self._decided:
             future = asyncio.get_running_loop().create_future()
             self._durable.append((self._decided, future))
             await future
 
     async def wait_until(self, key: str, ready: Callable[[State], bool], seconds: float) -> bool:
-        """Until `ready`, looked at whenever the node or checkpoint `key` changes; False when the time is over."""
+        """Wait until `ready(state)`, evaluated whenever the node or checkpoint `key` changes; False after `seconds`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while not ready(self.state):
@@ -152,7 +153,7 @@ class JournaledBrain:
         return True
 
     async def write_journal(self) -> None:
-        """Journal what is decided, until cancelled. Raises Fenced; StoreError when the store fails for minutes."""
+        """Journal decisions until cancelled. Raises Fenced; StoreError if the store fails for minutes."""
         many = False
         while True:
             await self._full.wait()
@@ -176,7 +177,7 @@ class JournaledBrain:
             self._long.set()
 
     async def write_snapshots(self) -> None:
-        """Keep the state whenever a replay would take long, and archive what is older, until cancelled."""
+        """Write a snapshot whenever a replay would take long, and archive older segments, until cancelled."""
         while True:
             await self._long.wait()
             self._long.clear()
@@ -202,14 +203,14 @@ class JournaledBrain:
             listener(state)
 
     def _release_waiting(self) -> None:
-        """Go on with what waited for the records before it."""
+        """Release what waited for records that are durable now."""
         while self._durable and self._durable[0][0] <= self._written:
             _wake(self._durable.popleft()[1])
         while self._manifests and self._manifests[0][0] <= self._written:
             self._commits.put_nowait(self._manifests.popleft()[1])
 
     async def send_ticks(self) -> None:
-        """Tell the brain when its deadlines have come, until cancelled."""
+        """Send a Tick at each deadline of the brain, until cancelled."""
         while True:
             self._sooner.clear()
             self._alarm = deadline = self.brain.next_deadline()
@@ -223,23 +224,23 @@ class JournaledBrain:
                     self.changed.set()
 
     async def commit_checkpoints(self) -> None:
-        """Make whole checkpoints visible, until cancelled. Raises StoreError when the store fails for minutes."""
+        """Commit complete checkpoints until cancelled. Raises StoreError if the store fails for minutes."""
         while True:
             asked = await self._commits.get()
             if key := await self._commit(asked):
                 self.feed(ManifestWritten(asked.round, asked.iteration, key))
             if self.spec.keep_last and self._commits.empty():
-                # What is deleted before its commit is journaled would be committed again by the next master.
+                # A checkpoint deleted before its commit is journaled would be committed again by the next master.
                 await self.wait_until_durable()
                 await self.delete_unneeded(self.spec.keep_last, self.spec.keep_every)
 
     def _is_overtaken(self, asked: WriteManifest) -> bool:
-        """Is a newer checkpoint whole in the store? What is older may be deleted."""
+        """Whether a newer checkpoint is complete in the store, so that this one may be deleted."""
         place = asked.round, asked.iteration
         return any(newer > place and known.shards.is_complete for newer, known in self.state.checkpoints.items())
 
     async def _commit(self, asked: WriteManifest) -> str:
-        """The manifest's key; "" when an object of the checkpoint was deleted before all were there."""
+        """Write the manifest, return its key; "" if an object of the checkpoint was deleted before all were there."""
         what = f"the manifest of iteration {asked.iteration}"
         commit = partial(manifest.write_manifest, self.store, self.spec.job, asked)
         if not self._is_overtaken(asked):
@@ -252,8 +253,8 @@ class JournaledBrain:
         return ""
 
     async def report_unrestored(self, told: Unrestored) -> None:
-        """A node has nothing to begin the round from: look what else the store has, then let the brain know. Of many
-        nodes that tell it of one round the first one counts."""
+        """A node could not restore: survey the store for other checkpoints, then tell the brain. Only the first report
+        of a round counts."""
         async with self._surveying:
             if told.round == round_number(self.brain.state) and self.brain.state.phase is JobPhase.RUNNING:
                 look = partial(survey_store, self.store, self.spec.job, self.brain.state)
@@ -261,10 +262,10 @@ class JournaledBrain:
                 self.feed(RestoreFailed(told, seen))
 
     async def delete_unneeded(self, last: int = 0, every: int = 0) -> None:
-        """Delete the checkpoints that need not stay (see `Kept`), debris, and what killed writers left; what cannot be
-        deleted now the next time finds.
+        """Delete checkpoints beyond retention (see `Kept`), debris, and what killed writers left. What cannot be
+        deleted now is retried the next time.
 
-        The journal forgets them before: no round, of no master, begins from what is being deleted.
+        Invariant: the journal forgets a checkpoint before it is deleted, so no round of any master restores from it.
         """
         passed_over = frozenset((one.round, one.iteration) for one in self.state.refused if not one.node)
         kept = RetentionPolicy(last, every, restore_point(self.state), passed_over)
@@ -280,7 +281,7 @@ class JournaledBrain:
             await self._sweep()
 
     async def _sweep(self) -> None:
-        """What killed writers left: a store that lets nobody look for it is told of once."""
+        """Delete what killed writers left. A store that does not allow this is warned about once."""
         try:
             await asyncio.to_thread(lambda: list(self.store.sweep(checkpoints_prefix(self.spec.job))))
         except StoreError as error:
@@ -289,12 +290,12 @@ class JournaledBrain:
             self._unswept = True
 
     async def confirm_ownership(self) -> None:
-        """Until it is known that this master still is the job's. Raises Fenced when another has taken it over."""
+        """Confirm that this master still owns the job. Raises Fenced if another has taken it over."""
         await retry("the journal's end", self._journal.confirm)
 
     @property
     def background_parts(self) -> Sequence[Callable[[], Coroutine[None, None, None]]]:
-        """What must run all the time, until cancelled; whatever one of them raises ends this master."""
+        """The tasks that must run all the time. An exception in any of them ends this master."""
         return (
             self.write_journal,
             self.send_ticks,
@@ -305,7 +306,8 @@ class JournaledBrain:
         )
 
     async def confirm_periodically(self) -> None:
-        """Confirm again and again, until cancelled: a master that slept must end, also when it has nothing to write."""
+        """Confirm ownership periodically until cancelled: a master that was suspended must end even if it has nothing
+        to write."""
         while True:
             await asyncio.sleep(CONFIRM_S)
             await self.confirm_ownership()

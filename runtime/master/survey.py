@@ -1,7 +1,7 @@
-"""What a master sees of its job's checkpoints in the store: a listing, and the manifests of the newest.
+"""A survey of a job's checkpoints in the store: one listing, and the manifests of the newest checkpoints.
 
-It finds at once what is gone, cut short, moved, or of a later Everstep, and what the journal does not tell of. That
-bytes are not what they were, whoever reads them finds out.
+It finds checkpoints that are missing, truncated, moved, written by a later version of Everstep, or unknown to the
+journal. Damaged bytes are found only when they are read.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,12 +26,12 @@ from everstep.runtime.protocol.messages import Flaw, Holding, Refusal
 from everstep.runtime.store import Store
 
 _PARALLEL_READS = 8
-"""Manifests that are read at once."""
+"""Manifests read in parallel."""
 
 
 def survey_store(store: Store, job: str, state: State) -> Survey:
-    """Look at the committed checkpoints that the store has, but for those that are refused already: at the newest until
-    KEPT of them may be whole, and at all that the journal knows. One listing, and a read for each. Blocking. Raises
+    """Survey the committed checkpoints in the store that are not refused yet: the newest until KEPT_CHECKPOINTS of them
+    may be intact, and all that the journal knows. One listing, and one read per checkpoint. Blocking. Raises
     StoreError."""
     folders = {
         place: one
@@ -71,7 +71,7 @@ def _read_commit(store: Store, folder: CheckpointFolder) -> Commit | RestoreErro
 
 
 def _differs(known: Checkpoint, shards: tuple[Holding, ...]) -> bool:
-    """Does the manifest say something else than the journal? What the journal knows in part can only agree in part."""
+    """Whether the manifest contradicts the journal. The journal may know only some of the shards."""
     told = {shard.shard: (shard.shards, shard.size, shard.digest) for shard in shards}
     return any(told.get(held.shard) != (held.shards, held.size, held.digest) for held in known.shards)
 
@@ -79,7 +79,7 @@ def _differs(known: Checkpoint, shards: tuple[Holding, ...]) -> bool:
 def _damaged_checkpoints(
     job: str, folders: dict[CheckpointId, CheckpointFolder], state: State
 ) -> Iterator[tuple[CheckpointId, str]]:
-    """What the journal knows whole and the store has not, or no more; and why."""
+    """Checkpoints that are complete in the journal but not in the store, and why."""
     for place, known in state.checkpoints.items():
         if not known.shards.is_complete:
             continue
@@ -101,5 +101,5 @@ def _shard_flaws(folder: CheckpointFolder, shards: Iterable[Holding]) -> Iterato
 
 
 def _refusal(job: str, place: CheckpointId, why: str, flaw: Flaw = Flaw.DAMAGED) -> Refusal:
-    """Of all objects of that checkpoint."""
+    """A refusal of all objects of that checkpoint."""
     return Refusal(*place, why, flaw, key=f"{checkpoint_folder(job, place)}/")
