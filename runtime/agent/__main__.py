@@ -56,7 +56,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
     def say(text: str) -> None:
         print(f"agent {settings.node}: {text}", file=sys.stderr, flush=True)
 
-    around = Dependencies(
+    dependencies = Dependencies(
         credentials=credentials,
         make_keeper=make_keeper,
         find_master=lambda: find_master(store, settings.job),
@@ -65,7 +65,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
         say=say,
         note=say,
     )
-    agent = Agent(settings, around, random.Random())
+    agent = Agent(settings, dependencies, random.Random())
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, agent.leave, signum)
@@ -79,8 +79,8 @@ async def _run_with_check(agent: Agent, settings: Settings, credentials: Credent
         return await agent.run()
 
     async def where() -> tuple[str, int]:
-        found = await asyncio.to_thread(find_master, store, settings.job)
-        host, _, port = (found.address if found else urlsplit(settings.master).netloc).rpartition(":")
+        master = await asyncio.to_thread(find_master, store, settings.job)
+        host, _, port = (master.address if master else urlsplit(settings.master).netloc).rpartition(":")
         return host.strip("[]"), node_check_port(int(port))
 
     checked = AdmissionClient(settings.node, settings.host, settings.address, credentials, where, settings.connect_s)
@@ -88,7 +88,7 @@ async def _run_with_check(agent: Agent, settings: Settings, credentials: Credent
         ending = await run_checked(agent, checked, settings.unfit)
     except NoQuorumError as error:
         ending = Ending(TRY_AGAIN, str(error))
-    if not agent.record.seat:
+    if not agent.status.seat:
         print(f"agent {settings.node}: {ending.reason}", file=sys.stderr, flush=True)
     return ending
 

@@ -14,20 +14,20 @@ async def run_checked(agent: Agent, checked: AdmissionClient, unfit: int) -> End
     Raises NoQuorumError if too few nodes came to be checked.
     """
     checking = asyncio.create_task(checked.run())
-    notice = asyncio.create_task(agent.departure.wait_for_notice())
+    notice = asyncio.create_task(agent.shutdown.wait_for_notice())
     try:
         await asyncio.wait([checked.verdict, checking, notice], return_when=asyncio.FIRST_COMPLETED)
         if checking.done() and not checked.verdict.done():
             checking.result()  # Raises if the check itself failed.
         if not checked.verdict.done():
-            return Ending(128 + agent.departure.signal, "told to end while it was checked")
+            return Ending(128 + agent.shutdown.signal, "told to end while it was checked")
         try:
             verdict = checked.verdict.result()
         except (CoordinatorLostError, UnknownNodeError, MeasurementError) as error:
             return Ending(TRY_AGAIN, str(error))
         if verdict.avoid:
             return Ending(unfit, f"it is left out, as it is {verdict.health}: {verdict.reason}")
-        agent.record.checked_s = verdict.best_s or 0.0
+        agent.status.checked_s = verdict.best_s or 0.0
         return await agent.run()
     finally:
         for task in (checking, notice):

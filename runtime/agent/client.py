@@ -218,13 +218,13 @@ class MasterClient:
             return False
         self._look_at = now + self.crowd / LOOKS_PER_S * self._chance.uniform(0.5, 1.5)
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self.threads, self._find)
+            newest = await asyncio.get_running_loop().run_in_executor(self.threads, self._find)
         except (OSError, RuntimeError, KeyError):
             return False  # The store cannot be read either.
-        if found is None or found[0] < self.epoch or found[1] == address:
+        if newest is None or newest[0] < self.epoch or newest[1] == address:
             return False
-        self._address = found[1]
-        self._say(f"the master of epoch {found[0]} is at {found[1]}")
+        self._address = newest[1]
+        self._say(f"the master of epoch {newest[0]} is at {newest[1]}")
         return True
 
     def _note_answer(self, address: str) -> None:

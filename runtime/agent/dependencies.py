@@ -39,10 +39,10 @@ class Dependencies:
 class Leave(Exception):  # noqa: N818 (a name that reads well in `raise`)
     """Ends the agent with this exit code."""
 
-    def __init__(self, code: int, reason: str, told: bool = False) -> None:
+    def __init__(self, code: int, reason: str, by_master: bool = False) -> None:
         super().__init__(reason)
         self.code = code
-        self.told = told
+        self.by_master = by_master
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def worker_environment(
     Raises ValueError if `virtual_local_rank` finds no device for this worker.
     """
     address, port = settings.meet or (seat.master_addr, seat.master_port)
-    told = {
+    variables = {
         "RANK": seat.first_rank + local_rank,
         "LOCAL_RANK": local_rank,
         "WORLD_SIZE": seat.world_size,
@@ -46,12 +46,12 @@ def worker_environment(
         "EVERSTEP_STORE": settings.store,
     }
     if settings.threads:
-        told["OMP_NUM_THREADS"] = settings.threads
+        variables["OMP_NUM_THREADS"] = settings.threads
     if settings.run_dir:
-        told["EVERSTEP_RUN_DIR"] = settings.run_dir
+        variables["EVERSTEP_RUN_DIR"] = settings.run_dir
     if settings.virtual_local_rank:
-        told |= {"LOCAL_RANK": 0, LOCAL_RANK_VARIABLE: local_rank, **own_device(base, local_rank)}
-    return {name: str(value) for name, value in told.items()}
+        variables |= {"LOCAL_RANK": 0, LOCAL_RANK_VARIABLE: local_rank, **own_device(base, local_rank)}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def worker_command(command: Sequence[str], local_rank: int) -> tuple[str, ...]:
@@ -66,8 +66,8 @@ def own_device(base: Mapping[str, str], local_rank: int) -> Mapping[str, str]:
     if devices is None:
         chosen = str(local_rank)
     else:
-        found = [device.strip() for device in devices.split(",")]
-        if local_rank >= len(found):
+        names = [device.strip() for device in devices.split(",")]
+        if local_rank >= len(names):
             raise ValueError(f"{name}={devices}: no device for local rank {local_rank} with --virtual-local-rank")
-        chosen = found[local_rank]
+        chosen = names[local_rank]
     return {"CUDA_VISIBLE_DEVICES": chosen, name: chosen}

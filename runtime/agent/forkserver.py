@@ -134,8 +134,8 @@ def _reset_threads_and_seed(environment: dict[str, str]) -> None:
     """Redo for this worker what libraries set up once at import: thread counts and random seeds."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        told = environment.get("OMP_NUM_THREADS", "")
-        torch.set_num_threads(int(told) if told.isdigit() and int(told) > 0 else _physical_cores())
+        threads = environment.get("OMP_NUM_THREADS", "")
+        torch.set_num_threads(int(threads) if threads.isdigit() and int(threads) > 0 else _physical_cores())
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
         numpy.random.seed()  # Forks must not share a random state.
@@ -169,24 +169,24 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("command", nargs=argparse.REMAINDER)
-    told = parser.parse_args(arguments)
-    command = told.command[1:] if told.command[:1] == ["--"] else told.command
+    options = parser.parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides what follows from Ctrl-C or a group's SIGTERM.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     began, base = time.monotonic(), dict(os.environ)
     os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # Otherwise numpy starts threads at import.
     gc.disable()  # Collections would take a fifth of the time of importing transformers and free nothing.
-    warnings = [] if told.plain else preload(command, told.preload)
-    reason = "asked for" if told.plain else why_not_to_fork() or ""
+    warnings = [] if options.plain else preload(command, options.preload)
+    reason = "asked for" if options.plain else why_not_to_fork() or ""
     gc.collect()
     gc.freeze()  # Workers' collections then leave shared pages untouched, so the pages stay shared.
     gc.enable()
     sys.stdout.flush()
     sys.stderr.flush()
-    channel = socket.socket(fileno=told.socket)
-    os.set_inheritable(told.socket, False)
+    channel = socket.socket(fileno=options.socket)
+    os.set_inheritable(options.socket, False)
     channel.send(_encode(Ready(time.monotonic() - began, reason, tuple(warnings))))
-    server = _Server(channel, command, base, told.python if reason else "")
+    server = _Server(channel, command, base, options.python if reason else "")
     try:
         server.serve()
     finally:

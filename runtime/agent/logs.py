@@ -79,8 +79,8 @@ class LogPlan:
         """The prefix of a worker's teed lines on the console."""
         if not self.prefix:
             return f"[{role_name}{local_rank}]:".encode()
-        told = {"role_name": role_name, "local_rank": local_rank, "rank": rank, "hostname": socket.gethostname()}
-        return string.Template(self.prefix).safe_substitute(told).encode()
+        values = {"role_name": role_name, "local_rank": local_rank, "rank": rank, "hostname": socket.gethostname()}
+        return string.Template(self.prefix).safe_substitute(values).encode()
 
 
 @dataclass
@@ -125,14 +125,14 @@ class LaunchLogs:
         if not nowhere:
             own.mkdir()
         tee, redirect = self.plan.tee.for_rank(local_rank), self.plan.redirects.for_rank(local_rank)
-        shown = self.plan.shown_ranks is None or local_rank in self.plan.shown_ranks
+        is_shown = self.plan.shown_ranks is None or local_rank in self.plan.shown_ranks
         streams = []
         for bit, name, filters in ((1, "stdout", self.plan.stdout_filters), (2, "stderr", self.plan.stderr_filters)):
-            console = self.console[bit - 1] if shown or nowhere else None
+            console = self.console[bit - 1] if is_shown or nowhere else None
             if nowhere or not (tee | redirect) & bit:
                 streams.append(DirectOutput(console))
             elif tee & bit:
-                filtered = self._attempt / f"filtered_{name}.log" if filters and shown and self._attempt else None
+                filtered = self._attempt / f"filtered_{name}.log" if filters and is_shown and self._attempt else None
                 prefix = self.plan.prefix_of(self.role_name, local_rank, rank)
                 streams.append(TeedOutput(own / f"{name}.log", console, prefix, filtered, filters))
                 self._rotation.paths |= {own / f"{name}.log", *([filtered] if filtered else [])}

@@ -53,11 +53,11 @@ def own_counter_path(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path(
 
 def _groups(text: str) -> Mapping[str, str]:
     """Controller (empty for v2) -> path of the group."""
-    found = {}
+    groups = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
-        found.update(dict.fromkeys(controllers.split(","), path))
-    return found
+        groups.update(dict.fromkeys(controllers.split(","), path))
+    return groups
 
 
 def _has_counter(path: Path) -> bool:

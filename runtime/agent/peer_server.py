@@ -84,7 +84,7 @@ async def _copy(
     request: web.Request, threads: Executor, keep: Callable[[Callable[[], None]], None]
 ) -> web.StreamResponse:
     """Copy a shard, and answer with a dot whenever bytes have arrived, so that the peer sees progress."""
-    response, moves, told = web.StreamResponse(), itertools.count(1), 0
+    response, moves, reported = web.StreamResponse(), itertools.count(1), 0
     moved = 0
 
     def came() -> None:
@@ -95,8 +95,8 @@ async def _copy(
     try:
         await response.prepare(request)
         while not (await asyncio.wait([work], timeout=_PROGRESS_INTERVAL_S))[0]:
-            if moved != told:
-                told = moved
+            if moved != reported:
+                reported = moved
                 await response.write(b".")
     finally:
         await asyncio.wait([work])  # The peer may be gone; the copy still runs to its end.
@@ -111,9 +111,9 @@ async def _copy(
 async def _send(request: web.Request, shard: memoryview, senders: Executor, stall_s: float) -> web.StreamResponse:
     """Send the requested range of the shard, in a thread."""
     start, end, status = 0, len(shard), 200
-    if found := _RANGE.fullmatch(request.headers.get("Range", "")):
-        start, status = int(found[1]), 206
-        end = min(int(found[2]) + 1 if found[2] else end, end)
+    if requested := _RANGE.fullmatch(request.headers.get("Range", "")):
+        start, status = int(requested[1]), 206
+        end = min(int(requested[2]) + 1 if requested[2] else end, end)
         if start >= end:
             return web.Response(status=416, headers={"Content-Range": f"bytes */{len(shard)}"})
     response = web.StreamResponse(status=status)
@@ -129,8 +129,8 @@ async def _send(request: web.Request, shard: memoryview, senders: Executor, stal
         async with asyncio.timeout(stall_s):  # The headers must be sent first.
             while transport.get_write_buffer_size():
                 await asyncio.sleep(_DRAIN_POLL_S)
-        with shard[start:end] as asked, _piece_source(transport) as pieces_of:
-            await _send_in_thread(transport, pieces_of(asked), senders, stall_s)
+        with shard[start:end] as part, _piece_source(transport) as pieces_of:
+            await _send_in_thread(transport, pieces_of(part), senders, stall_s)
     except TimeoutError:
         transport.abort()
         raise ConnectionResetError(f"the peer has taken nothing for {stall_s:g} s") from None
@@ -194,6 +194,6 @@ def _send_pieces(to: socket.socket, pieces: Iterator[Piece], stall_s: float) -> 
 
 def _shrink_local_buffer(to: socket.socket) -> None:
     """Shrink the send buffer to a peer on this machine. A network needs the buffer for the bytes in flight."""
-    told = to.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + _MIN_RTT.size)
-    if len(told) == _MIN_RTT_AT + _MIN_RTT.size and _MIN_RTT.unpack_from(told, _MIN_RTT_AT)[0] <= _LOCAL_RTT_US:
+    info = to.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + _MIN_RTT.size)
+    if len(info) == _MIN_RTT_AT + _MIN_RTT.size and _MIN_RTT.unpack_from(info, _MIN_RTT_AT)[0] <= _LOCAL_RTT_US:
         to.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER_BYTES)

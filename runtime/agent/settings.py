@@ -134,8 +134,8 @@ def parser() -> argparse.ArgumentParser:
 
 def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Settings, int]:
     """The settings and the persist interval (iterations). Raises ValueError with one line; argparse exits with 2."""
-    told = parser().parse_args(arguments)
-    command = told.command[1:] if told.command[:1] == ["--"] else told.command
+    options = parser().parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
     kind, target, _ = split_command(command)
     missing = [name for name in _NEEDED if not environment.get(name)]
     if missing:
@@ -144,10 +144,10 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         raise ValueError(
             f"EVERSTEP_MASTER={environment['EVERSTEP_MASTER']}: give http://HOST:PORT or https://HOST:PORT"
         )
-    if told.slots < 1 or told.persist_interval < 1:
+    if options.slots < 1 or options.persist_interval < 1:
         raise ValueError("--slots and --persist-interval must be at least 1")
-    if not told.persist_bytes_per_s >= 0:
-        raise ValueError(f"--persist-bytes-per-s {told.persist_bytes_per_s:g}: it cannot be negative")
+    if not options.persist_bytes_per_s >= 0:
+        raise ValueError(f"--persist-bytes-per-s {options.persist_bytes_per_s:g}: it cannot be negative")
     if kind is Kind.SCRIPT and not Path(target).is_file():
         raise ValueError(f"no such script: {target}")
     dead_man = environment.get("EVERSTEP_DEAD_MAN_S", "300")
@@ -157,32 +157,32 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         dead_man_s = math.nan
     if not dead_man_s > 0:
         raise ValueError(f"EVERSTEP_DEAD_MAN_S={dead_man}: not a number of seconds above 0")
-    if not (0 <= told.notice < math.inf and 0 <= told.grace < math.inf):
-        raise ValueError(f"--notice {told.notice:g} --grace {told.grace:g}: give seconds, from 0 on")
+    if not (0 <= options.notice < math.inf and 0 <= options.grace < math.inf):
+        raise ValueError(f"--notice {options.notice:g} --grace {options.grace:g}: give seconds, from 0 on")
     settings = Settings(
         job=environment["EVERSTEP_JOB"],
         token=environment["EVERSTEP_JOB_TOKEN"],
         master=environment["EVERSTEP_MASTER"],
         store=environment["EVERSTEP_STORE"],
-        node=told.node,
-        role=told.role,
-        host=told.host,
-        slots=told.slots,
+        node=options.node,
+        role=options.role,
+        host=options.host,
+        slots=options.slots,
         command=command,
-        threads=environment.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // told.slots)),
-        preload=told.preload,
-        plain=told.no_fork_server,
-        max_restarts=told.max_restarts,
+        threads=environment.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // options.slots)),
+        preload=options.preload,
+        plain=options.no_fork_server,
+        max_restarts=options.max_restarts,
         dead_man_s=dead_man_s,
         connect_s=dead_man_s,
-        checkpoint_overhead=share_of(told.checkpoint_overhead),
-        persist_bytes_per_s=told.persist_bytes_per_s,
-        has_beacon=told.has_beacon,
-        unfit=told.network_check,
-        notice_s=told.notice,
-        grace_s=told.grace,
+        checkpoint_overhead=share_of(options.checkpoint_overhead),
+        persist_bytes_per_s=options.persist_bytes_per_s,
+        has_beacon=options.has_beacon,
+        unfit=options.network_check,
+        notice_s=options.notice,
+        grace_s=options.grace,
         run_dir=environment.get("EVERSTEP_RUN_DIR", ""),
         address=environment.get("EVERSTEP_IP") or "127.0.0.1",
         ip=environment.get("EVERSTEP_HOST_IP") or environment.get("EVERSTEP_IP", ""),
     )
-    return settings, told.persist_interval
+    return settings, options.persist_interval

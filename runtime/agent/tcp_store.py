@@ -24,11 +24,13 @@ def restrict_torch_store() -> None:
         rendezvous.TCPStore = partial(_create_restricted, rendezvous.TCPStore)
 
 
-def _create_restricted(store: Callable[..., Any], **told: Any) -> Any:
+def _create_restricted(store: Callable[..., Any], **arguments: Any) -> Any:
     """Replaces TCPStore in `_create_c10d_store`, through which every env:// and tcp:// rendezvous goes."""
-    if told.get("is_master") and (listener := bind_listener(told["host_name"], told["port"], _is_one_machine())):
-        told["master_listen_fd"] = listener.detach()
-    return store(**told)
+    if arguments.get("is_master") and (
+        listener := bind_listener(arguments["host_name"], arguments["port"], _is_one_machine())
+    ):
+        arguments["master_listen_fd"] = listener.detach()
+    return store(**arguments)
 
 
 def bind_listener(host: str, port: int, one_machine: bool) -> socket.socket | None:
@@ -39,10 +41,10 @@ def bind_listener(host: str, port: int, one_machine: bool) -> socket.socket | No
     /etc/hosts this way), and if a store of this process already listens there, which torch then shares.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return None
-    addresses = list(dict.fromkeys((family, place) for family, _, _, _, place in found))
+    addresses = list(dict.fromkeys((family, place) for family, _, _, _, place in resolved))
     means_the_same_to_all = one_machine or host == "localhost" or _is_address(host)
     if not means_the_same_to_all and any(_is_loopback(str(place[0])) for _, place in addresses):
         return None

@@ -75,7 +75,7 @@ class TelemetrySender:
 
     def _unsent(self) -> list[_PendingLine]:
         """The first lines that the current master has not received."""
-        return list(islice((kept for kept in self._kept if kept.sent_to_epoch != self._client.epoch), _BATCH))
+        return list(islice((pending for pending in self._kept if pending.sent_to_epoch != self._client.epoch), _BATCH))
 
     def add_iteration(self, seat: Seat, local_rank: int, report: Report) -> None:
         """Queue a worker's report of an iteration."""
@@ -91,13 +91,13 @@ class TelemetrySender:
                 {"kind": "interval", "round": seat.round, "iteration": iteration, "every": every, "reason": reason}
             )
 
-    def add_restored(self, seat: Seat, local_rank: int, told: Fetched, seconds: float) -> None:
+    def add_restored(self, seat: Seat, local_rank: int, fetched: Fetched, seconds: float) -> None:
         """Queue that a worker has restored its state, `seconds` after the node got its seat."""
         self.add(
             {
-                "kind": "restored", "round": seat.round, "iteration": told.iteration, "source": told.source,
-                "rank": seat.first_rank + local_rank, "from_round": told.round, "seconds": round(seconds, 4),
-                **({"why": told.why} if told.why else {}),
+                "kind": "restored", "round": seat.round, "iteration": fetched.iteration, "source": fetched.source,
+                "rank": seat.first_rank + local_rank, "from_round": fetched.round, "seconds": round(seconds, 4),
+                **({"why": fetched.why} if fetched.why else {}),
             }
         )  # fmt: skip
 
@@ -113,17 +113,17 @@ class TelemetrySender:
         async with self._sending:
             self._some.clear()
             while batch := self._unsent():
-                lines, shown = tuple(kept.line for kept in batch), self._look()
-                told = (int(line.get("iteration", 0)) for line in lines if line.get("round") == self._talk.round)
-                shown = shown._replace(iteration=max(shown.iteration, *told, 0))
-                beat = self._talk.next_heartbeat(telemetry=lines, **shown._asdict())
+                lines, progress = tuple(pending.line for pending in batch), self._look()
+                iterations = (int(line.get("iteration", 0)) for line in lines if line.get("round") == self._talk.round)
+                progress = progress._replace(iteration=max(progress.iteration, *iterations, 0))
+                beat = self._talk.next_heartbeat(telemetry=lines, **progress._asdict())
                 directive = None
                 try:
                     directive = await self._client.send_heartbeat(beat)
                 except NotUnderstood as error:
                     self._say(f"{len(batch)} lines of telemetry were refused: {error}")
-                for kept in batch:
-                    kept.sent_to_epoch = self._client.epoch
+                for pending in batch:
+                    pending.sent_to_epoch = self._client.epoch
                 self._on_directive(directive)
 
     async def report_persisted(self, holding: Holding) -> str:

@@ -132,8 +132,8 @@ class _Connection(asyncio.Protocol):
                 self._buffer += data
         for line in self._buffer.split(b"\n")[:-1]:
             with suppress(msgspec.DecodeError, RuntimeError):
-                if isinstance(told := _decode(line), Staged):
-                    self._server.keeper.staged(self._local_rank, told)
+                if isinstance(request := _decode(line), Staged):
+                    self._server.keeper.staged(self._local_rank, request)
 
     def abort(self) -> None:
         """Disconnect at once."""

@@ -22,11 +22,11 @@ def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path)
         for local_rank in ranks
     ]
     outputs.begin(seat.restart_count, environments)
-    found = []
+    specs = []
     for local_rank, environment in zip(ranks, environments, strict=True):
         output = outputs.open(local_rank, seat.first_rank + local_rank)
         more = {ERROR_FILE_VARIABLE: output.error_file, TRACEBACK_VARIABLE: str(folder / f"traceback-{local_rank}")}
         command = worker_command(settings.command, local_rank)
         cpus = settings.cpus[local_rank] if settings.cpus else ()
-        found.append(WorkerSpec({**environment, **more}, command, output, cpus))
-    return found
+        specs.append(WorkerSpec({**environment, **more}, command, output, cpus))
+    return specs

@@ -82,15 +82,15 @@ class Workers:
             await self._server.wait_until_buried()  # Its end must not count as the next server's.
         self._server = self._start_server(plain)
         try:
-            told = await self._server.ready
+            ready = await self._server.ready
         except ForkServerLost as error:
             await self._server.wait_until_buried()
             self._server = self._start_server(plain=True)
             await self._server.ready
             return (f"{error}; workers are started by exec, each imports everything itself",)
-        lines = [f"preload: {line}" for line in told.warnings]
-        if told.plain and not plain:
-            lines.append(f"{told.plain}: workers are started by exec, each imports everything itself")
+        lines = [f"preload: {line}" for line in ready.warnings]
+        if ready.plain and not plain:
+            lines.append(f"{ready.plain}: workers are started by exec, each imports everything itself")
         return tuple(lines)
 
     def pids(self) -> dict[int, int]:
@@ -165,12 +165,12 @@ class Workers:
             python=self._python,
         )
 
-    def _on_forked(self, told: Forked) -> None:
-        if worker := self._running.get(told.id):
-            self._on_start(worker.local_rank, told.pid)
+    def _on_forked(self, forked: Forked) -> None:
+        if worker := self._running.get(forked.id):
+            self._on_start(worker.local_rank, forked.pid)
 
-    def _on_exited(self, told: Exited) -> None:
-        worker = self._running.pop(told.id)
+    def _on_exited(self, exited: Exited) -> None:
+        worker = self._running.pop(exited.id)
         worker.output.close()
         worker.dead.set()
         file = worker.output.error_file
@@ -179,10 +179,10 @@ class Workers:
         end = WorkerEnd(
             worker.round,
             worker.local_rank,
-            told.exit_code,
-            told.time,
+            exited.exit_code,
+            exited.time,
             error[-LAST_WORDS:],
-            told.pid,
+            exited.pid,
             file if reply else "",
             reply,
         )

@@ -13,25 +13,25 @@ NEIGHBOURS = 64
 def seat(state: State, node: str) -> Seat | None:
     """The node's seat in the running or last round, None if it is no member. Ranks follow the order of roles and
     members."""
-    known, round_ = state.nodes.get(node), state.round
-    if known is None or round_ is None or known.round != round_.number:
+    member, round_ = state.nodes.get(node), state.round
+    if member is None or round_ is None or member.round != round_.number:
         return None
     return Seat(
         epoch=state.epoch,
         round=round_.number,
-        role=known.role,
-        group_rank=known.group_rank,
+        role=member.role,
+        group_rank=member.group_rank,
         group_world_size=sum(state.members.values()),
-        first_rank=known.first_rank,
+        first_rank=member.first_rank,
         world_size=sum(state.workers.values()),
-        role_first_rank=known.role_first_rank,
-        role_world_size=state.workers[known.role],
+        role_first_rank=member.role_first_rank,
+        role_world_size=state.workers[member.role],
         master_addr=round_.master_addr,
         master_port=round_.master_port,
         restart_count=round_.number - 1,
         restore=round_.restore,
-        persists=known.group_rank == 0,
-        peer=peer(round_.members[known.role], known.group_rank - _members_before(round_, known.role)),
+        persists=member.group_rank == 0,
+        peer=peer(round_.members[member.role], member.group_rank - _members_before(round_, member.role)),
     )
 
 
@@ -64,17 +64,17 @@ def seat_for(state: State, join: Join) -> Seat | None:
     """The seat to answer a join with: in the running round, if that is later than the round the agent was in."""
     if state.phase is not JobPhase.RUNNING or state.round is None or state.round.number <= join.after_round:
         return None
-    known = state.nodes.get(join.node)
-    asks = known and known.phase is NodePhase.RUNNING and known.life == join.life
+    node = state.nodes.get(join.node)
+    asks = node and node.phase is NodePhase.RUNNING and node.life == join.life
     return seat(state, join.node) if asks else None
 
 
 def is_spent(state: State, join: Join) -> bool:
     """Whether this join will never get a seat: its node was told to join again since, or a later agent has joined."""
-    known = state.nodes.get(join.node)
-    if known is None or (known.life, known.join) < (join.life, join.number):
+    node = state.nodes.get(join.node)
+    if node is None or (node.life, node.join) < (join.life, join.number):
         return False
-    return (known.life, known.join) > (join.life, join.number) or known.phase in (NodePhase.REJOINING, NodePhase.LOST)
+    return (node.life, node.join) > (join.life, join.number) or node.phase in (NodePhase.REJOINING, NodePhase.LOST)
 
 
 def directive(state: State, node: str, life: int = 0) -> Directive | None:
@@ -83,10 +83,14 @@ def directive(state: State, node: str, life: int = 0) -> Directive | None:
     An agent that a later one has replaced is told to join again. An agent that has not joined yet does not get the
     directive of an earlier one.
     """
-    known = state.nodes.get(node)
-    if known is None or (life > known.life):
+    known_node = state.nodes.get(node)
+    if known_node is None or (life > known_node.life):
         return None
-    if life < known.life:
+    if life < known_node.life:
         why = "an agent of this node that began later has joined"
-        return Directive(state.epoch, known.directive, Action.REJOIN, why, round_number(state), life=known.life)
-    return Directive(state.epoch, known.directive, known.action, known.action_reason, known.action_round)
+        return Directive(
+            state.epoch, known_node.directive, Action.REJOIN, why, round_number(state), life=known_node.life
+        )
+    return Directive(
+        state.epoch, known_node.directive, known_node.action, known_node.action_reason, known_node.action_round
+    )

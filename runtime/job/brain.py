@@ -24,7 +24,7 @@ class Brain:
         self.spec = spec
         self.reason = state.reason
         """What the job waits for now, in one line."""
-        self._case = Transaction(spec, state, now)
+        self._transaction = Transaction(spec, state, now)
         self._deadline: float | None = None
         self._away_s = 0.0
         """Seconds that this master was suspended and that no record reports yet."""
@@ -32,36 +32,36 @@ class Brain:
     @property
     def state(self) -> State:
         """The state after all events so far."""
-        return self._case.state
+        return self._transaction.state
 
     def handle(self, event: Event, now: float) -> list[WriteRecord | WriteManifest]:
         """Decide what follows from the event. Raises Refused, with no decision made, for a request that is invalid."""
-        case = self._case
-        before, case.now = case.now, max(now, case.now, case.state.time)
-        if case.now - before > self.spec.patience.silence_s / 2:
+        tx = self._transaction
+        before, tx.now = tx.now, max(now, tx.now, tx.state.time)
+        if tx.now - before > self.spec.patience.silence_s / 2:
             # The master itself was suspended: silence proves nothing about the nodes.
-            case.liveness.rearm(case.state, case.now)
-            self._away_s = case.now - before
-        case.decisions = []
-        known = case.state
+            tx.liveness.rearm(tx.state, tx.now)
+            self._away_s = tx.now - before
+        tx.decisions = []
+        old_state = tx.state
         try:
-            if self._away_s and known.phase is not JobPhase.ENDED:
-                case.record(MasterAway(time=case.now, away_s=self._away_s))
-            handle_event(case, event)
+            if self._away_s and old_state.phase is not JobPhase.ENDED:
+                tx.record(MasterAway(time=tx.now, away_s=self._away_s))
+            handle_event(tx, event)
         except Refused:
-            case.state, case.decisions = known, []
+            tx.state, tx.decisions = old_state, []
             raise
         self._away_s = 0.0
-        if case.state is known and isinstance(event, HeartbeatSeen) and self._changes_nothing(event):
+        if tx.state is old_state and isinstance(event, HeartbeatSeen) and self._changes_nothing(event):
             return []
-        verdict = settle(case)
+        verdict = settle(tx)
         self.reason = verdict.reason
-        self._deadline = next_deadline(case, verdict)
-        return case.decisions
+        self._deadline = next_deadline(tx, verdict)
+        return tx.decisions
 
     def _changes_nothing(self, event: HeartbeatSeen) -> bool:
         """Whether the heartbeat is one of the many that only show that a node trains."""
-        if self._deadline is not None and self._case.now >= self._deadline:
+        if self._deadline is not None and self._transaction.now >= self._deadline:
             return False
         state = self.state
         return not (stands_still(event.heartbeat, self.spec) or state.hang or state.nodes.any_leaving())

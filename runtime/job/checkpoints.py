@@ -26,7 +26,7 @@ class Shards:
     __slots__ = ("_places", "_shared", "_size")
 
     def __init__(self, shards: Iterable[Holding] = ()) -> None:
-        self._shared = {held.shard: held for held in shards}
+        self._shared = {holding.shard: holding for holding in shards}
         self._places = {shard: at for at, shard in enumerate(self._shared)}
         self._size = len(self._shared)
 
@@ -50,21 +50,21 @@ class Shards:
     @property
     def expected(self) -> int:
         """The number of shards in the complete checkpoint, as the first shard says; 1 before the first."""
-        return next((held.shards for held in self._shared.values()), 1) if self._size else 1
+        return next((shard.shards for shard in self._shared.values()), 1) if self._size else 1
 
     @property
     def is_complete(self) -> bool:
         """Whether all shards are here."""
         return self._size >= self.expected
 
-    def add(self, held: Holding) -> "Shards":
+    def add(self, shard: Holding) -> "Shards":
         """A version with this shard added. The caller ensures that its number is not there yet."""
         grown = self if self._size and len(self._shared) == self._size else Shards(self)
-        fresh = object.__new__(Shards)
-        fresh._shared, fresh._places, fresh._size = grown._shared, grown._places, self._size + 1
-        fresh._places[held.shard] = self._size
-        fresh._shared[held.shard] = held
-        return fresh
+        version = object.__new__(Shards)
+        version._shared, version._places, version._size = grown._shared, grown._places, self._size + 1
+        version._places[shard.shard] = self._size
+        version._shared[shard.shard] = shard
+        return version
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -83,44 +83,46 @@ class Doubt(msgspec.Struct, frozen=True):
     until: int
     """The round that restored it."""
 
-    def covers(self, held: Holding) -> bool:
+    def covers(self, shard: Holding) -> bool:
         """Whether the shard is of that state, or of a later one up to the end of that round."""
-        return (held.round, held.iteration) >= (self.round, self.iteration) and held.round <= self.until
+        return (shard.round, shard.iteration) >= (self.round, self.iteration) and shard.round <= self.until
 
 
 Checkpoints = dict[tuple[int, int], Checkpoint]
 
 
-def with_shard(known: Checkpoints, held: Holding) -> Checkpoints:
+def with_shard(checkpoints: Checkpoints, shard: Holding) -> Checkpoints:
     """Add a persisted shard. The first of each number counts."""
-    key = (held.round, held.iteration)
-    before = known.get(key, Checkpoint())
-    if held.shard in before.shards:
-        return known
-    return _with_checkpoint(known, key, replace(before, shards=before.shards.add(held)))
+    key = (shard.round, shard.iteration)
+    before = checkpoints.get(key, Checkpoint())
+    if shard.shard in before.shards:
+        return checkpoints
+    return _with_checkpoint(checkpoints, key, replace(before, shards=before.shards.add(shard)))
 
 
-def with_manifest(known: Checkpoints, key: tuple[int, int], manifest: str) -> Checkpoints:
+def with_manifest(checkpoints: Checkpoints, key: tuple[int, int], manifest: str) -> Checkpoints:
     """Mark a checkpoint as committed."""
-    return _with_checkpoint(known, key, replace(known.get(key, Checkpoint()), manifest=manifest))
+    return _with_checkpoint(checkpoints, key, replace(checkpoints.get(key, Checkpoint()), manifest=manifest))
 
 
-def with_surveyed(known: Checkpoints, found: Iterable[Stored]) -> Checkpoints:
+def with_surveyed(checkpoints: Checkpoints, surveyed: Iterable[Stored]) -> Checkpoints:
     """Add committed checkpoints found in the store. The store's manifests take precedence."""
-    for one in found:
-        first = one.shards[0]
-        known = _with_checkpoint(known, (first.round, first.iteration), Checkpoint(Shards(one.shards), one.key))
-    return known
+    for stored in surveyed:
+        first = stored.shards[0]
+        checkpoints = _with_checkpoint(
+            checkpoints, (first.round, first.iteration), Checkpoint(Shards(stored.shards), stored.key)
+        )
+    return checkpoints
 
 
-def without_refused(known: Checkpoints, refusals: Collection[Refusal]) -> Checkpoints:
+def without_refused(checkpoints: Checkpoints, refusals: Collection[Refusal]) -> Checkpoints:
     """The checkpoints without those that a refusal covers."""
     places = {(refusal.round, refusal.iteration) for refusal in refusals}
 
-    def refused(checkpoint: Checkpoint) -> bool:
+    def is_refused(checkpoint: Checkpoint) -> bool:
         return any(refusal.covers(shard) for shard in checkpoint.shards for refusal in refusals)
 
-    return {place: one for place, one in known.items() if place not in places or not refused(one)}
+    return {place: kept for place, kept in checkpoints.items() if place not in places or not is_refused(kept)}
 
 
 def refusal_summary(refusals: Iterable[Refusal]) -> str:
@@ -136,9 +138,9 @@ def refusal_summary(refusals: Iterable[Refusal]) -> str:
     return "; ".join(lines[:MAX_LISTED]) + more
 
 
-def _with_checkpoint(known: Checkpoints, key: tuple[int, int], checkpoint: Checkpoint) -> Checkpoints:
-    every = {**known, key: checkpoint}
-    kept = sorted(every)[-KEPT_CHECKPOINTS:]
+def _with_checkpoint(checkpoints: Checkpoints, key: tuple[int, int], checkpoint: Checkpoint) -> Checkpoints:
+    every = {**checkpoints, key: checkpoint}
+    keys = sorted(every)[-KEPT_CHECKPOINTS:]
     # Invariant: the newest committed checkpoint is kept, however many uncommitted ones follow it.
-    kept += [newest for newest in sorted(k for k in every if every[k].manifest)[-1:] if newest not in kept]
-    return {k: every[k] for k in kept}
+    keys += [newest for newest in sorted(k for k in every if every[k].manifest)[-1:] if newest not in keys]
+    return {k: every[k] for k in keys}

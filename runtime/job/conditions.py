@@ -82,16 +82,16 @@ C = ConditionType
 def next_conditions(state: Facts, record: object) -> tuple[Condition, ...]:
     """The conditions after the record; `state` is the state after it."""
     tell = _UPDATES.get(type(record))
-    fresh = tell(state, record) if tell else None
-    known = state.conditions
-    if fresh is None:
-        return known
-    kind, reason, message = fresh
-    last = known[-1] if known else None
+    update = tell(state, record) if tell else None
+    conditions = state.conditions
+    if update is None:
+        return conditions
+    kind, reason, message = update
+    last = conditions[-1] if conditions else None
     if last and last.type is kind and last.holds:
-        return (*known[:-1], replace(last, reason=reason, message=message, seen=state.time))
+        return (*conditions[:-1], replace(last, reason=reason, message=message, seen=state.time))
     ended = [replace(last, holds=False)] if last else []
-    return (*known[:-1], *ended, Condition(kind, reason, message, state.time, state.time))[-KEPT_CONDITIONS:]
+    return (*conditions[:-1], *ended, Condition(kind, reason, message, state.time, state.time))[-KEPT_CONDITIONS:]
 
 
 def _after_master_claimed(state: Facts, record: MasterClaimed) -> _Update:
@@ -119,10 +119,10 @@ def _after_round_broken(state: Facts, record: RoundBroken) -> _Update:
 def _after_desired_changed(state: Facts, record: DesiredChanged) -> _Update:
     if state.conditions[-1].type not in (C.RUNNING, C.SCALING):
         return None
-    asked = f"{record.nodes} {record.role} nodes are asked for" + (f": {record.detail}" if record.detail else "")
+    request = f"{record.nodes} {record.role} nodes are asked for" + (f": {record.detail}" if record.detail else "")
     if record.nodes == state.members.get(record.role):
-        return C.RUNNING, "SizeReached", asked
-    return C.SCALING, "SizeChanged", f"{asked}; {state.members.get(record.role, 0)} train"
+        return C.RUNNING, "SizeReached", request
+    return C.SCALING, "SizeChanged", f"{request}; {state.members.get(record.role, 0)} train"
 
 
 def _after_job_ended(state: Facts, record: JobEnded) -> _Update:

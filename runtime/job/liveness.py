@@ -159,12 +159,12 @@ class Liveness:
 
     def pop_expired(self, state: State, now: float) -> list[tuple[str, Reason]]:
         """Remove and return the nodes whose timeout has expired, with the reason of each."""
-        found = []
+        expired = []
         while self._due and self._due[0][0] <= now:
             limit = self._pop_deadline(state)
             if limit is not None and now >= limit[0]:
-                found.append(limit[1:])
-        return found
+                expired.append(limit[1:])
+        return expired
 
     def next_deadline(self, state: State) -> float | None:
         """When the first timeout expires if no node is heard from."""

@@ -254,10 +254,10 @@ def _covered_faults(policy: RestartPolicy) -> str:
     code = 77
     role = RoleSpec(1, 1, fault_rules=(FaultRule(exit_codes=(code,)),))
     reasons = [row.reason for row in TABLE if row.reason in WORKER_FAULTS | NODE_FAULTS]
-    found = [reason.value for reason in reasons if _covers(role, policy, reason, None)]
-    if _covers(role, policy, Reason.USER_ERROR, code) and Reason.USER_ERROR.value not in found:
-        found.append("exit codes that a fault rule lists")
-    return ", ".join(found) or "nothing"
+    names = [reason.value for reason in reasons if _covers(role, policy, reason, None)]
+    if _covers(role, policy, Reason.USER_ERROR, code) and Reason.USER_ERROR.value not in names:
+        names.append("exit codes that a fault rule lists")
+    return ", ".join(names) or "nothing"
 
 
 if __name__ == "__main__":

@@ -57,12 +57,12 @@ def desired_nodes(state: State, spec: JobSpec, now: float) -> list[DesiredNode]:
     spared = {CleanPodPolicy.ALL: (), CleanPodPolicy.RUNNING: (NodePhase.LOST,)}.get(
         spec.clean_pod_policy, (NodePhase.LOST, NodePhase.RELEASED)
     )
-    found = []
+    desired = []
     for node in state.nodes.values():
         leaving = node.phase is NodePhase.RELEASED and node.joined_at and now < node.left_at + spec.patience.leave_s
         if node.phase in LIVE or leaving or (ended and node.phase in spared):
-            found.append(_desired_node(node, spec))
-    return sorted(found, key=lambda node: (node.extra, -node.priority))
+            desired.append(_desired_node(node, spec))
+    return sorted(desired, key=lambda node: (node.extra, -node.priority))
 
 
 def _desired_node(node: NodeState, spec: JobSpec) -> DesiredNode:
@@ -89,23 +89,23 @@ def missing_nodes(state: State, spec: JobSpec, now: float) -> list[NodeRequested
     if not short:
         return []
     places = _Allocator(state, spec)
-    asked = [place for role, lack in short.items() for place in places.free_replicas(role, lack)]
+    chosen = [place for role, lack in short.items() for place in places.free_replicas(role, lack)]
     roles = spec.roles
-    asked.sort(key=lambda place: (place[1] >= roles[place[0]].least, -roles[place[0]].priority))
-    return [places.allocate(role, index, now) for role, index in asked]
+    chosen.sort(key=lambda place: (place[1] >= roles[place[0]].least, -roles[place[0]].priority))
+    return [places.allocate(role, index, now) for role, index in chosen]
 
 
 def surplus_nodes(state: State, spec: JobSpec) -> list[NodeState]:
     """The nodes beyond the desired size: first those that have not joined, then the highest indices."""
     if spec.placement is Placement.JOINED or state.phase is JobPhase.ENDED:
         return []
-    found = []
+    surplus = []
     for role in spec.roles:
         if state.nodes.count(role, LIVE) > desired_size(state, spec, role):
             nodes = sorted_by_index(state.nodes.select(role, LIVE))
             nodes.sort(key=lambda node: node.phase is NodePhase.REQUESTED)
-            found += nodes[desired_size(state, spec, role) :]
-    return found
+            surplus += nodes[desired_size(state, spec, role) :]
+    return surplus
 
 
 def overdue_scaling(state: State, spec: JobSpec) -> Iterator[tuple[float, str, int]]:
@@ -162,10 +162,10 @@ def _shortages(state: State, spec: JobSpec) -> Iterator[tuple[str, int]]:
 
 def _target_size(state: State, spec: JobSpec, role: str) -> int:
     """The desired size without replicas that were given up."""
-    asked = desired_size(state, spec, role)
-    places = max(asked, spec.roles[role].nodes)
+    size = desired_size(state, spec, role)
+    places = max(size, spec.roles[role].nodes)
     given_up = sum(place[0] == role and place[1] < places for place in state.given_up)
-    return min(asked, places - given_up)
+    return min(size, places - given_up)
 
 
 class _Allocator:
@@ -209,9 +209,9 @@ class _Allocator:
             because = _leave_reason(previous)
             if because not in (Reason.SCALED, None):
                 replaces = previous.name
-            given = memory_of(previous, self._spec.roles[role])
-            if because is Reason.OOM and given:
-                memory = more_memory(given, self._spec.oom)
+            previous_memory = memory_of(previous, self._spec.roles[role])
+            if because is Reason.OOM and previous_memory:
+                memory = more_memory(previous_memory, self._spec.oom)
         host = self._choose_host(previous)
         self._used.add(host)
         return NodeRequested(

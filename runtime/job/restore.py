@@ -22,23 +22,25 @@ def holdings(state: State) -> list[Holding]:
     """
     waiting = [node for node in state.nodes.values() if node.phase is NodePhase.WAITING]
     waiting.sort(key=lambda node: (node.is_leaving, node.name))
-    memory = [held for node in waiting for held in node.holdings if held.node == node.name]
+    memory = [holding for node in waiting for holding in node.holdings if holding.node == node.name]
     stored = [shard for checkpoint in state.checkpoints.values() for shard in checkpoint.shards]
     refused: defaultdict[tuple[int, int], list[Refusal]] = defaultdict(list)
     for refusal in state.refused:
         refused[refusal.round, refusal.iteration].append(refusal)
     return [
-        held
-        for held in memory + stored
-        if not any(refusal.covers(held) for refusal in refused.get((held.round, held.iteration), ()))
+        holding
+        for holding in memory + stored
+        if not any(refusal.covers(holding) for refusal in refused.get((holding.round, holding.iteration), ()))
     ]
 
 
 def newest_restore(state: State) -> Restore | None:
     """What the next round restores: the newest complete state without a doubt, else the newest complete state."""
-    held = holdings(state)
-    trusted = choose_restore(one for one in held if not any(doubt.covers(one) for doubt in state.doubted))
-    every = choose_restore(held)
+    available = holdings(state)
+    trusted = choose_restore(
+        holding for holding in available if not any(doubt.covers(holding) for doubt in state.doubted)
+    )
+    every = choose_restore(available)
     if trusted is None or every is None or (trusted.round, trusted.iteration) == (every.round, every.iteration):
         return every
     doubt = state.doubted[-1]
@@ -85,8 +87,8 @@ def _location_summary(in_memory: list[bool]) -> str:
 
 
 def _best_sources(group: list[Holding]) -> list[Holding]:
-    memory = [held for held in group if held.node]
-    stored = sorted((held for held in group if not held.node), key=lambda held: held.key)
+    memory = [holding for holding in group if holding.node]
+    stored = sorted((holding for holding in group if not holding.node), key=lambda holding: holding.key)
     return memory[:MEMORY_SOURCES] + stored[:1]
 
 

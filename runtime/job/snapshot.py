@@ -54,10 +54,12 @@ def encode_snapshot(state: State) -> bytes:
     for (role, index), judged in state.given_up.items():
         places.setdefault((role, index), _Replica(role, index)).given_up = judged
     rest: dict[str, Any] = {name: getattr(state, name) for name in _Rest.__struct_fields__}
-    kept = [_KeptCheckpoint(round_, iteration, known) for (round_, iteration), known in state.checkpoints.items()]
+    checkpoints = [
+        _KeptCheckpoint(round_, iteration, known) for (round_, iteration), known in state.checkpoints.items()
+    ]
     others = msgspec.Raw(msgspec.json.encode(_Rest(**rest)))
-    told = _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), kept, others)
-    return msgspec.json.encode(told, enc_hook=list)
+    encoded = _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), checkpoints, others)
+    return msgspec.json.encode(encoded, enc_hook=list)
 
 
 def decode_snapshot(data: bytes) -> State:
@@ -78,5 +80,5 @@ def decode_snapshot(data: bytes) -> State:
     )
 
 
-def _decode_shards(_: type, told: object) -> Shards:
-    return Shards(msgspec.convert(told, tuple[Holding, ...]))
+def _decode_shards(_: type, raw: object) -> Shards:
+    return Shards(msgspec.convert(raw, tuple[Holding, ...]))

@@ -235,13 +235,13 @@ def _apply_node_appeared(state: State, record: NodeAppeared) -> State:
 
 
 def _apply_node_joined(state: State, record: NodeJoined) -> State:
-    known = _require_node(state, record.node)
-    if known.phase is P.RUNNING:
-        return _with_nodes(state, node_after(known, record, life=record.life, join=record.number))
+    before = _require_node(state, record.node)
+    if before.phase is P.RUNNING:
+        return _with_nodes(state, node_after(before, record, life=record.life, join=record.number))
     # An agent whose long poll ended joins again with another port: it has waited since its first join.
-    since = known.joined_at if known.phase is P.WAITING else record.time
+    since = before.joined_at if before.phase is P.WAITING else record.time
     node = node_after(
-        known, record,
+        before, record,
         joined_at=since, host=record.host, slots=record.slots, address=record.address, ip=record.ip,
         master_port=record.master_port, holdings=record.holdings, after_round=record.after_round,
         checked=record.checked, life=record.life, join=record.number,
@@ -257,19 +257,19 @@ def _apply_node_strayed(state: State, record: NodeStrayed) -> State:
 
 
 def _apply_node_leaving(state: State, record: NodeLeaving) -> State:
-    known = _require_node(state, record.node)
-    asked = {"action": Action.PERSIST} if known.phase is P.RUNNING else {}
+    before = _require_node(state, record.node)
+    action = {"action": Action.PERSIST} if before.phase is P.RUNNING else {}
     node = node_after(
-        known, record, record.detail, round_number(state),
-        leaving_until=record.until, leaving_because=record.reason, **asked,
+        before, record, record.detail, round_number(state),
+        leaving_until=record.until, leaving_because=record.reason, **action,
     )  # fmt: skip
     return _with_nodes(state, node)
 
 
 def _apply_node_released(state: State, record: NodeReleased) -> State:
-    known = _require_node(state, record.node)
-    excused = _excused_rounds(state, known) if known.is_leaving else state.excused
-    node = node_after(known, record, record.reason.value, left_at=record.time, left_because=record.reason)
+    before = _require_node(state, record.node)
+    excused = _excused_rounds(state, before) if before.is_leaving else state.excused
+    node = node_after(before, record, record.reason.value, left_at=record.time, left_because=record.reason)
     return _with_nodes(state, node, excused=excused)
 
 
@@ -281,13 +281,13 @@ def _excused_rounds(state: State, node: NodeState) -> frozenset[int]:
 
 
 def _apply_node_lost(state: State, record: NodeLost) -> State:
-    known = _require_node(state, record.node)
-    excused = _excused_rounds(state, known)
-    because = known.left_because or known.leaving_because or record.reason
-    again = {"action": Action.REJOIN} if record.may_return else {}
+    before = _require_node(state, record.node)
+    excused = _excused_rounds(state, before)
+    because = before.left_because or before.leaving_because or record.reason
+    action = {"action": Action.REJOIN} if record.may_return else {}
     node = node_after(
-        known, record, record.reason.value, round_number(state),
-        left_at=record.time, left_because=because, holdings=(), **again,
+        before, record, record.reason.value, round_number(state),
+        left_at=record.time, left_because=because, holdings=(), **action,
     )  # fmt: skip
     return _with_nodes(state, node, excused=excused)
 
@@ -341,30 +341,30 @@ def _apply_hang(state: State, record: HangSeen | HangOver) -> State:
 
 
 def _apply_round_formed(state: State, record: RoundFormed) -> State:
-    fresh = record.round
-    if fresh.number != next_round(state):
-        raise UnlistedTransition(f"round {fresh.number} where {next_round(state)} is the next")
+    round_ = record.round
+    if round_.number != next_round(state):
+        raise UnlistedTransition(f"round {round_.number} where {next_round(state)} is the next")
     before = member_names(state.round)
     nodes: list[NodeState] = []
     first_rank = 0
-    for members in fresh.members.values():
+    for members in round_.members.values():
         slots = [member.slots for member in members]
         for member, role_first in zip(members, accumulate(slots, initial=0), strict=False):
             node = node_after(
                 _require_node(state, member.node), record,
-                round=fresh.number, group_rank=len(nodes), first_rank=first_rank + role_first,
+                round=round_.number, group_rank=len(nodes), first_rank=first_rank + role_first,
                 role_first_rank=role_first,
             )  # fmt: skip
             nodes.append(node)
         first_rank += sum(slots)
-    worlds = {**state.worlds, fresh.number: first_rank}
+    worlds = {**state.worlds, round_.number: first_rank}
     # A node that has not rejoined may be why the last round broke: errors in that round are not charged.
-    unsure = {fresh.number - 1} if state.nodes.total((P.REJOINING,)) else set()
+    unsure = {round_.number - 1} if state.nodes.total((P.REJOINING,)) else set()
     return _with_nodes(
-        state, *nodes, round=fresh, finished={}, reason=fresh.reason, hang=None,
+        state, *nodes, round=round_, finished={}, reason=round_.reason, hang=None,
         changed_at=state.changed_at if before == {node.name for node in nodes} else record.time,
-        members={role: len(members) for role, members in fresh.members.items()},
-        workers={role: sum(member.slots for member in members) for role, members in fresh.members.items()},
+        members={role: len(members) for role, members in round_.members.items()},
+        workers={role: sum(member.slots for member in members) for role, members in round_.members.items()},
         worlds={number: worlds[number] for number in sorted(worlds)[-KEPT_WORLDS:]},
         blamed={number: fault for number, fault in state.blamed.items() if number not in state.excused | unsure},
         excused=frozenset(),
@@ -392,37 +392,37 @@ def _apply_round_broken(state: State, record: RoundBroken) -> State:
 
 
 def _apply_shard_persisted(state: State, record: ShardPersisted) -> State:
-    kept = with_shard(state.checkpoints, record.holding)
-    return replace(state, checkpoints=kept, iteration=max(state.iteration, record.holding.iteration))
+    checkpoints = with_shard(state.checkpoints, record.holding)
+    return replace(state, checkpoints=checkpoints, iteration=max(state.iteration, record.holding.iteration))
 
 
 def _apply_committed(state: State, record: Committed) -> State:
-    kept = with_manifest(state.checkpoints, (record.round, record.iteration), record.key)
-    return replace(state, checkpoints=kept, iteration=max(state.iteration, record.iteration))
+    checkpoints = with_manifest(state.checkpoints, (record.round, record.iteration), record.key)
+    return replace(state, checkpoints=checkpoints, iteration=max(state.iteration, record.iteration))
 
 
 def _apply_forgotten(state: State, record: Forgotten) -> State:
-    gone = set(record.places)
-    known = {place: checkpoint for place, checkpoint in state.checkpoints.items() if place not in gone}
-    return replace(state, checkpoints=known, forgotten=max(state.forgotten, *gone))
+    deleted = set(record.places)
+    checkpoints = {place: checkpoint for place, checkpoint in state.checkpoints.items() if place not in deleted}
+    return replace(state, checkpoints=checkpoints, forgotten=max(state.forgotten, *deleted))
 
 
 def _apply_store_surveyed(state: State, record: StoreSurveyed) -> State:
-    kept = with_surveyed(state.checkpoints, record.found)
-    state = replace(state, checkpoints=kept, rounds_before=max(state.rounds_before, record.rounds))
+    checkpoints = with_surveyed(state.checkpoints, record.found)
+    state = replace(state, checkpoints=checkpoints, rounds_before=max(state.rounds_before, record.rounds))
     if not record.found:
         return state
-    newest = max((one.shards[0] for one in record.found), key=lambda held: (held.round, held.iteration))
+    newest = max((stored_.shards[0] for stored_ in record.found), key=lambda shard: (shard.round, shard.iteration))
     why = f"iteration {newest.iteration} of round {newest.round}, of which the journal does not tell, is in the store"
     return replace(state, reason=why, iteration=max(state.iteration, newest.iteration))
 
 
 def _apply_passed_over(state: State, record: PassedOver) -> State:
     refused = tuple(dict.fromkeys((*state.refused, *record.refusals)))[-KEPT_REFUSED:]
-    kept = without_refused(state.checkpoints, record.refusals)
+    checkpoints = without_refused(state.checkpoints, record.refusals)
     excused = state.excused | {record.round} if record.round else state.excused
     return replace(
-        state, refused=refused, checkpoints=kept, excused=excused, reason=stored.refusal_summary(record.refusals)
+        state, refused=refused, checkpoints=checkpoints, excused=excused, reason=stored.refusal_summary(record.refusals)
     )
 
 

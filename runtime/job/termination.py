@@ -37,8 +37,8 @@ def end_by_completion(state: State, spec: JobSpec) -> End | None:
         spec.complete_policy, sum(done.values()), len(done), _first_node_finished(state, next(iter(spec.roles)))
     ):
         return None
-    told = ", ".join(f"{count} of {state.members[role]} {role} nodes" for role, count in state.finished.items())
-    return End(JobResult.SUCCEEDED, f"{told} finished")
+    summary = ", ".join(f"{count} of {state.members[role]} {role} nodes" for role, count in state.finished.items())
+    return End(JobResult.SUCCEEDED, f"{summary} finished")
 
 
 def end_by_fail_policy(state: State, spec: JobSpec) -> End | None:
@@ -47,9 +47,9 @@ def end_by_fail_policy(state: State, spec: JobSpec) -> End | None:
         return None
     bad = {}
     for role, asked in spec.roles.items():
-        given = sum(place[0] == role for place in state.given_up)
+        count = sum(place[0] == role for place in state.given_up)
         bad[role] = _is_enough(
-            asked.fail_policy, given, desired_size(state, spec, role), _first_node_given_up(state, role)
+            asked.fail_policy, count, desired_size(state, spec, role), _first_node_given_up(state, role)
         )
     first = next(iter(spec.roles))
     if not _is_enough(spec.fail_policy, sum(bad.values()), len(bad), _first_node_given_up(state, first)):

@@ -17,7 +17,7 @@ class TopologyError(ValueError):
 
 def switches(lines: Iterable[str]) -> dict[str, str]:
     """The access switch of each IP. Skips empty lines and `#` comments. Raises TopologyError."""
-    found: dict[str, str] = {}
+    switch_by_ip: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -30,10 +30,10 @@ def switches(lines: Iterable[str]) -> dict[str, str]:
             ip = str(ipaddress.ip_address(words[2]))
         except ValueError:
             raise TopologyError(f"{number}: {words[2]!r} is not an IP address") from None
-        if ip in found:
+        if ip in switch_by_ip:
             raise TopologyError(f"{number}: {ip} stands in an earlier line too")
-        found[ip] = words[0]
-    return found
+        switch_by_ip[ip] = words[0]
+    return switch_by_ip
 
 
 def order_by_switch(nodes: Sequence[T], switch_of: Callable[[T], str], first: str | None = None) -> list[T]:

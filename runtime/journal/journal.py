@@ -40,14 +40,14 @@ _record = msgspec.json.Decoder(Record).decode
 
 def find_master(store: Store, job: str) -> Master | None:
     """The newest master of the job, as its newest segment names it; None if the job never had one."""
-    gone = 0
+    archived = 0
     while numbers := segments.listed_numbers(store, job):
         try:
             header, _ = _read(store, job, numbers[-1])
         except NoSuchKey as error:  # It was archived since: there is a newer one.
-            if gone == numbers[-1]:
-                raise _unreadable_error(job, gone) from error
-            gone = numbers[-1]
+            if archived == numbers[-1]:
+                raise _unreadable_error(job, archived) from error
+            archived = numbers[-1]
         else:
             return Master(header.epoch, header.address)
     return None
@@ -122,7 +122,7 @@ class Journal:
 
 def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, State]:
     """Replay the journal and take the job over. Raises Fenced if another master does so at the same time."""
-    gone = 0
+    archived = 0
     while True:
         last, state, replayed = _replay(store, job)
         number, epoch = last + 1, state.epoch + 1
@@ -135,9 +135,9 @@ def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, St
                 return Journal(store, job, epoch, address, number + 1, replayed), fold([claimed], state)
             other, _ = _read(store, job, number)
         except NoSuchKey as error:  # It was archived in between.
-            if gone == number:
+            if archived == number:
                 raise _unreadable_error(job, number) from error
-            gone = number
+            archived = number
             continue
         if other.epoch >= epoch:
             raise Fenced(f"job {job}: the master at {other.address} took over first")
@@ -149,9 +149,9 @@ def _replay(store: Store, job: str) -> tuple[int, State, ReplayCost]:
     last, state = snapshots.newest(store, job)
     count = records = 0
     for body in segments.read(store, job, last):
-        _, found = _parse(body.key, body.data)
-        state = fold(found, state)
-        last, count, records = body.number, count + 1, records + len(found)
+        _, parsed = _parse(body.key, body.data)
+        state = fold(parsed, state)
+        last, count, records = body.number, count + 1, records + len(parsed)
     return last, state, ReplayCost(count, records)
 
 

@@ -102,22 +102,22 @@ def read(store: Store, job: str, after: int = 0) -> Iterator[StoredSegment]:
             return
         if wanted == lacking:
             there = (*_block_starts(store, job), *listed)
-            found = min((number for number in there if number > wanted), default=wanted + 1)
-            raise MissingError(f"{key(job, wanted)} is missing, {key(job, found)} is there", found)
+            following = min((number for number in there if number > wanted), default=wanted + 1)
+            raise MissingError(f"{key(job, wanted)} is missing, {key(job, following)} is there", following)
         lacking = wanted
 
 
 def _read_consecutive(store: Store, job: str, wanted: int, listed: list[int]) -> list[StoredSegment]:
     """The segments from `wanted` on, up to the first that is missing."""
-    found: list[StoredSegment] = []
+    bodies: list[StoredSegment] = []
     for number in listed:
-        if number != wanted + len(found):
+        if number != wanted + len(bodies):
             break
         try:
-            found.append(StoredSegment(number, key(job, number), store.get(key(job, number))))
+            bodies.append(StoredSegment(number, key(job, number), store.get(key(job, number))))
         except NoSuchKey:
             break
-    return found
+    return bodies
 
 
 def is_archived(store: Store, job: str, number: int) -> bool:

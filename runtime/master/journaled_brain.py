@@ -67,7 +67,7 @@ class JournaledBrain:
         self.clock = clock or Clock(state.time)
         self.state = state
         """The durable state: the one to act on."""
-        self.brain = Brain(spec, state, self.clock())
+        self.core = Brain(spec, state, self.clock())
         self.changed = asyncio.Event()
         """Set when the desired nodes may have changed; cleared by the reconcile loop."""
         self.on_state: list[Callable[[State], None]] = []
@@ -100,14 +100,14 @@ class JournaledBrain:
                     self._manifests.append((self._decided, decision))
         if self._batch or self._manifests:
             self._full.set()
-        deadline = self.brain.next_deadline()
+        deadline = self.core.next_deadline()
         if deadline is not None and (self._alarm is None or deadline < self._alarm):
             self._sooner.set()
 
     def _decide(self, event: Event) -> list[WriteRecord | WriteManifest]:
         understood = False
         try:
-            decisions = self.brain.handle(event, self.clock())
+            decisions = self.core.handle(event, self.clock())
             understood = True
         except Refused:
             understood = True
@@ -160,7 +160,7 @@ class JournaledBrain:
             if many:
                 await asyncio.sleep(LINGER_S)
             self._full.clear()
-            batch, self._batch, state = self._batch, [], self.brain.state
+            batch, self._batch, state = self._batch, [], self.core.state
             many = len(batch) >= LARGE_BATCH
             if batch:
                 draft = self._journal.draft(batch)
@@ -213,12 +213,12 @@ class JournaledBrain:
         """Send a Tick at each deadline of the brain, until cancelled."""
         while True:
             self._sooner.clear()
-            self._alarm = deadline = self.brain.next_deadline()
+            self._alarm = deadline = self.core.next_deadline()
             try:
                 async with asyncio.timeout(None if deadline is None else max(0.0, deadline - self.clock())):
                     await self._sooner.wait()
             except TimeoutError:
-                due = self.brain.next_deadline()
+                due = self.core.next_deadline()
                 if due is not None and due <= self.clock():
                     self.feed(Tick())
                     self.changed.set()
@@ -226,40 +226,40 @@ class JournaledBrain:
     async def commit_checkpoints(self) -> None:
         """Commit complete checkpoints until cancelled. Raises StoreError if the store fails for minutes."""
         while True:
-            asked = await self._commits.get()
-            if key := await self._commit(asked):
-                self.feed(ManifestWritten(asked.round, asked.iteration, key))
+            request = await self._commits.get()
+            if key := await self._commit(request):
+                self.feed(ManifestWritten(request.round, request.iteration, key))
             if self.spec.keep_last and self._commits.empty():
                 # A checkpoint deleted before its commit is journaled would be committed again by the next master.
                 await self.wait_until_durable()
                 await self.delete_unneeded(self.spec.keep_last, self.spec.keep_every)
 
-    def _is_overtaken(self, asked: WriteManifest) -> bool:
+    def _is_overtaken(self, request: WriteManifest) -> bool:
         """Whether a newer checkpoint is complete in the store, so that this one may be deleted."""
-        place = asked.round, asked.iteration
+        place = request.round, request.iteration
         return any(newer > place and known.shards.is_complete for newer, known in self.state.checkpoints.items())
 
-    async def _commit(self, asked: WriteManifest) -> str:
+    async def _commit(self, request: WriteManifest) -> str:
         """Write the manifest, return its key; "" if an object of the checkpoint was deleted before all were there."""
-        what = f"the manifest of iteration {asked.iteration}"
-        commit = partial(manifest.write_manifest, self.store, self.spec.job, asked)
-        if not self._is_overtaken(asked):
+        what = f"the manifest of iteration {request.iteration}"
+        commit = partial(manifest.write_manifest, self.store, self.spec.job, request)
+        if not self._is_overtaken(request):
             return await retry(what, commit)
         async with self._deleting:
-            gone = await retry(what, partial(manifest.missing_shards, self.store, asked))
-            if not gone:
+            missing = await retry(what, partial(manifest.missing_shards, self.store, request))
+            if not missing:
                 return await retry(what, commit)
-        _log.warning("iteration %d is not committed: %s is gone, a newer one is there", asked.iteration, gone[0])
+        _log.warning("iteration %d is not committed: %s is gone, a newer one is there", request.iteration, missing[0])
         return ""
 
-    async def report_unrestored(self, told: Unrestored) -> None:
+    async def report_unrestored(self, report: Unrestored) -> None:
         """A node could not restore: survey the store for other checkpoints, then tell the brain. Only the first report
         of a round counts."""
         async with self._surveying:
-            if told.round == round_number(self.brain.state) and self.brain.state.phase is JobPhase.RUNNING:
-                look = partial(survey_store, self.store, self.spec.job, self.brain.state)
+            if report.round == round_number(self.core.state) and self.core.state.phase is JobPhase.RUNNING:
+                look = partial(survey_store, self.store, self.spec.job, self.core.state)
                 seen = await retry("a look at the checkpoints", look)
-                self.feed(RestoreFailed(told, seen))
+                self.feed(RestoreFailed(report, seen))
 
     async def delete_unneeded(self, last: int = 0, every: int = 0) -> None:
         """Delete checkpoints beyond retention (see `Kept`), debris, and what killed writers left. What cannot be
@@ -267,14 +267,16 @@ class JournaledBrain:
 
         Invariant: the journal forgets a checkpoint before it is deleted, so no round of any master restores from it.
         """
-        passed_over = frozenset((one.round, one.iteration) for one in self.state.refused if not one.node)
-        kept = RetentionPolicy(last, every, restore_point(self.state), passed_over)
+        passed_over = frozenset(
+            (refusal.round, refusal.iteration) for refusal in self.state.refused if not refusal.node
+        )
+        policy = RetentionPolicy(last, every, restore_point(self.state), passed_over)
         async with self._deleting:
             try:
-                gone = await asyncio.to_thread(keys_to_delete, self.store, self.spec.job, kept)
-                self.feed(DeletionDue(tuple(gone)))
+                unneeded = await asyncio.to_thread(keys_to_delete, self.store, self.spec.job, policy)
+                self.feed(DeletionDue(tuple(unneeded)))
                 await self.wait_until_durable()
-                free = {place: keys for place, keys in gone.items() if place not in self.state.checkpoints}
+                free = {place: keys for place, keys in unneeded.items() if place not in self.state.checkpoints}
                 await asyncio.to_thread(delete_checkpoints, self.store, free)
             except StoreError as error:
                 _log.warning("old checkpoints and debris stay until the next commit: %s", error)

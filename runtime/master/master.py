@@ -94,27 +94,27 @@ async def run(
         # A reopened job tries sources again that it refused before.
         fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
         seen = await asyncio.to_thread(survey_store, store, spec.job, fresh)
-        desk = JournaledBrain(spec, store, claimed, state)
+        brain = JournaledBrain(spec, store, claimed, state)
         environment = {
             **agent_environment, "EVERSTEP_JOB": spec.job, "EVERSTEP_JOB_TOKEN": credentials.token,
             "EVERSTEP_MASTER": f"{credentials.scheme}://{address}", "EVERSTEP_STORE": store.uri,
         }  # fmt: skip
-        reconciler = Reconciler(desk, platform, _request_factory(desk, environment, agent_arguments))
+        reconciler = Reconciler(brain, platform, _request_factory(brain, environment, agent_arguments))
         telemetry = Telemetry(store, spec.job, state.epoch)
         reporter = Reporter(on_progress, state)
-        desk.on_state.append(reporter.on_state)
+        brain.on_state.append(reporter.on_state)
 
         def on_telemetry(beat: Heartbeat) -> int:
-            telemetry.add(beat.node, beat.telemetry, desk.clock())
+            telemetry.add(beat.node, beat.telemetry, brain.clock())
             if beat.telemetry:
                 reporter.on_telemetry(beat)
             return telemetry.newest_stored(beat.node)
 
-        async with serving(Endpoints(desk, credentials, on_telemetry), door, nodes=_max_nodes(spec)):
+        async with serving(Endpoints(brain, credentials, on_telemetry), door, nodes=_max_nodes(spec)):
             try:
-                return await _run_parts(desk, seen, reconciler, telemetry, stop, remove_nodes, sizes)
+                return await _run_parts(brain, seen, reconciler, telemetry, stop, remove_nodes, sizes)
             except journal.Fenced as error:
-                return Outcome("fenced", str(error), "", None, desk.state.iteration, TRY_AGAIN)
+                return Outcome("fenced", str(error), "", None, brain.state.iteration, TRY_AGAIN)
             finally:
                 await telemetry.flush()
 
@@ -146,12 +146,12 @@ def _allow_connections(spec: JobSpec) -> None:
 def _rare_garbage_collection() -> Iterator[None]:
     """Collect cycles less often: with 10,000 connections, collections at Python's default of 700 new objects took half
     of the master's time. A request leaves no cycles behind."""
-    known = gc.get_threshold()
+    before = gc.get_threshold()
     gc.set_threshold(100_000, 20, 100)
     try:
         yield
     finally:
-        gc.set_threshold(*known)
+        gc.set_threshold(*before)
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -164,25 +164,25 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def _request_factory(
-    desk: JournaledBrain, environment: Mapping[str, str], agent_arguments: Sequence[str]
+    brain: JournaledBrain, environment: Mapping[str, str], agent_arguments: Sequence[str]
 ) -> Callable[[DesiredNode], NodeRequest]:
     """A function that makes the platform's request for a desired node."""
 
     def request(node: DesiredNode) -> NodeRequest:
-        slots = str(desk.spec.roles[node.role].slots)
+        slots = str(brain.spec.roles[node.role].slots)
         own = ["--node", node.name, "--role", node.role, "--host", node.host, "--slots", slots]
-        told = {**environment, "EVERSTEP_NODE": node.name}
-        avoided = sorted({*desk.spec.avoid_hosts, *desk.state.avoided})
+        variables = {**environment, "EVERSTEP_NODE": node.name}
+        avoided = sorted({*brain.spec.avoid_hosts, *brain.state.avoided})
         arguments = [*own, *agent_arguments]
         return NodeRequest(
-            node.name, node.role, node.host, told, arguments, node.resources, node.priority, node.extra, avoided
+            node.name, node.role, node.host, variables, arguments, node.resources, node.priority, node.extra, avoided
         )
 
     return request
 
 
 async def _run_parts(
-    desk: JournaledBrain,
+    brain: JournaledBrain,
     seen: Survey,
     reconciler: Reconciler,
     telemetry: Telemetry,
@@ -191,11 +191,11 @@ async def _run_parts(
     sizes: AsyncIterator[tuple[str, int]] | None,
 ) -> Outcome:
     """Run all tasks until the job has ended and its nodes are gone, or until `stop` is set."""
-    main = asyncio.create_task(_run_to_the_end(desk, seen, reconciler, stop, remove_nodes))
-    parts = (*desk.background_parts, reconciler.watch_nodes, telemetry.run)
+    main = asyncio.create_task(_run_to_the_end(brain, seen, reconciler, stop, remove_nodes))
+    parts = (*brain.background_parts, reconciler.watch_nodes, telemetry.run)
     tasks = {main, *(asyncio.create_task(part()) for part in parts)}
     if sizes:
-        tasks.add(asyncio.create_task(_apply_scaling(desk, sizes)))
+        tasks.add(asyncio.create_task(_apply_scaling(brain, sizes)))
     try:
         while not main.done():
             done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -208,34 +208,34 @@ async def _run_parts(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _apply_scaling(desk: JournaledBrain, sizes: AsyncIterator[tuple[str, int]]) -> None:
+async def _apply_scaling(brain: JournaledBrain, sizes: AsyncIterator[tuple[str, int]]) -> None:
     """Scale the job as `sizes` says; log what is refused."""
     async for role, nodes in sizes:
         try:
-            desk.feed(ScaleRequested(role, nodes))
+            brain.feed(ScaleRequested(role, nodes))
         except Refused as error:
             _log.warning("not scaled: %s", error)
 
 
 async def _run_to_the_end(
-    desk: JournaledBrain, seen: Survey, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
+    brain: JournaledBrain, seen: Survey, reconciler: Reconciler, stop: asyncio.Event, remove_nodes: Callable[[], bool]
 ) -> Outcome:
     ended = asyncio.Event()
-    desk.on_state.append(lambda state: ended.set() if state.ended else ended.clear())
+    brain.on_state.append(lambda state: ended.set() if state.ended else ended.clear())
     await reconciler.reconcile_once()  # Finds nodes that died while no master ran.
-    desk.feed(Opened(seen))
-    await desk.wait_until_durable()
-    loop, debris = asyncio.create_task(reconciler.run()), asyncio.create_task(desk.delete_unneeded())
+    brain.feed(Opened(seen))
+    await brain.wait_until_durable()
+    loop, debris = asyncio.create_task(reconciler.run()), asyncio.create_task(brain.delete_unneeded())
     try:
-        if not desk.state.ended and await _wait_for_first(ended, stop, failing=loop) is stop:
+        if not brain.state.ended and await _wait_for_first(ended, stop, failing=loop) is stop:
             if not remove_nodes():
-                await desk.wait_until_durable()
+                await brain.wait_until_durable()
                 why = "told to stop; its nodes go on training"
-                return Outcome("stopped", why, "", _newest_checkpoint(desk), desk.state.iteration, TERMINATED)
-            desk.feed(StopRequested("told to stop"))
-            await desk.wait_until_durable()
-        await _wait_until_empty(desk, reconciler)
-        return _outcome(desk)
+                return Outcome("stopped", why, "", _newest_checkpoint(brain), brain.state.iteration, TERMINATED)
+            brain.feed(StopRequested("told to stop"))
+            await brain.wait_until_durable()
+        await _wait_until_empty(brain, reconciler)
+        return _outcome(brain)
     finally:
         loop.cancel()
         debris.cancel()
@@ -255,23 +255,23 @@ async def _wait_for_first(*events: asyncio.Event, failing: asyncio.Task[None]) -
             task.cancel()
 
 
-async def _wait_until_empty(desk: JournaledBrain, reconciler: Reconciler) -> None:
+async def _wait_until_empty(brain: JournaledBrain, reconciler: Reconciler) -> None:
     """Wait until the nodes have left by themselves, or were deleted after their time was over."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(desk.spec.patience.leave_s * 2 + 5):
+        async with asyncio.timeout(brain.spec.patience.leave_s * 2 + 5):
             reconciler.empty.clear()
-            desk.changed.set()
+            brain.changed.set()
             await reconciler.empty.wait()
 
 
-def _newest_checkpoint(desk: JournaledBrain) -> str | None:
-    committed = [key for key, known in desk.state.checkpoints.items() if known.manifest]
-    return checkpoint_folder(desk.spec.job, max(committed)) if committed else None
+def _newest_checkpoint(brain: JournaledBrain) -> str | None:
+    committed = [key for key, known in brain.state.checkpoints.items() if known.manifest]
+    return checkpoint_folder(brain.spec.job, max(committed)) if committed else None
 
 
-def _outcome(desk: JournaledBrain) -> Outcome:
-    ended = desk.state.ended
+def _outcome(brain: JournaledBrain) -> Outcome:
+    ended = brain.state.ended
     assert ended is not None, "a job that ended says how"
     return Outcome(
-        ended.result.value, ended.reason, ended.error, _newest_checkpoint(desk), desk.state.iteration, ended.exit_code
+        ended.result.value, ended.reason, ended.error, _newest_checkpoint(brain), brain.state.iteration, ended.exit_code
     )

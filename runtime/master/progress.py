@@ -53,10 +53,10 @@ class Reporter:
         iteration = max(last.iteration, state.iteration)
         return Progress(iteration, nodes, number, state.reason, last.loss, last.stall)
 
-    def _report(self, fresh: Progress) -> None:
-        if fresh != self._last and self._tell:
-            self._tell(fresh)
-        self._last = fresh
+    def _report(self, progress: Progress) -> None:
+        if progress != self._last and self._tell:
+            self._tell(progress)
+        self._last = progress
 
 
 def _as_number(value: object) -> float | None:

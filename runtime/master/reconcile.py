@@ -25,8 +25,10 @@ _log = logging.getLogger(__name__)
 class Reconciler:
     """Creates and deletes nodes for one master."""
 
-    def __init__(self, desk: JournaledBrain, platform: Platform, request: Callable[[DesiredNode], NodeRequest]) -> None:
-        self._desk = desk
+    def __init__(
+        self, brain: JournaledBrain, platform: Platform, request: Callable[[DesiredNode], NodeRequest]
+    ) -> None:
+        self._brain = brain
         self._platform = platform
         self._request = request
         self._seen: set[str] = set()
@@ -50,11 +52,11 @@ class Reconciler:
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def _reconcile(self) -> None:
-        desk = self._desk
+        brain = self._brain
         observed: Mapping[str, Node] = {node.name: node for node in await self._platform.observe()}
         self._seen.update(observed)
-        state, now = desk.state, desk.clock()
-        want = {node.name: node for node in desired_nodes(state, desk.spec, now)}
+        state, now = brain.state, brain.clock()
+        want = {node.name: node for node in desired_nodes(state, brain.spec, now)}
         create = []
         for name, node in want.items():
             if name in self._seen:
@@ -62,10 +64,10 @@ class Reconciler:
             if node.create:
                 create.append(node)
             else:
-                desk.feed(NodeGone(name, "it ended while no master looked"))
+                brain.feed(NodeGone(name, "it ended while no master looked"))
         delete = [node for name, node in observed.items() if name in state.nodes and name not in want]
         if create or delete:
-            await desk.confirm_ownership()
+            await brain.confirm_ownership()
             # Nodes of the minimum come first: otherwise a scheduler would preempt the extra ones for them.
             for extra in (False, True):
                 await asyncio.gather(*(self._create(node) for node in create if node.extra is extra))
@@ -77,20 +79,20 @@ class Reconciler:
         try:
             await self._platform.create(self._request(node))
         except OSError as error:
-            self._desk.feed(NodeGone(node.name, f"the platform could not make it: {error}"))
+            self._brain.feed(NodeGone(node.name, f"the platform could not make it: {error}"))
             return
         self._seen.add(node.name)
-        if self._desk.state.nodes[node.name].phase is NodePhase.REQUESTED:
-            self._desk.feed(NodeCreated(node.name))
+        if self._brain.state.nodes[node.name].phase is NodePhase.REQUESTED:
+            self._brain.feed(NodeCreated(node.name))
 
     async def run(self) -> None:
         """Reconcile on each change and every few seconds, until cancelled."""
         while True:
-            self._desk.changed.clear()
+            self._brain.changed.clear()
             await self.reconcile_once()
             try:
                 async with asyncio.timeout(RECONCILE_INTERVAL_S):
-                    await self._desk.changed.wait()
+                    await self._brain.changed.wait()
             except TimeoutError:
                 continue
 
@@ -100,5 +102,5 @@ class Reconciler:
             self._report_gone(gone)
 
     def _report_gone(self, gone: Gone) -> None:
-        self._desk.feed(NodeGone(gone.name, gone.reason, gone.exit_code, gone.gave_way))
-        self._desk.changed.set()
+        self._brain.feed(NodeGone(gone.name, gone.reason, gone.exit_code, gone.gave_way))
+        self._brain.changed.set()

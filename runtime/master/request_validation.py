@@ -45,11 +45,11 @@ def parse_message(kind: type[M], body: bytes) -> M:
     if len(body) > LARGEST_BODY:
         raise Refused(f"{kind.__name__}: the body has more than {LARGEST_BODY} bytes")
     try:
-        found: M = _decoder(kind).decode(body)
+        parsed: M = _decoder(kind).decode(body)
     except (ValueError, RecursionError) as error:
         raise Refused(f"{kind.__name__}: {error}") from error
-    _check(found, kind.__name__, "$")
-    return found
+    _check(parsed, kind.__name__, "$")
+    return parsed
 
 
 def _check_join(join: Join) -> None:
@@ -59,12 +59,12 @@ def _check_join(join: Join) -> None:
         raise Refused("Join: Expected host:port - at `$.address`")
 
 
-def _check(found: msgspec.Struct, what: str, at: str) -> None:
-    kind = type(found)
-    if isinstance(found, Join):
-        _check_join(found)
+def _check(struct: msgspec.Struct, what: str, at: str) -> None:
+    kind = type(struct)
+    if isinstance(struct, Join):
+        _check_join(struct)
     for field in kind.__struct_fields__:
-        value, place = getattr(found, field), f"{at}.{field}"
+        value, place = getattr(struct, field), f"{at}.{field}"
         if isinstance(value, str):
             longest = _TEXTS.get((kind, field), LONGEST_TEXT)
             if len(value) > longest:

@@ -38,29 +38,29 @@ def survey_store(store: Store, job: str, state: State) -> Survey:
         for key, one in group_by_checkpoint(store.list(checkpoints_prefix(job))).items()
         if (place := parse_folder(key))
     }
-    gone = {place: _refusal(job, place, why) for place, why in _damaged_checkpoints(job, folders, state)}
+    refusals = {place: _refusal(job, place, why) for place, why in _damaged_checkpoints(job, folders, state)}
     refused = {(one.round, one.iteration) for one in state.refused if not one.node}
     left = [
         place
         for place in sorted(folders, reverse=True)
-        if folders[place].committed and place not in refused and place not in gone
+        if folders[place].committed and place not in refused and place not in refusals
     ]
-    found: dict[CheckpointId, Stored] = {}
-    while left and (len(found) < KEPT_CHECKPOINTS or any(place in state.checkpoints for place in left)):
+    intact: dict[CheckpointId, Stored] = {}
+    while left and (len(intact) < KEPT_CHECKPOINTS or any(place in state.checkpoints for place in left)):
         some, left = left[:_PARALLEL_READS], left[_PARALLEL_READS:]
         with ThreadPoolExecutor(_PARALLEL_READS, "everstep-survey") as threads:
             for place, commit in zip(
                 some, threads.map(lambda place: _read_commit(store, folders[place]), some), strict=True
             ):
-                known = state.checkpoints.get(place)
+                journaled = state.checkpoints.get(place)
                 if isinstance(commit, RestoreError):
-                    gone[place] = _refusal(job, place, str(commit), commit.flaw or Flaw.DAMAGED)
-                elif known is not None and _differs(known, commit.holdings(folders[place].key)):
-                    gone[place] = _refusal(job, place, "its manifest is not what was committed")
+                    refusals[place] = _refusal(job, place, str(commit), commit.flaw or Flaw.DAMAGED)
+                elif journaled is not None and _differs(journaled, commit.holdings(folders[place].key)):
+                    refusals[place] = _refusal(job, place, "its manifest is not what was committed")
                 else:
-                    found[place] = Stored(manifest_key(job, place), commit.holdings(folders[place].key))
-    fresh = tuple(one for place, one in found.items() if place not in state.checkpoints)
-    return Survey(fresh, tuple(gone.values()), max((round_ for round_, _ in folders), default=0))
+                    intact[place] = Stored(manifest_key(job, place), commit.holdings(folders[place].key))
+    unjournaled = tuple(one for place, one in intact.items() if place not in state.checkpoints)
+    return Survey(unjournaled, tuple(refusals.values()), max((round_ for round_, _ in folders), default=0))
 
 
 def _read_commit(store: Store, folder: CheckpointFolder) -> Commit | RestoreError:
@@ -72,8 +72,11 @@ def _read_commit(store: Store, folder: CheckpointFolder) -> Commit | RestoreErro
 
 def _differs(known: Checkpoint, shards: tuple[Holding, ...]) -> bool:
     """Whether the manifest contradicts the journal. The journal may know only some of the shards."""
-    told = {shard.shard: (shard.shards, shard.size, shard.digest) for shard in shards}
-    return any(told.get(held.shard) != (held.shards, held.size, held.digest) for held in known.shards)
+    in_manifest = {shard.shard: (shard.shards, shard.size, shard.digest) for shard in shards}
+    return any(
+        in_manifest.get(journaled.shard) != (journaled.shards, journaled.size, journaled.digest)
+        for journaled in known.shards
+    )
 
 
 def _damaged_checkpoints(

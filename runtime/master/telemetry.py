@@ -42,7 +42,7 @@ class Telemetry:
         self._every_s = every_s
         self._lines: list[Line] = []
         self._number = 0
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._whole = OBJECTS_PER_PACK
         self.dropped = 0
@@ -52,7 +52,7 @@ class Telemetry:
         for line in lines:
             self._lines.append({"v": VERSION, "time": now, **line, "node": node})
             number = line.get("n")
-            self._told[node] = max(self._told.get(node, 0), number if isinstance(number, int) else 0)
+            self._reported[node] = max(self._reported.get(node, 0), number if isinstance(number, int) else 0)
         if len(self._lines) > MAX_BUFFERED_LINES:
             self.dropped += len(self._lines) - MAX_BUFFERED_LINES
             self._lines = self._lines[-MAX_BUFFERED_LINES:]
@@ -73,7 +73,7 @@ class Telemetry:
         if not lines:
             return
         self._number += 1
-        told = dict(self._told)
+        reported = dict(self._reported)
         body = _encode_lines(lines)
         try:
             await asyncio.to_thread(self._store.put, f"{self._prefix}{self._number:06d}.jsonl", body)
@@ -81,7 +81,7 @@ class Telemetry:
             _log.warning("telemetry was not stored, it is kept for the next time: %s", error)
             self._lines = lines + self._lines
         else:
-            self._stored = told
+            self._stored = reported
             self._whole += 1
             await self._pack()
 
@@ -127,11 +127,11 @@ def thin_lines(lines: Iterable[Line]) -> list[Line]:
         elif not line.get("rank"):
             rounds.setdefault(number if isinstance(number, int) else 0, {})[iteration] = dict(line)
     del others[:-OTHER_LINES]
-    for found in rounds.values():
-        told = [found[iteration] for iteration in sorted(found)]
-        others += told[:FIRST_ITERATIONS]
-        size = max(-(-(len(told) - FIRST_ITERATIONS) // ITERATION_GROUPS), 1)
-        others += [_merge_lines(told[at : at + size]) for at in range(FIRST_ITERATIONS, len(told), size)]
+    for by_iteration in rounds.values():
+        ordered = [by_iteration[iteration] for iteration in sorted(by_iteration)]
+        others += ordered[:FIRST_ITERATIONS]
+        size = max(-(-(len(ordered) - FIRST_ITERATIONS) // ITERATION_GROUPS), 1)
+        others += [_merge_lines(ordered[at : at + size]) for at in range(FIRST_ITERATIONS, len(ordered), size)]
     return others
 
 

@@ -68,13 +68,13 @@ class Refusal(msgspec.Struct, frozen=True):
     shard: int = 0
     """The shard in that node's memory."""
 
-    def covers(self, held: Holding) -> bool:
+    def covers(self, source: Holding) -> bool:
         """Whether this refusal covers that source."""
-        if (held.round, held.iteration) != (self.round, self.iteration):
+        if (source.round, source.iteration) != (self.round, self.iteration):
             return False
         if self.key:
-            return bool(held.key) and held.key.startswith(self.key)
-        return not self.node or (held.node, held.shard) == (self.node, self.shard)
+            return bool(source.key) and source.key.startswith(self.key)
+        return not self.node or (source.node, source.shard) == (self.node, self.shard)
 
 
 class Restore(msgspec.Struct, frozen=True):
