@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks import checkpoint
-from benchmarks.acceptance import Line, asked, chosen, judge, proven
+from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
 from benchmarks.main_job import memory_of
 from tests.harness import ROOT, SHARED_MEMORY, Pipeline, job_mark, kill
 
@@ -155,21 +155,21 @@ def leftovers(options: argparse.Namespace) -> Iterator[Line]:
         for number in range(options.runs):
             job, kills = f"accept-{os.getpid()}-{number}", number % 2
             (folder / "going").unlink(missing_ok=True)
-            process = _launched(folder, job)
+            process = _launch(folder, job)
             while kills and not (folder / "going").exists() and process.poll() is None:
                 time.sleep(0.01)
             if kills:
                 time.sleep(chance.random() * 0.3)
                 process.send_signal(signal.SIGKILL)
                 killed += process.wait() == -signal.SIGKILL
-                process = _launched(folder, job)
+                process = _launch(folder, job)
             failed += process.wait(PATIENCE_S) != 0
             found |= {path.name for path in SHARED_MEMORY.glob(f"*{job_mark(job)}*")}
     told = f"{options.runs} runs, {killed} killed, {failed} failed, left: {', '.join(sorted(found)[:3]) or 'nothing'}"
     yield Line(LEFT, "nothing", told, not found and not failed and killed == options.runs // 2)
 
 
-def _launched(folder: Path, job: str) -> subprocess.Popen[bytes]:
+def _launch(folder: Path, job: str) -> subprocess.Popen[bytes]:
     flags = ["--standalone", "--store=store", f"--rdzv-id={job}", "--rdzv-conf=keep_alive_interval=2"]
     command = [sys.executable, "-m", "everstep", "launch", *flags, "train.py"]
     with (folder / "log").open("ab") as log:
@@ -180,7 +180,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def finetuned(_: argparse.Namespace) -> Iterator[Line]:
+def finetune(_: argparse.Namespace) -> Iterator[Line]:
     """A real model, through the pipeline with a worker killed, and out again."""
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         folder = Path(name)
@@ -229,7 +229,7 @@ MEASURED: dict[tuple[str, ...], Callable[[argparse.Namespace], Iterator[Line]]] 
     (SERIES,): series,
     (LEFT,): leftovers,
     (RATIOS,): lambda options: (line for line in checkpoint.lines(options) if line.wanted),
-    (REAL, EXPORTED): finetuned,
+    (REAL, EXPORTED): finetune,
 }
 """Lines that are measured together."""
 
@@ -237,9 +237,9 @@ MEASURED: dict[tuple[str, ...], Callable[[argparse.Namespace], Iterator[Line]]] 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """Those that are asked for: the figures first, alone on the machine."""
     for names, measure in MEASURED.items():
-        if any(asked(name, options.words) for name in names):
+        if any(is_asked(name, options.words) for name in names):
             yield from measure(options)
-    yield from proven(PROVEN, options)
+    yield from prove(PROVEN, options)
 
 
 def main() -> None:
@@ -249,7 +249,7 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--kills", type=int, default=KILLS, help="of each kind of state")
     parser.add_argument("--runs", type=int, default=RUNS, help="after which nothing may be left")
-    judge(lines(chosen(parser, [*(name for names in MEASURED for name in names), *PROVEN])))
+    judge(lines(parse_options(parser, [*(name for names in MEASURED for name in names), *PROVEN])))
 
 
 if __name__ == "__main__":

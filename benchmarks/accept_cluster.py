@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from benchmarks.acceptance import Cases, Line, asked, chosen, judge, passed, proven, proven_by, ran
+from benchmarks.acceptance import Cases, Line, has_passed, is_asked, judge, line_of, parse_options, prove, run_tests
 from tests.cluster.faults import FAULTS
 from tests.harness import ROOT
 
@@ -57,7 +57,7 @@ CLUSTER = {
 """Promises, and words in the names of their tests below tests/cluster."""
 
 
-def started() -> Iterator[Line]:
+def cluster_starts() -> Iterator[Line]:
     """Up from nothing, again, down."""
     _cluster("build")
     _cluster("down")
@@ -79,15 +79,15 @@ def faults(cases: Cases) -> Iterator[Line]:
         found = next((case for name, case in cases.items() if name.endswith(f"[{fault}]")), None)
         told = {} if found is None else {one.get("name"): one.get("value") for one in found.iter("property")}
         cost = f"{told['seconds']} s, {told['lost']} iterations again" if told else "not measured"
-        yield Line(f"fault: {fault}", "goes on; its cost is told", cost, found is not None and passed(found))
+        yield Line(f"fault: {fault}", "goes on; its cost is told", cost, found is not None and has_passed(found))
 
 
-def stopped(cases: Cases) -> Iterator[Line]:
+def stopped_runs(cases: Cases) -> Iterator[Line]:
     """How long a run that is over for good leaves anything of its nodes, at worst."""
     told = [
         float(one.get("value", "inf"))
         for name, case in cases.items()
-        if "takes_its_nodes_along" in name and passed(case)
+        if "takes_its_nodes_along" in name and has_passed(case)
         for one in case.iter("property")
         if one.get("name") == "gone"
     ]
@@ -122,7 +122,7 @@ PROVEN = {
 """What needs no cluster to be seen: promise -> the tests that prove it, in the words of `acceptance.proven`."""
 
 
-def unseen() -> Iterator[Line]:
+def unproven() -> Iterator[Line]:
     """What nothing shows."""
     yield Line("gang: with the scheduler of Koordinator itself", "tests pass",
                "never run: its documents' schema only", False)  # fmt: skip
@@ -134,23 +134,23 @@ IMAGES = "images: each stage of templates/Containerfile is made on a Debian root
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """Those that are asked for."""
-    if asked(ON_A_CLUSTER, options.words):
-        yield from started()
-        cases = ran(["tests/cluster"], 0)  # one after the other: they measure
+    if is_asked(ON_A_CLUSTER, options.words):
+        yield from cluster_starts()
+        cases = run_tests(["tests/cluster"], 0)  # one after the other: they measure
         for promise, words in CLUSTER.items():
-            yield proven_by(promise, words, cases)
+            yield line_of(promise, words, cases)
         yield from faults(cases)
-        yield from stopped(cases)
-    if asked(IMAGES, options.words):
-        yield proven_by(IMAGES, ["test_images.py"], ran(["tests/images"], 0))
-    yield from proven(PROVEN, options)
+        yield from stopped_runs(cases)
+    if is_asked(IMAGES, options.words):
+        yield line_of(IMAGES, ["test_images.py"], run_tests(["tests/images"], 0))
+    yield from prove(PROVEN, options)
     if not options.words:
-        yield from unseen()
+        yield from unproven()
 
 
 def main() -> None:
     """Measure and print."""
-    judge(lines(chosen(argparse.ArgumentParser(description=__doc__), [ON_A_CLUSTER, IMAGES, *PROVEN])))
+    judge(lines(parse_options(argparse.ArgumentParser(description=__doc__), [ON_A_CLUSTER, IMAGES, *PROVEN])))
 
 
 if __name__ == "__main__":

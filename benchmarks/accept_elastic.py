@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from benchmarks import master, node_check, recovery
-from benchmarks.acceptance import Line, asked, chosen, judge, proven
+from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
 
 LAUNCH, JOB, AGENT, MASTER = "tests/launch/", "tests/job/", "tests/agent/", "tests/master/"
 DIAGNOSIS, SURVIVAL, FACE, TRAIN = "tests/diagnosis/", "tests/survival/", "tests/face/", "tests/train/"
@@ -121,7 +121,8 @@ def kills(options: argparse.Namespace) -> Iterator[Line]:
         ours = recovery.kills(folder, dataset, options.kills)
         theirs, hung = recovery.torchrun_kills(folder, dataset, options.kills)
     killed = [one for one, _ in ours]
-    told = f"{recovery.told(killed)}; torchrun: {recovery.told(theirs)}, not within {recovery.HUNG_S:g} s {hung} more"
+    ours, peer = recovery.format_kills(killed), recovery.format_kills(theirs)
+    told = f"{ours}; torchrun: {peer}, not within {recovery.HUNG_S:g} s {hung} more"
     holds = max(one.seconds for one in killed) <= recovery.BUDGET_S
     promise = f"kill -9 of a worker -> next iteration, {options.kills} kills"
     yield Line(promise, f"<= {recovery.BUDGET_S:g} s", told, holds)
@@ -135,7 +136,7 @@ def kills(options: argparse.Namespace) -> Iterator[Line]:
     yield Line("where its seconds go, medians", "told", ", ".join(parts), True)
 
 
-def crowds(options: argparse.Namespace) -> Iterator[Line]:
+def simulated_agents(options: argparse.Namespace) -> Iterator[Line]:
     """Simulated agents over real HTTP; heartbeats from the largest crowd."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -149,7 +150,7 @@ def crowds(options: argparse.Namespace) -> Iterator[Line]:
             yield Line(f"{many}: {what}" if holds is None else what, budget or "told", measured, holds is not False)
 
 
-def two_nodes(options: argparse.Namespace) -> Iterator[Line]:
+def node_checks(options: argparse.Namespace) -> Iterator[Line]:
     """How long a node check takes."""
     seconds, _, found = node_check.check(2)
     told = f"{seconds:.1f} s, {found}"
@@ -158,17 +159,17 @@ def two_nodes(options: argparse.Namespace) -> Iterator[Line]:
 
 MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
     "kill -9 of a worker -> next iteration": kills,
-    "crowds of agents: seats, memory, heartbeats": crowds,
-    "check of 2 nodes on one host": two_nodes,
+    "crowds of agents: seats, memory, heartbeats": simulated_agents,
+    "check of 2 nodes on one host": node_checks,
 }
 
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """Those that are asked for: the figures first, alone on the machine."""
     for promise, measure in MEASURED.items():
-        if asked(promise, options.words):
+        if is_asked(promise, options.words):
             yield from measure(options)
-    yield from proven(PROVEN, options)
+    yield from prove(PROVEN, options)
 
 
 def main() -> None:
@@ -177,7 +178,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--agents", type=int, nargs="+", default=[1000, 10_000])
     parser.add_argument("--load-s", type=float, default=120.0, help="how long only heartbeats come")
-    judge(lines(chosen(parser, [*MEASURED, *PROVEN])))
+    judge(lines(parse_options(parser, [*MEASURED, *PROVEN])))
 
 
 if __name__ == "__main__":

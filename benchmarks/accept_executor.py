@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import executor
-from benchmarks.acceptance import Line, asked, chosen, judge, proven
+from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
 from tests.harness import ROOT
 from tests.workflow.different import DIFFERENT
 from tests.workflow.golden_cases import answers
@@ -30,7 +30,7 @@ def figures() -> Iterator[Line]:
     yield from (line for line in executor.lines() if line.wanted)
 
 
-def recorded() -> Iterator[Line]:
+def recorded_cases() -> Iterator[Line]:
     """Every recorded case is run again."""
     paths = [GOLDEN / f"{case}.yaml" for case in CASES]
     with tempfile.TemporaryDirectory() as runs:
@@ -51,7 +51,7 @@ def mistakes() -> Iterator[Line]:
     yield Line("lint: planted mistakes that are found", f"{len(MISTAKES)}", f"{found}", found == len(MISTAKES))
 
 
-def accused() -> Iterator[Line]:
+def false_alarms() -> Iterator[Line]:
     """What it does not let pass."""
     right = [case for case in RIGHT if case not in REFUSED_BY_ARGO]
     wrong = [case for case in right if any(one.error for one in told(GOLDEN / f"{case}.yaml"))]
@@ -74,10 +74,10 @@ def examples() -> Iterator[Line]:
 
 MEASURED = {
     "times, growth, memory": figures,
-    "recorded answers": recorded,
+    "recorded answers": recorded_cases,
     "published examples": examples,
     "lint: planted mistakes": mistakes,
-    "lint: accused": accused,
+    "lint: accused": false_alarms,
 }
 """In this order: the memory of the figures is only theirs."""
 
@@ -128,14 +128,14 @@ PROVEN = {
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """Those that are asked for: the figures first, alone on the machine."""
     for name, measure in MEASURED.items():
-        if asked(name, options.words):
+        if is_asked(name, options.words):
             yield from measure()
-    yield from proven(PROVEN, options)
+    yield from prove(PROVEN, options)
 
 
 def main() -> None:
     """Measure and print."""
-    judge(lines(chosen(argparse.ArgumentParser(description=__doc__), [*MEASURED, *PROVEN])))
+    judge(lines(parse_options(argparse.ArgumentParser(description=__doc__), [*MEASURED, *PROVEN])))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 
-from benchmarks.acceptance import Line, asked, chosen, judge, proven
+from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
 from benchmarks.hardening import brain, damage, engine, files, journal, sockets, supply
 
 PARTS = (brain, damage, journal, sockets, files, engine, supply)
@@ -22,16 +22,16 @@ MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = dict(
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """Those that are asked for: what is measured first, alone on the machine."""
-    measures = dict.fromkeys(measure for promise, measure in MEASURED.items() if asked(promise, options.words))
+    measures = dict.fromkeys(measure for promise, measure in MEASURED.items() if is_asked(promise, options.words))
     for measure in measures:
-        yield from (line for line in measure(options) if asked(line.promise, options.words))
-    yield from proven(PROVEN, options)
+        yield from (line for line in measure(options) if is_asked(line.promise, options.words))
+    yield from prove(PROVEN, options)
 
 
 def main() -> None:
     """Measure, print the table, exit 1 if a line does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    judge(lines(chosen(parser, [*MEASURED, *PROVEN])))
+    judge(lines(parse_options(parser, [*MEASURED, *PROVEN])))
 
 
 if __name__ == "__main__":

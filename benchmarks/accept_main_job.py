@@ -13,9 +13,9 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.acceptance import Line, asked, chosen, judge, proven
+from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
 from benchmarks.main_job import MIB, DefaultRun, default_run
-from benchmarks.recovery import kills, told
+from benchmarks.recovery import format_kills, kills
 from tests.harness import ROOT, Pipeline
 
 SURVIVAL = "tests/survival"
@@ -92,7 +92,7 @@ def recovery(folder: Path, run: DefaultRun, count: int) -> Iterator[Line]:
     """kill -9 of a worker, the default model, 2 nodes x 1 worker."""
     killed = [one for one, _ in kills(folder, run.dataset, count)]
     holds = max(one.seconds for one in killed) <= 1
-    yield Line(f"kill -9 of a worker -> next iteration, {len(killed)} kills", "<= 1 s", told(killed), holds)
+    yield Line(f"kill -9 of a worker -> next iteration, {len(killed)} kills", "<= 1 s", format_kills(killed), holds)
     lost = max(kill.lost for kill in killed)
     yield Line("iterations lost at a kill", "<= 1", str(lost), lost <= 1)
 
@@ -127,20 +127,20 @@ MEASURED = ("the default run: its time, memory, DAG, report, model", "kill -9 of
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """Those that are asked for: the figures first, alone on the machine."""
-    shown, recovered = (asked(name, options.words) for name in MEASURED)
+    shown, recovered = (is_asked(name, options.words) for name in MEASURED)
     if shown or recovered:
         with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
             run = default_run(Path(name))
             yield from default_lines(Path(name), run) if shown else ()
             yield from recovery(Path(name), run, options.kills) if recovered else ()
-    yield from proven(PROVEN, options)
+    yield from prove(PROVEN, options)
 
 
 def main() -> None:
     """Measure, print the table, exit 1 if a line does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
-    judge(lines(chosen(parser, [*MEASURED, *PROVEN])))
+    judge(lines(parse_options(parser, [*MEASURED, *PROVEN])))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.acceptance import Line, asked, chosen, judge, proven
-from benchmarks.preprocess import Figure, Input, measured, prepared, same_bytes
+from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
+from benchmarks.preprocess import Figure, Input, has_same_bytes, measure_all, prepare_input
 
 TESTS = "tests/preprocess"
 MEMORY = 1_500_000_000
@@ -31,7 +31,7 @@ def speed(given: Input, best: dict[str, Figure], folder: Path) -> Iterator[Line]
     mine = best["ours"]
     yield _share(LIMIT, given, mine, best["limit"])
     yield _times(MEGATRON, best.get("megatron"), mine.seconds, 3.0)
-    same = "megatron" in best and same_bytes(folder)
+    same = "megatron" in best and has_same_bytes(folder)
     told = ("equal" if same else "different") if "megatron" in best else "megatron-core is not installed"
     yield Line(SAME, "equal", told, same)
     yield _times(DATATROVE, best.get("datatrove"), mine.seconds, 1.0)
@@ -60,7 +60,7 @@ def scaling(folder: Path, small: Input, best: dict[str, Figure], rounds: int, fa
         for _ in range(factor):
             out.write(small.text.read_bytes())
     given = Input(many, small.bytes * factor, small.tokenizer, small.cores)
-    again, name = measured(given, folder, rounds, ("ours", "limit")), f"{factor} {{}}".format
+    again, name = measure_all(given, folder, rounds, ("ours", "limit")), f"{factor} {{}}".format
     after = again["ours"]
     times = after.job_seconds / before.job_seconds
     yield Line(name(LARGER), f"<= {factor * 1.1:.1f} x", f"{times:.1f} x", times <= factor * 1.1)
@@ -78,8 +78,8 @@ def figures(wanted: Callable[[str], bool], megabytes: int, rounds: int, factor: 
         return
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         folder = Path(name)
-        given = prepared(folder, megabytes, min(2, os.cpu_count() or 1))
-        best = measured(given, folder, rounds)
+        given = prepare_input(folder, megabytes, min(2, os.cpu_count() or 1))
+        best = measure_all(given, folder, rounds)
         if beside:
             yield from speed(given, best, folder)
         if scaled:
@@ -116,9 +116,9 @@ PROVEN = {
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """Those that are asked for: the figures first, alone on the machine."""
-    told = figures(lambda promise: asked(promise, options.words), options.mb, options.rounds, options.factor)
-    yield from (line for line in told if asked(line.promise, options.words))
-    yield from proven(PROVEN, options, [TESTS, "tests/text", "tests/data"])
+    told = figures(lambda promise: is_asked(promise, options.words), options.mb, options.rounds, options.factor)
+    yield from (line for line in told if is_asked(line.promise, options.words))
+    yield from prove(PROVEN, options, [TESTS, "tests/text", "tests/data"])
 
 
 def main() -> None:
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--factor", type=int, default=10)
-    judge(lines(chosen(parser, [*BESIDE, *SCALED, *PROVEN])))
+    judge(lines(parse_options(parser, [*BESIDE, *SCALED, *PROVEN])))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Line:
         return "yes" if self.holds else "NO"
 
 
-def proven(
+def prove(
     promises: Mapping[str, Sequence[str]], options: argparse.Namespace, paths: Sequence[str] = ()
 ) -> Iterator[Line]:
     """Promises that tests prove, as far as the options of `chosen` ask for them; the tests run once, some at a time.
@@ -43,15 +43,19 @@ def proven(
     have a word after `!`. A test that is skipped proves nothing, nor does a word that no test has. `paths`: where the
     tests are, when words do not begin with it.
     """
-    wanted = {promise: words for promise, words in promises.items() if asked(promise, options.words)}
+    wanted = {promise: words for promise, words in promises.items() if is_asked(promise, options.words)}
     if not wanted:
         return
-    cases = _joined(options.tests) if options.tests else ran(_arguments(wanted, options, paths), options.jobs)
+    cases = (
+        _read_all(options.tests)
+        if options.tests
+        else run_tests(_pytest_arguments(wanted, options, paths), options.jobs)
+    )
     for promise, words in wanted.items():
-        yield proven_by(promise, words, cases)
+        yield line_of(promise, words, cases)
 
 
-def ran(arguments: Sequence[str], jobs: int) -> Cases:
+def run_tests(arguments: Sequence[str], jobs: int) -> Cases:
     """Run pytest, so many tests at a time; `path::name` of each test -> its JUnit case."""
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as folder:
         told = Path(folder, "tests.xml")
@@ -61,7 +65,7 @@ def ran(arguments: Sequence[str], jobs: int) -> Cases:
         return _read(told) if told.exists() else {}
 
 
-def _joined(files: Sequence[Path]) -> Cases:
+def _read_all(files: Sequence[Path]) -> Cases:
     return {name: case for path in files for name, case in _read(path).items()}
 
 
@@ -70,12 +74,14 @@ def _read(told: Path) -> Cases:
     return {f"{case.get('file')}::{case.get('name')}": case for case in cases}
 
 
-def passed(case: ElementTree.Element) -> bool:
+def has_passed(case: ElementTree.Element) -> bool:
     """Did the test run, and well?"""
     return not {"failure", "error", "skipped"} & {one.tag for one in case}
 
 
-def _arguments(wanted: Mapping[str, Sequence[str]], options: argparse.Namespace, paths: Sequence[str]) -> list[str]:
+def _pytest_arguments(
+    wanted: Mapping[str, Sequence[str]], options: argparse.Namespace, paths: Sequence[str]
+) -> list[str]:
     """Of pytest: which tests those are."""
     each = [word for words in wanted.values() for word in words if not word.startswith("!")]
     inner = list(paths) or list(dict.fromkeys(word.partition("::")[0] for word in each))
@@ -85,14 +91,14 @@ def _arguments(wanted: Mapping[str, Sequence[str]], options: argparse.Namespace,
     return outer
 
 
-def proven_by(promise: str, words: Sequence[str], cases: Cases) -> Line:
+def line_of(promise: str, words: Sequence[str], cases: Cases) -> Line:
     """One promise, by the tests that have its words (see `proven`)."""
     without = [word[1:] for word in words if word.startswith("!")]
     found = {word: [name for name in cases if _has(name, word)] for word in words if not word.startswith("!")}
     if unknown := [word for word, names in found.items() if not names]:
         return Line(promise, "tests pass", f"no test ran of {', '.join(unknown)}", False)
     mine = {name for names in found.values() for name in names if not any(_has(name, word) for word in without)}
-    well = sum(passed(cases[name]) for name in mine)
+    well = sum(has_passed(cases[name]) for name in mine)
     return Line(promise, "tests pass", f"{well} of {len(mine)} pass", well == len(mine))
 
 
@@ -100,12 +106,12 @@ def _has(name: str, word: str) -> bool:
     return all(part in name for part in word.split("::"))
 
 
-def asked(promise: str, words: Sequence[str]) -> bool:
+def is_asked(promise: str, words: Sequence[str]) -> bool:
     """Has the promise one of these words? No words: all are asked for."""
     return not words or any(word.lower() in promise.lower() for word in words)
 
 
-def chosen(parser: argparse.ArgumentParser, known: Sequence[str]) -> argparse.Namespace:
+def parse_options(parser: argparse.ArgumentParser, known: Sequence[str]) -> argparse.Namespace:
     """The command line, with words for the lines that are asked for. Other words: the known lines, exit code 2."""
     parser.add_argument("words", nargs="*", metavar="WORD", help="only lines that have one of these words")
     parser.add_argument("--jobs", type=int, default=4, help="tests at a time (they mostly wait)")
@@ -117,7 +123,7 @@ def chosen(parser: argparse.ArgumentParser, known: Sequence[str]) -> argparse.Na
         help="the tests have run: how they ended, as `make test` and `make test-long` write it; may be given twice",
     )
     options = parser.parse_args()
-    if unknown := [word for word in options.words if not any(asked(promise, [word]) for promise in known)]:
+    if unknown := [word for word in options.words if not any(is_asked(promise, [word]) for promise in known)]:
         told = "\n  ".join(known)
         print(f"no line has {', '.join(unknown)}; the lines:\n  {told}", file=sys.stderr)
         sys.exit(2)

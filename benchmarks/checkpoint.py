@@ -52,7 +52,7 @@ STORE, MINIO = "BENCHMARK_STORE", "BENCHMARK_MINIO"
 SAMPLE_S = 0.05
 HUNG_S = 900.0
 """No case takes so long, whatever the machine is busy with."""
-MOST = 2
+MOST_TRIES = 2
 """Times as many processes as were asked for, where the machine's speed changes."""
 SLOTS = {False: 3, True: 4}
 """Of a state, by whether it is sharded."""
@@ -61,7 +61,7 @@ SPARE_MIB = 1536
 
 
 @dataclass(frozen=True)
-class Told:
+class CasePlan:
     """What a case asks for."""
 
     folder: str
@@ -79,7 +79,7 @@ class Told:
 
 
 @dataclass
-class Seen:
+class Timings:
     """Seconds by name, in the order they came."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -129,18 +129,18 @@ def cases(mib: int, large_mib: int) -> dict[str, Case]:
     return found
 
 
-def measured(case: Case, told: argparse.Namespace) -> tuple[Seen, float]:
+def measure(case: Case, told: argparse.Namespace) -> tuple[Timings, float]:
     """(What its processes saw, the agent's peak bytes beyond shared memory).
 
     Raises RuntimeError with the end of its log when it does not end well.
     """
-    seen, peak = _started(case, told)
+    seen, peak = _run_case(case, told)
     once = tuple(part for part in case.parts if part in ONCE)
     names = [name for part in once for name in ONCE[part]]
-    for number in range(1, MOST * told.starts) if once else ():
+    for number in range(1, MOST_TRIES * told.starts) if once else ():
         if number >= told.starts and all(len(seen.times.get(name, ())) >= told.starts for name in names):
             break
-        more, another = _started(replace(case, parts=once), told)
+        more, another = _run_case(replace(case, parts=once), told)
         peak = max(peak, another)
         seen.dropped += more.dropped
         for mine, its in ((seen.seconds, more.seconds), (seen.times, more.times)):
@@ -149,7 +149,7 @@ def measured(case: Case, told: argparse.Namespace) -> tuple[Seen, float]:
     return seen, peak
 
 
-def _started(case: Case, told: argparse.Namespace) -> tuple[Seen, float]:
+def _run_case(case: Case, told: argparse.Namespace) -> tuple[Timings, float]:
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="everstep-benchmark-")))
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -159,7 +159,7 @@ def _started(case: Case, told: argparse.Namespace) -> tuple[Seen, float]:
             environment |= minio.environment | {MINIO: minio.new_prefix()}
             uri = minio.new_prefix() if case.s3 else uri
         size, parts, others = case.mib << 20, list(case.parts), list(case.others)
-        asked = Told(str(folder), size, case.tensors, told.rounds, parts, others, told.part_s)
+        asked = CasePlan(str(folder), size, case.tensors, told.rounds, parts, others, told.part_s)
         command = [
             sys.executable, "-m", "everstep", "launch", "--standalone", f"--nproc-per-node={case.ranks}",
             "--max-restarts=1", "--rdzv-conf=read_timeout=600", f"--hang-timeout={2 * HUNG_S:g}",
@@ -169,18 +169,18 @@ def _started(case: Case, told: argparse.Namespace) -> tuple[Seen, float]:
         log = folder / "log"
         with log.open("wb") as out:
             process = subprocess.Popen(command, env={**environment, STORE: uri}, stdout=out, stderr=out)
-        peak, why = _watched(process)
+        peak, why = _wait(process)
         saved, restored = folder / "saved.json", folder / "restored.json"
         if process.returncode or not restored.exists():
             raise RuntimeError(f"{case.name}: {why}\n{log.read_text()[-3000:]}")
-        seen = [Seen(**json.loads(path.read_text())) for path in (saved, restored)]
+        seen = [Timings(**json.loads(path.read_text())) for path in (saved, restored)]
     first, second = seen
     first.seconds["memcpy"] += second.seconds.pop("memcpy")
     dropped = first.dropped + second.dropped
-    return Seen(first.seconds | second.seconds, first.times | second.times, dropped, first.size), peak
+    return Timings(first.seconds | second.seconds, first.times | second.times, dropped, first.size), peak
 
 
-def _watched(process: subprocess.Popen[bytes]) -> tuple[float, str]:
+def _wait(process: subprocess.Popen[bytes]) -> tuple[float, str]:
     """Wait for its end: the most that it held in memory that was its own, and how it ended."""
     peak, wait = 0, threading.Event()
     agent = psutil.Process(process.pid)
@@ -220,7 +220,7 @@ def _lines_of(case: Case, told: argparse.Namespace) -> Iterator[Line]:
         return
     began = time.monotonic()
     try:
-        seen, agent = measured(case, told)
+        seen, agent = measure(case, told)
     except RuntimeError as error:
         print(error, file=sys.stderr, flush=True)
         yield Line(f"{case.name}: it ends", "exit code 0", str(error).splitlines()[0], False)
@@ -239,7 +239,7 @@ def _lines_of(case: Case, told: argparse.Namespace) -> Iterator[Line]:
     yield Line(f"{before}all of it", "", f"{took}; {seen.dropped} measurements while copying changed its speed", True)
 
 
-def _times(before: str, seen: Seen, case: Case) -> Iterator[Line]:
+def _times(before: str, seen: Timings, case: Case) -> Iterator[Line]:
     told: dict[str, tuple[str, str, float | None]] = {
         "first": ("save", "save, the first (sizes announced)", FIRST),
         "second": ("save", "save, the second", SAVE),

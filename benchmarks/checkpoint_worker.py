@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import everstep
-from benchmarks.checkpoint import MINIO, OTHERS, STORE, Seen, Told
+from benchmarks.checkpoint import MINIO, OTHERS, STORE, CasePlan, Timings
 from everstep.runtime.checkpoint.shard.fetch import fetch
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.stored.keys import group_by_checkpoint
@@ -67,10 +67,10 @@ PARALLEL = 4
 class Bench:
     """One rank's measurements."""
 
-    def __init__(self, told: Told, context: everstep.Context) -> None:
+    def __init__(self, told: CasePlan, context: everstep.Context) -> None:
         self.told, self.context = told, context
         self.state, self.size = self._state()
-        self.seen = Seen(size=self.size)
+        self.seen = Timings(size=self.size)
         block = min(self.size, BLOCK)
         self._one, self._other = torch.ones(block, dtype=torch.uint8), torch.zeros(block, dtype=torch.uint8)
         self._other.copy_(self._one)
@@ -102,7 +102,7 @@ class Bench:
             optimizer.step()
             optimizer.zero_grad()
 
-    def timed(self, name: str, work: Callable[[], Any], beside: str = "") -> Any:
+    def measure(self, name: str, work: Callable[[], Any], beside: str = "") -> Any:
         """Do it on all ranks at once; the slowest one's seconds count, as times the last ones of `beside`, too."""
         dist.barrier()
         began = time.perf_counter()
@@ -115,9 +115,9 @@ class Bench:
             self.seen.times.setdefault(name, []).append(slowest.item() / self._last[beside])
         return result
 
-    def between(self, name: str, work: Callable[[], Any]) -> Any:
+    def measure_between_copies(self, name: str, work: Callable[[], Any]) -> Any:
         """The same, after a memcpy and before another: `name` is counted as times their mean, if they were alike."""
-        before, result = self._last["memcpy"], self.timed(name, work)
+        before, result = self._last["memcpy"], self.measure(name, work)
         after = self.memcpy()
         if max(before, after) < ALIKE * min(before, after):
             self.seen.times.setdefault(name, []).append(2 * self._last[name] / (before + after))
@@ -137,7 +137,7 @@ class Bench:
         self.settle()
         for _ in range(COPIES):
             time.sleep(PAUSE_S)
-            self.timed("memcpy", copy)
+            self.measure("memcpy", copy)
         self._last["memcpy"] = statistics.median(self.seen.seconds["memcpy"][-COPIES:])
         return self._last["memcpy"]
 
@@ -152,7 +152,7 @@ class Bench:
             before = now
         dist.barrier()
 
-    def rounds(self, least: int, most: int) -> Iterator[int]:
+    def repeat(self, least: int, most: int) -> Iterator[int]:
         """Measure at least so often, and more while the part's time lasts; alike on all ranks."""
         began = time.perf_counter()
         for number in range(max(least, most)):
@@ -174,10 +174,10 @@ class Bench:
 def first_life(bench: Bench) -> None:
     """Save and persist."""
     told, state = bench.told, bench.state
-    checkpointer = bench.timed("announce", lambda: everstep.Checkpointer(state))
+    checkpointer = bench.measure("announce", lambda: everstep.Checkpointer(state))
     assert checkpointer.load(state) == 0
     bench.step()
-    bench.timed("populate", _populated)  # Runs beside the first iteration's computing.
+    bench.measure("populate", _wait_until_populated)  # Runs beside the first iteration's computing.
     bench.memcpy()
     names = iter(["first", "second"])
     iteration = 0
@@ -185,10 +185,10 @@ def first_life(bench: Bench) -> None:
     def stage(name: str) -> None:
         nonlocal iteration
         iteration += 1
-        bench.between(name, lambda: checkpointer.save(iteration, state))
+        bench.measure_between_copies(name, lambda: checkpointer.save(iteration, state))
 
     saves = "save" in told.parts
-    for _ in bench.rounds(3 if saves else 1, told.rounds + 2 if saves else 1):
+    for _ in bench.repeat(3 if saves else 1, told.rounds + 2 if saves else 1):
         stage(next(names, "steady"))
         if saves:
             bench.train()
@@ -196,15 +196,15 @@ def first_life(bench: Bench) -> None:
     iteration += 1
     checkpointer.save(iteration, state, persist=True)
     checkpointer.flush(iteration)
-    for _ in bench.rounds(2, told.rounds) if "store" in told.parts else ():
+    for _ in bench.repeat(2, told.rounds) if "store" in told.parts else ():
         iteration += 1
         bench.settle()
         checkpointer.save(iteration, state, persist=True)
-        bench.timed("persist", partial(checkpointer.flush, iteration))
+        bench.measure("persist", partial(checkpointer.flush, iteration))
         with plain_upload(os.environ[STORE], bench) as upload:
-            assert bench.timed("upload", upload, "persist")
+            assert bench.measure("upload", upload, "persist")
     if "others" in told.parts:
-        others(bench)
+        measure_others(bench)
     write(bench, "saved.json")
     bench.settle()
     if bench.context.rank == 0:
@@ -217,9 +217,9 @@ def second_life(bench: Bench) -> None:
     told, state = bench.told, bench.state
     checkpointer = everstep.Checkpointer(state)
     bench.memcpy()  # Meanwhile the agent has looked at what it holds.
-    bench.between("restore, first", lambda: checkpointer.load(state))
-    for _ in bench.rounds(2, told.rounds) if "memory" in told.parts else ():
-        bench.between("restore", lambda: checkpointer.load(state))
+    bench.measure_between_copies("restore, first", lambda: checkpointer.load(state))
+    for _ in bench.repeat(2, told.rounds) if "memory" in told.parts else ():
+        bench.measure_between_copies("restore", lambda: checkpointer.load(state))
     store = open_store(os.environ[STORE], read_only=True)
     place = bench.context.link.ask(Fetch(), Fetched) if bench.context.link else None
     assert place is not None
@@ -237,15 +237,15 @@ def second_life(bench: Bench) -> None:
             fetch(source, slot, there, Credentials(place.token, place.authority))
             checkpointer.restore(replace(place, offset=offset, size=source.size, digest=source.digest), state)
 
-        bench.timed(name, load, beside)
+        bench.measure(name, load, beside)
 
-    _populated()
-    for _ in bench.rounds(3, told.rounds) if "peer" in told.parts else ():
+    _wait_until_populated()
+    for _ in bench.repeat(3, told.rounds) if "peer" in told.parts else ():
         bench.settle()
         with loopback(place, buffer) as copy:
-            bench.timed("loopback", copy)
-        restored("restore, peer", _at_the_agent(bench, place, kept), store, "loopback")
-    for _ in bench.rounds(1, max(2, told.rounds // 2)) if "store" in told.parts else ():
+            bench.measure("loopback", copy)
+        restored("restore, peer", _holding_of_agent(bench, place, kept), store, "loopback")
+    for _ in bench.repeat(1, max(2, told.rounds // 2)) if "store" in told.parts else ():
         bench.memcpy()
         restored("restore, store", kept, store, "memcpy")
     if "minio" in told.parts:
@@ -253,28 +253,28 @@ def second_life(bench: Bench) -> None:
         copied = replace(kept, key=f"shard-{bench.context.rank}")
         minio.put(copied.key, SegmentFile.open(Path(place.path)).bytes_at(place.offset, place.size))
         copied = replace(copied, size=place.size, digest=place.digest)
-        for _ in bench.rounds(1, max(2, told.rounds // 2)):
+        for _ in bench.repeat(1, max(2, told.rounds // 2)):
             bench.memcpy()
             restored("restore, MinIO", copied, minio, "memcpy")
         minio.delete(copied.key)
     write(bench, "restored.json")
 
 
-def _populated() -> None:
+def _wait_until_populated() -> None:
     """Wait until all memory that is shared with the agent is mapped."""
     for thread in threading.enumerate():
         if thread.name == "everstep-populate":
             thread.join()
 
 
-def _at_the_agent(bench: Bench, place: Fetched, kept: Holding) -> Holding:
+def _holding_of_agent(bench: Bench, place: Fetched, kept: Holding) -> Holding:
     """What lies in this node's memory, as a peer's."""
     port = next(c.laddr.port for c in bench.agent.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
     identity = (place.round, place.iteration, kept.shard, kept.shards)
     return Holding(*identity, size=place.size, digest=place.digest, node="peer", address=f"127.0.0.1:{port}")
 
 
-def others(bench: Bench) -> None:
+def measure_others(bench: Bench) -> None:
     """What one would use without us; what each wrote is removed before the next one."""
     folder, state, plain = Path(bench.told.folder) / "others", bench.state, bench.state
     if not bench.told.tensors:
@@ -290,13 +290,13 @@ def others(bench: Bench) -> None:
         lambda: save(state, checkpoint_id=folder / "dcp"),
         going,
     ]
-    for _ in bench.rounds(1, 2):
+    for _ in bench.repeat(1, 2):
         for name, work in zip(OTHERS, works, strict=True):
             if name not in bench.told.others:
                 continue
             folder.mkdir(exist_ok=True)
             bench.memcpy()
-            bench.timed(name, work, "memcpy")
+            bench.measure(name, work, "memcpy")
             for one in running:
                 one.result()
             running.clear()
@@ -394,7 +394,7 @@ def _agent() -> psutil.Process:
 
 
 def main() -> None:
-    told = Told(**json.loads(sys.argv[1]))
+    told = CasePlan(**json.loads(sys.argv[1]))
     bench = Bench(told, everstep.init())
     if Path(told.folder, "saved.json").exists():
         second_life(bench)

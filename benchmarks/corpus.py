@@ -17,7 +17,7 @@ LONGEST = 1 << 20
 """Longer files are data rather than text."""
 
 
-def installed() -> Iterator[str]:
+def installed_texts() -> Iterator[str]:
     """Texts of this Python, its packages and the system's documentation, in an order that is the same every time."""
     roots = [sysconfig.get_path(name) for name in ("stdlib", "purelib")] + ["/usr/share/doc", "/usr/include"]
     seen: set[bytes] = set()
@@ -41,7 +41,7 @@ def write(file: Path, size: int) -> tuple[int, float]:
     with file.open("w") as out:
         while written < size:
             before = written
-            for text in installed():
+            for text in installed_texts():
                 out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
                 written += len(text.encode())
                 documents += 1

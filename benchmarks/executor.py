@@ -66,7 +66,7 @@ def groups(count: int) -> dict[str, Any]:
     return workflow([{"name": "main", "steps": [[{"name": f"s{i}", "template": "noop"}] for i in range(count // 2)]}])
 
 
-def called(count: int) -> dict[str, Any]:
+def calls(count: int) -> dict[str, Any]:
     """Items that each call a template of steps with an argument."""
     task = {"name": "t", "template": "one", "withSequence": {"count": str(count // 3)}}
     task["arguments"] = {"parameters": [{"name": "x", "value": "{{item}}"}]}
@@ -74,7 +74,7 @@ def called(count: int) -> dict[str, Any]:
     return workflow([{"name": "main", "dag": {"tasks": [task]}}, one])
 
 
-def hooked(count: int) -> dict[str, Any]:
+def hooks(count: int) -> dict[str, Any]:
     """Tasks that each have an exit hook."""
     hooks = {"exit": {"template": "noop"}}
     tasks = [{"name": f"t{i}", "template": "noop", "hooks": hooks} for i in range(count // 2)]
@@ -85,8 +85,8 @@ SHAPES = (
     ("tasks one after the other", chain),
     ("items of one task", fan),
     ("groups of steps", groups),
-    ("items that call steps", called),
-    ("tasks with exit hooks", hooked),
+    ("items that call steps", calls),
+    ("tasks with exit hooks", hooks),
 )
 
 

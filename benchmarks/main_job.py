@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.recovery import Kill, kills, told
+from benchmarks.recovery import Kill, format_kills, kills
 from tests.harness import Pipeline, Watched, wait_until
 
 MIB = 1 << 20
@@ -116,7 +116,7 @@ def rows_of(run: DefaultRun, killed: list[Kill]) -> list[tuple[str, str, str]]:
         rows += [
             (
                 f"kill -9 of a worker -> next iteration finished, {len(killed)} kills",
-                told(killed),
+                format_kills(killed),
                 "<= 1 s",
             ),
             ("iterations lost at a kill, at most", str(max(kill.lost for kill in killed)), "<= 1"),

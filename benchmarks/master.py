@@ -28,11 +28,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.simulated_agents import Add, Beats, Drop, Seated, serve
+from benchmarks.simulated_agents import Add, AllSeated, Beats, Drop, serve
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
 from everstep.runtime.master import find_master, run
 from everstep.runtime.net.tls import Credentials, credentials_of
-from everstep.runtime.platform import Gone, Node, NodeRequest
+from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.store import DirectoryStore
 
 JOB = "benchmark"
@@ -52,7 +52,7 @@ class NoPlatform:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._nodes: dict[str, Node] = {}
-        self._gone: asyncio.Queue[Gone] = asyncio.Queue()
+        self._gone: asyncio.Queue[NodeEnd] = asyncio.Queue()
 
     async def observe(self) -> list[Node]:
         return list(self._nodes.values())
@@ -66,13 +66,13 @@ class NoPlatform:
     async def delete(self, name: str, uid: str) -> None:
         self.end(name)
 
-    async def gone(self) -> AsyncIterator[Gone]:
+    async def node_ends(self) -> AsyncIterator[NodeEnd]:
         while True:
             yield await self._gone.get()
 
     def end(self, name: str) -> None:
         if self._nodes.pop(name, None):
-            self._gone.put_nowait(Gone(name, name, None, "killed"))
+            self._gone.put_nowait(NodeEnd(name, name, None, "killed"))
 
 
 def _master(pipe: Connection, folder: Path, agents: int, core: int, tls: bool) -> None:
@@ -94,7 +94,7 @@ def _master(pipe: Connection, folder: Path, agents: int, core: int, tls: bool) -
     asyncio.run(live())
 
 
-def started(target: Callable[..., None], *arguments: object) -> tuple[BaseProcess, Connection]:
+def start_process(target: Callable[..., None], *arguments: object) -> tuple[BaseProcess, Connection]:
     """A process that runs `target`, and the pipe to it, which is its first argument."""
     ours, theirs = _processes.Pipe()
     process = _processes.Process(target=target, args=(theirs, *arguments), daemon=True)
@@ -109,20 +109,20 @@ class Scene:
     def __init__(self, folder: Path, agents: int, clients: int, tls: bool = False) -> None:
         cores = sorted(os.sched_getaffinity(0))
         self.agents = agents
-        self.process, self._master = started(_master, folder, agents, cores[0], tls)
+        self.process, self._master = start_process(_master, folder, agents, cores[0], tls)
         self._processes = [self.process]
         self._clients: list[Connection] = []
-        self.names = [self._told(self._master) for _ in range(agents)]
+        self.names = [self._receive(self._master) for _ in range(agents)]
         found = find_master(DirectoryStore(folder), JOB)
         assert found is not None, "a master that asks for nodes has claimed its job"
         self.credentials = Credentials(TOKEN, credentials_of(TOKEN, JOB, tls=tls).authority)
         for _ in range(clients):
-            process, pipe = started(serve, found.address, self.credentials, set(cores[1:] or cores))
+            process, pipe = start_process(serve, found.address, self.credentials, set(cores[1:] or cores))
             self._processes.append(process)
             self._clients.append(pipe)
         self.beats()  # All of them have begun, and answer.
 
-    def begin(self) -> None:
+    def join_all(self) -> None:
         """All agents join."""
         for number, client in enumerate(self._clients):
             client.send(Add(self.names[number :: len(self._clients)]))
@@ -132,19 +132,19 @@ class Scene:
         name = self.names[0]
         self._clients[0].send(Drop(name))
         self._master.send(name)
-        self._clients[0].send(Add([self._told(self._master)]))
+        self._clients[0].send(Add([self._receive(self._master)]))
 
-    def seated(self, round_: int) -> "Latency":
+    def wait_for_seats(self, round_: int) -> "Latency":
         """Until all agents have a seat in this round."""
-        told = [self._told(client) for client in self._clients]
-        assert all(isinstance(part, Seated) and part.round == round_ for part in told), told
+        told = [self._receive(client) for client in self._clients]
+        assert all(isinstance(part, AllSeated) and part.round == round_ for part in told), told
         return Latency(max(part.last_join for part in told), sorted(at for part in told for at in part.seats))
 
     def beats(self) -> int:
         """Heartbeats answered so far."""
         for client in self._clients:
             client.send(Beats())
-        return sum(self._told(client).count for client in self._clients)
+        return sum(self._receive(client).count for client in self._clients)
 
     def close(self) -> None:
         """End what was started."""
@@ -152,7 +152,7 @@ class Scene:
             process.kill()
             process.join()
 
-    def _told(self, pipe: Connection) -> Any:
+    def _receive(self, pipe: Connection) -> Any:
         ready = wait([pipe, *(process.sentinel for process in self._processes)], PATIENCE_S)
         if pipe not in ready:
             raise RuntimeError("a process ended" if ready else f"nothing happened for {PATIENCE_S:.0f} s")
@@ -191,41 +191,41 @@ Row = tuple[str, str, str, bool | None]
 def rounds(stage: Scene, rows: list[Row]) -> None:
     """All join; one dies, all join again."""
     budget, process = f"p99 < {LATENCY_BUDGET_S:g} s", psutil.Process(stage.process.pid)
-    began, before = time.monotonic(), _used(process)
-    stage.begin()
-    first = stage.seated(1)
-    used = f"{_used(process) - before:.2f} s of {first.seats[-1] - began:.2f} s"
+    began, before = time.monotonic(), _cpu_seconds(process)
+    stage.join_all()
+    first = stage.wait_for_seats(1)
+    used = f"{_cpu_seconds(process) - before:.2f} s of {first.seats[-1] - began:.2f} s"
     rows.append((f"{stage.agents} agents join", str(first), budget, first.percentile(0.99) < LATENCY_BUDGET_S))
     rows.append(("processor time of the master for it", used, "", None))
-    died, before = time.monotonic(), _used(process)
+    died, before = time.monotonic(), _cpu_seconds(process)
     stage.kill_one()
-    again = stage.seated(2)
-    used = f"{_used(process) - before:.2f} s of {again.seats[-1] - died:.2f} s"
+    again = stage.wait_for_seats(2)
+    used = f"{_cpu_seconds(process) - before:.2f} s of {again.seats[-1] - died:.2f} s"
     rows.append(("one dies, all join again", str(again), budget, again.percentile(0.99) < LATENCY_BUDGET_S))
     rows.append(("processor time of the master for it", used, "", None))
-    rows.append(("peak memory of the master", f"{_peak(stage.process.pid) / MIB:.0f} MiB", "", None))
+    rows.append(("peak memory of the master", f"{_peak_bytes(stage.process.pid) / MIB:.0f} MiB", "", None))
 
 
 def load(stage: Scene, seconds: float, rows: list[Row]) -> None:
     """Nothing but heartbeats."""
     process = psutil.Process(stage.process.pid)
-    before, beats, began = _used(process), stage.beats(), time.monotonic()
+    before, beats, began = _cpu_seconds(process), stage.beats(), time.monotonic()
     time.sleep(seconds)
     beats, took = stage.beats() - beats, time.monotonic() - began
-    used = 100 * (_used(process) - before) / took
+    used = 100 * (_cpu_seconds(process) - before) / took
     every = stage.agents * took / beats
     told = f"{used:.0f} % of one core, {beats / took:.0f} a second, each agent's every {every:.0f} s"
     what = f"heartbeats of {stage.agents} agents, {took:.0f} s"
     rows.append((what, told, f"<= {LOAD_BUDGET:g} %", used <= LOAD_BUDGET))
 
 
-def _used(process: psutil.Process) -> float:
+def _cpu_seconds(process: psutil.Process) -> float:
     """Seconds of processor time so far."""
     times = process.cpu_times()
     return times.user + times.system
 
 
-def _peak(pid: int | None) -> int:
+def _peak_bytes(pid: int | None) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 

@@ -31,7 +31,7 @@ def check(nodes: int, fault: str = "") -> tuple[float, int, str]:
     return seconds, len(told["rounds"]), "  ".join(found) or "healthy"
 
 
-def silent(node: str, rounds: int) -> str:
+def silent_fault(node: str, rounds: int) -> str:
     """A fault that only shows in a group, in each round."""
     return ";".join(f"check.all_reduce,node={node},round={number}=raise" for number in range(1, rounds + 1))
 
@@ -46,8 +46,8 @@ def main() -> None:
     for what, nodes, fault in (
         ("2 nodes, healthy", 2, ""),
         ("2 nodes, one dies in its products", 2, "check.matmul,node=local-1=kill"),
-        ("4 nodes, with one every group fails", 4, silent("local-1", 2)),
-        ("5 nodes, with one every group fails", 5, silent("local-2", 3)),
+        ("4 nodes, with one every group fails", 4, silent_fault("local-1", 2)),
+        ("5 nodes, with one every group fails", 5, silent_fault("local-2", 3)),
     ):
         runs = [check(nodes, fault) for _ in range(times)]
         seconds = [run[0] for run in runs]

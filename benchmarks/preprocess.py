@@ -90,7 +90,7 @@ def _pss(pid: int) -> int:
     return 0
 
 
-def ours(given: Input, folder: Path) -> Figure:
+def measure_everstep(given: Input, folder: Path) -> Figure:
     """`python -m everstep.steps.preprocess`, the whole command."""
     command = [
         *(sys.executable, "-m", "everstep.steps.preprocess", "--input", str(given.text), "--append-eod", "--force"),
@@ -98,12 +98,12 @@ def ours(given: Input, folder: Path) -> Figure:
         *("--spark-master", f"local[{given.cores}]", "--log-interval", "10000000"),
         *("--store", str(folder / "store"), "--outputs", str(folder / "outputs")),
     ]
-    took = _timed(command)
+    took = _measure(command)
     facts = json.loads((folder / "store/runs/by-hand/steps/preprocess.json").read_text())["facts"]
     return replace(took, job_seconds=facts["seconds"], tokens=facts["tokens"])
 
 
-def peer(name: str, given: Input, folder: Path) -> Figure:
+def measure_peer(name: str, given: Input, folder: Path) -> Figure:
     """A module of benchmarks/peers as a process, without what it left before.
 
     It prints the number of tokens, the limit before it the seconds of its job.
@@ -113,14 +113,14 @@ def peer(name: str, given: Input, folder: Path) -> Figure:
     command = [sys.executable, "-m", f"benchmarks.peers.{name}", str(given.text), str(given.tokenizer)]
     command += [str(folder / name), str(given.cores)]
     told = folder / f"{name}.tokens"
-    took, (*_, seconds, tokens) = _timed(command, told), ["", *told.read_text().split()]
+    took, (*_, seconds, tokens) = _measure(command, told), ["", *told.read_text().split()]
     return replace(took, tokens=int(tokens), job_seconds=float(seconds) if name == "limit" else took.seconds)
 
 
-def _timed(command: list[str], output: Path | None = None) -> Figure:
+def _measure(command: list[str], output: Path | None = None) -> Figure:
     """What it took, but for the tokens. Raises RuntimeError when it fails."""
     _adopt_orphans()
-    before, started = _used(), time.monotonic()
+    before, started = _children_cpu_seconds(), time.monotonic()
     with (output or Path(os.devnull)).open("w") as out, tempfile.TemporaryFile("w+") as told:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=told)
         with memory_of(process.pid) as memory:
@@ -132,10 +132,10 @@ def _timed(command: list[str], output: Path | None = None) -> Figure:
         told.seek(0)
         if process.returncode:
             raise RuntimeError(f"{command[2]} ended with {process.returncode}: {told.read()[-2000:]}")
-    return Figure(seconds, seconds, _used() - before, 0, memory.peak)
+    return Figure(seconds, seconds, _children_cpu_seconds() - before, 0, memory.peak)
 
 
-def _used() -> float:
+def _children_cpu_seconds() -> float:
     """Seconds of CPU of all that this process has started and that has ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
@@ -146,7 +146,7 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def prepared(folder: Path, megabytes: int, cores: int) -> Input:
+def prepare_input(folder: Path, megabytes: int, cores: int) -> Input:
     """Text and a tokenizer that was trained on some of it."""
     from everstep.steps.preprocess.vocabulary import train
 
@@ -161,7 +161,7 @@ def prepared(folder: Path, megabytes: int, cores: int) -> Input:
     return Input(file, size, tokenizer, cores)
 
 
-def same_bytes(folder: Path) -> bool:
+def has_same_bytes(folder: Path) -> bool:
     """Are our files those of megatron-core's builder?"""
     ours_, theirs = folder / "ours_text_document", folder / "megatron"
     return all(
@@ -170,7 +170,7 @@ def same_bytes(folder: Path) -> bool:
     )
 
 
-def measured(given: Input, folder: Path, rounds: int, names: Sequence[str] = ALL) -> dict[str, Figure]:
+def measure_all(given: Input, folder: Path, rounds: int, names: Sequence[str] = ALL) -> dict[str, Figure]:
     """The best of `rounds` of each, taking turns: all of them had the machine at its best once."""
     peers = {"limit": "tiktoken", "megatron": "megatron.core", "datatrove": "datatrove"}
     best: dict[str, Figure] = {}
@@ -179,7 +179,7 @@ def measured(given: Input, folder: Path, rounds: int, names: Sequence[str] = ALL
             if name != "ours" and importlib.util.find_spec(peers[name]) is None:
                 print(f"{name}: not installed, left out", file=sys.stderr)
                 continue
-            figure = ours(given, folder) if name == "ours" else peer(name, given, folder)
+            figure = measure_everstep(given, folder) if name == "ours" else measure_peer(name, given, folder)
             print(f"{name}: {figure.seconds:.1f} s, {given.bytes / 1e6 / figure.seconds:.1f} MB/s", file=sys.stderr)
             if name not in best or figure.seconds < best[name].seconds:
                 best[name] = figure
@@ -211,11 +211,11 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 1))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
-        given = prepared(Path(name), options.mb, options.cores)
-        best = measured(given, Path(name), options.rounds)
+        given = prepare_input(Path(name), options.mb, options.cores)
+        best = measure_all(given, Path(name), options.rounds)
         print(table(rows_of(given, best)))
         if "megatron" in best:
-            print(f"\nbytes equal to megatron-core's: {'yes' if same_bytes(Path(name)) else 'NO'}")
+            print(f"\nbytes equal to megatron-core's: {'yes' if has_same_bytes(Path(name)) else 'NO'}")
 
 
 if __name__ == "__main__":

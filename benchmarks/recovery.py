@@ -129,9 +129,9 @@ def torchrun_kills(folder: Path, dataset: str, count: int, seed: int = 0) -> tup
     peer = _start_peer(command, place)
     try:
         for number in range(count):
-            reached = _newest(place) + choose.randrange(6, 14)
-            if not _soon(lambda reached=reached: _newest(place) >= reached):
-                if not _newest(place):
+            reached = _newest_iteration(place) + choose.randrange(6, 14)
+            if not _wait_for(lambda reached=reached: _newest_iteration(place) >= reached):
+                if not _newest_iteration(place):
                     raise RuntimeError(f"torchrun does not train: {(place / 'log').read_text()[-2000:]}")
                 print(f"torchrun: hangs instead of kill {number + 1}/{count}", file=sys.stderr)
                 _end(peer)
@@ -140,7 +140,7 @@ def torchrun_kills(folder: Path, dataset: str, count: int, seed: int = 0) -> tup
             threading.Event().wait(choose.random() * PAUSE_S)
             moment = kill(psutil.Process(int((place / f"pid-{choose.randrange(2)}").read_text())))
             print(f"torchrun: kill {number + 1}/{count}", file=sys.stderr)
-            if recovered := _soon(lambda moment=moment: _after(place, moment)):
+            if recovered := _wait_for(lambda moment=moment: _kill_at(place, moment)):
                 found.append(recovered)
             else:
                 _end(peer)
@@ -162,14 +162,14 @@ def _end(peer: subprocess.Popen[bytes]) -> None:
     peer.wait()
 
 
-def _soon(found: Callable[[], T]) -> T | None:
+def _wait_for(found: Callable[[], T]) -> T | None:
     try:
         return wait_until(found, "the peer", HUNG_S)
     except TimeoutError:
         return None
 
 
-def _after(place: Path, moment: float) -> Kill | None:
+def _kill_at(place: Path, moment: float) -> Kill | None:
     """What a kill at that moment cost; None while no later iteration has been finished."""
     lines = _lines(place)
     before = max((line["iteration"] for line in lines if line["time"] <= moment), default=0)
@@ -186,12 +186,12 @@ def _lines(place: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def _newest(place: Path) -> int:
+def _newest_iteration(place: Path) -> int:
     lines = _lines(place)
     return lines[-1]["iteration"] if lines else 0
 
 
-def told(killed: Sequence[Kill]) -> str:
+def format_kills(killed: Sequence[Kill]) -> str:
     """Median and maximum."""
     seconds = [one.seconds for one in killed]
     if not seconds:
@@ -218,10 +218,10 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, {options.kills} kills\n")
     print("| what | kill -> next iteration | iterations lost, at most |\n|---|---|---|")
     for what, one in rows:
-        print(f"| {what} | {told(one)} | {max((kill.lost for kill in one), default='')} |")
+        print(f"| {what} | {format_kills(one)} | {max((kill.lost for kill in one), default='')} |")
     if not options.no_peer:
         what = f"kill -9 of a worker -> next iteration finished, {options.kills} kills"
-        measured = f"{told(killed)}; torchrun with torch.save: {told(theirs)}"
+        measured = f"{format_kills(killed)}; torchrun with torch.save: {format_kills(theirs)}"
         print(f"\nREADME: | {what} | {measured} | <= {BUDGET_S:g} s |")
     print("\n| where the time goes | median | maximum |\n|---|---|---|")
     for field in fields(Parts):

@@ -43,7 +43,7 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class Seated:
+class AllSeated:
     """All agents of one process have a seat in this round. Times are of the machine's monotonic clock."""
 
     round: int
@@ -73,7 +73,7 @@ class _Agent(asyncio.Protocol):
         self._join()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._crowd.lost(self, exc)
+        self._crowd.on_lost(self, exc)
 
     def close(self) -> None:
         self._transport.abort()
@@ -97,25 +97,25 @@ class _Agent(asyncio.Protocol):
         if status not in (200, 204):
             raise RuntimeError(f"{self.name}: {status} {body.decode(errors='replace')}")
         if self._talk.waits:
-            self._seated(body if status == 200 else b"")
+            self._take_seat(body if status == 200 else b"")
         else:
-            self._told(_directive(body))
+            self._follow(_directive(body))
 
-    def _seated(self, body: bytes) -> None:
+    def _take_seat(self, body: bytes) -> None:
         if not body:
             return self._join()
         self._talk.take_seat(_seat(body))
-        self._crowd.seated(self._talk.round)
+        self._crowd.on_seat(self._talk.round)
         return self._beat()
 
-    def _told(self, told: Directive) -> None:
+    def _follow(self, told: Directive) -> None:
         self._crowd.beats += 1
         if self._talk.accept(told) is Action.REJOIN and self._talk.is_over(told.round):
             return self._join()
         return self._beat()
 
     def _join(self) -> None:
-        self._crowd.joins(self._talk.round)
+        self._crowd.on_join(self._talk.round)
         self._post("join", self._talk.next_join(Join(self.name, "worker", "h", 1, "127.0.0.1:7", 29500)))
 
     def _beat(self) -> None:
@@ -129,7 +129,7 @@ class _Agent(asyncio.Protocol):
 class _Crowd:
     """The agents of one process."""
 
-    def __init__(self, address: str, credentials: Credentials, tell: Callable[[Seated], None]) -> None:
+    def __init__(self, address: str, credentials: Credentials, tell: Callable[[AllSeated], None]) -> None:
         self._trust = credentials.client
         self.head = (
             f"POST /v1/%b HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {credentials.token}\r\n"
@@ -154,19 +154,19 @@ class _Crowd:
     def drop(self, name: str) -> None:
         self._agents.pop(name).close()
 
-    def lost(self, agent: _Agent, error: Exception | None) -> None:
+    def on_lost(self, agent: _Agent, error: Exception | None) -> None:
         if self._agents.get(agent.name) is agent:
             raise RuntimeError(f"{agent.name} lost its master: {error}")
 
-    def joins(self, after: int) -> None:
+    def on_join(self, after: int) -> None:
         """Somebody joins: the next round's. A newcomer joins whichever is the newest."""
         self._last_join[max(after, *self._last_join, 0)] = time.monotonic()
 
-    def seated(self, round_: int) -> None:
+    def on_seat(self, round_: int) -> None:
         seats = self._seats[round_]
         seats.append(time.monotonic())
         if len(seats) == len(self._agents):
-            self._tell(Seated(round_, max(self._last_join.values()), seats))
+            self._tell(AllSeated(round_, max(self._last_join.values()), seats))
 
     async def _open(self, agent: _Agent) -> None:
         async with self._opening:

@@ -76,7 +76,7 @@ class Batches:
             self._session.iteration = self.iteration
             self._session.beacon("batch")
             faults.point("train.iteration", iteration=self.iteration)
-            torch.manual_seed(_mixed(order.seed, start, rank))
+            torch.manual_seed(_mix_seed(order.seed, start, rank))
             yield self._batch(start)
             self._session.send(
                 {
@@ -98,6 +98,6 @@ class Batches:
         return Batch(inputs, targets, weight, self.consumed, self.iteration, share)
 
 
-def _mixed(*numbers: int) -> int:
+def _mix_seed(*numbers: int) -> int:
     """One seed of several numbers, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little") >> 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from everstep.errors import BadInput
-from everstep.leaving import leave
+from everstep.leaving import exit_now
 from everstep.options import Submission
 from everstep.version import IMAGE
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from everstep.runtime.submission import Route
 
 
-def made_for(manifest: dict[str, Any], name: str, namespace: str, how: Submission) -> dict[str, Any]:
+def manifest_for_cluster(manifest: dict[str, Any], name: str, namespace: str, how: Submission) -> dict[str, Any]:
     """The manifest as that namespace gets it. Raises BadInput."""
     from everstep.runtime.submission.manifest import ClusterOptions, NotForAClusterError, for_argo
     from everstep.runtime.workflow import ManifestError, check_name
@@ -35,7 +35,7 @@ def made_for(manifest: dict[str, Any], name: str, namespace: str, how: Submissio
         raise BadInput(str(error)) from None
 
 
-def run_there(
+def run_on_cluster(
     manifest: dict[str, Any], route: "Route", reason: str, how: Submission, another: Callable[[], str] | None
 ) -> int:
     """Submit, say where it is, and watch it unless --detach: then the process ends here. Raises BadInput for what the
@@ -57,4 +57,4 @@ def run_there(
         return 0
     from everstep.runtime.submission.run import watch
 
-    return leave(watch(route, made.workflow, how.logs))  # Threads may still read the run.
+    return exit_now(watch(route, made.workflow, how.logs))  # Threads may still read the run.

@@ -74,7 +74,7 @@ class _Flash:
 
     def _stored(self) -> Iterator[list[Shard]]:
         """Every committed checkpoint of the job that is whole, the newest first."""
-        store, prefix = self._checkpoints.place()
+        store, prefix = self._checkpoints.store_and_prefix()
         for one in reversed(list_checkpoints(store, prefix)):
             try:
                 if one.commit is not None:

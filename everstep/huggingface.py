@@ -28,7 +28,7 @@ from everstep.session import Checkpointer, Checkpoints
 
 __all__ = ["EverstepCallback"]
 
-_NOTHING = "nothing.safetensors"
+_EMPTY_FILE = "nothing.safetensors"
 
 
 class EverstepCallback(TrainerCallback):
@@ -42,7 +42,7 @@ class EverstepCallback(TrainerCallback):
         self._model: Any = None
         self._checkpointer: Checkpointer | None = None
         self._state: dict[str, Any] = {}
-        self._random = _Random()
+        self._random = _RandomState()
         self._unsettled = False
         self._logs = False
         """Will the step that ended be logged, before anything else happens?"""
@@ -58,9 +58,9 @@ class EverstepCallback(TrainerCallback):
         self._folder = tempfile.mkdtemp(prefix="everstep-resume-")
         folder = Path(self._folder)
         (folder / "trainer_state.json").write_text(json.dumps(saved))
-        keys = dict.fromkeys(self._model.state_dict(), _NOTHING) if self._model is not None else {}
+        keys = dict.fromkeys(self._model.state_dict(), _EMPTY_FILE) if self._model is not None else {}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": keys}))
-        save_file({}, folder / _NOTHING)
+        save_file({}, folder / _EMPTY_FILE)
         return self._folder
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -81,7 +81,7 @@ class EverstepCallback(TrainerCallback):
             "model": kwargs["model"],
             "optimizer": getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"]),
             "schedule": getattr(kwargs["lr_scheduler"], "scheduler", kwargs["lr_scheduler"]),
-            "trainer": _told(state),
+            "trainer": _trainer_state(state),
             "random": self._random,
         }
         self._checkpointer = Checkpointer(self._state, self._checkpoints)
@@ -127,16 +127,16 @@ class EverstepCallback(TrainerCallback):
     def _save(self, state: TrainerState, whatever: bool = False) -> None:
         assert self._checkpointer is not None
         if whatever or state.global_step % self._every == 0:
-            self._state["trainer"] = _told(state)
+            self._state["trainer"] = _trainer_state(state)
             self._checkpointer.save(state.global_step, self._state)
 
 
-def _told(state: TrainerState) -> dict[str, Any]:
+def _trainer_state(state: TrainerState) -> dict[str, Any]:
     """As the Trainer writes trainer_state.json."""
     return json.loads(json.dumps(asdict(state)))
 
 
-class _Random:
+class _RandomState:
     """Python's, numpy's and torch's random numbers, as a state to checkpoint."""
 
     def __init__(self) -> None:

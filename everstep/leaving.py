@@ -6,7 +6,7 @@ import sys
 from typing import NoReturn
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End the process with that code, whatever its daemon threads do.
 
     sys.exit would tear them down: one that gets its answer just then is ended within compiled code, and aborts the

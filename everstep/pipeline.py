@@ -17,7 +17,7 @@ from everstep.errors import TRY_AGAIN, BadInput
 from everstep.options import Submission
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.store import StoreError, absolute_uri, open_store
-from everstep.surroundings import checked_variables, limits_of_archives
+from everstep.surroundings import archive_limits, checked_variables
 
 if TYPE_CHECKING:
     from hera.workflows import Workflow
@@ -81,13 +81,13 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
 
     name = given or another()
     if target.route is None:
-        return _print(manifest) if how.output else _run_here(manifest, name, how, target.reason)
-    from everstep.cluster import made_for, run_there
+        return _print(manifest) if how.output else _run_locally(manifest, name, how, target.reason)
+    from everstep.cluster import manifest_for_cluster, run_on_cluster
 
-    made = made_for(manifest, name, target.route.namespace, how)
+    made = manifest_for_cluster(manifest, name, target.route.namespace, how)
     if how.output:
         return _print(made)
-    return run_there(made, target.route, target.reason, how, None if given else another)
+    return run_on_cluster(made, target.route, target.reason, how, None if given else another)
 
 
 def _print(manifest: dict[str, Any]) -> int:
@@ -141,12 +141,12 @@ def _sandbox(how: Submission) -> "Sandbox | None":
     return Sandbox(not how.no_network, writable)
 
 
-def _run_here(manifest: dict[str, Any], name: str, how: Submission, reason: str) -> int:
+def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: str) -> int:
     from everstep.runtime.platform.process import end_nodes
     from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name, run
     from everstep.runtime.workflow.run.view import watch
 
-    folder, variables, limits = Path(how.runs) / name, checked_variables(how.env), limits_of_archives()
+    folder, variables, limits = Path(how.runs) / name, checked_variables(how.env), archive_limits()
     try:
         check_name(name)
     except ManifestError as error:

@@ -72,12 +72,12 @@ class Session:
             stall = self.checkpointer.stall_s if self.checkpointer else 0.0
             told = {**facts, "stall_s": stall, **self.pending}
             self.context.link.tell(Report(self.iteration, told))
-            self._must_be_a_number(told.get("loss", 0.0))
+            self._check_finite(told.get("loss", 0.0))
         if self.checkpointer is not None:
             self.checkpointer.stall_s = 0.0  # An iteration that saves nothing stalls for nothing.
         self.pending.clear()
 
-    def _must_be_a_number(self, loss: float | int | str) -> None:
+    def _check_finite(self, loss: float | int | str) -> None:
         """A loss that is none right after a restore: what was restored may be broken. The job goes a step back."""
         restored = self.checkpointer.restored if self.checkpointer else 0
         if restored and self.iteration <= restored + WATCHED and isinstance(loss, float) and not math.isfinite(loss):
@@ -102,7 +102,7 @@ def current(name: str) -> Session:
     return _session
 
 
-def context_of_environment() -> Context:
+def context_from_environment() -> Context:
     """This worker's place as its environment tells it; greets the agent."""
     rank, world_size, local_rank = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
@@ -120,9 +120,9 @@ class Checkpoints:
         itself need not call `init`. Raises LinkError, StoreError."""
         global _session
         if _session is None:
-            _session = Session(context_of_environment())
+            _session = Session(context_from_environment())
         self.session = _session
-        self.alone = None if _session.context.link else _alone(directory or os.environ.get("EVERSTEP_STORE", ""))
+        self.alone = None if _session.context.link else _standalone(directory or os.environ.get("EVERSTEP_STORE", ""))
 
     def shards(self) -> list[Shard]:
         """The shards of what this round starts from; empty: it starts from nothing. What is damaged is passed over: an
@@ -151,7 +151,7 @@ class Checkpoints:
         self.session.iteration = iteration
         self.session.send(facts)
 
-    def place(self) -> tuple[Store, str]:
+    def store_and_prefix(self) -> tuple[Store, str]:
         """The store and what the keys of this job's checkpoints begin with."""
         if self.alone is not None:
             return self.alone.store, self.alone.prefix
@@ -179,7 +179,7 @@ class Checkpointer(worker.Checkpointer):
         session.beacon("start")
 
 
-def _alone(uri: str) -> StandaloneKeeper | None:
+def _standalone(uri: str) -> StandaloneKeeper | None:
     if not uri:
         print(
             "everstep: no agent started this script, its checkpoints are not kept; "

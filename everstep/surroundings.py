@@ -21,7 +21,7 @@ def checked_variables(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def say_missing(run: str, names: Sequence[str]) -> None:
+def warn_missing_variables(run: str, names: Sequence[str]) -> None:
     """Of a run that is taken up: say what it once was given and has no more."""
     from everstep.runtime.workflow.pods.inherited import unknown
 
@@ -29,7 +29,7 @@ def say_missing(run: str, names: Sequence[str]) -> None:
         print(f"{run}: its pods had the variable {one}, which is not set here: they go on without it", file=sys.stderr)
 
 
-def limits_of_archives() -> "Limits":
+def archive_limits() -> "Limits":
     """As the environment says. Raises BadInput."""
     from everstep.runtime.workflow.artifacts.archives import Limits
 

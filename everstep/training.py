@@ -23,7 +23,7 @@ import torch
 from everstep.batches import Batch, Batches, Order
 from everstep.process_group import join
 from everstep.runtime.checkpoint.worker.checkpointer import map_segment_ahead
-from everstep.session import Checkpointer, Context, begin, context_of_environment, current
+from everstep.session import Checkpointer, Context, begin, context_from_environment, current
 
 __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report"]
 
@@ -34,7 +34,7 @@ def init(seed: int = 0, timeout: timedelta = timedelta(minutes=10)) -> Context:
 
     Raises LinkError (the agent is gone) and what torch.distributed raises.
     """
-    context = context_of_environment()
+    context = context_from_environment()
     ahead = map_segment_ahead(context.link)
     if context.device.type == "cuda":
         torch.cuda.set_device(context.device)

@@ -108,7 +108,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """SIGTERM and Ctrl-C that arrive within the block take effect at its end: what it starts has its name by then.
 
     Raises ValueError outside of the main thread.
@@ -150,7 +150,7 @@ def main(
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except OSError as error:
-        told = of_the_disk(error, config.store)
+        told = disk_error_line(error, config.store)
         if told is None:
             raise
         print(f"{step}: {told}", file=sys.stderr)
@@ -159,7 +159,7 @@ def main(
     sys.exit(0)
 
 
-def of_the_disk(error: OSError, store: str) -> str | None:
+def disk_error_line(error: OSError, store: str) -> str | None:
     """The one line for a store that cannot be written; None for what is not the disk's."""
     from everstep.runtime.store import StoreError
 

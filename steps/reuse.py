@@ -17,9 +17,9 @@ from everstep.steps.report.template import template as report
 from everstep.steps.train.template import template as train
 
 STEPS = (model, corpus, preprocess, check, train, evaluate, report)
-OF_THE_CALLER = re.compile(r"\{\{workflow\.(?:parameters\.)?(store|status|failures|duration)\}\}")
+CALLER_VARIABLE = re.compile(r"\{\{workflow\.(?:parameters\.)?(store|status|failures|duration)\}\}")
 """Variables that another workflow has not, or only in its exit handler: here they are inputs."""
-SAID = {
+DESCRIPTIONS = {
     "store": "URI of the store that the steps share: s3://bucket/prefix",
     "status": "The caller's workflow.status, which only an exit handler knows",
     "failures": "The caller's workflow.failures",
@@ -29,14 +29,14 @@ SAID = {
 
 def workflow_templates() -> list[dict[str, Any]]:
     """`everstep-<step>` for each step, as manifests without namespace. Their images are the step templates' own."""
-    return [_alone(template()) for template in STEPS]
+    return [_workflow_template(template()) for template in STEPS]
 
 
-def _alone(template: Container) -> dict[str, Any]:
+def _workflow_template(template: Container) -> dict[str, Any]:
     """One WorkflowTemplate. Its arguments are the template's inputs, so that it can also be submitted by itself."""
     own: Any = template.inputs or []
-    wanted = sorted({name for argument in template.args or [] for name in OF_THE_CALLER.findall(str(argument))})
-    inputs = [*(Parameter(name=name, description=SAID[name]) for name in reversed(wanted)), *own]
+    wanted = sorted({name for argument in template.args or [] for name in CALLER_VARIABLE.findall(str(argument))})
+    inputs = [*(Parameter(name=name, description=DESCRIPTIONS[name]) for name in reversed(wanted)), *own]
     title: Mapping[str, str] = template.annotations or {}
     made = WorkflowTemplate(
         name=f"everstep-{template.name}",
@@ -50,7 +50,7 @@ def _alone(template: Container) -> dict[str, Any]:
 
 
 def _with_inputs(template: Container, inputs: list[Parameter]) -> Container:
-    arguments = [OF_THE_CALLER.sub(r"{{inputs.parameters.\1}}", str(one)) for one in template.args or []]
+    arguments = [CALLER_VARIABLE.sub(r"{{inputs.parameters.\1}}", str(one)) for one in template.args or []]
     made = copy.copy(template)
     made.args, made.inputs = arguments, inputs
     return made

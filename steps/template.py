@@ -24,7 +24,7 @@ from everstep.version import IMAGE
 
 OUTPUTS = "/tmp/outputs"
 """Where a pod's step leaves its outputs."""
-GIVEN = {"store": "{{workflow.parameters.store}}", "run": "{{workflow.name}}", "outputs": OUTPUTS}
+COMMON_ARGUMENTS = {"store": "{{workflow.parameters.store}}", "run": "{{workflow.name}}", "outputs": OUTPUTS}
 """The fields that every config has, and what they are in any workflow. The workflow has a parameter `store`."""
 STEP = "everstep/step"
 """Label of the pods that may reach each other (templates/chart/files/network.yaml); its value is the step."""
@@ -82,7 +82,7 @@ def step_template(
     `account`: what the name of its service account ends with, where the step needs rights that others must not have.
     """
     told = {"workflows.argoproj.io/title": title, "workflows.argoproj.io/description": description}
-    given = {**GIVEN, **fixed}
+    given = {**COMMON_ARGUMENTS, **fixed}
     inputs = [
         Parameter(name=_flag(entry.name), default=str(entry.default), description=_one_line(config, entry.name))
         for entry in dataclasses.fields(config)

@@ -30,7 +30,7 @@ class NotInstalledError(LookupError):
     """A package that an image gets is not installed here."""
 
 
-def carried(image: str) -> dict[str, Distribution]:
+def image_packages(image: str) -> dict[str, Distribution]:
     """The packages of that image by canonical name, in its order. Raises NotInstalledError."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in IMAGES[image])]
@@ -43,12 +43,12 @@ def carried(image: str) -> dict[str, Distribution]:
         if (name, frozenset(requirement.extras)) in seen:
             continue
         seen.add((name, frozenset(requirement.extras)))
-        found[name] = _installed(name)
-        open_ends += needed(found[name], requirement.extras)
+        found[name] = _distribution(name)
+        open_ends += requirements_of(found[name], requirement.extras)
     return dict(sorted(found.items()))
 
 
-def needed(package: Distribution, extras: set[str] | frozenset[str] = frozenset()) -> Iterator[Requirement]:
+def requirements_of(package: Distribution, extras: set[str] | frozenset[str] = frozenset()) -> Iterator[Requirement]:
     """What that package needs on MACHINE, with these extras of its own."""
     here = {**default_environment(), **MACHINE}
     for line in package.requires or ():
@@ -57,7 +57,7 @@ def needed(package: Distribution, extras: set[str] | frozenset[str] = frozenset(
             yield one
 
 
-def _installed(name: str) -> Distribution:
+def _distribution(name: str) -> Distribution:
     try:
         return importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:

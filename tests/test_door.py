@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from everstep.runtime.net import door as doors
-from everstep.runtime.net.door import AT_ONCE, TELL_S, Door, Seldom, listen, server_of
+from everstep.runtime.net.door import MOST_ACCEPTS, TELL_S, Door, RateLimitedLog, listen, server_of
 from everstep.runtime.net.tls import Credentials
 from tests.credentials import credentials
 from tests.hostile import AT_TLS, KINDS, Crowd
@@ -73,7 +73,7 @@ def served(story: Story, strangers: int = 256, head_s: float = 10.0, told: Crede
         door = Door(told, strangers=strangers, head_s=head_s, say=lines.append)
         listener = listen("127.0.0.1", 0)
         port = listener.getsockname()[1]
-        async with asyncio.timeout(SECONDS), door.serving(server_of(handle), listener):
+        async with asyncio.timeout(SECONDS), door.serve(server_of(handle), listener):
             await story(Served(door, port, lines, told.client))
 
     asyncio.run(whole())
@@ -171,7 +171,7 @@ def test_a_crowd_at_a_port_for_tls_keeps_nobody_out() -> None:
         assert answered > 3
         assert len(end.lines) <= 2
 
-    served(story, strangers=8 * AT_ONCE, head_s=2.0, told=credentials())
+    served(story, strangers=8 * MOST_ACCEPTS, head_s=2.0, told=credentials())
 
 
 def test_a_connection_that_has_shown_the_token_stays() -> None:
@@ -205,7 +205,7 @@ def test_a_crowd_that_fills_the_door_again_and_again_keeps_nobody_out() -> None:
         assert answered > 10
         assert len(end.lines) <= 2
 
-    served(story, strangers=8 * AT_ONCE, head_s=1.0)
+    served(story, strangers=8 * MOST_ACCEPTS, head_s=1.0)
 
 
 def test_descriptors_are_kept_for_the_jobs_own_work() -> None:
@@ -216,7 +216,7 @@ def test_descriptors_are_kept_for_the_jobs_own_work() -> None:
                 await reader.readuntil(b"\r\n\r\n")
                 crowd = [await asyncio.open_connection("127.0.0.1", end.port) for _ in range(120)]
                 assert await end.is_answered()  # All before it have been accepted.
-                own = [os.open(os.devnull, os.O_RDONLY) for _ in range(most // 4 - 2 * AT_ONCE)]
+                own = [os.open(os.devnull, os.O_RDONLY) for _ in range(most // 4 - 2 * MOST_ACCEPTS)]
                 writer.write(RIGHT)
                 assert (await reader.readline()).startswith(ANSWER)
                 sent_away = sum(stranger.at_eof() for stranger, _ in crowd)
@@ -252,7 +252,7 @@ def test_without_a_descriptor_left_nothing_ends_and_it_is_told_once(monkeypatch:
 
     async def story(end: Served) -> None:
         tries: list[float] = []
-        shown = end.door._seldom.tell
+        shown = end.door._seldom.log
         enough = asyncio.Event()
 
         def tell(what: str) -> None:
@@ -261,7 +261,7 @@ def test_without_a_descriptor_left_nothing_ends_and_it_is_told_once(monkeypatch:
             if len(tries) == 5:
                 enough.set()
 
-        monkeypatch.setattr(end.door._seldom, "tell", tell)
+        monkeypatch.setattr(end.door._seldom, "log", tell)
         loop = asyncio.get_running_loop()
         with descriptors(400), socket.socket() as waits:
             waits.setblocking(False)
@@ -280,9 +280,9 @@ def test_without_a_descriptor_left_nothing_ends_and_it_is_told_once(monkeypatch:
 def test_what_happens_often_is_told_at_once_and_then_with_its_number() -> None:
     async def story() -> None:
         lines: list[str] = []
-        seldom = Seldom(lines.append, every_s=1000.0)
+        seldom = RateLimitedLog(lines.append, every_s=1000.0)
         for _ in range(5):
-            seldom.tell("again")
+            seldom.log("again")
         assert lines == ["again"]
         seldom.close()
         assert lines == ["again", "again (4 more times)"]
@@ -293,17 +293,17 @@ def test_what_happens_often_is_told_at_once_and_then_with_its_number() -> None:
 def test_what_goes_on_is_told_again_after_each_minute_and_at_once_after_a_quiet_one() -> None:
     async def story() -> None:
         lines: list[str] = []
-        seldom = Seldom(lines.append)
+        seldom = RateLimitedLog(lines.append)
         for _ in range(3):
-            seldom.tell("again")
+            seldom.log("again")
         await asyncio.sleep(TELL_S + 1)
         assert lines == ["again", "again (2 more times)"]
-        seldom.tell("again")
+        seldom.log("again")
         assert len(lines) == 2
         await asyncio.sleep(TELL_S)
         assert lines[2:] == ["again (1 more times)"]
         await asyncio.sleep(TELL_S)
-        seldom.tell("again")
+        seldom.log("again")
         assert lines[3:] == ["again"]
         seldom.close()
         assert len(lines) == 4

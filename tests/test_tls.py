@@ -16,9 +16,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from everstep.runtime.launch.probe import Answer, ask
+from everstep.runtime.launch.probe import Answer, probe_endpoint
 from everstep.runtime.net.door import Door, listen, server_of
-from everstep.runtime.net.tls import NAME, Credentials, credentials_of, mismatch
+from everstep.runtime.net.tls import NAME, Credentials, credentials_of, mismatch_reason
 from everstep.runtime.net.tls_transport import SPEAKS_TLS, TlsProtocol, TlsTransport
 from tests.credentials import credentials
 
@@ -69,7 +69,7 @@ def test_two_processes_with_the_same_token_trust_each_other() -> None:
 def test_another_token_and_another_job_are_another_authority(token: str, job: str) -> None:
     with pytest.raises(ssl.SSLCertVerificationError) as found:
         meet(credentials(token, job), credentials())
-    assert mismatch(found.value) == "has another token, or is of another job"
+    assert mismatch_reason(found.value) == "has another token, or is of another job"
 
 
 def test_who_knows_the_authority_by_its_certificate_needs_no_token_to_trust_it() -> None:
@@ -149,7 +149,7 @@ async def served(told: Credentials) -> AsyncIterator[int]:
 
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    async with asyncio.timeout(SECONDS), door.serving(server_of(handle), listener):
+    async with asyncio.timeout(SECONDS), door.serve(server_of(handle), listener):
         yield port
 
 
@@ -171,7 +171,7 @@ def test_a_node_hears_who_is_there_already(
 ) -> None:
     async def story() -> Answer:
         async with served(there()) as port:
-            return await asyncio.to_thread(ask, "127.0.0.1", port, here(), "job")
+            return await asyncio.to_thread(probe_endpoint, "127.0.0.1", port, here(), "job")
 
     assert asyncio.run(story()) is answer
 
@@ -180,8 +180,8 @@ def test_a_program_that_says_nothing_is_taken_for_a_slow_master(monkeypatch: pyt
     monkeypatch.setattr("everstep.runtime.launch.probe._TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert ask("127.0.0.1", port, credentials(), "job") is Answer.MASTER
-    assert ask("127.0.0.1", port, credentials(), "job") is Answer.NOBODY
+        assert probe_endpoint("127.0.0.1", port, credentials(), "job") is Answer.MASTER
+    assert probe_endpoint("127.0.0.1", port, credentials(), "job") is Answer.NOBODY
 
 
 def test_who_speaks_clear_at_a_port_for_tls_hears_so_though_it_has_more_to_say() -> None:
@@ -253,7 +253,7 @@ def test_what_is_written_at_once_by_pieces_and_by_a_thread_comes_in_order_and_en
             transport.writelines([whole[10:20], memoryview(whole)[20:100_000]])
             while transport.get_write_buffer_size():
                 await asyncio.sleep(0)
-            with transport.lent() as seal:
+            with transport.lend_encryptor() as seal:
                 assert not transport.is_reading()
                 sealed = await asyncio.to_thread(seal, memoryview(whole)[100_000:200_000])
                 with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as own:

@@ -52,7 +52,7 @@ PROVEN: dict[str, tuple[str, ...]] = {
 SERIES = (
     "trainings killed whole, the newest checkpoint damaged, started again: the newest whole one, no restart counted"
 )
-ANSWERED = "the same in MinIO, which answers 404 or 500 for a shard of the newest checkpoint for good"
+IN_MINIO = "the same in MinIO, which answers 404 or 500 for a shard of the newest checkpoint for good"
 _FLAGS = {
     "nodes": "1", "min-nodes": "1", "iterations": "40", "sequence-length": "64", "global-batch": "4",
     "persist-interval": "10",
@@ -135,8 +135,10 @@ ANSWERS = {"404 for one object for good": Trouble.GONE, "500 for one object for 
 def series(_: argparse.Namespace) -> Iterator[Line]:
     """One training in a directory, killed whole; for each kind of damage the same store damaged, the step started."""
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
-        killed = Killed(Path(name), str(Path(name) / "store"))
-        wrong = {kind: why for kind, (damage, wanted) in KINDS.items() if (why := killed.goes_on(damage, wanted))}
+        killed = KilledTraining(Path(name), str(Path(name) / "store"))
+        wrong = {
+            kind: why for kind, (damage, wanted) in KINDS.items() if (why := killed.resume_damaged(damage, wanted))
+        }
     yield _line(SERIES, len(KINDS), wrong)
 
 
@@ -149,14 +151,16 @@ def answers(_: argparse.Namespace) -> Iterator[Line]:
         through(server.endpoint) as wire,
     ):
         environment = {**server.environment, "MINIO_ENDPOINT": wire.endpoint}
-        killed = Killed(Path(name), server.new_prefix(), environment)
+        killed = KilledTraining(Path(name), server.new_prefix(), environment)
         for kind, trouble in ANSWERS.items():
-            if why := killed.goes_on(lambda store, folders, t=trouble: _answer(wire, t, shard(store, folders)), 2):
+            if why := killed.resume_damaged(
+                lambda store, folders, t=trouble: _answer(wire, t, shard(store, folders)), 2
+            ):
                 wrong[kind] = why
             elif not wire.suffered[trouble]:
                 wrong[kind] = "the fault did not fire"
             wire.plan = calm
-    yield _line(ANSWERED, len(ANSWERS), wrong)
+    yield _line(IN_MINIO, len(ANSWERS), wrong)
 
 
 def _answer(wire: Wire, trouble: Trouble, key: str) -> None:
@@ -168,7 +172,7 @@ def _line(promise: str, kinds: int, wrong: Mapping[str, str]) -> Line:
     return Line(promise, f"{kinds} of {kinds} kinds", told, not wrong)
 
 
-class Killed:
+class KilledTraining:
     """A training that was killed whole after some commits, and what it had left then."""
 
     def __init__(self, folder: Path, uri: str, environment: Mapping[str, str] = {}) -> None:
@@ -176,15 +180,15 @@ class Killed:
         self._store = open_store(uri, environment={**os.environ, **environment})
         self._training = _training(folder, uri, dict(environment))
         self._training.start()
-        wait_until(lambda: len(self._committed()) >= _COMMITS or self._training.over(), f"{_COMMITS} commits")
+        wait_until(lambda: len(self._committed_folders()) >= _COMMITS or self._training.over(), f"{_COMMITS} commits")
         self._training.kill_all()
         shutil.copytree(folder / "run", folder / "run.kept")
         self._kept = {entry.key: self._store.get(entry.key) for entry in self._store.list("")}
 
-    def goes_on(self, damage: Damage, wanted: int) -> str:
+    def resume_damaged(self, damage: Damage, wanted: int) -> str:
         """Damage what was left and start the step again: what is wrong with what it does, if anything is."""
         self._restore()
-        before, training, store = self._committed(), self._training, self._store
+        before, training, store = self._committed_folders(), self._training, self._store
         job = before[-1].split("/")[1]
         damage(store, before)
         told = len(training.log.read_text())
@@ -212,7 +216,7 @@ class Killed:
         shutil.rmtree(self._folder / "run")
         shutil.copytree(self._folder / "run.kept", self._folder / "run")
 
-    def _committed(self) -> list[str]:
+    def _committed_folders(self) -> list[str]:
         manifests = (entry.key for entry in self._store.list("jobs/") if entry.key.endswith(f"/{MANIFEST}"))
         return sorted(key.rpartition("/")[0] for key in manifests if "/checkpoints/" in key)
 
@@ -232,5 +236,5 @@ def _training(folder: Path, uri: str, environment: dict[str, str]) -> TrainStep:
     return TrainStep(folder / "run", uri, flags={**_FLAGS, "dataset": str(data)}, environment=environment)
 
 
-MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {SERIES: series, ANSWERED: answers}
+MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {SERIES: series, IN_MINIO: answers}
 """Promise -> what measures it."""

@@ -43,7 +43,7 @@ def run_chunk(first: int, count: int) -> Chunk:
     return Chunk(ends, findings, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
-def fuzzed(options: argparse.Namespace) -> Iterator[Line]:
+def run_fuzz(options: argparse.Namespace) -> Iterator[Line]:
     """Random manifests, parameters and outputs; a case that hangs or fills its process is a finding."""
     cases = getattr(options, "cases", CASES)
     context = get_context("spawn")
@@ -64,7 +64,7 @@ def fuzzed(options: argparse.Namespace) -> Iterator[Line]:
 
 
 PROMISE = f"executor: {CASES:,} hostile manifests, parameters and outputs"
-MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {PROMISE: fuzzed}
+MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {PROMISE: run_fuzz}
 
 HOSTILE, CLOCK = "tests/workflow/test_hostile.py", "tests/workflow/test_clock.py"
 LOOPS, OUTPUTS = "tests/workflow/test_hostile_loops.py", "tests/workflow/test_hostile_outputs.py"
@@ -111,7 +111,7 @@ def main() -> None:
     """Measure some cases, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=CASES)
-    judge(fuzzed(parser.parse_args()))
+    judge(run_fuzz(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ ARCHIVES_MADE_UP = 10_000
 BOMB_BYTES = 3 << 30
 
 
-def made_up_archives(options: argparse.Namespace) -> Iterator[Line]:
+def fuzz_archives(options: argparse.Namespace) -> Iterator[Line]:
     """Archives with bytes changed at random, as inputs with a mode for all that is in them."""
     dice = random.Random(20)
     seeds = [({"tar": {}}, GOOD_TAR), ({"tar": {}}, _nested()), ({"zip": {}}, good_zip())]
@@ -130,6 +130,6 @@ def bomb(options: argparse.Namespace) -> Iterator[Line]:
 
 
 MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
-    "made-up tars and zips": made_up_archives,
+    "made-up tars and zips": fuzz_archives,
     "a tar that unpacks to 3 GiB": bomb,
 }

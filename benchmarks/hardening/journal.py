@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.acceptance import Line, asked
+from benchmarks.acceptance import Line, is_asked
 from everstep.runtime.checkpoint.stored.keys import manifest_key, shard_key
 from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
 from everstep.runtime.job.checkpoints import Checkpoints, with_shard
@@ -67,7 +67,7 @@ print(*took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, len(run.j
 """
 
 
-def shards(_: argparse.Namespace) -> Iterator[Line]:
+def many_shards(_: argparse.Namespace) -> Iterator[Line]:
     """One checkpoint of many shards, shard after shard."""
     took = []
     for _attempt in range(3):
@@ -77,44 +77,44 @@ def shards(_: argparse.Namespace) -> Iterator[Line]:
             held = Holding(1, 50, shard=shard, shards=SHARDS, size=1, key=f"k/{shard}", digest="0" * 32)
             known = with_shard(known, held)
         took.append(time.process_time() - began)
-    yield Line(FOLDED, "<= 0.1 s", f"{min(took):.3f} s of one core", min(took) <= 0.1)
+    yield Line(FOLD_PROMISE, "<= 0.1 s", f"{min(took):.3f} s of one core", min(took) <= 0.1)
 
 
-def started(_: argparse.Namespace) -> Iterator[Line]:
+def start_and_takeover(_: argparse.Namespace) -> Iterator[Line]:
     """Start and takeover of a long job, and its report, in a directory and in MinIO."""
-    with tempfile.TemporaryDirectory(dir=_memory(), prefix="everstep-journal-") as folder:
+    with tempfile.TemporaryDirectory(dir=_memory_folder(), prefix="everstep-journal-") as folder:
         store = DirectoryStore(folder)
         commits = grow(store, EVENTS)
         found = _seconds(lambda: journal.find_master(store, JOB))
         with tempfile.TemporaryDirectory(prefix="everstep-minio-") as name, running(Path(name)) as server:
             uri = server.new_prefix()
             _copy(store, open_store(uri, environment=server.environment))
-            asked_for = requests(uri, server.environment)
+            asked_for = takeover_requests(uri, server.environment)
         claimed = _seconds(lambda: _take_over(store))
         size = sum(entry.size for entry in store.list(f"jobs/{JOB}/")) / 1e6
         listed = len(segments.listed_numbers(store, JOB))
         told = f"find {found:.3f} s, take over {claimed:.3f} s; {listed} listed, {size:.0f} MB"
-        yield Line(TAKEN, f"<= {WANTED_S:.0f} s", told, max(found, claimed) <= WANTED_S)
+        yield Line(TAKEOVER_PROMISE, f"<= {WANTED_S:.0f} s", told, max(found, claimed) <= WANTED_S)
         yield asked_for
-        yield from reported(folder, commits)
+        yield from report(folder, commits)
 
 
-def reported(folder: str, wanted: int) -> Iterator[Line]:
+def report(folder: str, wanted: int) -> Iterator[Line]:
     """The report, in a process of its own; it must tell of so many commits."""
     run = subprocess.run([sys.executable, "-c", _REPORT, folder], cwd=ROOT, capture_output=True, text=True, check=True)
     elapsed, seconds, mb, commits = map(float, run.stdout.split())
     holds = seconds <= REPORT_S and mb <= REPORT_MB and commits == wanted
     yield Line(
-        TOLD,
+        REPORT_PROMISE,
         f"<= {REPORT_S:.0f} s, {REPORT_MB:.0f} MB",
         f"{seconds:.1f} s of one core, {elapsed:.1f} s elapsed, {mb:.0f} MB",
         holds,
     )
 
 
-def requests(uri: str, environment: Mapping[str, str]) -> Line:
+def takeover_requests(uri: str, environment: Mapping[str, str]) -> Line:
     """What a master asks MinIO for until it serves: opening the store, a look for the other, taking over, a survey."""
-    with _counted() as count:
+    with _count_requests() as count:
         began = time.monotonic()
         store = open_store(uri, environment=environment)
         journal.find_master(store, JOB)
@@ -122,7 +122,7 @@ def requests(uri: str, environment: Mapping[str, str]) -> Line:
         took = time.monotonic() - began
     holds = count[0] <= WANTED_REQUESTS and took <= WANTED_S and not seen.refusals
     told = f"{count[0]} requests, {took:.2f} s ({EVENTS} events, {replayed.segments} segments after the snapshot)"
-    return Line(ASKED, f"<= {WANTED_REQUESTS}, <= {WANTED_S:.0f} s", told, holds)
+    return Line(REQUESTS_PROMISE, f"<= {WANTED_REQUESTS}, <= {WANTED_S:.0f} s", told, holds)
 
 
 def _take_over(store: Store) -> tuple[journal.ReplayCost, Survey]:
@@ -138,13 +138,13 @@ def _copy(source: Store, target: Store) -> None:
 
 
 JOB = "u-j"
-FOLDED = "journal: 10,000 shards of one checkpoint are folded"
-TAKEN = "journal: a master starts and takes over, 10^6 events and a snapshot"
-TOLD = "journal: the report of 10^6 events"
-ASKED = "journal: what a takeover asks MinIO for"
+FOLD_PROMISE = "journal: 10,000 shards of one checkpoint are folded"
+TAKEOVER_PROMISE = "journal: a master starts and takes over, 10^6 events and a snapshot"
+REPORT_PROMISE = "journal: the report of 10^6 events"
+REQUESTS_PROMISE = "journal: what a takeover asks MinIO for"
 MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
-    FOLDED: shards,
-    f"{TAKEN}; {TOLD}; {ASKED}": started,
+    FOLD_PROMISE: many_shards,
+    f"{TAKEOVER_PROMISE}; {REPORT_PROMISE}; {REQUESTS_PROMISE}": start_and_takeover,
 }
 
 
@@ -182,7 +182,7 @@ def _checkpoint(at: int, now: float) -> list[Record]:
 
 
 @contextmanager
-def _counted() -> Iterator[list[int]]:
+def _count_requests() -> Iterator[list[int]]:
     """How many requests went out by HTTP: pages of listings go by urllib3, all else by http.client, which urllib3
     itself calls."""
     count, send = [0], http.client.HTTPConnection.putrequest
@@ -204,7 +204,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _memory() -> str | None:
+def _memory_folder() -> str | None:
     """Where files lie in memory, if there is such a place: a disk's fsync is not what is measured."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
@@ -213,7 +213,7 @@ def main() -> None:
     """Print what is measured here."""
     words = sys.argv[1:]
     for promise, measure in MEASURED.items():
-        if asked(promise, words):
+        if is_asked(promise, words):
             for line in measure(argparse.Namespace()):
                 print(f"{line.verdict:4}{line.promise}: {line.measured} (wanted {line.wanted})", flush=True)
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.acceptance import Line, asked, chosen, judge
+from benchmarks.acceptance import Line, is_asked, judge, parse_options
 from benchmarks.hardening import tls
-from benchmarks.master import JOB, MIB, Scene, started
+from benchmarks.master import JOB, MIB, Scene, start_process
 from everstep.runtime.master import find_master
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.store import DirectoryStore
@@ -96,13 +96,13 @@ class _Watch:
             self.most_bytes = max(self.most_bytes, self.process.memory_info().rss)
             began = time.monotonic()
             try:
-                self.asked("status")
+                self.ask("status")
             except (OSError, HTTPException):
                 self.unanswered += 1
             else:
                 self.slowest_s = max(self.slowest_s, time.monotonic() - began)
 
-    def asked(self, what: str) -> dict[str, int]:
+    def ask(self, what: str) -> dict[str, int]:
         """The master's answer, on a new connection. Raises OSError."""
         connection = self.credentials.connection(self.address, 30.0)
         with closing(connection):
@@ -110,17 +110,17 @@ class _Watch:
             return json.load(connection.getresponse())
 
 
-def attacked(_: argparse.Namespace) -> Iterator[Line]:
+def attacks_in_clear(_: argparse.Namespace) -> Iterator[Line]:
     """Agents that train, and a crowd at the same port."""
-    yield from _attacked("sockets", KINDS, by_tls=False)
+    yield from _attacks("sockets", KINDS, by_tls=False)
 
 
-def attacked_by_tls(_: argparse.Namespace) -> Iterator[Line]:
+def attacks_by_tls(_: argparse.Namespace) -> Iterator[Line]:
     """The same at a master between machines."""
-    yield from _attacked("sockets: TLS", AT_TLS, by_tls=True)
+    yield from _attacks("sockets: TLS", AT_TLS, by_tls=True)
 
 
-def _attacked(part: str, kinds: Mapping[str, bytes], by_tls: bool) -> Iterator[Line]:
+def _attacks(part: str, kinds: Mapping[str, bytes], by_tls: bool) -> Iterator[Line]:
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as folder:
         stage = Scene(Path(folder), AGENTS, clients=1, tls=by_tls)
         try:
@@ -134,13 +134,13 @@ def _attack(stage: Scene, folder: Path, part: str, kinds: Mapping[str, bytes]) -
     resource.prlimit(stage.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     found = find_master(DirectoryStore(folder), JOB)
     assert found is not None, "a master that asked for nodes has claimed its job"
-    stage.begin()
-    stage.seated(1)
+    stage.join_all()
+    stage.wait_for_seats(1)
     watch = _Watch(found.address, stage.credentials, psutil.Process(stage.process.pid))
     before_bytes, beats, began = watch.process.memory_info().rss, stage.beats(), time.monotonic()
     looking = threading.Thread(target=watch.run)
     looking.start()
-    process, pipe = started(_hostile, int(found.address.rpartition(":")[2]), kinds)
+    process, pipe = start_process(_hostile, int(found.address.rpartition(":")[2]), kinds)
     try:
         crowd: Crowd = pipe.recv()
     finally:
@@ -149,12 +149,12 @@ def _attack(stage: Scene, folder: Path, part: str, kinds: Mapping[str, bytes]) -
         process.kill()
     took, beats = time.monotonic() - began, stage.beats() - beats
     came = sum(crowd.came.values())
-    lost = AGENTS - sum(node["phase"] == "running" for node in watch.asked("nodes"))  # type: ignore[index]
-    told = f"{lost} lost, round {watch.asked('status')['round']}, {beats} heartbeats answered in {took:.0f} s"
+    lost = AGENTS - sum(node["phase"] == "running" for node in watch.ask("nodes"))  # type: ignore[index]
+    told = f"{lost} lost, round {watch.ask('status')['round']}, {beats} heartbeats answered in {took:.0f} s"
     everyone = min(crowd.came[kind] for kind in kinds) * len(kinds) > 0.9 * CONNECTIONS
     yield Line(
         f"{part}: {came} hostile connections of {len(kinds)} kinds while {AGENTS} agents train", "no agent lost",
-        told, not lost and watch.asked("status")["round"] == 1 and beats >= AGENTS and everyone,
+        told, not lost and watch.ask("status")["round"] == 1 and beats >= AGENTS and everyone,
     )  # fmt: skip
     yield Line(
         f"{part}: whoever has the token is answered meanwhile, on a new connection", "each time",
@@ -165,16 +165,18 @@ def _attack(stage: Scene, folder: Path, part: str, kinds: Mapping[str, bytes]) -
 
 
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
-    f"sockets: {CONNECTIONS} hostile connections of five kinds while {AGENTS} agents train": attacked,
-    f"sockets: TLS: {CONNECTIONS} hostile connections of {len(AT_TLS)} kinds, {AGENTS} agents train": attacked_by_tls,
+    f"sockets: {CONNECTIONS} hostile connections of five kinds while {AGENTS} agents train": attacks_in_clear,
+    f"sockets: TLS: {CONNECTIONS} hostile connections of {len(AT_TLS)} kinds, {AGENTS} agents train": attacks_by_tls,
     **tls.MEASURED,
 }
 
 
 def main() -> None:
     """Measure and print."""
-    options = chosen(argparse.ArgumentParser(description=__doc__), list(MEASURED))
-    judge(line for promise, measure in MEASURED.items() if asked(promise, options.words) for line in measure(options))
+    options = parse_options(argparse.ArgumentParser(description=__doc__), list(MEASURED))
+    judge(
+        line for promise, measure in MEASURED.items() if is_asked(promise, options.words) for line in measure(options)
+    )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ PROVEN: dict[str, tuple[str, ...]] = {
 INSTALLED = "supply: an image's packages are installed by hash into an empty environment"
 
 
-def installed(_: argparse.Namespace) -> Iterator[Line]:
+def install_image(_: argparse.Namespace) -> Iterator[Line]:
     """The image `preprocess`, without its code, as templates/Containerfile installs it (300 MB to fetch)."""
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
         folder = Path(name)
@@ -61,4 +61,4 @@ def installed(_: argparse.Namespace) -> Iterator[Line]:
         yield Line(INSTALLED, "all, each by a hash", said, done.returncode == 0 and there > 50)
 
 
-MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {INSTALLED: installed}
+MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {INSTALLED: install_image}

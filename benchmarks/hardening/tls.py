@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
-from benchmarks.acceptance import Line, asked, chosen, judge
-from benchmarks.master import MIB, started
+from benchmarks.acceptance import Line, is_asked, judge, parse_options
+from benchmarks.master import MIB, start_process
 from everstep.runtime.agent.peer_server import application
 from everstep.runtime.checkpoint.shard.fetch import read
 from everstep.runtime.net.door import Door, application_of, listen
@@ -71,7 +71,7 @@ def _peer(pipe: Connection, size: int, tls: bool) -> None:
         with ThreadPoolExecutor(1) as threads:
             door = Door(credentials)
             app = application(cast(Any, _Holder(size)), door, threads)
-            async with door.serving(application_of(app), listener):
+            async with door.serve(application_of(app), listener):
                 pipe.send((listener.getsockname()[1], credentials.authority))
                 while await asyncio.to_thread(pipe.recv):
                     pipe.send(time.process_time())
@@ -83,37 +83,37 @@ class _Way:
     """To one peer, in clear or by TLS."""
 
     def __init__(self, size: int, tls: bool) -> None:
-        self._process, self._pipe = started(_peer, size, tls)
+        self._process, self._pipe = start_process(_peer, size, tls)
         self._port, authority = self._pipe.recv()
         self.credentials = Credentials(TOKEN, authority)
         self._source = Holding(1, 1, size=size, node="peer", address=f"127.0.0.1:{self._port}")
 
-    def fetched(self, buffer: memoryview) -> "Cost":
+    def fetch(self, buffer: memoryview) -> "Cost":
         """The whole shard."""
-        before, began = self._used(), time.perf_counter()
+        before, began = self._own_cpu_seconds(), time.perf_counter()
         read(self._source, 0, buffer, cast(Any, None), self.credentials)
         took = time.perf_counter() - began
-        return Cost(took, self._used() - before)
+        return Cost(took, self._own_cpu_seconds() - before)
 
-    def shaken(self, count: int) -> "Cost":
+    def shake_hands(self, count: int) -> "Cost":
         """So many connections, each with a request; what they cost the peer."""
-        before, began = self._peers(), time.perf_counter()
+        before, began = self._peer_cpu_seconds(), time.perf_counter()
         for _ in range(count):
             connection = self.credentials.connection(f"127.0.0.1:{self._port}", 30.0)
             connection.request("GET", "/v1/nothing", headers=dict(self.credentials.headers))
             connection.getresponse().read()
             connection.close()
-        return Cost(time.perf_counter() - began, self._peers() - before)
+        return Cost(time.perf_counter() - began, self._peer_cpu_seconds() - before)
 
     def close(self) -> None:
         """End the peer."""
         self._process.kill()
         self._process.join()
 
-    def _used(self) -> float:
-        return time.process_time() + self._peers()
+    def _own_cpu_seconds(self) -> float:
+        return time.process_time() + self._peer_cpu_seconds()
 
-    def _peers(self) -> float:
+    def _peer_cpu_seconds(self) -> float:
         self._pipe.send(True)
         return self._pipe.recv()
 
@@ -137,11 +137,11 @@ def _both(size: int) -> Iterator[tuple[_Way, _Way]]:
             way.close()
 
 
-def compared() -> tuple[Cost, Cost]:
+def compare() -> tuple[Cost, Cost]:
     """Medians of a shard's way in clear and by TLS, one after the other in turn."""
     buffer = _filled(SIZE)
     with _both(SIZE) as ways:
-        costs = [[way.fetched(buffer) for way in ways] for _ in range(ROUNDS + 1)][1:]
+        costs = [[way.fetch(buffer) for way in ways] for _ in range(ROUNDS + 1)][1:]
 
     def median(way: int) -> Cost:
         each = [pair[way] for pair in costs]
@@ -150,19 +150,19 @@ def compared() -> tuple[Cost, Cost]:
     return median(0), median(1)
 
 
-def _told(clear: Cost, tls: Cost) -> tuple[str, bool]:
+def _verdict(clear: Cost, tls: Cost) -> tuple[str, bool]:
     ratio = tls.seconds / clear.seconds
     words = f"{ratio:.2f} x: {tls.seconds:.2f} s against {clear.seconds:.2f} s"
     return f"{words}; both ends' processors {tls.processor_s:.2f} s against {clear.processor_s:.2f} s", ratio <= BUDGET
 
 
-def at_once(_: argparse.Namespace) -> Iterator[Line]:
+def on_loopback(_: argparse.Namespace) -> Iterator[Line]:
     """Within this machine: nothing but the processors bounds it."""
     what = f"sockets: TLS: a peer sends a shard of 1 GiB within this machine, {os.cpu_count()} cores for both ends"
-    yield Line(what, f"<= {BUDGET:.2f} x in clear", *_told(*compared()))
+    yield Line(what, f"<= {BUDGET:.2f} x in clear", *_verdict(*compare()))
 
 
-def by_network(_: argparse.Namespace) -> Iterator[Line]:
+def over_network(_: argparse.Namespace) -> Iterator[Line]:
     """The same where a network is what bounds it."""
     what = f"sockets: TLS: a peer sends a shard of 1 GiB through {GBIT} Gbit/s"
     command = ["unshare", "-n", "sh", "-c", NETWORK, "sh", sys.executable, "-m", "benchmarks.hardening.tls", "--here"]
@@ -171,15 +171,15 @@ def by_network(_: argparse.Namespace) -> Iterator[Line]:
         return
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     numbers = [float(word) for word in ended.stdout.split()]
-    yield Line(what, f"<= {BUDGET:.2f} x in clear", *_told(Cost(*numbers[:2]), Cost(*numbers[2:])))
+    yield Line(what, f"<= {BUDGET:.2f} x in clear", *_verdict(Cost(*numbers[:2]), Cost(*numbers[2:])))
 
 
 def handshakes(_: argparse.Namespace) -> Iterator[Line]:
     """New connections, each with a request."""
     with _both(MIB) as (clear, tls):
         for way in (clear, tls):
-            way.shaken(20)
-        costs = [way.shaken(HANDSHAKES).processor_s / HANDSHAKES * 1e3 for way in (clear, tls)]
+            way.shake_hands(20)
+        costs = [way.shake_hands(HANDSHAKES).processor_s / HANDSHAKES * 1e3 for way in (clear, tls)]
     more = costs[1] - costs[0]
     told = f"{more:.2f} ms: {costs[1]:.2f} ms a connection with a request, {costs[0]:.2f} ms in clear"
     yield Line("sockets: TLS: what a handshake costs a server's processor", "<= 2 ms", told, more <= 2.0)
@@ -187,8 +187,8 @@ def handshakes(_: argparse.Namespace) -> Iterator[Line]:
 
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
     "sockets: TLS: what a handshake costs": handshakes,
-    "sockets: TLS: a peer sends a shard within this machine": at_once,
-    "sockets: TLS: a peer sends a shard through a network": by_network,
+    "sockets: TLS: a peer sends a shard within this machine": on_loopback,
+    "sockets: TLS: a peer sends a shard through a network": over_network,
 }
 
 
@@ -196,12 +196,14 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--here", action="store_true", help="only the numbers, on the network as it is")
-    options = chosen(parser, list(MEASURED))
+    options = parse_options(parser, list(MEASURED))
     if options.here:
-        clear, tls = compared()
+        clear, tls = compare()
         print(clear.seconds, clear.processor_s, tls.seconds, tls.processor_s)
         return
-    judge(line for promise, measure in MEASURED.items() if asked(promise, options.words) for line in measure(options))
+    judge(
+        line for promise, measure in MEASURED.items() if is_asked(promise, options.words) for line in measure(options)
+    )
 
 
 if __name__ == "__main__":

@@ -12,16 +12,16 @@ from multiprocessing.synchronize import Barrier
 import numpy as np
 
 from everstep.runtime.text import DocumentReader, extents
-from everstep.steps.preprocess.encoding import How, Recipe, encoder
+from everstep.steps.preprocess.encoding import EncodingMethod, Recipe, encoder
 from everstep.steps.preprocess.plan import Shard, shards
 
 _encode: dict[str, Callable[[str], np.ndarray]] = {}
 """Of this process."""
 
 
-def ready(tokenizer: str, all_are: Barrier) -> None:
+def make_encoder(tokenizer: str, all_are: Barrier) -> None:
     """Make the encoder, and wait until all have one."""
-    _encode["text"] = encoder(Recipe(How.TIKTOKEN, tokenizer)).encode
+    _encode["text"] = encoder(Recipe(EncodingMethod.TIKTOKEN, tokenizer)).encode
     all_are.wait()
 
 
@@ -40,7 +40,7 @@ if __name__ == "__main__":
     planned = shards("text", extents(file), int(cores) * 4)
     context = get_context("spawn")
     all_are = context.Barrier(int(cores) + 1)
-    with context.Pool(int(cores), ready, (tokenizer, all_are)) as pool:
+    with context.Pool(int(cores), make_encoder, (tokenizer, all_are)) as pool:
         all_are.wait()
         started = time.monotonic()
         counted = sum(pool.imap_unordered(tokens_of, planned))

@@ -15,7 +15,7 @@ CHUNK = 32
 
 
 @lru_cache
-def loaded(file: str) -> Any:
+def load_tokenizer(file: str) -> Any:
     """The tokenizer, once in each process of the pool."""
     from tokenizers import Tokenizer
 
@@ -24,8 +24,8 @@ def loaded(file: str) -> Any:
 
 def encode(file: str, line: str) -> list[int]:
     """One document."""
-    ids = loaded(file).encode(json.loads(line)["text"]).ids
-    return [*ids, loaded(file).token_to_id("<|endoftext|>")] if ids else []
+    ids = load_tokenizer(file).encode(json.loads(line)["text"]).ids
+    return [*ids, load_tokenizer(file).token_to_id("<|endoftext|>")] if ids else []
 
 
 if __name__ == "__main__":

@@ -90,13 +90,13 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.nodes is not None and arguments.rdzv_endpoint:
         raise BadInput("--nodes checks processes of this machine, --rdzv-endpoint several machines: give one of them")
     if endpoint and arguments.nodes is None:
-        return _across(_across_options(arguments, endpoint, os.environ, box))
+        return _check_across_machines(_across_options(arguments, endpoint, os.environ, box))
     if arguments.nnodes is not None:
         raise BadInput("--nnodes: several machines need --rdzv-endpoint HOST:PORT or $DLROVER_MASTER_ADDR")
-    return _here(arguments, box)
+    return _check_locally(arguments, box)
 
 
-def _here(arguments: argparse.Namespace, box: "SwitchboxSpec | None") -> int:
+def _check_locally(arguments: argparse.Namespace, box: "SwitchboxSpec | None") -> int:
     from everstep.runtime.diagnosis import report
     from everstep.runtime.diagnosis.single_machine import check_one_machine
     from everstep.runtime.diagnosis.verdicts import usable_count
@@ -181,7 +181,7 @@ def _topology(path: str | None) -> Any:
         raise BadInput(f"--topology {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _across(options: "MultiMachineCheck") -> int:
+def _check_across_machines(options: "MultiMachineCheck") -> int:
     from everstep.runtime.diagnosis import report
     from everstep.runtime.diagnosis.multi_machine import check_machines
 
@@ -196,12 +196,12 @@ def _across(options: "MultiMachineCheck") -> int:
         print(report.summary(outcome.verdicts, outcome.rounds), file=sys.stderr)
     if outcome.refused:
         print(f"everstep check: {outcome.refused} requests without the token were refused", file=sys.stderr)
-    code, told = own_end(outcome.over, options.min_nodes if options.min_nodes < options.max_nodes else 1)
+    code, told = exit_code_of(outcome.over, options.min_nodes if options.min_nodes < options.max_nodes else 1)
     print(f"everstep check: {told}", file=sys.stderr)
     return code
 
 
-def own_end(over: "Over", quorum: int) -> tuple[int, str]:
+def exit_code_of(over: "Over", quorum: int) -> tuple[int, str]:
     """This node's exit code, and why. With --nnodes MIN:MAX nobody can train when fewer than MIN are usable."""
     own = over.verdict
     if own.avoid and own.node in over.stragglers:

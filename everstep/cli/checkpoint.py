@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from everstep.runtime.checkpoint.stored.verify import StoredCheckpoint
     from everstep.runtime.store import Store
 
-_PLACES = ["jobs/", "datasets/", "models/", "runs/"]
+_PREFIXES = ["jobs/", "datasets/", "models/", "runs/"]
 """All that Everstep keeps in a store."""
 
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ls(uri: str, output: str) -> int:
-    _, found = _below(uri)
+    _, found = _stored_below(uri)
     if output == "json":
         told = [
             {
@@ -86,7 +86,7 @@ def _ls(uri: str, output: str) -> int:
 def _verify(uri: str) -> int:
     from everstep.runtime.checkpoint.stored.verify import find_problems
 
-    store, found = _below(uri)
+    store, found = _stored_below(uri)
     damaged = 0
     for entry in found:
         if entry.commit is None and not entry.wrong:
@@ -103,7 +103,7 @@ def _verify(uri: str) -> int:
 def _export(uri: str, target: str) -> int:
     from everstep.runtime.checkpoint.errors import RestoreError
 
-    store, found = _below(uri)
+    store, found = _stored_below(uri)
     committed = [entry for entry in found if entry.commit or entry.wrong]
     if not committed:
         raise BadInput(f"{uri}: no committed checkpoint there; `everstep checkpoint ls` shows what is")
@@ -135,7 +135,7 @@ def _drop(uris: list[str]) -> int:
 
     dropped = []
     for uri in uris:  # Nothing goes before all of them are known.
-        store, found = _below(uri)
+        store, found = _stored_below(uri)
         if len(found) != 1 or not parse_folder(uri.rstrip("/")):
             raise BadInput(f"{uri}: names no single checkpoint; give STORE/jobs/JOB/checkpoints/NAME, as `ls` shows it")
         dropped.append((store, found[0]))
@@ -152,7 +152,7 @@ def _gc(uri: str, dry_run: bool) -> int:
 
     above, jobs, job = uri.rstrip("/").rpartition("/jobs/")
     store = open_store(above if jobs else uri, read_only=True)
-    places = [f"jobs/{job}/"] if jobs else _PLACES
+    places = [f"jobs/{job}/"] if jobs else _PREFIXES
     folders = [key for place in places for key in group_by_checkpoint(store.list(place))]
     if not any(next(store.list(place), None) for place in places):
         raise BadInput(f"{uri}: nothing of Everstep is there; give STORE or STORE/jobs/JOB")
@@ -187,7 +187,7 @@ def _safetensors(store: "Store", entry: "StoredCheckpoint", path: Path) -> None:
     tensors = {
         name: tree.tensors[own].clone() if name != own else tree.tensors[own] for name, own in tree.name_by_path.items()
     }
-    _aside(path, lambda file: save_file(tensors, file, {"format": "pt", "iteration": str(entry.iteration)}))
+    _write_aside(path, lambda file: save_file(tensors, file, {"format": "pt", "iteration": str(entry.iteration)}))
 
 
 def _hugging_face(store: "Store", entry: "StoredCheckpoint", path: Path) -> None:
@@ -201,17 +201,17 @@ def _hugging_face(store: "Store", entry: "StoredCheckpoint", path: Path) -> None
         model = trained_of(state, iteration, f"{store.uri}/{entry.folder}").build()
     except StepError as error:
         raise BadInput(f"{error} (one file with the tensors of any state: TARGET.safetensors)") from None
-    _aside(path, lambda folder: model.save_pretrained(folder))
+    _write_aside(path, lambda folder: model.save_pretrained(folder))
 
 
-def _aside(path: Path, write: Callable[[Path], Any]) -> None:
+def _write_aside(path: Path, write: Callable[[Path], Any]) -> None:
     """Written whole beside it, then renamed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     write(temporary)
     temporary.rename(path)
 
 
-def _below(uri: str) -> "tuple[Store, list[StoredCheckpoint]]":
+def _stored_below(uri: str) -> "tuple[Store, list[StoredCheckpoint]]":
     """The store, and what it has below the URI. Raises BadInput when that is no checkpoint at all."""
     from everstep.runtime.checkpoint.stored.verify import list_checkpoints
     from everstep.runtime.store import open_store

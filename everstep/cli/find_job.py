@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from everstep.runtime.submission.custom_resource import CustomResource
 
 
-class Found(NamedTuple):
+class FoundJob(NamedTuple):
     """A job that has begun."""
 
     job: str
@@ -23,7 +23,7 @@ class Found(NamedTuple):
     state: "State"
 
 
-class There(NamedTuple):
+class ClusterJob(NamedTuple):
     """A job on a cluster."""
 
     job: str
@@ -33,7 +33,7 @@ class There(NamedTuple):
     """The ConfigMap with its size."""
 
 
-def find_there(namespace: str, name: str) -> There:
+def find_on_cluster(namespace: str, name: str) -> ClusterJob:
     """The job of RUN[/STEP] in that namespace of the kube context. Raises BadInput, ApiError."""
     from everstep.runtime.platform.kubernetes.pods import JOB, NAME
     from everstep.runtime.submission.custom_resource import CustomResource
@@ -45,9 +45,9 @@ def find_there(namespace: str, name: str) -> There:
     jobs = {one["metadata"]["annotations"].get(NAME, ""): one for one in route.config_maps(JOB)}
     mine = {job.removeprefix(f"{uid}-"): job for job in jobs if job.startswith(f"{uid}-")}
     if (not step and len(mine) != 1) or (step and step not in mine):
-        raise BadInput(f"{name}: {_which(mine)}")
+        raise BadInput(f"{name}: {_step_hint(mine)}")
     job = mine[step or next(iter(mine))]
-    return There(job, route, workflow, jobs[job])
+    return ClusterJob(job, route, workflow, jobs[job])
 
 
 def store_of(workflow: Mapping[str, Any]) -> str:
@@ -56,13 +56,13 @@ def store_of(workflow: Mapping[str, Any]) -> str:
     return next(entry["value"] for entry in parameters if entry["name"] == "store")
 
 
-def _which(steps: Iterable[str]) -> str:
+def _step_hint(steps: Iterable[str]) -> str:
     """What to say instead."""
     told = ", ".join(sorted(steps))
     return f"say RUN/STEP with one of its steps that train: {told}" if told else "no step of it trains, or not yet"
 
 
-def state_of(uri: str, job: str, name: str) -> tuple["Store", "State"]:
+def read_started(uri: str, job: str, name: str) -> tuple["Store", "State"]:
     """What the job's journal says, and where it lies. Raises BadInput."""
     from everstep.runtime.journal.journal import JournalError, read_state
     from everstep.runtime.store import StoreError, open_store
@@ -77,7 +77,7 @@ def state_of(uri: str, job: str, name: str) -> tuple["Store", "State"]:
     return store, state
 
 
-def master_of(found: Found, name: str) -> str:
+def newest_master(found: FoundJob, name: str) -> str:
     """host:port of its newest master, which need not live. Raises BadInput."""
     from everstep.runtime.journal.journal import JournalError, find_master
     from everstep.runtime.store import StoreError
@@ -90,12 +90,12 @@ def master_of(found: Found, name: str) -> str:
     return master.address
 
 
-def find(runs: Path, name: str) -> Found:
+def find(runs: Path, name: str) -> FoundJob:
     """The job of RUN[/STEP]. Raises BadInput where there is none, it has not begun, or its journal cannot be read."""
     folder = runs / name.partition("/")[0]
     uri, job = _locate(folder, name)
-    store, state = state_of(uri, job, name)
-    return Found(job, (folder / "jobs" / f"{job}.token").read_text().strip(), store, state)
+    store, state = read_started(uri, job, name)
+    return FoundJob(job, (folder / "jobs" / f"{job}.token").read_text().strip(), store, state)
 
 
 def _locate(folder: Path, name: str) -> tuple[str, str]:
@@ -109,5 +109,5 @@ def _locate(folder: Path, name: str) -> tuple[str, str]:
     chosen = [job for job in jobs if not step or job.endswith(f"-{step}")]
     if len(chosen) != 1:
         uid = workflow["metadata"].get("uid", "")
-        raise BadInput(f"{name}: {_which(job.removeprefix(f'{uid}-') for job in jobs)}")
+        raise BadInput(f"{name}: {_step_hint(job.removeprefix(f'{uid}-') for job in jobs)}")
     return store_of(workflow), chosen[0]

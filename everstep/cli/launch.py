@@ -4,20 +4,20 @@ import os
 import sys
 from collections.abc import Sequence
 
-from everstep.leaving import leave
+from everstep.leaving import exit_now
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one node of a job to its end (see `everstep launch --help`); returns only for bad input, with 2."""
     from everstep.runtime.launch.flags import Parser
-    from everstep.runtime.launch.options import options
+    from everstep.runtime.launch.options import read_launch
     from everstep.runtime.launch.run import launch
     from everstep.runtime.store import StoreError
 
     environment = dict(os.environ)
     try:
-        code = launch(options(Parser(environment).parse_args(arguments), environment), environment)
+        code = launch(read_launch(Parser(environment).parse_args(arguments), environment), environment)
     except (ValueError, StoreError) as error:
         print(f"everstep launch: {error}", file=sys.stderr)
         return 2
-    return leave(code)  # A thread may still wait for a store that does not answer.
+    return exit_now(code)  # A thread may still wait for a store that does not answer.

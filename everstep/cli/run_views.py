@@ -16,7 +16,7 @@ FILES = ("manifest.json", "workflow.json")
 """A run begins with the first; the second is written before any of its pods is started."""
 
 
-def folder_of(runs: Path, name: str) -> Path:
+def run_folder(runs: Path, name: str) -> Path:
     """The folder of a run, from its manifest on. Raises BadInput when there is none."""
     folder = runs / name
     if not any((folder / file).exists() for file in FILES):
@@ -24,7 +24,7 @@ def folder_of(runs: Path, name: str) -> Path:
     return folder
 
 
-def workflow_of(folder: Path) -> dict[str, Any]:
+def read_workflow(folder: Path) -> dict[str, Any]:
     """The run as Argo's object; Pending, without nodes, where its launcher has not come further than its manifest.
 
     Raises BadInput for a file that is no JSON.
@@ -41,7 +41,7 @@ def workflow_of(folder: Path) -> dict[str, Any]:
         return {**given, "metadata": {**metadata, **told}, "status": {"phase": "Pending", "nodes": {}}}
 
 
-def got(workflow: Mapping[str, Any], now: float) -> str:
+def run_view(workflow: Mapping[str, Any], now: float) -> str:
     """What `argo get` prints: the run's own lines, then its steps as a tree."""
     from everstep.runtime.submission import tree
     from everstep.runtime.workflow.run.view import MARKS
@@ -51,12 +51,12 @@ def got(workflow: Mapping[str, Any], now: float) -> str:
     for row in tree.folded(workflow):
         waits = row.kind == "Suspend" and not row.phase.fulfilled
         mark = "ǁ" if waits else MARKS[row.phase][0]
-        lasted = short((row.finished or now) - row.started) if row.pod and row.started else ""
+        lasted = short_duration((row.finished or now) - row.started) if row.pod and row.started else ""
         reference = (tree.nodes_of(workflow)[row.id].get("templateRef") or {}).get("name")
         template = f"{reference}/{row.template}" if reference else row.template
         title = as_text(f" {row.branch}{mark} {row.title}")
         table.append((title, template, row.pod, lasted, as_text(row.message)))
-    return "\n".join([*lines, "", *aligned(table, 2)])
+    return "\n".join([*lines, "", *align_columns(table, 2)])
 
 
 def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
@@ -71,10 +71,10 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
     if status.get("message"):
         yield "Message", status["message"]
     began, ended = moment(status.get("startedAt")), moment(status.get("finishedAt"))
-    for name, at in (("Created", _created(workflow)), ("Started", began), ("Finished", ended)):
+    for name, at in (("Created", _creation_time(workflow)), ("Started", began), ("Finished", ended)):
         if at:
-            yield name, f"{datetime.fromtimestamp(at, UTC):%a %b %d %H:%M:%S %z} ({long(now - at)} ago)"
-    yield "Duration", long((ended or now) - began if began else 0)
+            yield name, f"{datetime.fromtimestamp(at, UTC):%a %b %d %H:%M:%S %z} ({long_duration(now - at)} ago)"
+    yield "Duration", long_duration((ended or now) - began if began else 0)
     yield "Progress", status.get("progress") or ""
     for title, holder in (("Parameters", spec.get("arguments")), ("Output Parameters", status.get("outputs"))):
         entries = [one for one in (holder or {}).get("parameters") or () if one.get("value") is not None]
@@ -83,31 +83,32 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
             yield from ((f"  {one['name']}", str(one["value"])) for one in entries)
 
 
-def listed(runs: Path, now: float) -> str:
+def list_view(runs: Path, now: float) -> str:
     """What `argo list` prints; the newest last, where the eye is."""
     from everstep.runtime.submission.tree import moment
 
     folders = {path.parent for file in FILES for path in runs.glob(f"*/{file}")}
-    found = [workflow_of(folder) for folder in folders]
+    found = [read_workflow(folder) for folder in folders]
     if not found:
         return "No workflows found"
     table = [("NAME", "STATUS", "AGE", "DURATION", "PRIORITY", "MESSAGE")]
-    for one in sorted(found, key=lambda one: (_created(one), one["metadata"]["name"])):
+    for one in sorted(found, key=lambda one: (_creation_time(one), one["metadata"]["name"])):
         status, began = one["status"], moment(one["status"].get("startedAt"))
         lasted = (moment(status.get("finishedAt")) or now) - began if began else 0
-        table.append((one["metadata"]["name"], status["phase"], short(now - _created(one)), short(lasted),
-                      str(one["spec"].get("priority") or 0), as_text(status.get("message") or "")))  # fmt: skip
-    return "\n".join(aligned(table, 3))
+        age, message = short_duration(now - _creation_time(one)), as_text(status.get("message") or "")
+        priority = str(one["spec"].get("priority") or 0)
+        table.append((one["metadata"]["name"], status["phase"], age, short_duration(lasted), priority, message))
+    return "\n".join(align_columns(table, 3))
 
 
-def _created(workflow: Mapping[str, Any]) -> float:
+def _creation_time(workflow: Mapping[str, Any]) -> float:
     """When it was given to a launcher."""
     from everstep.runtime.submission.tree import moment
 
     return moment(workflow["status"].get("startedAt") or workflow["metadata"].get("creationTimestamp"))
 
 
-def logged(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
+def log_lines(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
     """Lines as `argo logs` prints them, `POD: LINE`; those of `wanted` only: a pod, or steps whose name begins so.
 
     `follow`: until the run has ended.
@@ -118,7 +119,7 @@ def logged(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
     read: dict[Path, int] = {}
     while True:
         over = launcher(folder) is None
-        for path, pod in _logs(folder, wanted):
+        for path, pod in _pod_logs(folder, wanted):
             at = read.get(path)
             before, text = read_on(path, at)
             text = text if over or not follow else text[: text.rfind(b"\n") + 1]
@@ -132,9 +133,9 @@ def logged(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
         raise BadInput(f"{folder.name}: no pod of that name has a log, and no step begins with {wanted!r}")
 
 
-def _logs(folder: Path, wanted: str) -> Iterator[tuple[Path, str]]:
+def _pod_logs(folder: Path, wanted: str) -> Iterator[tuple[Path, str]]:
     """(log, pod) of the pods that are meant, those that began first first."""
-    nodes = [one for one in workflow_of(folder)["status"]["nodes"].values() if one.get("log")]
+    nodes = [one for one in read_workflow(folder)["status"]["nodes"].values() if one.get("log")]
     for node in sorted(nodes, key=lambda one: (one.get("startedAt") or "", one["name"])):
         path = folder / "logs" / Path(node["log"]).name
         names = (node["displayName"], path.stem)
@@ -142,7 +143,7 @@ def _logs(folder: Path, wanted: str) -> Iterator[tuple[Path, str]]:
             yield path, node["podName"]
 
 
-def aligned(table: list[tuple[str, ...]], gap: int) -> list[str]:
+def align_columns(table: list[tuple[str, ...]], gap: int) -> list[str]:
     """Rows of equal length as lines, each column as wide as it has to be."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]) - 1)]
     return [
@@ -151,13 +152,13 @@ def aligned(table: list[tuple[str, ...]], gap: int) -> list[str]:
     ]
 
 
-def short(seconds: float) -> str:
+def short_duration(seconds: float) -> str:
     """`4s`, `2m`, `3h`: in the largest unit."""
     letter, _, length = next((one for one in UNITS if seconds >= one[2]), UNITS[-1])
     return f"{max(0, int(seconds / length))}{letter}"
 
 
-def long(seconds: float) -> str:
+def long_duration(seconds: float) -> str:
     """`20 seconds`, `1 minute 3 seconds`: in the two largest units."""
     left, said = max(0, int(seconds)), list[str]()
     for _, name, length in UNITS:

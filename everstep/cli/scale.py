@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from everstep.cli.find_job import find, find_there, master_of
+from everstep.cli.find_job import find, find_on_cluster, newest_master
 from everstep.errors import BadInput
 
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = find(Path(arguments.runs), name)
         if ended := found.state.ended:
             raise BadInput(f"{name}: its training is over ({ended.result.value}: {ended.reason})")
-        _post(name, master_of(found, name), found.token, {"nodes": arguments.nodes, "role": arguments.role})
+        _post(name, newest_master(found, name), found.token, {"nodes": arguments.nodes, "role": arguments.role})
     except BadInput as error:
         print(f"everstep scale: {error}", file=sys.stderr)
         return 2
@@ -46,15 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _edit(name: str, namespace: str, role: str, nodes: int) -> None:
     """Write it into the ConfigMap that the job's master reads. Raises BadInput."""
-    from everstep.runtime.platform.kubernetes.sizes import KEY, sizes_in, text_of
+    from everstep.runtime.platform.kubernetes.sizes import KEY, format_sizes, parse_sizes
     from everstep.runtime.submission.route import ApiError
 
     try:
-        there = find_there(namespace, name)
-        sizes = sizes_in(there.sizes)
+        there = find_on_cluster(namespace, name)
+        sizes = parse_sizes(there.sizes)
         if role not in sizes:
             raise BadInput(f"{name}: role: the job has no {role!r}, only {', '.join(sizes)}")
-        there.route.edit_config_map(there.sizes["metadata"]["name"], {KEY: text_of({**sizes, role: nodes})})
+        there.route.edit_config_map(there.sizes["metadata"]["name"], {KEY: format_sizes({**sizes, role: nodes})})
     except (ApiError, ValueError) as error:
         raise BadInput(f"{name}: {error}") from None
 

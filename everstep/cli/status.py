@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from everstep.cli.find_job import find, find_there, state_of, store_of
+from everstep.cli.find_job import find, find_on_cluster, read_started, store_of
 from everstep.errors import BadInput
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what the journal says; returns the exit code."""
     try:
         name: str = arguments.job
-        status = there(arguments.namespace, name) if arguments.namespace else read(Path(arguments.runs), name)
+        status = read_on_cluster(arguments.namespace, name) if arguments.namespace else read(Path(arguments.runs), name)
     except BadInput as error:
         print(f"everstep status: {error}", file=sys.stderr)
         return 2
@@ -47,7 +47,7 @@ def read(runs: Path, name: str) -> dict[str, Any]:
     return {"job": found.job, **job_status(found.state)}
 
 
-def there(namespace: str, name: str) -> dict[str, Any]:
+def read_on_cluster(namespace: str, name: str) -> dict[str, Any]:
     """The same of a job on a cluster, with the steps' pods that have not ended although they were told to.
 
     Its store is found by this environment. Raises BadInput.
@@ -57,12 +57,12 @@ def there(namespace: str, name: str) -> dict[str, Any]:
     from everstep.runtime.submission.route import ApiError
 
     try:
-        found = find_there(namespace, name)
+        found = find_on_cluster(namespace, name)
         late = overdue(found.route.pods(of_run(name.partition("/")[0])), time.time())
     except ApiError as error:
         raise BadInput(f"{name}: {error}") from None
     try:
-        _, state = state_of(store_of(found.workflow), found.job, name)
+        _, state = read_started(store_of(found.workflow), found.job, name)
     except BadInput as error:
         raise BadInput("; ".join([str(error), *map(_overdue, late)])) from None
     return {"job": found.job, **job_status(state), "overduePods": late}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.cli import run_views
 from everstep.errors import TRY_AGAIN, BadInput
 from everstep.runtime.display.terminal import as_text
-from everstep.surroundings import checked_variables, limits_of_archives, say_missing
+from everstep.surroundings import archive_limits, checked_variables, warn_missing_variables
 
 if TYPE_CHECKING:
     from everstep.runtime.workflow.engine.engine import Engine
@@ -70,23 +70,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     logs.add_argument("pod", nargs="?", default="", help="only this pod's, or of steps whose name begins so")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
     verb("list", "the runs, newest last")
-    _selecting(verb("resume", "let suspended steps go on; take up a run that lost its launcher", "name"))
-    again = _selecting(
+    _add_selector(verb("resume", "let suspended steps go on; take up a run that lost its launcher", "name"))
+    again = _add_selector(
         verb("retry", "take up a run that failed or was stopped: what did not succeed runs again", "name")
     )
     again.add_argument("--restart-successful", action="store_true",
                                    help="also steps of --node-field-selector, and what came after them")  # fmt: skip
     again.add_argument("-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="another value")
-    stopped = _selecting(verb("stop", "stop a run with all its processes; its exit handler still runs", "name"))
+    stopped = _add_selector(verb("stop", "stop a run with all its processes; its exit handler still runs", "name"))
     stopped.add_argument("--message", default="", help="of the suspended steps that --node-field-selector fails")
     verb("terminate", "stop a run at once, without its exit handler", "name")
-    given = _selecting(verb("set", "give a suspended step its outputs, or its end", "name"))
+    given = _add_selector(verb("set", "give a suspended step its outputs, or its end", "name"))
     given.add_argument("--phase", choices=["Succeeded", "Failed", "Error"], default="")
     given.add_argument("--message", default="")
     given.add_argument("--output-parameter", action="append", default=[], metavar="NAME=VALUE")
 
 
-def _selecting(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _add_selector(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--node-field-selector", default="", metavar="FIELD=VALUE,...", help="only such steps")
     return parser
 
@@ -109,20 +109,22 @@ def _load(arguments: argparse.Namespace, templates: bool = False) -> "Loaded":
     from everstep.runtime.workflow.manifest.files import load
 
     try:
-        images = {name: _words(name, command) for name, command in _pairs(arguments.image, "--image").items()}
+        images = {
+            name: _split_command(name, command) for name, command in _parse_pairs(arguments.image, "--image").items()
+        }
         return load([Path(file) for file in arguments.file], arguments.with_, images, templates)
     except ManifestError as error:
         raise BadInput(str(error)) from None
 
 
-def _words(image: str, command: str) -> list[str]:
+def _split_command(image: str, command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as error:
         raise BadInput(f"--image {image}={command}: {error}") from None
 
 
-def _pairs(texts: list[str], flag: str) -> dict[str, str]:
+def _parse_pairs(texts: list[str], flag: str) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     for name, equals, value in pairs:
         if not name or not equals:
@@ -147,7 +149,7 @@ def _parameters(arguments: argparse.Namespace) -> dict[str, str]:
             raise BadInput(f"{arguments.parameter_file}: is no map of parameters")
         entries = found[0].value.items()
         values = {str(name): value if isinstance(value, str) else go_json(value) for name, value in entries}
-    return {**values, **_pairs(arguments.parameter, "-p")}
+    return {**values, **_parse_pairs(arguments.parameter, "-p")}
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -190,7 +192,7 @@ def _print_run(folder: Path, output: str) -> None:
     if output == "name":
         print(folder.name)
     elif output:
-        _dump(run_views.workflow_of(folder), output)
+        _dump(run_views.read_workflow(folder), output)
 
 
 def _dump(value: Any, output: str) -> None:
@@ -220,10 +222,10 @@ def _execute(
         except OSError as error:
             raise BadInput(f"--runs {error.filename}: {error.strerror}; choose another folder") from None
         with watch() as show:
-            shown = _named(name, show)
+            shown = _announce_name(name, show)
             options = RunOptions(
                 name, folder, beside.library, beside.path, shown, restart, beside.sandbox, parameters or {},
-                beside.variables, limits_of_archives(),
+                beside.variables, archive_limits(),
             )  # fmt: skip
             result = run_workflow(manifest, options)
     except (ManifestError, AskError, TornError) as error:
@@ -237,7 +239,7 @@ def _execute(
     return result.exit_code if result.exit_code in (0, STOPPED) else 1
 
 
-def _named(name: str, show: "Callable[[Engine, Path], None]") -> "Callable[[Engine, Path], None]":
+def _announce_name(name: str, show: "Callable[[Engine, Path], None]") -> "Callable[[Engine, Path], None]":
     """Show what a run does, its name first: a run that is refused is not named."""
     unsaid = [name]
 
@@ -266,30 +268,32 @@ def _lint(arguments: argparse.Namespace) -> int:
 
 
 def _get(arguments: argparse.Namespace) -> int:
-    workflow = run_views.workflow_of(run_views.folder_of(arguments.runs, arguments.name))
+    workflow = run_views.read_workflow(run_views.run_folder(arguments.runs, arguments.name))
     if arguments.output:
         _dump(workflow, arguments.output)
     else:
-        print(run_views.got(workflow, time.time()))
+        print(run_views.run_view(workflow, time.time()))
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    print(run_views.listed(arguments.runs, time.time()))
+    print(run_views.list_view(arguments.runs, time.time()))
     return 0
 
 
 def _logs(arguments: argparse.Namespace) -> int:
-    for line in run_views.logged(run_views.folder_of(arguments.runs, arguments.name), arguments.pod, arguments.follow):
+    for line in run_views.log_lines(
+        run_views.run_folder(arguments.runs, arguments.name), arguments.pod, arguments.follow
+    ):
         print(line, flush=True)
     return 0
 
 
-def _ask(arguments: argparse.Namespace, wish: "Ask") -> int:
+def _send_request(arguments: argparse.Namespace, wish: "Ask") -> int:
     from everstep.runtime.workflow.run.control_requests import AskError, ask, refusal
     from everstep.runtime.workflow.run.run_folder import launcher
 
-    folder = run_views.folder_of(arguments.runs, arguments.name)
+    folder = run_views.run_folder(arguments.runs, arguments.name)
     holder = launcher(folder)
     if holder is None:
         raise BadInput(f"{arguments.name}: nobody runs it; `everstep workflow resume {arguments.name}` takes it up")
@@ -298,7 +302,7 @@ def _ask(arguments: argparse.Namespace, wish: "Ask") -> int:
     except AskError as error:
         raise BadInput(str(error)) from None
     while left.exists():
-        if launcher(folder) is None and _taken_back(folder, left):
+        if launcher(folder) is None and _withdraw(folder, left):
             raise BadInput(f"{arguments.name}: process {holder} has ended meanwhile")
         time.sleep(0.05)
     if why := refusal(left):
@@ -307,7 +311,7 @@ def _ask(arguments: argparse.Namespace, wish: "Ask") -> int:
     return 0
 
 
-def _taken_back(folder: Path, left: Path) -> bool:
+def _withdraw(folder: Path, left: Path) -> bool:
     """Remove what was asked, so that no later launcher does it. False: one has done it, or will."""
     from everstep.runtime.workflow import ManifestError
     from everstep.runtime.workflow.run.run_folder import lock
@@ -324,28 +328,28 @@ def _resume(arguments: argparse.Namespace) -> int:
     from everstep.runtime.workflow.run.control_requests import Ask
     from everstep.runtime.workflow.run.run_folder import launcher
 
-    if launcher(run_views.folder_of(arguments.runs, arguments.name)) is not None:
-        return _ask(arguments, Ask("resume", arguments.node_field_selector))
-    return _take_up(arguments)
+    if launcher(run_views.run_folder(arguments.runs, arguments.name)) is not None:
+        return _send_request(arguments, Ask("resume", arguments.node_field_selector))
+    return _take_over(arguments)
 
 
 def _retry(arguments: argparse.Namespace) -> int:
     if bool(arguments.node_field_selector) != arguments.restart_successful:
         raise BadInput("--restart-successful and --node-field-selector go together: which steps run again all the same")
-    status = run_views.workflow_of(run_views.folder_of(arguments.runs, arguments.name))["status"]
+    status = run_views.read_workflow(run_views.run_folder(arguments.runs, arguments.name))["status"]
     if status["phase"] == "Succeeded" and not arguments.restart_successful:
         mend = "--restart-successful --node-field-selector displayName=STEP runs a step again"
         raise BadInput(f"{arguments.name}: has succeeded; {mend}")
-    return _take_up(arguments, arguments.node_field_selector, _pairs(arguments.parameter, "-p"))
+    return _take_over(arguments, arguments.node_field_selector, _parse_pairs(arguments.parameter, "-p"))
 
 
-def _take_up(arguments: argparse.Namespace, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
+def _take_over(arguments: argparse.Namespace, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
     from everstep.runtime.workflow.run.run_folder import beside
 
-    folder = run_views.folder_of(arguments.runs, arguments.name)
+    folder = run_views.run_folder(arguments.runs, arguments.name)
     manifest = json.loads((folder / "manifest.json").read_text())
     given = beside(folder)
-    say_missing(arguments.name, given.variables)
+    warn_missing_variables(arguments.name, given.variables)
     return _execute(manifest, arguments.name, arguments.runs, given, restart, parameters)
 
 
@@ -353,21 +357,23 @@ def _stop(arguments: argparse.Namespace) -> int:
     from everstep.runtime.workflow.run.control_requests import Ask, ask
     from everstep.runtime.workflow.run.run_folder import launcher
 
-    folder = run_views.folder_of(arguments.runs, arguments.name)
+    folder = run_views.run_folder(arguments.runs, arguments.name)
     if arguments.what == "stop" and arguments.node_field_selector:
-        return _ask(arguments, Ask("set", arguments.node_field_selector, "Failed", arguments.message))
+        return _send_request(arguments, Ask("set", arguments.node_field_selector, "Failed", arguments.message))
     if launcher(folder) is not None:
-        return _ask(arguments, Ask(arguments.what))
-    status = run_views.workflow_of(folder)["status"]
+        return _send_request(arguments, Ask(arguments.what))
+    status = run_views.read_workflow(folder)["status"]
     if status.get("finishedAt"):
         raise BadInput(f"{arguments.name}: has ended already: {status['phase']}")
     ask(folder, Ask(arguments.what))  # Its launcher was killed, its pods go on: it is taken up to be ended.
-    _take_up(arguments)
+    _take_over(arguments)
     return 0
 
 
 def _set(arguments: argparse.Namespace) -> int:
     from everstep.runtime.workflow.run.control_requests import Ask
 
-    values = _pairs(arguments.output_parameter, "--output-parameter")
-    return _ask(arguments, Ask("set", arguments.node_field_selector, arguments.phase, arguments.message, values))
+    values = _parse_pairs(arguments.output_parameter, "--output-parameter")
+    return _send_request(
+        arguments, Ask("set", arguments.node_field_selector, arguments.phase, arguments.message, values)
+    )

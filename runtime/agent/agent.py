@@ -59,7 +59,7 @@ class Agent:
             async with aiohttp.ClientSession(headers=headers, connector=trust) as session:
                 self.client.session = session
                 await life.open()
-                async with door.serving(application_of(application(life.keeper, door, threads)), listener):
+                async with door.serve(application_of(application(life.keeper, door, threads)), listener):
                     return await life.run()
         finally:
             await life.close()

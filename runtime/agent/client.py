@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from everstep.runtime.net.tls import mismatch
+from everstep.runtime.net.tls import mismatch_reason
 from everstep.runtime.protocol.messages import (
     Ack,
     Directive,
@@ -173,7 +173,7 @@ class MasterClient:
                     status, text = reply.status, await reply.read()
                 answered, wrong = self._parse_reply(status, text, kind)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                text, foreign = b"", "" if self.met else mismatch(error)
+                text, foreign = b"", "" if self.met else mismatch_reason(error)
                 answered, wrong = None, f"{type(error).__name__} {error}".strip()
             if not wrong:
                 self._note_answer(address)

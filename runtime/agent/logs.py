@@ -116,7 +116,7 @@ class LaunchLogs:
             if number.isdigit() and int(number) <= attempt - ATTEMPTS:
                 shutil.rmtree(path, ignore_errors=True)
         self._rotation.paths.clear()
-        self._rotation.begin()
+        self._rotation.start()
 
     def open(self, local_rank: int, rank: int) -> Output:
         """Open the output of one worker."""

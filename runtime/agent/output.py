@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from everstep.runtime.system.rotate import Rotation, appended
+from everstep.runtime.system.rotate import Rotation, log_path_of
 
 LAST_WORDS = 16 << 10
 """Bytes at the end of a worker's output that are kept to explain a failure."""
@@ -134,12 +134,12 @@ class NodeLog:
     def __init__(self, log: int, folder: Path) -> None:
         self._log = log
         self._folder = folder
-        path = appended(log)
+        path = log_path_of(log)
         self._rotation = Rotation([path] if path else [])
 
     def begin(self, attempt: int, environments: Sequence[dict[str, str]]) -> None:
         """Rotate the log, which all rounds share."""
-        self._rotation.begin()
+        self._rotation.start()
 
     def open(self, local_rank: int, rank: int) -> Output:
         """Open the output of one worker."""

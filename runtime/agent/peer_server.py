@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 from aiohttp import web
 
-from everstep.runtime.net.door import BadBody, Door, body_of
+from everstep.runtime.net.door import BadBody, Door, read_body
 from everstep.runtime.net.tls_transport import TlsTransport
 from everstep.runtime.protocol.keeper import Keeper
 from everstep.runtime.protocol.messages import Holding
@@ -64,7 +64,7 @@ def application(keeper: Keeper, door: Door, threads: Executor, stall_s: float = 
 
     async def copy(request: web.Request) -> web.StreamResponse:
         try:
-            source = msgspec.json.decode(await body_of(request), type=Holding)
+            source = msgspec.json.decode(await read_body(request), type=Holding)
         except (msgspec.DecodeError, BadBody) as error:
             return web.Response(status=400, text=f"not understood: {error}")
         return await _copy(request, threads, partial(keeper.keep, source))
@@ -144,7 +144,7 @@ def _piece_source(transport: asyncio.Transport) -> Iterator[Callable[[memoryview
     if not isinstance(transport, TlsTransport):
         yield partial(_cut, each=_CHUNK_BYTES)
         return
-    with transport.lent() as seal:
+    with transport.lend_encryptor() as seal:
         yield lambda data: map(seal, _cut(data, _TLS_CHUNK_BYTES))
 
 

@@ -26,8 +26,8 @@ from everstep.runtime.diagnosis.errors import (
     UnknownNodeError,
 )
 from everstep.runtime.diagnosis.messages import Arrive, Ask, Order, StageResult
-from everstep.runtime.net.door import END_S, BadBody, Door, application_of, body_of
-from everstep.runtime.net.tls import Credentials, mismatch
+from everstep.runtime.net.door import END_S, BadBody, Door, application_of, read_body
+from everstep.runtime.net.tls import Credentials, mismatch_reason
 
 MAX_BODY_BYTES = 1 << 16
 ANSWER_TIMEOUT_S = 10.0
@@ -81,7 +81,7 @@ async def serve_coordinator(
     app = web.Application(middlewares=[guard], client_max_size=MAX_BODY_BYTES)
     app.add_routes(_routes(coordinator))
     # A handler ends with its connection: else a node that is gone would seem to wait for as long as a poll is held.
-    async with door.serving(application_of(app, end_s=end_s, cancels=True), listener):
+    async with door.serve(application_of(app, end_s=end_s, cancels=True), listener):
         yield
 
 
@@ -92,7 +92,7 @@ def _json_response(message: object, status: int = 200) -> web.Response:
 async def _decode_body(request: web.Request, kind: type[M]) -> M:
     """The message. Raises RefusedError for a body that is none."""
     try:
-        return msgspec.json.decode(await body_of(request), type=kind)
+        return msgspec.json.decode(await read_body(request), type=kind)
     except (msgspec.DecodeError, BadBody) as error:
         raise RefusedError(f"{kind.__name__}: {error}") from None
 
@@ -153,7 +153,7 @@ class HttpLink:
                 ) as answer:
                     return self._parse_answer(path, answer.status, await answer.read())
             except (aiohttp.ClientError, TimeoutError) as error:
-                if why := mismatch(error):
+                if why := mismatch_reason(error):
                     raise RefusedError(f"the coordinator at {self._address} {why}") from None
                 if time.monotonic() >= deadline:
                     why = str(error) or type(error).__name__

@@ -2,7 +2,7 @@
 
 import re
 
-_ACTS = re.compile(
+_CONTROL = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f"  # control characters but tabs: C0, DEL, C1 (ECMA-48)
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # directions and separators (Unicode, "Bidirectional Algorithm")
     "\ud800-\udfff]"  # no characters at all
@@ -11,4 +11,4 @@ _ACTS = re.compile(
 
 def as_text(text: str) -> str:
     r"""One line for a terminal: `\x1b[2J` where there was an escape."""
-    return _ACTS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from everstep.runtime.master import Outcome
-from everstep.runtime.net.door import BadBody, Door, application_of, body_of
+from everstep.runtime.net.door import BadBody, Door, application_of, read_body
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Action, Directive, Heartbeat
 
@@ -24,7 +24,7 @@ _LAST = 1 << 40
 
 
 @dataclass
-class Farewell:
+class EndNotice:
     """Answers for a job that is over."""
 
     outcome: Outcome
@@ -37,7 +37,7 @@ class Farewell:
         door = Door(self.credentials)
         app = web.Application(middlewares=[door.guard("job", lambda why: web.Response(status=401, text=why))])
         app.router.add_route("*", "/v1/{what:.*}", self._answer)
-        async with door.serving(application_of(app), listener):
+        async with door.serve(application_of(app), listener):
             with suppress(TimeoutError):
                 while True:
                     self._asked.clear()
@@ -52,7 +52,7 @@ class Farewell:
             return _json({"ended": end})
         if what == "heartbeat":
             try:
-                msgspec.json.decode(await body_of(request), type=Heartbeat)
+                msgspec.json.decode(await read_body(request), type=Heartbeat)
             except (msgspec.DecodeError, BadBody) as error:
                 return web.Response(status=400, text=f"Heartbeat: {error}")
             return _json(Directive(self.epoch, _LAST, Action.LEAVE, told.reason))

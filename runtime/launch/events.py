@@ -45,7 +45,7 @@ def logger_of(handler: str) -> logging.Logger | None:
 
 
 @dataclass(frozen=True)
-class About:
+class LaunchMetadata:
     """What every event of a node's launch carries."""
 
     run_id: str
@@ -58,7 +58,7 @@ class EventLog:
     """Tells the events of one node."""
 
     def __init__(
-        self, logger: logging.Logger | None, about: About, clock: Callable[[], float] = time.monotonic
+        self, logger: logging.Logger | None, about: LaunchMetadata, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._logger = logger
         self._about = about
@@ -70,19 +70,19 @@ class EventLog:
         self._pids: dict[int, int] = {}
         self._host = socket.getfqdn(socket.gethostname()) if logger else ""
 
-    def seated(self, seat: Seat, seconds: float) -> None:
+    def record_seat(self, seat: Seat, seconds: float) -> None:
         """A place in a round was waited for so long."""
         self._restarts = seat.restart_count
-        self._tell("RENDEZVOUS", AGENT, duration_ms=seconds * 1000)
-        self._tell("ASSIGN_WORKER_RANKS", AGENT, duration_ms=0.0)
+        self._record("RENDEZVOUS", AGENT, duration_ms=seconds * 1000)
+        self._record("ASSIGN_WORKER_RANKS", AGENT, duration_ms=0.0)
         self._seat, self._pids = seat, {}
 
-    def started(self, local_rank: int, pid: int) -> None:
+    def record_start(self, local_rank: int, pid: int) -> None:
         """A worker of the round runs."""
         self._pids[local_rank] = pid
-        self._tell("START", WORKER, local_rank)
+        self._record("START", WORKER, local_rank)
 
-    def ended(self, failures: Sequence[WorkerEnd], failed: bool, broken_off: str) -> None:
+    def record_end(self, failures: Sequence[WorkerEnd], failed: bool, broken_off: str) -> None:
         """The node is done.
 
         Args:
@@ -92,19 +92,19 @@ class EventLog:
         """
         self._run_s = int(self._clock() - self._began)
         if broken_off:
-            self._tell("FAILED", AGENT, raw_error=broken_off)
+            self._record("FAILED", AGENT, raw_error=broken_off)
             return
         found = {end.local_rank: end for end in failures}
         for local_rank in sorted(self._pids):
             end = found.get(local_rank)
             if end is None:
-                self._tell("TERMINATED" if failed else "SUCCEEDED", WORKER, local_rank)
+                self._record("TERMINATED" if failed else "SUCCEEDED", WORKER, local_rank)
             else:
                 raw = json.dumps(_error_data(end))
-                self._tell("FAILED", WORKER, local_rank, raw_error=raw, exit_code=end.exit_code, worker_pid=end.pid)
-        self._tell("SUCCEEDED", AGENT)
+                self._record("FAILED", WORKER, local_rank, raw_error=raw, exit_code=end.exit_code, worker_pid=end.pid)
+        self._record("SUCCEEDED", AGENT)
 
-    def _tell(
+    def _record(
         self,
         state: str,
         source: str,

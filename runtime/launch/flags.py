@@ -34,8 +34,8 @@ class Parser(Flags):
         )
         torchrun.add_flags(self, environment)
         known = set(self._option_string_actions)
-        _add_checks(self, environment)
-        _add_ours(self)
+        _add_check_flags(self, environment)
+        _add_everstep_flags(self)
         self._added = frozenset(self._option_string_actions) - known
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
@@ -44,25 +44,33 @@ class Parser(Flags):
         return theirs or found
 
 
-def _add_checks(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+def _add_check_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
     """dlrover-run's node check."""
     group = parser.add_argument_group("checks of the nodes, as dlrover-run has them")
 
     def switch(name: str, text: str) -> None:
-        group.add_argument(*torchrun.both(name), action=torchrun.Switch, environment=environment, help=text)
+        group.add_argument(
+            *torchrun.both_spellings(name), action=torchrun.SwitchAction, environment=environment, help=text
+        )
 
     switch("network-check", "check every node before it trains; faulty ones are left out")
     switch("exclude-straggler", "with --network-check: leave slow nodes out too")
     switch("switchbox-check", "with --network-check: measure the links between pairs of devices")
-    group.add_argument(*torchrun.both("box-pairs"), default="0:1 2:4 3:5 6:7", help='default "0:1 2:4 3:5 6:7"')
-    group.add_argument(*torchrun.both("min-bandwidth"), type=int, default=10_000, help="MB/s a pair (default 10000)")
-    group.add_argument(*torchrun.both("min-channels"), type=int, default=2, help="healthy pairs needed (default 2)")
+    group.add_argument(
+        *torchrun.both_spellings("box-pairs"), default="0:1 2:4 3:5 6:7", help='default "0:1 2:4 3:5 6:7"'
+    )
+    group.add_argument(
+        *torchrun.both_spellings("min-bandwidth"), type=int, default=10_000, help="MB/s a pair (default 10000)"
+    )
+    group.add_argument(
+        *torchrun.both_spellings("min-channels"), type=int, default=2, help="healthy pairs needed (default 2)"
+    )
 
 
-def _add_ours(parser: argparse.ArgumentParser) -> None:
+def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("of everstep")
     group.add_argument(
-        *torchrun.both("node-unit"), type=int, default=1, metavar="N",
+        *torchrun.both_spellings("node-unit"), type=int, default=1, metavar="N",
         help="as dlrover-run has it: a round has a multiple of so many nodes (1)",
     )  # fmt: skip
     group.add_argument(

@@ -27,7 +27,7 @@ def read_spec(told: argparse.Namespace, nodes: tuple[int, int], slots: int) -> t
     try:
         text = Path(name).read_text()
         role = _role(told.role, role_names(text, name), name)
-        return spec_of(text, name, _said(told, role, nodes, slots)), role
+        return spec_of(text, name, _flag_values(told, role, nodes, slots)), role
     except OSError as error:
         raise ValueError(f"--job-spec {name}: {error.strerror}; give a YAML file that every node can read") from None
     except SpecError as error:
@@ -45,7 +45,7 @@ def _role(asked: str, known: list[str], name: str) -> str:
     raise ValueError(f"--role {asked}: {name} has no such role, only {', '.join(known)}")
 
 
-def _said(told: argparse.Namespace, role: str, nodes: tuple[int, int], slots: int) -> "Iterator[Said]":
+def _flag_values(told: argparse.Namespace, role: str, nodes: tuple[int, int], slots: int) -> "Iterator[Said]":
     from everstep.runtime.job.spec_reader import Said
 
     yield Said("--rdzv-id", ("job",), told.rdzv_id, firm=told.rdzv_id != "none")

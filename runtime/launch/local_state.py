@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from everstep.runtime.platform import debris
-from everstep.runtime.platform.registry import Registered, Registry
+from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system import processes
 
 _STARTING_S = 3600.0
 """So long a job's secret is kept although none of its nodes is there yet."""
 
 
-class Scratch:
+class LocalState:
     """One user's folder on this machine."""
 
     def __init__(self, folder: Path) -> None:
@@ -29,49 +29,49 @@ class Scratch:
         self._nodes = folder / "nodes"
         self._stores = folder / "stores"
 
-    def enter(self, job: str, node: str, role: str) -> Registered:
+    def register(self, job: str, node: str, role: str) -> Registration:
         """Register this process as a node. Raises ValueError when another process here is that node."""
         registry = Registry(self._nodes / job)
-        with self._alone():
+        with self._lock():
             known = registry.get(node)
-            if known is not None and known.alive():
+            if known is not None and known.is_alive():
                 raise ValueError(
                     f"{node} of job {job} runs here already, as process {known.pid}; give each its own NODE_RANK"
                 )
             began = processes.start_time(os.getpid()) or 0
-            entry = Registered(node, job, role, socket.gethostname(), os.getpid(), began, round(time.time(), 3))
+            entry = Registration(node, job, role, socket.gethostname(), os.getpid(), began, round(time.time(), 3))
             registry.put(entry)
         return entry
 
-    def leave(self, entry: Registered) -> None:
+    def unregister(self, entry: Registration) -> None:
         """This node has cleaned up behind itself."""
-        with suppress(OSError), self._alone():  # Other nodes of the job are there, or the whole folder is gone.
+        with suppress(OSError), self._lock():  # Other nodes of the job are there, or the whole folder is gone.
             Registry(self._nodes / entry.job).remove(entry)
             (self._nodes / entry.job).rmdir()
 
-    def store(self) -> Path:
+    def make_store_folder(self) -> Path:
         """A folder for a store that goes with its owners."""
         folder = self._stores / secrets.token_hex(8)
-        with self._alone():
+        with self._lock():
             folder.mkdir(parents=True)
-            own(folder)
+            add_owner(folder)
         return folder
 
     def sweep(self) -> None:
         """Remove what killed nodes and masters left behind."""
-        with self._alone():  # What begins meanwhile, with a dead node's name or without an owner yet, would go too.
+        with self._lock():  # What begins meanwhile, with a dead node's name or without an owner yet, would go too.
             for folder in self._nodes.glob("*/"):
                 _sweep_nodes(folder)
             for folder in self._stores.glob("*/"):
-                if not any(_alive(line) for line in _owners(folder)):
-                    discard(folder)
+                if not any(_is_alive(line) for line in _owners(folder)):
+                    remove_store(folder)
             for token in self._folder.glob("*.token"):
                 with suppress(FileNotFoundError):
                     if time.time() - token.stat().st_mtime > _STARTING_S and not (self._nodes / token.stem).exists():
                         token.unlink()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """No other launch of this user reads or changes meanwhile what is there."""
         folder = os.open(self._folder, os.O_RDONLY)
         try:
@@ -81,13 +81,13 @@ class Scratch:
             os.close(folder)
 
 
-def own(folder: Path) -> None:
+def add_owner(folder: Path) -> None:
     """From now on the store lives at least as long as this process."""
     with folder.with_suffix(".owners").open("a") as file:
         file.write(f"{os.getpid()} {processes.start_time(os.getpid())}\n")
 
 
-def discard(folder: Path) -> None:
+def remove_store(folder: Path) -> None:
     """Nobody needs the store any more."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.with_suffix(".owners").unlink(missing_ok=True)
@@ -96,8 +96,8 @@ def discard(folder: Path) -> None:
 def _sweep_nodes(folder: Path) -> None:
     registry = Registry(folder)
     for entry in registry.all():
-        if not entry.alive():
-            debris.clean(entry.job, entry.name)
+        if not entry.is_alive():
+            debris.remove_debris(entry.job, entry.name)
             registry.remove(entry)
     with suppress(OSError):  # Some live.
         folder.rmdir()
@@ -110,6 +110,6 @@ def _owners(folder: Path) -> list[str]:
         return []
 
 
-def _alive(line: str) -> bool:
+def _is_alive(line: str) -> bool:
     pid, _, began = line.partition(" ")
     return pid.isdigit() and began.isdigit() and processes.start_time(int(pid)) == int(began)

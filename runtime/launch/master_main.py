@@ -23,8 +23,8 @@ import msgspec
 from everstep.runtime.agent.forkserver import die_with_parent
 from everstep.runtime.diagnosis.admission import Admission, node_check_port, serve_admission
 from everstep.runtime.job.spec import JobSpec
-from everstep.runtime.launch.end_notice import Farewell
-from everstep.runtime.launch.local_state import discard, own
+from everstep.runtime.launch.end_notice import EndNotice
+from everstep.runtime.launch.local_state import add_owner, remove_store
 from everstep.runtime.master import Outcome, Progress, find_master, run
 from everstep.runtime.master.master import CannotListen, open_listener
 from everstep.runtime.net.tls import Credentials, credentials_of
@@ -37,7 +37,7 @@ REFUSED = "refused: "
 """In front of the line that says why a master did not begin."""
 
 
-class Hosting(msgspec.Struct, frozen=True):
+class MasterConfig(msgspec.Struct, frozen=True):
     """What a master is started with."""
 
     spec: JobSpec
@@ -54,7 +54,7 @@ class Hosting(msgspec.Struct, frozen=True):
     """Folder to remove when the job is over: a store that nobody else needs."""
 
 
-def _tell(text: str) -> None:
+def _print_line(text: str) -> None:
     with suppress(OSError):  # Who listened may be dead; the job goes on.
         print(text, file=sys.stderr, flush=True)
 
@@ -62,26 +62,26 @@ def _tell(text: str) -> None:
 class _Lines:
     """A line for each new reason; a job of one node in its first round is left in peace."""
 
-    def __init__(self, told: Hosting) -> None:
+    def __init__(self, told: MasterConfig) -> None:
         self._many = any(role.nodes > 1 for role in told.spec.roles.values())
         self._reason = ""
         self._first = told.remove
 
     def show(self, progress: Progress) -> None:
         if progress.reason != self._reason and (self._many or progress.round > 1):
-            _tell(progress.reason)
+            _print_line(progress.reason)
         self._reason = progress.reason
 
 
 @contextlib.asynccontextmanager
-async def _door(told: Hosting, credentials: Credentials) -> AsyncIterator[None]:
+async def _admit_nodes(told: MasterConfig, credentials: Credentials) -> AsyncIterator[None]:
     """The check of nodes beside the master, where it was asked for. Raises CannotListen."""
     if told.admission is None:
         yield
         return
     port = node_check_port(told.port)
     try:
-        async with serve_admission(told.admission, told.host, port, credentials, _tell):
+        async with serve_admission(told.admission, told.host, port, credentials, _print_line):
             yield
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
@@ -91,7 +91,7 @@ async def _door(told: Hosting, credentials: Credentials) -> AsyncIterator[None]:
         ) from None
 
 
-async def _run(told: Hosting) -> Outcome:
+async def _run(told: MasterConfig) -> Outcome:
     stop, alone = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
@@ -99,23 +99,23 @@ async def _run(told: Hosting) -> Outcome:
     lines, store = _Lines(told), open_store(told.store)
     credentials = credentials_of(told.token, told.spec.job, tls=told.tls)
     with open_listener(told.host, told.port) as listener:  # Nobody else is at this address until the last word is said.
-        outcome = await _master(told, store, credentials, listener.dup(), stop, lines)
+        outcome = await _run_master(told, store, credentials, listener.dup(), stop, lines)
         if outcome.state != "fenced":
             master = await asyncio.to_thread(find_master, store, told.spec.job)
-            farewell = Farewell(outcome, master.epoch if master else 0, credentials)
-            await _first(farewell.serve(listener), alone.wait())
+            farewell = EndNotice(outcome, master.epoch if master else 0, credentials)
+            await _wait_for_first(farewell.serve(listener), alone.wait())
     return outcome
 
 
-async def _master(
-    told: Hosting,
+async def _run_master(
+    told: MasterConfig,
     store: Store,
     credentials: Credentials,
     listener: socket.socket,
     stop: asyncio.Event,
     lines: _Lines,
 ) -> Outcome:
-    async with _door(told, credentials):
+    async with _admit_nodes(told, credentials):
         return await run(
             told.spec,
             store,
@@ -130,7 +130,7 @@ async def _master(
         )
 
 
-async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+async def _wait_for_first(*waits: Coroutine[Any, Any, object]) -> None:
     """Until one of them has ended; the others are cancelled."""
     tasks = [asyncio.create_task(one) for one in waits]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -141,22 +141,22 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
 
 def main() -> None:
     """Run one master to its end."""
-    told = msgspec.json.decode(sys.stdin.buffer.read(), type=Hosting)
+    told = msgspec.json.decode(sys.stdin.buffer.read(), type=MasterConfig)
     if told.parent:
         die_with_parent(told.parent)
     if told.remove:
-        own(Path(told.remove))
+        add_owner(Path(told.remove))
     try:
         outcome = asyncio.run(_run(told))
     except (CannotListen, ValueError) as error:
-        _tell(f"{REFUSED}{error}")
+        _print_line(f"{REFUSED}{error}")
         sys.exit(BAD_INPUT)
     except Exception:  # noqa: BLE001 - the outermost edge of the process
         with suppress(OSError):
             traceback.print_exc()
         sys.exit(75)
     if told.remove and outcome.state != "fenced":
-        discard(Path(told.remove))
+        remove_store(Path(told.remove))
     sys.exit(FENCED if outcome.state == "fenced" else outcome.exit_code)
 
 

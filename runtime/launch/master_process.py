@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from everstep.runtime.agent.output import Pipe
-from everstep.runtime.launch.master_main import REFUSED, Hosting
+from everstep.runtime.launch.master_main import REFUSED, MasterConfig
 
 _TRY_AGAIN = 75
 _PAUSE_S = 1.0
@@ -22,7 +22,7 @@ _NOT_FOR_MASTERS = ("EVERSTEP_NODE", "EVERSTEP_JOB", "EVERSTEP_AGENT")
 class Master:
     """One master's process, on an event loop."""
 
-    def __init__(self, hosting: Hosting, say: Callable[[str], None]) -> None:
+    def __init__(self, hosting: MasterConfig, say: Callable[[str], None]) -> None:
         self._hosting = hosting
         self._say = say
         self._process: subprocess.Popen[bytes] | None = None
@@ -40,7 +40,7 @@ class Master:
     async def run(self) -> int:
         """Until the master has ended by itself; its exit code. A killed or failing one is started again."""
         while True:
-            code = await self._once()
+            code = await self._run_once()
             if self.stopped or (code >= 0 and code != _TRY_AGAIN):
                 return code
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "could not go on"
@@ -55,9 +55,9 @@ class Master:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
 
-    async def _once(self) -> int:
+    async def _run_once(self) -> int:
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_MASTERS}
-        lines = Pipe(self._told)
+        lines = Pipe(self._read_lines)
         try:
             self._process = process = subprocess.Popen(
                 [sys.executable, "-m", "everstep.runtime.launch.master_main"],
@@ -84,7 +84,7 @@ class Master:
             lines.close()
         return process.wait()
 
-    def _told(self, lines: list[bytes]) -> None:
+    def _read_lines(self, lines: list[bytes]) -> None:
         for line in lines:
             text = line.decode(errors="replace")
             if text.startswith(REFUSED):

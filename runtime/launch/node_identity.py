@@ -11,15 +11,15 @@ from pathlib import Path
 from everstep.runtime.agent.ports import free_port_pair
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.launch import endpoint
-from everstep.runtime.launch.local_state import Scratch
+from everstep.runtime.launch.local_state import LocalState
 from everstep.runtime.launch.options import Launch
-from everstep.runtime.launch.probe import Answer, ask
-from everstep.runtime.net.tls import FOR_ALL, Credentials, credentials_of
+from everstep.runtime.launch.probe import Answer, probe_endpoint
+from everstep.runtime.net.tls import TLS_HINT, Credentials, credentials_of
 from everstep.runtime.store import Store, open_store
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeIdentity:
     """Where this node stands, once the machine and the network were looked at."""
 
     job: str
@@ -30,47 +30,51 @@ class Place:
     port: int
     address: str
     """Of this node, for the others."""
-    hosts: bool
+    hosts_master: bool
     """This node starts the master."""
     store: Store
-    private: Path | None
+    private_store: Path | None
     """The folder of the store, where the user named none: for this node, and the master it starts."""
 
 
-def find_place(told: Launch, environment: Mapping[str, str], scratch: Scratch, chance: random.Random) -> Place:
+def identify_node(
+    told: Launch, environment: Mapping[str, str], scratch: LocalState, chance: random.Random
+) -> NodeIdentity:
     """Look at the machine and the network. Raises ValueError, StoreError with one line."""
     node = f"{told.role}-{told.index}" if told.index >= 0 else f"{told.role}-{secrets.token_hex(4)}"
-    if told.meeting is None:
-        job = _job(told.run_id)
+    if told.endpoint is None:
+        job = _job_name(told.run_id)
         credentials = Credentials(endpoint.token_of(environment, None, job))
-        private = None if told.store else scratch.store()
+        private = None if told.store else scratch.make_store_folder()
         store = open_store(told.store or str(private), bytes_per_s=told.persist_bytes_per_s)
-        return Place(job, node, credentials, "127.0.0.1", free_port_pair(chance), "127.0.0.1", True, store, private)
-    host, port = told.meeting.host, told.meeting.port
+        return NodeIdentity(
+            job, node, credentials, "127.0.0.1", free_port_pair(chance), "127.0.0.1", True, store, private
+        )
+    host, port = told.endpoint.host, told.endpoint.port
     ip = endpoint.resolve(host, port)
-    job = _job(told.run_id if told.store else f"{told.run_id}-{port}")
+    job = _job_name(told.run_id if told.store else f"{told.run_id}-{port}")
     token = endpoint.token_of(environment, ip, job)
     credentials = credentials_of(token, job, tls=told.tls and not endpoint.is_loopback(ip))
     address = told.local_addr or ("127.0.0.1" if endpoint.is_loopback(ip) else endpoint.own_address(ip, port))
-    hosts = told.meeting.hosts
+    hosts = told.endpoint.is_host
     if hosts is None:
         hosts = told.rendezvous.is_host if told.rendezvous.is_host is not None else endpoint.is_this_machine(host)
     store = open_store(told.store, bytes_per_s=told.persist_bytes_per_s) if told.store else None
     moved = find_master(store, job) if store else None
     if hosts and moved and moved.address != f"{ip}:{port}":
         there, _, at = moved.address.rpartition(":")
-        if ask(there, int(at), credentials, job) is Answer.MASTER:  # It is where a takeover brought it.
+        if probe_endpoint(there, int(at), credentials, job) is Answer.MASTER:  # It is where a takeover brought it.
             ip, port, hosts = there, int(at), False
     if hosts:
         ip = ip if endpoint.is_local(ip) else address  # A service's address leads here: listen on what is ours.
-        hosts = nobody_hosts(ip, port, credentials, job)
-    private = None if store else scratch.store()
-    return Place(job, node, credentials, ip, port, address, hosts, store or open_store(str(private)), private)
+        hosts = is_endpoint_free(ip, port, credentials, job)
+    private = None if store else scratch.make_store_folder()
+    return NodeIdentity(job, node, credentials, ip, port, address, hosts, store or open_store(str(private)), private)
 
 
-def nobody_hosts(ip: str, port: int, credentials: Credentials, job: str) -> bool:
+def is_endpoint_free(ip: str, port: int, credentials: Credentials, job: str) -> bool:
     """Is the endpoint free? False: this job's master is there. Raises ValueError for anything else. Blocking."""
-    answer = ask(ip, port, credentials, job)
+    answer = probe_endpoint(ip, port, credentials, job)
     if answer is Answer.OTHER:
         raise ValueError(f"{ip}:{port}: in use by something else than a master of this job; choose another port")
     if answer is Answer.NOT_ALLOWED:
@@ -78,13 +82,13 @@ def nobody_hosts(ip: str, port: int, credentials: Credentials, job: str) -> bool
             f"{ip}:{port}: the master there refuses this token; set {endpoint.TOKEN_VARIABLE} as it has it"
         )
     if answer is Answer.IN_TLS:
-        raise ValueError(f"{ip}:{port}: a master is there that speaks TLS; {FOR_ALL}")
+        raise ValueError(f"{ip}:{port}: a master is there that speaks TLS; {TLS_HINT}")
     if answer is Answer.IN_CLEAR:
-        raise ValueError(f"{ip}:{port}: what is there does not speak TLS; {FOR_ALL}, or choose another port")
+        raise ValueError(f"{ip}:{port}: what is there does not speak TLS; {TLS_HINT}, or choose another port")
     return answer is Answer.NOBODY
 
 
-def _job(run_id: str) -> str:
+def _job_name(run_id: str) -> str:
     """The run's id as a job's name: what a name may not hold is replaced, and a digest keeps such names apart."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", run_id)[:150].lstrip("._-")
     return name if name == run_id else f"{name or 'job'}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"

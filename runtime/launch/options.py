@@ -38,12 +38,12 @@ print(len(__import__("os").sched_getaffinity(0)) if kind == "cpu" else getattr(t
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Endpoint:
     """Where the nodes of the job find its master."""
 
     host: str
     port: int
-    hosts: bool | None
+    is_host: bool | None
     """This node hosts the master; None: if `host` is this machine."""
 
 
@@ -64,11 +64,11 @@ class Launch:
     """Workers on this node."""
     index: int
     """The node's number that was asked for; -1: any."""
-    meeting: Meeting | None
+    endpoint: Endpoint | None
     """None: this node is alone, its master listens on loopback."""
     run_id: str
     role_name: str
-    workers_meet: tuple[str, int] | None
+    workers_endpoint: tuple[str, int] | None
     """MASTER_ADDR and MASTER_PORT where the command line fixes them."""
     local_addr: str
     rendezvous: Rendezvous
@@ -114,7 +114,7 @@ class Launch:
     """For the workers, beside the ranks."""
 
 
-def options(
+def read_launch(
     told: argparse.Namespace,
     environment: Mapping[str, str],
     count_devices: Callable[[str], int] | None = None,
@@ -126,20 +126,20 @@ def options(
     """
     _refuse(told)
     _check_numbers(told)
-    least, most = _nodes(told.nnodes)
+    least, most = _parse_nodes(told.nnodes)
     if told.node_unit < 1 or (not told.job_spec and most - most % told.node_unit < least):
         raise ValueError(f"--node-unit {told.node_unit}: no multiple of it is within --nnodes {told.nnodes}")
-    slots = _slots(told.nproc_per_node, count_devices or devices)
+    slots = _parse_slots(told.nproc_per_node, count_devices or device_count)
     spec, role = read_spec(told, (least, most), slots) if told.job_spec else (None, ROLE)
     if spec is not None:
         least = sum(each.min_nodes for each in spec.roles.values())
         most, slots = sum(each.nodes for each in spec.roles.values()), spec.roles[role].slots
         told = argparse.Namespace(**{**vars(told), "rdzv_id": spec.job, "max_restarts": spec.patience.max_restarts})
     elastic = least < most or spec is not None
-    meeting, index, run_id, workers_meet = _meeting(told, environment, most, elastic)
+    meeting, index, run_id, workers_meet = _endpoint(told, environment, most, elastic)
     if index >= 0 and spec is not None and len(spec.roles) > 1:
         raise ValueError("--job-spec: nodes of several roles have no numbers; give --rdzv-endpoint HOST:PORT alone")
-    static = meeting is not None and not _dynamic(told, elastic) and "DLROVER_MASTER_ADDR" not in environment
+    static = meeting is not None and not _is_dynamic(told, elastic) and "DLROVER_MASTER_ADDR" not in environment
     sets_threads = "OMP_NUM_THREADS" not in environment and slots > 1
     command, plain = _command(told, environment)
     return Launch(
@@ -150,22 +150,22 @@ def options(
         node_unit=told.node_unit,
         slots=slots,
         index=index,
-        meeting=meeting,
+        endpoint=meeting,
         run_id=run_id,
         role_name=told.role if spec is None else role,
-        workers_meet=workers_meet,
+        workers_endpoint=workers_meet,
         local_addr=told.local_addr or "",
         rendezvous=parse_conf(told.rdzv_conf, static=static),
         max_restarts=told.max_restarts,
         command=command,
         plain=plain or told.no_fork_server,
         preload=tuple(told.preload),
-        signals=_signals(told.signals_to_handle),
+        signals=_parse_signals(told.signals_to_handle),
         shutdown_s=_shutdown_s(told.shutdown_timeout, environment),
         virtual_local_rank=told.virtual_local_rank,
         threads="1" if sets_threads else environment.get("OMP_NUM_THREADS", ""),
         sets_threads=sets_threads,
-        logs=_logs(told, environment, run_id),
+        logs=_log_plan(told, environment, run_id),
         logs_specs=told.logs_specs or "",
         events=told.event_log_handler,
         backend="c10d" if told.standalone else told.rdzv_backend,
@@ -187,7 +187,7 @@ def options(
     )
 
 
-def devices(kind: str) -> int:
+def device_count(kind: str) -> int:
     """How many devices of that kind torch sees (cpu, gpu, xpu, auto), asked in a process of its own."""
     if kind == "cpu":
         return len(os.sched_getaffinity(0))
@@ -224,7 +224,7 @@ def _check_numbers(told: argparse.Namespace) -> None:
         raise ValueError(f"--hang-timeout {told.hang_timeout:g}: give seconds above 0; --on-hang says what follows")
 
 
-def _nodes(text: str) -> tuple[int, int]:
+def _parse_nodes(text: str) -> tuple[int, int]:
     least, _, most = text.partition(":")
     try:
         found = int(least), int(most or least)
@@ -235,7 +235,7 @@ def _nodes(text: str) -> tuple[int, int]:
     return found
 
 
-def _slots(text: str, count: Callable[[str], int]) -> int:
+def _parse_slots(text: str, count: Callable[[str], int]) -> int:
     if re.fullmatch(r"\s*[+-]?\d+\s*", text):
         if int(text) < 1:
             raise ValueError(f"--nproc-per-node {text}: at least 1 worker is needed")
@@ -248,7 +248,7 @@ def _slots(text: str, count: Callable[[str], int]) -> int:
     return found
 
 
-def _dynamic(told: argparse.Namespace, elastic: bool) -> bool:
+def _is_dynamic(told: argparse.Namespace, elastic: bool) -> bool:
     """Do nodes come and go? A static rendezvous cannot have MIN:MAX nodes: with an endpoint the range is believed.
 
     (torchrun takes MAX nodes then, each with a number of its own.)
@@ -256,13 +256,13 @@ def _dynamic(told: argparse.Namespace, elastic: bool) -> bool:
     return told.rdzv_backend == "c10d" or (elastic and bool(told.rdzv_endpoint) and not told.node_rank)
 
 
-def _meeting(
+def _endpoint(
     told: argparse.Namespace, environment: Mapping[str, str], nodes: int, elastic: bool
-) -> tuple[Meeting | None, int, str, tuple[str, int] | None]:
+) -> tuple[Endpoint | None, int, str, tuple[str, int] | None]:
     """(where the nodes meet or None, this node's number or -1, the run's id, where the workers meet if told)."""
     own_id = told.rdzv_id if told.store and told.rdzv_id != "none" else str(uuid.uuid4())
     if told.standalone:
-        _alone(nodes, "--standalone")
+        _require_one_node(nodes, "--standalone")
         return None, -1, own_id, None
     if dlrover := environment.get("DLROVER_MASTER_ADDR"):
         host, port = split_endpoint(dlrover, 0, "DLROVER_MASTER_ADDR")
@@ -273,13 +273,13 @@ def _meeting(
             raise ValueError("NODE_RANK: with DLROVER_MASTER_ADDR each node needs its number, from 0; set NODE_RANK")
         if int(rank) >= nodes:
             raise ValueError(f"NODE_RANK={rank}: --nnodes allows numbers below {nodes}")
-        return Meeting(host, port, int(rank) == 0), int(rank), told.rdzv_id, None
-    if _dynamic(told, elastic):
+        return Endpoint(host, port, int(rank) == 0), int(rank), told.rdzv_id, None
+    if _is_dynamic(told, elastic):
         host, port = split_endpoint(told.rdzv_endpoint, _DYNAMIC_PORT, "--rdzv-endpoint")
         if port == 0:
-            _alone(nodes, f"--rdzv-endpoint {told.rdzv_endpoint}: no other node can find port 0")
+            _require_one_node(nodes, f"--rdzv-endpoint {told.rdzv_endpoint}: no other node can find port 0")
             return None, -1, told.rdzv_id, None
-        return Meeting(host, port, None), -1, told.rdzv_id, None
+        return Endpoint(host, port, None), -1, told.rdzv_id, None
     if not told.rdzv_endpoint and told.master_port is None and nodes == 1:
         return None, -1, own_id, None
     endpoint = told.rdzv_endpoint or f"{told.master_addr}:{told.master_port or _STATIC_PORT}"
@@ -290,10 +290,10 @@ def _meeting(
         raise ValueError(f"--node-rank {told.node_rank}: --nnodes allows numbers from 0 to {nodes - 1}")
     if nodes == 1:
         return None, -1, told.rdzv_id, (host, port)
-    return Meeting(host, port, told.node_rank == 0), told.node_rank, told.rdzv_id, None
+    return Endpoint(host, port, told.node_rank == 0), told.node_rank, told.rdzv_id, None
 
 
-def _alone(nodes: int, why: str) -> None:
+def _require_one_node(nodes: int, why: str) -> None:
     if nodes > 1:
         raise ValueError(f"{why}, but {nodes} nodes are asked for; give --rdzv-backend c10d --rdzv-endpoint HOST:PORT")
 
@@ -302,7 +302,7 @@ def _command(told: argparse.Namespace, environment: Mapping[str, str]) -> tuple[
     """The command in the words of `everstep.runtime.agent.script`, and whether it must be started by exec."""
     script, arguments = told.training_script, tuple(told.training_script_args)
     if told.run_path:
-        _file(script, "--run-path")
+        _check_file(script, "--run-path")
         return ("--run-path", script, *arguments), told.start_method == "spawn"
     if told.no_python:
         if told.module:
@@ -311,7 +311,7 @@ def _command(told: argparse.Namespace, environment: Mapping[str, str]) -> tuple[
     other = bool(environment.get("PYTHON_EXEC"))
     if told.module:
         return ("-m", script, *arguments), other
-    _file(script, "the training script")
+    _check_file(script, "the training script")
     return (script, *arguments), other
 
 
@@ -322,7 +322,7 @@ def _entry_point(told: argparse.Namespace, environment: Mapping[str, str]) -> st
     return os.path.basename(told.training_script if told.no_python else python)
 
 
-def _file(script: str, what: str) -> None:
+def _check_file(script: str, what: str) -> None:
     path = Path(script)
     if not path.exists():
         raise ValueError(f"{script}: no such file; {what} must exist on this node")
@@ -333,7 +333,7 @@ def _hang_policy(told: argparse.Namespace) -> HangPolicy:
     return HangPolicy(told.on_hang) if told.on_hang else usual
 
 
-def _signals(text: str) -> tuple[signal.Signals, ...]:
+def _parse_signals(text: str) -> tuple[signal.Signals, ...]:
     found = []
     for name in (part.strip() for part in text.split(",")):
         known = signal.Signals.__members__.get(name)
@@ -353,7 +353,7 @@ def _shutdown_s(told: int | None, environment: Mapping[str, str]) -> float:
     return float(seconds)
 
 
-def _logs(told: argparse.Namespace, environment: Mapping[str, str], run_id: str) -> LogPlan:
+def _log_plan(told: argparse.Namespace, environment: Mapping[str, str], run_id: str) -> LogPlan:
     shown: frozenset[int] | None = None
     if told.local_ranks_filter:
         try:

@@ -4,7 +4,7 @@ import http.client
 import ssl
 from enum import StrEnum
 
-from everstep.runtime.net.tls import Credentials, mismatch
+from everstep.runtime.net.tls import Credentials, mismatch_reason
 from everstep.runtime.net.tls_transport import SPEAKS_TLS
 from everstep.runtime.protocol.messages import JOB_HEADER
 
@@ -23,7 +23,7 @@ class Answer(StrEnum):
     OTHER = "something else"
 
 
-def ask(address: str, port: int, credentials: Credentials, job: str) -> Answer:
+def probe_endpoint(address: str, port: int, credentials: Credentials, job: str) -> Answer:
     """Ask for a round that never is: a master says so. Who accepts and is slow to answer is taken for one."""
     host = f"[{address}]" if ":" in address else address
     connection = credentials.connection(f"{host}:{port}", _TIMEOUT_S)
@@ -36,7 +36,7 @@ def ask(address: str, port: int, credentials: Credentials, job: str) -> Answer:
     except TimeoutError:
         return Answer.MASTER if connection.sock else Answer.NOBODY
     except OSError as error:
-        if mismatch(error):
+        if mismatch_reason(error):
             return Answer.IN_CLEAR
         return Answer.OTHER if connection.sock else Answer.NOBODY
     except http.client.HTTPException:

@@ -72,7 +72,7 @@ def parse_conf(text: str, static: bool) -> Rendezvous:
         connect_s=join if static else seconds.get("read_timeout", usual.connect_s),
         pend_timeout_s=seconds.get("pend_timeout", usual.pend_timeout_s),
         silence_s=silence,
-        is_host=_truth(conf),
+        is_host=_parse_is_host(conf),
     )
 
 
@@ -96,7 +96,7 @@ def _positive(key: str, text: str) -> float:
     return number
 
 
-def _truth(conf: Mapping[str, str]) -> bool | None:
+def _parse_is_host(conf: Mapping[str, str]) -> bool | None:
     if "is_host" not in conf:
         return None
     text = conf["is_host"].lower()

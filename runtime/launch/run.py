@@ -25,14 +25,14 @@ from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import NoQuorumError
 from everstep.runtime.job.records import JobResult, Reason
 from everstep.runtime.journal.journal import find_master
-from everstep.runtime.launch.events import About, EventLog, logger_of
+from everstep.runtime.launch.events import EventLog, LaunchMetadata, logger_of
 from everstep.runtime.launch.failure import copy_error_file, failure_lines
 from everstep.runtime.launch.job import job_of
-from everstep.runtime.launch.local_state import Scratch, discard
+from everstep.runtime.launch.local_state import LocalState, remove_store
 from everstep.runtime.launch.log_layout import SpecifiedLogs, load
-from everstep.runtime.launch.master_main import Hosting
+from everstep.runtime.launch.master_main import MasterConfig
 from everstep.runtime.launch.master_process import Master
-from everstep.runtime.launch.node_identity import Place, find_place, nobody_hosts
+from everstep.runtime.launch.node_identity import NodeIdentity, identify_node, is_endpoint_free
 from everstep.runtime.launch.options import Launch
 from everstep.runtime.protocol.messages import Holding, Refusal
 from everstep.runtime.system.own_folder import own_folder
@@ -45,7 +45,7 @@ TRY_AGAIN = 75
 _HOST_ENDS_S = 30.0
 _TAKE_OVER_S = 15.0
 """So long (up to twice, by chance) after the last answer of a master a node starts the next one."""
-_LOOK_S = 1.0
+_CHECK_EVERY_S = 1.0
 NOTICE_S = 20.0
 """From a signal until the node is gone, where other nodes are there to take its state over."""
 _GRACEFUL = (Reason.SCALED.value, Reason.PREEMPTED.value)
@@ -53,20 +53,22 @@ _GRACEFUL = (Reason.SCALED.value, Reason.PREEMPTED.value)
 
 def launch(told: Launch, environment: Mapping[str, str]) -> int:
     """Run this node to its end; the exit code. Raises ValueError, StoreError with one line for bad input."""
-    chance, scratch = random.Random(), Scratch(own_folder())
+    chance, scratch = random.Random(), LocalState(own_folder())
     scratch.sweep()
     _make_log_folder(told.logs.folder)
     if told.virtual_local_rank:
         own_device(environment, told.slots - 1)
     layout = load(told.logs_specs, told.logs) if told.logs_specs else None
-    events = EventLog(logger_of(told.events), About(told.run_id, told.role_name, told.backend, told.entry_point))
-    place = find_place(told, environment, scratch, chance)
+    events = EventLog(
+        logger_of(told.events), LaunchMetadata(told.run_id, told.role_name, told.backend, told.entry_point)
+    )
+    place = identify_node(told, environment, scratch, chance)
     os.environ.update(EVERSTEP_JOB=place.job, EVERSTEP_NODE=place.node)  # By these its processes are found.
-    entry = scratch.enter(place.job, place.node, told.role)
+    entry = scratch.register(place.job, place.node, told.role)
     try:
         return asyncio.run(_Node(told, place, chance, environment, layout, events).run())
     finally:
-        scratch.leave(entry)
+        scratch.unregister(entry)
 
 
 def say(text: str) -> None:
@@ -95,7 +97,7 @@ class _Node:
     def __init__(
         self,
         told: Launch,
-        place: Place,
+        place: NodeIdentity,
         chance: random.Random,
         environment: Mapping[str, str],
         layout: "LogsSpecs | None",
@@ -112,14 +114,14 @@ class _Node:
         self._tells = events
         around = Dependencies(
             credentials=place.credentials,
-            make_keeper=self._keeper,
+            make_keeper=self._make_keeper,
             find_master=self._find_master,
-            make_outputs=self._outputs,
+            make_outputs=self._make_outputs,
             keep_log=self._keep_log,
             say=say,
             note=note,
-            on_seat=self._tells.seated,
-            on_start=self._tells.started,
+            on_seat=self._tells.record_seat,
+            on_start=self._tells.record_start,
         )
         self._agent = Agent(self._settings(), around, chance)
 
@@ -131,13 +133,13 @@ class _Node:
             loop.add_signal_handler(signum, self._agent.leave, signum)
         if told.sets_threads:
             say(f"OMP_NUM_THREADS=1 for each of the {told.slots} workers, as torchrun sets it; set it to have more")
-        acting = asyncio.create_task(self._act())
+        acting = asyncio.create_task(self._run_agent())
         watching = asyncio.create_task(self._watch_masters())
         try:
             await asyncio.wait([acting, watching], return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
                 watching.result()  # Raises what forbids to begin.
-            return await self._ended(await acting)
+            return await self._finish(await acting)
         except ValueError:
             if self._master is not None:
                 self._master.stop()
@@ -148,10 +150,10 @@ class _Node:
             await asyncio.gather(watching, acting, return_exceptions=True)
             if self._hosting is not None and self._master is not None and self._master.stopped:
                 await asyncio.wait([self._hosting], timeout=_HOST_ENDS_S)
-            if place.private is not None and not (self._hosting and not self._hosting.done()):
-                discard(place.private)
+            if place.private_store is not None and not (self._hosting and not self._hosting.done()):
+                remove_store(place.private_store)
 
-    async def _act(self) -> Ending:
+    async def _run_agent(self) -> Ending:
         """Be checked, where that is asked for; then be the agent."""
         told, place = self._told, self._place
         if not told.check:
@@ -161,7 +163,7 @@ class _Node:
             socket.gethostname(),
             place.address,
             place.credentials,
-            self._where,
+            self._check_address,
             told.rendezvous.connect_s,
             told.box,
         )
@@ -172,7 +174,7 @@ class _Node:
                 self._master.stop()  # There is no job.
             return Ending(NO_QUORUM, str(error))
 
-    async def _where(self) -> tuple[str, int]:
+    async def _check_address(self) -> tuple[str, int]:
         host, port = self._agent.client.address
         return host, node_check_port(port)
 
@@ -182,32 +184,32 @@ class _Node:
         Any number of nodes may start one: the journal lets a single master decide.
         """
         place = self._place
-        if place.hosts:
-            await self._host(place.host, place.port)
+        if place.hosts_master:
+            await self._host_master(place.host, place.port)
             assert self._master is not None, "it was started"
             if self._master.refused:
-                await self._another_hosts(self._master.refused)
+                await self._check_another_hosts(self._master.refused)
         limit_s = _TAKE_OVER_S * self._chance.uniform(1, 2)
-        while self._told.store and self._told.meeting:
-            await asyncio.sleep(_LOOK_S)
+        while self._told.store and self._told.endpoint:
+            await asyncio.sleep(_CHECK_EVERY_S)
             if self._agent.client.silent_s > limit_s:
                 say(f"no master has answered for {self._agent.client.silent_s:.0f} s: this node starts the next one")
-                await self._host(place.address, free_port_pair(self._chance))
+                await self._host_master(place.address, free_port_pair(self._chance))
         await asyncio.Event().wait()
 
-    async def _host(self, host: str, port: int) -> None:
+    async def _host_master(self, host: str, port: int) -> None:
         """Have a master in a process of its own, until it ends."""
-        self._master = Master(self._master_of(host, port), say)
+        self._master = Master(self._master_config(host, port), say)
         self._hosting = asyncio.create_task(self._master.run())
         await asyncio.shield(self._hosting)
 
-    async def _another_hosts(self, refused: str) -> None:
+    async def _check_another_hosts(self, refused: str) -> None:
         """Our master could not listen: fine when a node that came at the same moment was first. Raises ValueError."""
         place = self._place
-        if await asyncio.to_thread(nobody_hosts, place.host, place.port, place.credentials, place.job):
+        if await asyncio.to_thread(is_endpoint_free, place.host, place.port, place.credentials, place.job):
             raise ValueError(refused)
 
-    async def _ended(self, ending: Ending) -> int:
+    async def _finish(self, ending: Ending) -> int:
         """The agent is done: let the master end too, or leave it to the others."""
         if self._master is not None and self._hosting is not None and not self._hosting.done():
             alone = self._told.nodes == 1
@@ -225,7 +227,7 @@ class _Node:
         first_rank = agent.status.seat.first_rank if agent.status.seat else 0
         job = ending.job
         well = job is not None and job.exit_code == 0 and ending.code == 0
-        self._tells.ended([] if well else agent.status.failures, not well, "" if job else ending.reason)
+        self._tells.record_end([] if well else agent.status.failures, not well, "" if job else ending.reason)
         if well:
             return 0
         for line in failure_lines(script, agent.status.failures, first_rank):
@@ -241,23 +243,23 @@ class _Node:
         say(f"this node is done: {ending.reason}")
         return TRY_AGAIN if ending.by_master and ending.reason not in _GRACEFUL else ending.code
 
-    def _master_of(self, host: str, port: int) -> Hosting:
+    def _master_config(self, host: str, port: int) -> MasterConfig:
         told, place = self._told, self._place
         spec, admission = job_of(told, place.job), None
         if told.check:
             window_s, timeout_s = spec.patience.join_window_s, spec.patience.join_timeout_s
             admission = Admission(told.nodes, told.min_nodes, window_s, timeout_s, told.exclude_straggler)
             spec = replace(spec, patience=replace(spec.patience, join_timeout_s=timeout_s + TIMEOUT_S))
-        return Hosting(
+        return MasterConfig(
             spec=spec,
             store=place.store.uri,
             token=place.credentials.token,
             tls=place.credentials.tls,
             host=host,
             port=port,
-            parent=os.getpid() if told.meeting is None else 0,
+            parent=os.getpid() if told.endpoint is None else 0,
             admission=admission,
-            remove=str(place.private or ""),
+            remove=str(place.private_store or ""),
         )
 
     def _settings(self) -> Settings:
@@ -280,14 +282,14 @@ class _Node:
             max_restarts=told.max_restarts,
             connect_s=told.rendezvous.connect_s,
             pend_s=told.rendezvous.pend_timeout_s,
-            notice_s=0.0 if told.meeting is None else min(NOTICE_S, told.shutdown_s),
+            notice_s=0.0 if told.endpoint is None else min(NOTICE_S, told.shutdown_s),
             grace_s=told.shutdown_s,
             address=place.address,
-            ip="" if told.meeting is None else place.address,
+            ip="" if told.endpoint is None else place.address,
             index=told.index,
             run_id=told.run_id,
             role_name=told.role_name,
-            meet=told.workers_meet,
+            meet=told.workers_endpoint,
             virtual_local_rank=told.virtual_local_rank,
             cpus=told.cpus,
             variables=told.environment,
@@ -299,9 +301,9 @@ class _Node:
     @property
     def _persists(self) -> bool:
         """The store outlives this node, or there is no other one."""
-        return bool(self._told.store) or self._told.meeting is None
+        return bool(self._told.store) or self._told.endpoint is None
 
-    def _keeper(
+    def _make_keeper(
         self, on_persisted: Callable[[Holding], None], on_unrestored: Callable[[tuple[Refusal, ...]], None]
     ) -> Keeper:
         place = self._place
@@ -318,7 +320,7 @@ class _Node:
             persists=self._persists,
         )
 
-    def _outputs(self, folder: Path) -> Outputs:
+    def _make_outputs(self, folder: Path) -> Outputs:
         told = self._told
         if self._layout is not None:
             return SpecifiedLogs(self._layout, told.logs, told.role_name)

@@ -12,7 +12,7 @@ AFFINITIES = ("node", "socket", "exclusive", "core-complex")
 """torch.numa.binding.AffinityMode."""
 
 
-class Taking(argparse.Action):
+class ValueAction(argparse.Action):
     """A flag with a value, whose default is PET_<DEST> where the environment has it."""
 
     def __init__(self, *, environment: Mapping[str, str], dest: str, default: Any = None, **more: Any) -> None:
@@ -28,7 +28,7 @@ class Taking(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-class Switch(argparse.Action):
+class SwitchAction(argparse.Action):
     """A flag without a value; PET_<DEST>=1 in the environment turns it on as well. Raises ValueError for no number."""
 
     def __init__(self, *, environment: Mapping[str, str], dest: str, default: bool = False, **more: Any) -> None:
@@ -74,7 +74,7 @@ def comma_separated(value: str) -> list[str]:
     return [word.replace("\0", ",") for word in value.replace(",,", "\0").split(",")]
 
 
-def both(name: str) -> tuple[str, ...]:
+def both_spellings(name: str) -> tuple[str, ...]:
     """A long flag as torch spells it, with dashes and with underscores."""
     return (f"--{name}", f"--{name.replace('-', '_')}") if "-" in name else (f"--{name}",)
 
@@ -84,11 +84,18 @@ def add_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -
 
     def taking(name: str, text: str, *short: str, default: Any = None, kind: Any = str, **more: Any) -> None:
         parser.add_argument(
-            *short, *both(name), action=Taking, environment=environment, type=kind, default=default, help=text, **more
+            *short,
+            *both_spellings(name),
+            action=ValueAction,
+            environment=environment,
+            type=kind,
+            default=default,
+            help=text,
+            **more,
         )
 
     def switch(name: str, text: str, *short: str) -> None:
-        parser.add_argument(*short, *both(name), action=Switch, environment=environment, help=text)
+        parser.add_argument(*short, *both_spellings(name), action=SwitchAction, environment=environment, help=text)
 
     taking("nnodes", "nodes: a number, or MIN:MAX (default 1:1)", default="1:1")
     taking("nproc-per-node", "workers on this node: a number, cpu, gpu, xpu or auto (default 1)", default="1")
@@ -100,10 +107,12 @@ def add_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -
     taking("master-port", "where the nodes meet on node 0, for the static rendezvous (29500)", kind=int)
     taking("local-addr", "this node's address for the others; else the one that reaches the master")
     parser.add_argument(
-        *both("logs-specs"), type=str, help="entry point (in torchrun.logs_specs) of the class that lays out the logs"
+        *both_spellings("logs-specs"),
+        type=str,
+        help="entry point (in torchrun.logs_specs) of the class that lays out the logs",
     )
     parser.add_argument(
-        *both("numa-binding"),
+        *both_spellings("numa-binding"),
         type=str,
         choices=list(AFFINITIES),
         help="bind each worker to CPUs near the device whose index is its local rank",
@@ -116,7 +125,10 @@ def add_flags(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -
     taking("shutdown-timeout", "seconds from such a signal to SIGKILL (TORCH_ELASTIC_SHUTDOWN_TIMEOUT, 30)", kind=int)
     switch("virtual-local-rank", "each worker sees its own GPU alone, as device 0 with LOCAL_RANK 0")
     parser.add_argument(
-        *both("print-completion"), action=PrintCompletion, choices=_shells(), help="print a shell's completion script"
+        *both_spellings("print-completion"),
+        action=PrintCompletion,
+        choices=_shells(),
+        help="print a shell's completion script",
     )
     parser.add_argument("training_script", type=str, help="the script (with -m a module, with --no-python a program)")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments, as they are")

@@ -26,7 +26,7 @@ from everstep.runtime.master.reconcile import Reconciler
 from everstep.runtime.master.server import serving
 from everstep.runtime.master.survey import survey_store
 from everstep.runtime.master.telemetry import Telemetry
-from everstep.runtime.net.door import RESERVE, STRANGERS, listen
+from everstep.runtime.net.door import MOST_STRANGERS, RESERVED_DESCRIPTORS, listen
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform import NodeRequest, Platform
 from everstep.runtime.protocol.messages import Heartbeat
@@ -131,11 +131,11 @@ def _allow_connections(spec: JobSpec) -> None:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     nodes = _max_nodes(spec)
-    useful, needed = 2 * nodes + STRANGERS + RESERVE, nodes + RESERVE
+    useful, needed = 2 * nodes + MOST_STRANGERS + RESERVED_DESCRIPTORS, nodes + RESERVED_DESCRIPTORS
     most = useful if hard == resource.RLIM_INFINITY else min(hard, useful)
     if most < needed:
         raise CannotListen(
-            f"{nodes} nodes need {nodes} connections + {RESERVE} = {needed} open files, "
+            f"{nodes} nodes need {nodes} connections + {RESERVED_DESCRIPTORS} = {needed} open files, "
             f"but this process may have {hard}; raise the limit (ulimit -Hn)"
         )
     if soft != resource.RLIM_INFINITY and soft < most:

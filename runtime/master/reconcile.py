@@ -13,8 +13,8 @@ from everstep.runtime.job.events import NodeCreated, NodeGone
 from everstep.runtime.job.replicas import DesiredNode, desired_nodes
 from everstep.runtime.job.state import NodePhase
 from everstep.runtime.master.journaled_brain import JournaledBrain
-from everstep.runtime.net.door import Seldom
-from everstep.runtime.platform import Gone, Node, NodeRequest, Platform
+from everstep.runtime.net.door import RateLimitedLog
+from everstep.runtime.platform import Node, NodeEnd, NodeRequest, Platform
 from everstep.runtime.system.processes import is_shortage
 
 RECONCILE_INTERVAL_S = 2.0
@@ -35,7 +35,7 @@ class Reconciler:
         """Names of nodes that the platform has reported or created. It reports their ends, with reasons, by itself."""
         self.empty = asyncio.Event()
         """Set while no node of the job exists."""
-        self._seldom = Seldom(_log.warning)
+        self._seldom = RateLimitedLog(_log.warning)
 
     async def reconcile_once(self) -> None:
         """Compare desired and observed nodes once, and create and delete nodes.
@@ -48,7 +48,7 @@ class Reconciler:
             except OSError as error:
                 if not is_shortage(error):
                     raise
-                self._seldom.tell(f"nodes cannot be looked after just now: {error.strerror}")
+                self._seldom.log(f"nodes cannot be looked after just now: {error.strerror}")
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def _reconcile(self) -> None:
@@ -98,9 +98,9 @@ class Reconciler:
 
     async def watch_nodes(self) -> None:
         """Report nodes that are gone to the brain at once, until cancelled."""
-        async for gone in self._platform.gone():
+        async for gone in self._platform.node_ends():
             self._report_gone(gone)
 
-    def _report_gone(self, gone: Gone) -> None:
+    def _report_gone(self, gone: NodeEnd) -> None:
         self._brain.feed(NodeGone(gone.name, gone.reason, gone.exit_code, gone.gave_way))
         self._brain.changed.set()

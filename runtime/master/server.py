@@ -8,7 +8,7 @@ from aiohttp import web
 
 from everstep.runtime.job.brain import Refused
 from everstep.runtime.master.endpoints import Endpoints
-from everstep.runtime.net.door import BODY_S, STRANGERS, BadBody, Door, body_of, server_of
+from everstep.runtime.net.door import BODY_S, MOST_STRANGERS, BadBody, Door, read_body, server_of
 
 
 @contextlib.asynccontextmanager
@@ -17,12 +17,12 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Serve the endpoints at `listener` while the block runs. A request must send its body within `body_s`. `nodes` is
     the number of agents that may connect at once."""
-    door = Door(endpoints.credentials, strangers=max(STRANGERS, nodes))
+    door = Door(endpoints.credentials, strangers=max(MOST_STRANGERS, nodes))
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         async def read() -> bytes:
             try:
-                return await body_of(request, body_s)
+                return await read_body(request, body_s)
             except BadBody as error:
                 raise Refused(str(error)) from error
 
@@ -33,5 +33,5 @@ async def serving(
             response.force_close()
         return response
 
-    async with door.serving(server_of(handle), listener):
+    async with door.serve(server_of(handle), listener):
         yield

@@ -30,14 +30,14 @@ HEAD_S = 10.0
 """So long after it was accepted a connection must have shown the token."""
 BODY_S = 15.0
 """A body that has not come within so long, as long as an agent waits for an answer, does not come any more."""
-STRANGERS = 256
+MOST_STRANGERS = 256
 """Connections that have not shown the token."""
-AT_ONCE = 16
+MOST_ACCEPTS = 16
 """Connections that are accepted before the loop looks at those that are there: of 256 strangers the oldest has been
 looked at 16 times, and 6 are enough to read its head and answer it."""
-RESERVE = 256
+RESERVED_DESCRIPTORS = 256
 """Descriptors that connections leave to the rest of the process; a quarter, where it may have less than 1024."""
-LEAST = 32
+LEAST_CONNECTIONS = 32
 """Connections that are taken even if the rest of the process has used up its share."""
 BACKLOG = 4096
 """Connections that may wait to be accepted: all agents of a job may come at once."""
@@ -75,7 +75,7 @@ class BadBody(ValueError):  # noqa: N818 (a name that reads well in `except`)
     """A request's body is too large, too slow or broken off; one line."""
 
 
-class Seldom:
+class RateLimitedLog:
     """Says at once what happens for the first time, and once a minute how often it has happened since."""
 
     def __init__(self, say: Callable[[str], None], every_s: float = TELL_S) -> None:
@@ -83,11 +83,11 @@ class Seldom:
         self._counts: Counter[str] = Counter()
         self._quiet: asyncio.TimerHandle | None = None
 
-    def tell(self, what: str) -> None:
+    def log(self, what: str) -> None:
         """It has happened; called on an event loop."""
         if self._quiet is None:
             self._say(what)
-            self._be_quiet()
+            self._start_interval()
         else:
             self._counts[what] += 1
 
@@ -95,18 +95,18 @@ class Seldom:
         """Say what is left to say."""
         if self._quiet is not None:
             self._quiet.cancel()
-        self._tell_counts()
+        self._log_counts()
 
-    def _be_quiet(self) -> None:
-        self._quiet = asyncio.get_running_loop().call_later(self._every_s, self._speak)
+    def _start_interval(self) -> None:
+        self._quiet = asyncio.get_running_loop().call_later(self._every_s, self._end_interval)
 
-    def _speak(self) -> None:
+    def _end_interval(self) -> None:
         self._quiet = None
         if self._counts:
-            self._tell_counts()
-            self._be_quiet()
+            self._log_counts()
+            self._start_interval()
 
-    def _tell_counts(self) -> None:
+    def _log_counts(self) -> None:
         for what, count in self._counts.items():
             self._say(f"{what} ({count} more times)")
         self._counts.clear()
@@ -122,13 +122,13 @@ class Door:
         self,
         credentials: Credentials,
         *,
-        strangers: int = STRANGERS,
+        strangers: int = MOST_STRANGERS,
         head_s: float = HEAD_S,
         say: Callable[[str], None] = _log.warning,
     ) -> None:
         self._bearer, self._tls = Bearer(credentials.token), credentials.server
         self._most, self._head_s = strangers, head_s
-        self._seldom = Seldom(say)
+        self._seldom = RateLimitedLog(say)
         self._connections: dict[object, _Connection] = {}
         """By their sockets."""
         self._strangers: dict[_Connection, float] = {}
@@ -161,10 +161,10 @@ class Door:
         return guard
 
     @asynccontextmanager
-    async def serving(self, runner: web.BaseRunner, listener: socket.socket) -> AsyncIterator[None]:
+    async def serve(self, runner: web.BaseRunner, listener: socket.socket) -> AsyncIterator[None]:
         """Whoever comes to `listener` is answered by what `runner` runs while the block does; both end with it."""
         await runner.setup()
-        _log.addFilter(_is_ours)
+        _log.addFilter(_is_own_error)
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
         try:
@@ -184,7 +184,7 @@ class Door:
         if self._sweep is not None:
             self._sweep.cancel()
         for connection in list(self._strangers):
-            self._send_away(connection)
+            self._hang_up(connection)
         self._seldom.close()
 
     def _listen(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, serve: web.Server) -> None:
@@ -192,61 +192,61 @@ class Door:
             loop.add_reader(listener, self._accept, loop, listener, serve)
 
     def _accept(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, serve: web.Server) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(MOST_ACCEPTS):
             try:
                 accepted, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._seldom.tell(f"no connection can be accepted: {error.strerror}")
+                self._seldom.log(f"no connection can be accepted: {error.strerror}")
                 if not (is_shortage(error) and self._make_room()):
                     loop.remove_reader(listener)
                     loop.call_later(_SHORT_S, self._listen, loop, listener, serve)
                 return
             if self._has_room(accepted.fileno()):
-                self._let_in(loop, accepted, serve)
+                self._add_stranger(loop, accepted, serve)
             else:
                 accepted.close()
-                self._seldom.tell("a connection was refused: all descriptors but those for the job's own work are used")
+                self._seldom.log("a connection was refused: all descriptors but those for the job's own work are used")
 
     def _has_room(self, descriptor: int) -> bool:
         """For a connection with that descriptor, the lowest that was free; perhaps only now."""
         if len(self._strangers) >= self._most:
-            self._seldom.tell(f"a connection was closed: more than {self._most} had not shown this job's token")
+            self._seldom.log(f"a connection was closed: more than {self._most} had not shown this job's token")
             self._make_room()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        few = soft != resource.RLIM_INFINITY and descriptor >= soft - min(RESERVE, soft // 4)
-        return not few or len(self._connections) < LEAST or self._make_room()
+        few = soft != resource.RLIM_INFINITY and descriptor >= soft - min(RESERVED_DESCRIPTORS, soft // 4)
+        return not few or len(self._connections) < LEAST_CONNECTIONS or self._make_room()
 
     def _make_room(self) -> bool:
         """Send the oldest stranger away; False when there is none."""
         oldest = next(iter(self._strangers), None)
         if oldest is not None:
-            self._send_away(oldest)
+            self._hang_up(oldest)
         return oldest is not None
 
-    def _let_in(self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, serve: web.Server) -> None:
+    def _add_stranger(self, loop: asyncio.AbstractEventLoop, accepted: socket.socket, serve: web.Server) -> None:
         accepted.setblocking(False)
         inner = TlsProtocol(serve(), self._tls) if self._tls else serve()
         connection = _Connection(inner, accepted, self._connections)
         self._strangers[connection] = loop.time()
         if self._sweep is None:
-            self._sweep = loop.call_later(self._head_s, self._send_late_away, loop)
+            self._sweep = loop.call_later(self._head_s, self._hang_up_late, loop)
         connection.task = task = loop.create_task(connection.open(loop))
         self._accepting.add(task)
         task.add_done_callback(self._accepting.discard)
         connection.on_end = lambda: self._strangers.pop(connection, None)
 
-    def _send_late_away(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _hang_up_late(self, loop: asyncio.AbstractEventLoop) -> None:
         self._sweep = None
         for connection, since in list(self._strangers.items()):
             if since + self._head_s > loop.time():
-                self._sweep = loop.call_at(since + self._head_s, self._send_late_away, loop)
+                self._sweep = loop.call_at(since + self._head_s, self._hang_up_late, loop)
                 return
-            self._seldom.tell(f"a connection was closed: it had not shown this job's token in {self._head_s:g} s")
-            self._send_away(connection)
+            self._seldom.log(f"a connection was closed: it had not shown this job's token in {self._head_s:g} s")
+            self._hang_up(connection)
 
-    def _send_away(self, connection: "_Connection") -> None:
+    def _hang_up(self, connection: "_Connection") -> None:
         del self._strangers[connection]
         connection.end()
 
@@ -299,7 +299,7 @@ class _Connection(asyncio.Protocol):
         self._inner.resume_writing()
 
 
-async def body_of(request: web.BaseRequest, limit_s: float = BODY_S) -> bytes:
+async def read_body(request: web.BaseRequest, limit_s: float = BODY_S) -> bytes:
     """All of it. Raises BadBody: it is too large, or has not come within `limit_s`."""
     try:
         async with asyncio.timeout(limit_s):
@@ -338,6 +338,6 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
+def _is_own_error(record: logging.LogRecord) -> bool:
     """Bytes that are no HTTP are the fault of whoever sent them (a port scan): answered with 400, and not told."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

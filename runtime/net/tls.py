@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 NAME = "job.everstep.internal"
 """Of every server; an authority signs for one job alone."""
-FOR_ALL = "give --no-tls to all nodes of a job or to none"
-_IN_CLEAR = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+TLS_HINT = "give --no-tls to all nodes of a job or to none"
+_IN_CLEAR_REASONS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """What OpenSSL calls an answer that is no TLS."""
 _BITS = 256
 _COST, _BLOCK, _LANES = 1 << 15, 8, 1
-_ENOUGH = 2 * 128 * _COST * _BLOCK
+_SCRYPT_MEMORY = 2 * 128 * _COST * _BLOCK
 # Machines whose clocks are wrong train as well. What is signed is worth what the token is worth, and no longer.
 _SINCE, _UNTIL = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
@@ -77,17 +77,17 @@ def credentials_of(token: str, job: str, *, tls: bool) -> Credentials:
     if not tls:
         return Credentials(token)
     key = _authority_key(token, job)
-    certificate = _signed(key, key, authority=True)
+    certificate = _sign_certificate(key, key, authority=True)
     return Credentials(token, _pem(certificate), _server_context(key))
 
 
-def mismatch(error: BaseException) -> str:
+def mismatch_reason(error: BaseException) -> str:
     """Why a server and a client of a job do not understand each other, if it is that; else empty."""
     error = error.__cause__ or error
     if isinstance(error, ssl.SSLCertVerificationError):
         return "has another token, or is of another job"
-    if isinstance(error, ssl.SSLError) and error.reason in _IN_CLEAR:
-        return f"does not speak TLS; {FOR_ALL}"
+    if isinstance(error, ssl.SSLError) and error.reason in _IN_CLEAR_REASONS:
+        return f"does not speak TLS; {TLS_HINT}"
     return ""
 
 
@@ -98,13 +98,15 @@ def _authority_key(token: str, job: str) -> "EllipticCurvePrivateKey":
 
     salt = b"everstep certificate authority\0" + job.encode()
     drawn = hashlib.scrypt(
-        token.encode(), salt=salt, n=_COST, r=_BLOCK, p=_LANES, maxmem=_ENOUGH, dklen=(_BITS + 64) // 8
+        token.encode(), salt=salt, n=_COST, r=_BLOCK, p=_LANES, maxmem=_SCRYPT_MEMORY, dklen=(_BITS + 64) // 8
     )
     curve = ec.SECP256R1()
     return ec.derive_private_key(int.from_bytes(drawn, "big") % (curve.group_order - 1) + 1, curve)
 
 
-def _signed(issuer: "EllipticCurvePrivateKey", subject: "EllipticCurvePrivateKey", *, authority: bool) -> "Certificate":
+def _sign_certificate(
+    issuer: "EllipticCurvePrivateKey", subject: "EllipticCurvePrivateKey", *, authority: bool
+) -> "Certificate":
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
@@ -151,7 +153,7 @@ def _server_context(authority: "EllipticCurvePrivateKey") -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # Nobody resumes: connections are few and last.
     with os.fdopen(os.memfd_create("everstep-tls"), "wb") as file:  # In memory, and gone at once.
-        file.write(secret + _pem(_signed(authority, own, authority=False)).encode())
+        file.write(secret + _pem(_sign_certificate(authority, own, authority=False)).encode())
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return context

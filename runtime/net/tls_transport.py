@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from everstep.runtime.net.tls import FOR_ALL
+from everstep.runtime.net.tls import TLS_HINT
 
 _RECORD = 1 << 14
 """The most bytes of a TLS record: no read gives more."""
-SPEAKS_TLS = f"this port speaks TLS, and was spoken to in clear; {FOR_ALL}"
+SPEAKS_TLS = f"this port speaks TLS, and was spoken to in clear; {TLS_HINT}"
 _BODY = json.dumps({"error": SPEAKS_TLS}).encode()
 _ANSWER = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b"
@@ -85,7 +85,7 @@ class TlsTransport(asyncio.Transport):
         self._lent = False
 
     @contextmanager
-    def lent(self) -> Iterator[Callable[[memoryview], bytes]]:
+    def lend_encryptor(self) -> Iterator[Callable[[memoryview], bytes]]:
         """A function that encrypts, for one other thread, which sends what that gives by the wire's socket. Meanwhile
         nothing can be written here, and nothing is read."""
         self._wire.pause_reading()

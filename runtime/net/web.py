@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 SCHEMES = ("http", "https")
 REDIRECTS = 10
 REDIRECTED = (301, 302, 303, 307, 308)
-AS_IT_IS = (307, 308)
+KEEPS_METHOD = (307, 308)
 """With the same method and body; the others ask by GET."""
-OF_BODY = ("content-length", "content-type")
+BODY_HEADERS = ("content-length", "content-type")
 PORTS = {"http": 80, "https": 443}
 PIECE = 1 << 20
 CONNECT_S = 10.0
 """Of each address of a host, to answer at all."""
 SLOW_S, SLOW_BYTES = 60.0, 1024
 """An answer of which fewer bytes came in so much time is none: a server that sends a byte now and then ends no wait."""
-WIRE = (http.client.HTTPException, OSError, ValueError)
+WIRE_ERRORS = (http.client.HTTPException, OSError, ValueError)
 """What urllib and http.client raise for addresses, answers and connections that are none."""
 
 
@@ -133,7 +133,7 @@ class Answer:
                     if came < SLOW_BYTES:
                         raise WebError(f"less than {SLOW_BYTES} bytes came in {SLOW_S:.0f} s")
                     began, came = now, 0
-        except WIRE as error:
+        except WIRE_ERRORS as error:
             raise WebError(self._ending.why or reason(error)) from None
         self._ending.check()
         # Asked for so many bytes, http.client takes an end for the whole.
@@ -151,19 +151,19 @@ class Answer:
 
 
 @contextmanager
-def opened(request: Request) -> Iterator[Answer]:
+def open_request(request: Request) -> Iterator[Answer]:
     """Send it, follow what it is redirected to, and give the answer, whatever its status. Raises WebError."""
     ending = request.ending or Ending()
     try:
         ending.check()
         with _head_in_time(request, ending):
-            response = _sent(request, ending)
+            response = _send(request, ending)
         if ending.why:  # http.client takes a head that was cut off for a whole one.
             response.close()
             ending.check()
-    except WIRE as error:
+    except WIRE_ERRORS as error:
         ending.close()
-        raise WebError(f"{request.method.title()} {_quoted(request.url)}: {ending.why or reason(error)}") from None
+        raise WebError(f"{request.method.title()} {_quote(request.url)}: {ending.why or reason(error)}") from None
     try:
         yield Answer(response, ending)
     finally:
@@ -196,13 +196,13 @@ class _Handler(urllib.request.AbstractHTTPHandler):
 
     def http_open(self, asked: urllib.request.Request) -> Any:
         """In clear."""
-        return self.do_open(self._made(http.client.HTTPConnection), asked)
+        return self.do_open(self._connect_by(http.client.HTTPConnection), asked)
 
     def https_open(self, asked: urllib.request.Request) -> Any:
         """By TLS."""
-        return self.do_open(self._made(http.client.HTTPSConnection), asked, context=self._tls)
+        return self.do_open(self._connect_by(http.client.HTTPSConnection), asked, context=self._tls)
 
-    def _made(self, kind: Any) -> Any:
+    def _connect_by(self, kind: Any) -> Any:
         def make(*arguments: Any, **more: Any) -> Any:
             connection = kind(*arguments, **more)
             connection._create_connection = self._ending.connect
@@ -211,7 +211,7 @@ class _Handler(urllib.request.AbstractHTTPHandler):
         return make
 
 
-def _sent(request: Request, ending: Ending) -> Any:
+def _send(request: Request, ending: Ending) -> Any:
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(), _Handler(request.context, ending), urllib.request.HTTPErrorProcessor(),
@@ -230,7 +230,7 @@ def _sent(request: Request, ending: Ending) -> Any:
                 return answer
             answer.close()
             ending.close()  # Else the connection would stay, by its duplicate.
-            request = _next(request, answer.code, urllib.parse.urljoin(request.url, place))
+            request = _follow_redirect(request, answer.code, urllib.parse.urljoin(request.url, place))
     raise ValueError(f"stopped after {REDIRECTS} redirects")
 
 
@@ -238,24 +238,24 @@ def _check(url: str) -> None:
     """Raise ValueError, in the words of Go's client, for what is no address of the web."""
     scheme = urllib.parse.urlsplit(url).scheme
     if scheme not in SCHEMES:
-        raise ValueError(f"unsupported protocol scheme {_quoted(scheme)}")
+        raise ValueError(f"unsupported protocol scheme {_quote(scheme)}")
 
 
-def _next(request: Request, code: int, url: str) -> Request:
+def _follow_redirect(request: Request, code: int, url: str) -> Request:
     """What a redirect makes of it, as Go's client does it; headers go only to the host that they were meant for."""
     url = urllib.parse.quote(url, safe=string.punctuation)
     headers = [(name, value) for name, value in request.headers if _may_follow(name, request.url, url)]
-    if code in AS_IT_IS:
+    if code in KEEPS_METHOD:
         if hasattr(request.body, "seek"):
             request.body.seek(0)
         return request._replace(url=url, headers=headers)
-    headers = [(name, value) for name, value in headers if name.lower() not in OF_BODY]
+    headers = [(name, value) for name, value in headers if name.lower() not in BODY_HEADERS]
     method = "HEAD" if request.method == "HEAD" else "GET"
     return request._replace(url=url, headers=headers, method=method, body=None)
 
 
 def _may_follow(header: str, url: str, other: str) -> bool:
-    return header.lower() in OF_BODY or same_host(url, other)
+    return header.lower() in BODY_HEADERS or same_host(url, other)
 
 
 def same_host(one: str, other: str) -> bool:
@@ -275,10 +275,10 @@ def reason(error: Exception) -> str:
     if isinstance(error, http.client.IncompleteRead):
         return "unexpected EOF"
     if isinstance(error, http.client.BadStatusLine):
-        return f"malformed HTTP response {_quoted(' '.join(map(str, error.args)))}"
+        return f"malformed HTTP response {_quote(' '.join(map(str, error.args)))}"
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """As Go's %q has it: control characters as text."""
     return '"' + text.strip().encode("unicode_escape").decode().replace('"', '\\"')[:300] + '"'

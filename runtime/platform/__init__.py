@@ -44,7 +44,7 @@ class Node(msgspec.Struct, frozen=True):
     host: str
 
 
-class Gone(msgspec.Struct, frozen=True):
+class NodeEnd(msgspec.Struct, frozen=True):
     """A node ceased to exist."""
 
     name: str
@@ -71,6 +71,6 @@ class Platform(Protocol):
         """End that incarnation with everything it started and held (workers, shared memory). Idempotent."""
         ...
 
-    def gone(self) -> AsyncIterator[Gone]:
+    def node_ends(self) -> AsyncIterator[NodeEnd]:
         """Yields as soon as a node that `observe` or `create` returned is gone."""
         ...

@@ -20,12 +20,12 @@ def memory_prefix(job: str, node: str) -> str:
 
 def processes_of(job: str, node: str) -> Iterator[int]:
     """Live processes that were started with this node in their environment, but not the caller."""
-    return processes.running(_marks(job, node).issubset)
+    return processes.find_processes(_marks(job, node).issubset)
 
 
 def end_processes(job: str, node: str) -> int:
     """SIGKILL all of them, again until none is left (they may be forking). Returns how many were killed."""
-    return processes.end(_marks(job, node).issubset)
+    return processes.kill_processes(_marks(job, node).issubset)
 
 
 def remove_memory(job: str, node: str, folder: Path = SHARED_MEMORY) -> list[str]:
@@ -40,7 +40,7 @@ def remove_memory(job: str, node: str, folder: Path = SHARED_MEMORY) -> list[str
     return removed
 
 
-def clean(job: str, node: str, folder: Path = SHARED_MEMORY) -> None:
+def remove_debris(job: str, node: str, folder: Path = SHARED_MEMORY) -> None:
     """Leave nothing of a node whose agent is gone."""
     end_processes(job, node)
     remove_memory(job, node, folder)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-from everstep.runtime.platform import Gone, Node, NodeRequest
+from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 
 
 class JoinedPlatform:
@@ -22,7 +22,7 @@ class JoinedPlatform:
     async def delete(self, name: str, uid: str) -> None:
         """Nodes end when they are told to leave."""
 
-    async def gone(self) -> AsyncIterator[Gone]:
+    async def node_ends(self) -> AsyncIterator[NodeEnd]:
         """Never yields: who is silent is lost."""
         await asyncio.Event().wait()
         for never in ():

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from everstep.runtime.job.spec import Resources
 
 MOUNT = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 _PERIOD_US = 100_000
-_EXPENDABLE = 500
+_OOM_SCORE_ADJ = 500
 
 
 class _Limit(NamedTuple):
@@ -27,30 +27,30 @@ class _Limit(NamedTuple):
 
 
 def limit(
-    job: str, node: str, resources: Resources, pid: int, own: Path = OWN, mount: Path = MOUNT
+    job: str, node: str, resources: Resources, pid: int, own: Path = OWN_GROUPS, mount: Path = MOUNT
 ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     """Limit a process and all that it will start: (the groups it is in now, the resources that nobody limits)."""
     name = f"everstep-{hashlib.sha256(job.encode()).hexdigest()[:12]}-{node}"
     groups: dict[Path, None] = {}
     unlimited = [resource for resource, amount in resources.others.items() if amount]
     for controller, wanted in _limits(resources):
-        for group in _places(controller, wanted, name, own, mount):
-            if _entered(group, pid):
+        for group in _make_groups(controller, wanted, name, own, mount):
+            if _enter_group(group, pid):
                 groups[group] = None
                 break
-            remove((group,))
+            remove_groups((group,))
         else:
             unlimited.append(controller)
     return tuple(groups), tuple(unlimited)
 
 
-def expendable(pid: int) -> None:
+def prefer_to_kill(pid: int) -> None:
     """Should the machine run out of memory, the kernel ends this process, and those it starts, before others."""
     with suppress(OSError):  # It may have ended.
-        Path(f"/proc/{pid}/oom_score_adj").write_text(str(_EXPENDABLE))
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(_OOM_SCORE_ADJ))
 
 
-def ran_out(groups: Iterable[Path]) -> bool:
+def was_oom_killed(groups: Iterable[Path]) -> bool:
     """Did the kernel kill in one of these for want of memory?"""
     for file in (group / name for group in groups for name in ("memory.events", "memory.oom_control")):
         with suppress(OSError):
@@ -60,7 +60,7 @@ def ran_out(groups: Iterable[Path]) -> bool:
     return False
 
 
-def remove(groups: Iterable[Path]) -> None:
+def remove_groups(groups: Iterable[Path]) -> None:
     """Remove groups whose processes have all ended."""
     for group in groups:
         with suppress(OSError):  # It is gone, or a zombie is still in it: an empty group costs nothing.
@@ -78,7 +78,7 @@ def _limits(resources: Resources) -> Iterator[tuple[str, _Limit]]:
         yield "cpu", _Limit(v1, {"cpu.max": f"{quota} {_PERIOD_US}"})
 
 
-def _places(controller: str, wanted: _Limit, name: str, own: Path, mount: Path) -> Iterator[Path]:
+def _make_groups(controller: str, wanted: _Limit, name: str, own: Path, mount: Path) -> Iterator[Path]:
     """Groups of that name, made and limited, in the order in which they are to be tried."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
@@ -86,19 +86,19 @@ def _places(controller: str, wanted: _Limit, name: str, own: Path, mount: Path) 
         return
     for _, controllers, path in lines:
         if controller in controllers.split(","):
-            here = _seen(mount / controller, path)
-            if _made(here / name, wanted.v1):
+            here = _visible_group(mount / controller, path)
+            if _make_group(here / name, wanted.v1):
                 yield here / name
         elif not controllers:
             for root in (mount, mount / "unified"):
-                for parent in _parents_v2(_seen(root, path), root, next(iter(wanted.v2))):
+                for parent in _parents_v2(_visible_group(root, path), root, next(iter(wanted.v2))):
                     with suppress(OSError):
                         (parent / "cgroup.subtree_control").write_text(f"+{controller}")
-                    if _made(parent / name, wanted.v2):
+                    if _make_group(parent / name, wanted.v2):
                         yield parent / name
 
 
-def _seen(root: Path, path: str) -> Path:
+def _visible_group(root: Path, path: str) -> Path:
     """The group; a container often sees its own as the root while /proc names it by its path outside."""
     inside = root / path.lstrip("/")
     return inside if inside.is_dir() else root
@@ -111,7 +111,7 @@ def _parents_v2(here: Path, root: Path, file: str) -> Iterator[Path]:
             yield here.parent
 
 
-def _made(group: Path, values: Mapping[str, str]) -> bool:
+def _make_group(group: Path, values: Mapping[str, str]) -> bool:
     """Make the group and write its limits; False where the first of them cannot be had."""
     existed = group.is_dir()
     try:
@@ -125,12 +125,12 @@ def _made(group: Path, values: Mapping[str, str]) -> bool:
         except OSError:
             if number == 0:
                 if not existed:
-                    remove((group,))
+                    remove_groups((group,))
                 return False
     return True
 
 
-def _entered(group: Path, pid: int) -> bool:
+def _enter_group(group: Path, pid: int) -> bool:
     try:
         with (group / "cgroup.procs").open("r+") as processes:
             processes.write(str(pid))

@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from everstep.runtime.platform import Gone, Node, NodeRequest, debris, limits
-from everstep.runtime.platform.registry import Registered, Registry
+from everstep.runtime.platform import Node, NodeEnd, NodeRequest, debris, limits
+from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system import processes
 
 _GATE = 'read -r go && exec "$@" </dev/null'
@@ -24,7 +24,7 @@ _GATE = 'read -r go && exec "$@" </dev/null'
 _DEATH_S = 10.0
 _SHORT_S = 1.0
 """So long after it could not be opened for want of descriptors a process is watched again."""
-RAN_OUT = 247
+OOM_KILLED = 247
 """The exit code that tells of memory that ran out."""
 
 
@@ -42,7 +42,7 @@ class ProcessPlatform:
         command: Sequence[str] = (sys.executable, "-m", "everstep.runtime.agent"),
         shared_memory: Path = debris.SHARED_MEMORY,
         say: Callable[[str], None] = _say,
-        own_groups: Path = limits.OWN,
+        own_groups: Path = limits.OWN_GROUPS,
     ) -> None:
         """`own_groups` lists the control groups below which those of nodes are made."""
         self._run_dir = run_dir.absolute()
@@ -55,7 +55,7 @@ class ProcessPlatform:
         self._registry = Registry(run_dir / "nodes")
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._gone: asyncio.Queue[Gone] = asyncio.Queue()
+        self._gone: asyncio.Queue[NodeEnd] = asyncio.Queue()
 
     async def observe(self) -> list[Node]:
         """The job's nodes, also those an earlier master made; one that died until its debris is removed, which is told.
@@ -66,7 +66,7 @@ class ProcessPlatform:
         for entry in list(self._registry.all()):
             if entry.job != self._job:
                 continue
-            if entry.alive() or entry.uid in self._watches:
+            if entry.is_alive() or entry.uid in self._watches:
                 self._watch(entry)
                 found.append(entry.node())
             else:
@@ -76,7 +76,7 @@ class ProcessPlatform:
     async def create(self, request: NodeRequest) -> Node:
         """Start the node detached, or return the live one of that name. Raises OSError when it cannot be started."""
         known = self._registry.get(request.name)
-        if known is not None and known.alive():
+        if known is not None and known.is_alive():
             self._watch(known)
             return known.node()
         if known is not None:
@@ -97,12 +97,12 @@ class ProcessPlatform:
         else:
             await self._clean(entry)
 
-    async def gone(self) -> AsyncIterator[Gone]:
+    async def node_ends(self) -> AsyncIterator[NodeEnd]:
         """Each node's end, after its debris is removed."""
         while True:
             yield await self._gone.get()
 
-    def _start(self, request: NodeRequest) -> tuple[Registered, subprocess.Popen[bytes]]:
+    def _start(self, request: NodeRequest) -> tuple[Registration, subprocess.Popen[bytes]]:
         self._registry.path(request.name)  # Refuses a name that is none before it becomes a path.
         log = self._run_dir / "logs" / f"{request.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -121,16 +121,16 @@ class ProcessPlatform:
         began = processes.start_time(process.pid)
         if began is None:
             raise OSError(f"node {request.name} ended at once; see {log}")
-        entry = Registered(
+        entry = Registration(
             request.name, self._job, request.role, request.host, process.pid, began, round(time.time(), 3),
-            self._limited(request, process.pid),
+            self._apply_limits(request, process.pid),
         )  # fmt: skip
         self._registry.put(entry)
         with suppress(BrokenPipeError), process.stdin as gate:
             gate.write(b"go\n")
         return entry, process
 
-    def _limited(self, request: NodeRequest, pid: int) -> tuple[str, ...]:
+    def _apply_limits(self, request: NodeRequest, pid: int) -> tuple[str, ...]:
         """Give the process what it may use; its control groups. Once a role, say what nobody limits."""
         groups, unlimited = limits.limit(self._job, request.name, request.resources, pid, own=self._own_groups)
         fresh = [resource for resource in unlimited if (request.role, resource) not in self._unlimited]
@@ -138,24 +138,24 @@ class ProcessPlatform:
         if fresh:
             self._say(f"{request.role} nodes are not limited in {', '.join(fresh)}: nobody can do so on this machine")
         if request.extra:
-            limits.expendable(pid)
+            limits.prefer_to_kill(pid)
         return tuple(map(str, groups))
 
-    def _watch(self, entry: Registered) -> None:
+    def _watch(self, entry: Registration) -> None:
         if entry.uid not in self._watches:
-            self._watches[entry.uid] = asyncio.create_task(self._until_gone(entry))
+            self._watches[entry.uid] = asyncio.create_task(self._wait_until_gone(entry))
 
-    async def _until_gone(self, entry: Registered) -> None:
-        await _death(entry)
+    async def _wait_until_gone(self, entry: Registration) -> None:
+        await _wait_for_death(entry)
         child = self._children.pop(entry.uid, None)
         code = child.wait() if child else None
         killed = code in (None, -signal.SIGKILL)
-        code = RAN_OUT if killed and limits.ran_out(map(Path, entry.groups)) else code
+        code = OOM_KILLED if killed and limits.was_oom_killed(map(Path, entry.groups)) else code
         await self._clean(entry)
         self._watches.pop(entry.uid, None)
-        self._gone.put_nowait(Gone(entry.name, entry.uid, code, _reason(code)))
+        self._gone.put_nowait(NodeEnd(entry.name, entry.uid, code, _reason(code)))
 
-    async def _clean(self, entry: Registered) -> None:
+    async def _clean(self, entry: Registration) -> None:
         try:
             await asyncio.to_thread(_clean, entry, self._shared_memory)
         except OSError as error:  # Its end must be told all the same.
@@ -180,36 +180,36 @@ def end_nodes(run_dir: Path) -> list[str]:
     return ended
 
 
-def _clean(entry: Registered, shared_memory: Path = debris.SHARED_MEMORY) -> None:
-    debris.clean(entry.job, entry.name, shared_memory)
-    limits.remove(map(Path, entry.groups))
+def _clean(entry: Registration, shared_memory: Path = debris.SHARED_MEMORY) -> None:
+    debris.remove_debris(entry.job, entry.name, shared_memory)
+    limits.remove_groups(map(Path, entry.groups))
 
 
 def _reason(code: int | None) -> str:
     if code is None:
         return "its process ended"
-    if code == RAN_OUT:
+    if code == OOM_KILLED:
         return "its agent was killed: the node ran out of memory"
     if code < 0:
         return f"its agent was ended by {signal.Signals(-code).name}"
     return f"its agent ended with exit code {code}"
 
 
-def _open(entry: Registered) -> int | None:
+def _open_pidfd(entry: Registration) -> int | None:
     """A pidfd of this very process, or None when it is gone."""
     try:
         pidfd = os.pidfd_open(entry.pid)
     except ProcessLookupError:
         return None
-    if entry.alive():
+    if entry.is_alive():
         return pidfd
     os.close(pidfd)
     return None
 
 
-def _kill(entry: Registered, wait_s: float = 0.0) -> bool:
+def _kill(entry: Registration, wait_s: float = 0.0) -> bool:
     """SIGKILL the agent, and wait so long for its death; False when it was gone. A reused pid is never hit."""
-    pidfd = _open(entry)
+    pidfd = _open_pidfd(entry)
     if pidfd is None:
         return False
     try:
@@ -224,11 +224,11 @@ def _kill(entry: Registered, wait_s: float = 0.0) -> bool:
     return True
 
 
-async def _death(entry: Registered) -> None:
+async def _wait_for_death(entry: Registration) -> None:
     """Until the process has ended."""
     while True:
         try:
-            pidfd = _open(entry)
+            pidfd = _open_pidfd(entry)
             break
         except OSError as error:
             if not processes.is_shortage(error):

@@ -13,7 +13,7 @@ from everstep.runtime.system.processes import start_time
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
-class Registered(msgspec.Struct, frozen=True):
+class Registration(msgspec.Struct, frozen=True):
     """A node that was started. Pid and start time together are never reused."""
 
     name: str
@@ -37,7 +37,7 @@ class Registered(msgspec.Struct, frozen=True):
         """As the master sees it."""
         return Node(self.name, self.uid, self.role, self.host)
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Is it this very process that has the pid?"""
         return start_time(self.pid) == self.start_time
 
@@ -54,26 +54,26 @@ class Registry:
             raise ValueError(f"not a node's name: {name!r}; letters, digits and _.- only")
         return self._folder / f"{name}.json"
 
-    def get(self, name: str) -> Registered | None:
+    def get(self, name: str) -> Registration | None:
         """The registration, whether the process lives or not; a file that cannot be read is none."""
         try:
-            return msgspec.json.decode(self.path(name).read_bytes(), type=Registered)
+            return msgspec.json.decode(self.path(name).read_bytes(), type=Registration)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
-    def put(self, entry: Registered) -> None:
+    def put(self, entry: Registration) -> None:
         """Register, atomically and durably."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with atomic.replacing(self.path(entry.name), durable=True) as file:
             file.write(msgspec.json.encode(entry))
 
-    def remove(self, entry: Registered) -> None:
+    def remove(self, entry: Registration) -> None:
         """Forget this incarnation; a later one of that name stays."""
         known = self.get(entry.name)
         if known is not None and known.uid == entry.uid:
             self.path(entry.name).unlink(missing_ok=True)
 
-    def all(self) -> Iterator[Registered]:
+    def all(self) -> Iterator[Registration]:
         """Every registration, by name."""
         for path in sorted(self._folder.glob("[!.]*.json")):
             if entry := self.get(path.stem):

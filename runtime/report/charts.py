@@ -96,7 +96,9 @@ def short(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def line(title: str, unit: str, values: Sequence[tuple[int, float]], told: History, *, zero: bool) -> Chart | None:
+def line_chart(
+    title: str, unit: str, values: Sequence[tuple[int, float]], told: History, *, zero: bool
+) -> Chart | None:
     """A chart of (iteration, value); None for less than two. `zero`: the y axis begins at 0."""
     if len(values) < 2:
         return None
@@ -112,7 +114,7 @@ def line(title: str, unit: str, values: Sequence[tuple[int, float]], told: Histo
     def y(value: float) -> float:
         return round((top - value) / (top - bottom) * 100, 3)
 
-    path = "M" + "L".join(f"{x(iteration)} {y(value)}" for iteration, value in _few(values))
+    path = "M" + "L".join(f"{x(iteration)} {y(value)}" for iteration, value in _thin_out(values))
     times = [point.time for point in told.points]
     newest = list(accumulate((point.iteration for point in told.points), max, initial=0))
     marks = [
@@ -131,11 +133,11 @@ def line(title: str, unit: str, values: Sequence[tuple[int, float]], told: Histo
         path=path,
         x_ticks=tuple(Tick(x(t), f"{t:.0f}") for t in nice_ticks(left, right) if t == int(t)),
         y_ticks=tuple(Tick(y(t), short(t)) for t in nice_ticks(bottom, top, 4)),
-        marks=_apart(marks),
+        marks=_merge_close(marks),
     )
 
 
-def _few(values: Sequence[tuple[int, float]]) -> Iterable[tuple[int, float]]:
+def _thin_out(values: Sequence[tuple[int, float]]) -> Iterable[tuple[int, float]]:
     """The same line to the eye: of many values the lowest and the highest at each of COLUMNS places."""
     if len(values) <= 2 * COLUMNS:
         return values
@@ -147,7 +149,7 @@ def _few(values: Sequence[tuple[int, float]]) -> Iterable[tuple[int, float]]:
     return [value for some in few for value in sorted(some)]
 
 
-def _apart(marks: Iterable[Mark]) -> tuple[Mark, ...]:
+def _merge_close(marks: Iterable[Mark]) -> tuple[Mark, ...]:
     """One mark at each of PLACES: of those that would hide each other the first, which says how many more there are."""
     places: dict[int, list[Mark]] = {}
     for mark in marks:
@@ -158,20 +160,20 @@ def _apart(marks: Iterable[Mark]) -> tuple[Mark, ...]:
     )
 
 
-def loss(told: History) -> Chart | None:
+def loss_chart(told: History) -> Chart | None:
     """The loss of each iteration, of its latest round."""
     values = [(point.iteration, point.loss) for point in told.curve if point.loss is not None]
-    return line("Loss", "nats a token", values, told, zero=False)
+    return line_chart("Loss", "nats a token", values, told, zero=False)
 
 
-def throughput(told: History) -> Chart | None:
+def throughput_chart(told: History) -> Chart | None:
     """Tokens a second of each iteration, of its latest round."""
     values = [
         (point.iteration, point.tokens / point.seconds)
         for point in told.curve
         if point.tokens is not None and point.seconds > 0
     ]
-    return line("Throughput", "tokens a second", values, told, zero=True)
+    return line_chart("Throughput", "tokens a second", values, told, zero=True)
 
 
 def timeline(told: History, span: Ledger) -> Timeline | None:
@@ -207,7 +209,9 @@ def timeline(told: History, span: Ledger) -> Timeline | None:
     return Timeline(
         lanes=tuple(lanes),
         ticks=tuple(Tick(t / span.seconds * 100, f"{short(t)} s") for t in nice_ticks(0.0, span.seconds)),
-        marks=_apart(Mark(at(r.time), f"restart {number}: {r.reason}") for number, r in enumerate(told.restarts, 1)),
+        marks=_merge_close(
+            Mark(at(r.time), f"restart {number}: {r.reason}") for number, r in enumerate(told.restarts, 1)
+        ),
         description=f"{len(nodes)} nodes, {len(told.rounds)} rounds, {len(told.restarts)} restarts "
         f"in {span.seconds:.1f} seconds.",
         hidden=max(len(nodes) - LANES, 0),

@@ -52,10 +52,13 @@ class Drawing:
 def steps(run: Run, now: float) -> list[Step]:
     """The run's steps in the manifest's order, the exit handler last; without a workflow those that left a summary or
     failed."""
-    spec = _dict(run.workflow.get("spec"))
-    templates = {str(t.get("name")): t for t in map(_dict, spec.get("templates") or [])}
-    tasks = _tasks(_dict(templates.get(str(spec.get("entrypoint")))))
-    nodes = [_dict(node) for node in _dict(_dict(run.workflow.get("status")).get("nodes")).values()]
+    spec = _dict_or_empty(run.workflow.get("spec"))
+    templates = {str(t.get("name")): t for t in map(_dict_or_empty, spec.get("templates") or [])}
+    tasks = _tasks(_dict_or_empty(templates.get(str(spec.get("entrypoint")))))
+    nodes = [
+        _dict_or_empty(node)
+        for node in _dict_or_empty(_dict_or_empty(run.workflow.get("status")).get("nodes")).values()
+    ]
     if not tasks:
         return _without_workflow(run)
     found = [_step(run, name, template, after, nodes, now) for name, template, after in tasks]
@@ -69,8 +72,8 @@ def steps(run: Run, now: float) -> list[Step]:
 
 def _tasks(entry: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
     """(name, template, names it waits for) of a DAG's tasks or of lists of steps."""
-    if dag := _dict(entry.get("dag")):
-        tasks = [_dict(task) for task in dag.get("tasks") or []]
+    if dag := _dict_or_empty(entry.get("dag")):
+        tasks = [_dict_or_empty(task) for task in dag.get("tasks") or []]
         names = {str(task.get("name")) for task in tasks}
         found = []
         for task in tasks:
@@ -80,7 +83,7 @@ def _tasks(entry: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
         return found
     found, before = [], ()
     for group in entry.get("steps") or []:
-        here = [_dict(step) for step in group]
+        here = [_dict_or_empty(step) for step in group]
         found += [(str(step.get("name")), str(step.get("template") or ""), before) for step in here]
         before = tuple(str(step.get("name")) for step in here)
     return found
@@ -104,7 +107,7 @@ def _with_node(
 ) -> Step:
     if node is None:
         return step
-    begin, end = moment(node.get("startedAt")), moment(node.get("finishedAt"))
+    begin, end = parse_time(node.get("startedAt")), parse_time(node.get("finishedAt"))
     tries = [n for n in nodes if node.get("type") == "Retry" and n.get("id") in (node.get("children") or [])]
     tries = [n for n in tries if re.search(r"\(\d+\)$", str(n.get("name", "")))]
     last = max(tries, key=lambda n: int(str(n.get("name")).rsplit("(", 1)[1][:-1]), default=node)
@@ -117,7 +120,11 @@ def _with_node(
         end=end,
         seconds=None if begin is None or idle else max((end or now) - begin, 0.0),
         message=str(node.get("message") or ""),
-        exit_code=str(_dict(last.get("outputs")).get("exitCode") or _dict(node.get("outputs")).get("exitCode") or ""),
+        exit_code=str(
+            _dict_or_empty(last.get("outputs")).get("exitCode")
+            or _dict_or_empty(node.get("outputs")).get("exitCode")
+            or ""
+        ),
         log=run.logs.get(str(last.get("id")), run.logs.get(str(node.get("id")), "")),
         attempts=max(len(tries), 1),
     )
@@ -125,7 +132,7 @@ def _with_node(
 
 def _without_workflow(run: Run) -> list[Step]:
     found = [
-        Step(name, name, "Succeeded", seconds=_float(told.get("seconds")))
+        Step(name, name, "Succeeded", seconds=_float_or_none(told.get("seconds")))
         for name, told in sorted(run.steps.items(), key=lambda item: str(item[0]))
     ]
     for failure in run.failures:
@@ -174,7 +181,7 @@ def _arrow(source: Box, target: Box, across: bool) -> str:
     return f"M{x1} {y1}V{bend - 8}C{x1} {bend + 2} {x2} {bend - 4} {x2} {y2}"
 
 
-def moment(text: object) -> float | None:
+def parse_time(text: object) -> float | None:
     """Argo's RFC 3339 time as Unix seconds."""
     try:
         return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp() if text else None
@@ -182,9 +189,9 @@ def moment(text: object) -> float | None:
         return None
 
 
-def _float(value: object) -> float | None:
+def _float_or_none(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _dict(value: object) -> Mapping[str, Any]:
+def _dict_or_empty(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}

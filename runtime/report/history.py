@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from everstep.runtime.job import records as job
 
-Told = (
+HistoryRecord = (
     job.MasterClaimed
     | job.RoundFormed
     | job.WorkerFaulted
@@ -117,16 +117,16 @@ class History:
 def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]]) -> History:
     """The fold of a journal (in its order) and telemetry lines (in any order). Others than `Told`, and lines of other
     kinds, are passed over."""
-    points, intervals = _of_telemetry(telemetry)
+    points, intervals = _read_telemetry(telemetry)
     commits: list[tuple[float, int]] = []
     told: list[job.Record] = []
-    formed: list[_Formed] = []
+    formed: list[_FormedRound] = []
     for record in records:
         if isinstance(record, job.Committed):
             commits.append((record.time, record.iteration))
         elif isinstance(record, job.RoundFormed):
-            formed.append(_formed(record, formed[-1].nodes if formed else ()))
-        elif isinstance(record, Told):
+            formed.append(_formed_round(record, formed[-1].nodes if formed else ()))
+        elif isinstance(record, HistoryRecord):
             told.append(record)
     ended = next((record for record in reversed(told) if isinstance(record, job.JobEnded)), None)
     if ended is not None and any(isinstance(r, job.JobReopened) for r in told[told.index(ended) :]):
@@ -148,7 +148,7 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
     )
 
 
-def _of_telemetry(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Point], list[Mapping[str, Any]]]:
+def _read_telemetry(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Point], list[Mapping[str, Any]]]:
     """(Points by time, the lines that tell how often the state goes to the store).
 
     Of iterations rank 0's lines count; every other rank tells of the same ones. Several lines of one iteration of a
@@ -193,7 +193,7 @@ def _number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-class _Formed(NamedTuple):
+class _FormedRound(NamedTuple):
     """What is kept of a RoundFormed: a month of them, with all that each says of its nodes, fills the memory."""
 
     time: float
@@ -205,18 +205,18 @@ class _Formed(NamedTuple):
     """A node's memory is among the places to restore it from."""
 
 
-def _formed(record: job.RoundFormed, before: tuple[str, ...]) -> _Formed:
+def _formed_round(record: job.RoundFormed, before: tuple[str, ...]) -> _FormedRound:
     """`before`: the nodes of the round before it; most have the same ones."""
     round_, restore = record.round, record.round.restore
     nodes = tuple(member.node for members in round_.members.values() for member in members)
     restored = restore.iteration if restore else None
     in_memory = restore is not None and any(source.node for source in restore.sources)
     same = before if nodes == before else tuple(map(sys.intern, nodes))
-    return _Formed(record.time, round_.number, same, round_.reason, restored, in_memory)
+    return _FormedRound(record.time, round_.number, same, round_.reason, restored, in_memory)
 
 
 def _rounds(
-    formed: Sequence[_Formed], records: Iterable[job.Record], ended: job.JobEnded | None
+    formed: Sequence[_FormedRound], records: Iterable[job.Record], ended: job.JobEnded | None
 ) -> Iterator[RoundSpan]:
     """A round ends when it is broken, when the job ends, or when the next one is formed, whichever is told first."""
     broken = {record.round: record.time for record in records if isinstance(record, job.RoundBroken)}
@@ -230,7 +230,7 @@ def _rounds(
 
 def _restarts(
     records: Sequence[job.Record],
-    formed: Sequence[_Formed],
+    formed: Sequence[_FormedRound],
     points: Iterable[Point],
     ended: job.JobEnded | None,
 ) -> list[Restart]:
@@ -238,17 +238,17 @@ def _restarts(
     faults: dict[int, job.WorkerFaulted] = {}
     for record in records:
         if isinstance(record, job.WorkerFaulted):
-            faults[record.round] = min(faults.get(record.round, record), record, key=_died)
-    trained, numbers = _Trained(points), [record.number for record in formed]
+            faults[record.round] = min(faults.get(record.round, record), record, key=_death_time)
+    trained, numbers = _PointsByRound(points), [record.number for record in formed]
     found = []
     for index, record in enumerate(broken):
         fault = faults.get(record.round)
-        time = min(record.time, _died(fault)) if fault else record.time
+        time = min(record.time, _death_time(fault)) if fault else record.time
         last = max(trained.newest(record.round, time), record.iteration, 0)
         at = bisect_right(numbers, record.round)
         following = formed[at] if at < len(formed) else None
         restored = following.restored or 0 if following else 0
-        until = trained.passed(record.round, last)
+        until = trained.time_passed(record.round, last)
         if until is None and ended is not None and ended.result == job.JobResult.SUCCEEDED:
             until = ended.time
         if index + 1 < len(broken):
@@ -258,7 +258,7 @@ def _restarts(
                 time=time,
                 round=record.round,
                 node=record.node or (fault.node if fault else ""),
-                what=_what(record, fault),
+                what=_description(record, fault),
                 reason=record.reason.value,
                 decision=_decision(following, formed[at - 1] if at else None),
                 seconds=None if until is None else max(until - time, 0.0),
@@ -269,7 +269,7 @@ def _restarts(
     return found
 
 
-class _Trained:
+class _PointsByRound:
     """The points by their rounds, ordered so that no restart looks at all of them. `points` are in order of time."""
 
     def __init__(self, points: Iterable[Point]) -> None:
@@ -286,7 +286,7 @@ class _Trained:
         before = self._until[bisect_left(self._numbers, number)]
         return max([before, *(p.iteration for p in self._rounds.get(number, ()) if p.time <= until)])
 
-    def passed(self, number: int, iteration: int) -> float | None:
+    def time_passed(self, number: int, iteration: int) -> float | None:
         """When a later round had finished a later iteration; None: none has."""
         at = bisect_right(self._numbers, number)
         if self._from[at] <= iteration:
@@ -295,11 +295,11 @@ class _Trained:
         return next(point.time for point in self._rounds[self._numbers[later]] if point.iteration > iteration)
 
 
-def _died(fault: job.WorkerFaulted) -> float:
+def _death_time(fault: job.WorkerFaulted) -> float:
     return fault.died or fault.time
 
 
-def _what(broken: job.RoundBroken, fault: job.WorkerFaulted | None) -> str:
+def _description(broken: job.RoundBroken, fault: job.WorkerFaulted | None) -> str:
     if fault is not None and fault.node in ("", broken.node or fault.node):
         how = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
         return f"rank {fault.rank} on {fault.node} ({how})"
@@ -308,7 +308,7 @@ def _what(broken: job.RoundBroken, fault: job.WorkerFaulted | None) -> str:
     return broken.detail or "nothing; membership changed"
 
 
-def _decision(following: _Formed | None, before: _Formed | None) -> str:
+def _decision(following: _FormedRound | None, before: _FormedRound | None) -> str:
     if following is None:
         return "no round followed yet"
     now = len(following.nodes)

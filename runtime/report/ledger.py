@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from everstep.runtime.report.history import History
 
-SHOWN = 200
+MOST_ENTRIES = 200
 """Restarts that are told one by one, the newest of them."""
 
 
@@ -66,9 +66,9 @@ def ledger(told: History, begin: float, end: float) -> Ledger | None:
     whole = end - begin
     if whole <= 0:
         return None
-    spent = _Spent(begin, end)
+    spent = _SpentTime(begin, end)
     lines: list[tuple[Part, str, float]] = []
-    earlier, older = 0.0, len(told.restarts) - SHOWN
+    earlier, older = 0.0, len(told.restarts) - MOST_ENTRIES
     for number, restart in enumerate(told.restarts, 1):
         seconds = spent.take(restart.time, end if restart.until is None else restart.until)
         if number <= older:
@@ -98,7 +98,7 @@ def ledger(told: History, begin: float, end: float) -> Ledger | None:
     return Ledger(begin, end, tuple(Entry(part, label, s, s / whole) for part, label, s in lines))
 
 
-class _Spent:
+class _SpentTime:
     """The seconds of a window that something has taken, as disjoint intervals in order."""
 
     def __init__(self, begin: float, end: float) -> None:

@@ -12,7 +12,7 @@ from everstep.runtime.display.pages import environment
 from everstep.runtime.report import charts, flow
 from everstep.runtime.report.charts import Chart, Timeline
 from everstep.runtime.report.history import History, Restart
-from everstep.runtime.report.ledger import SHOWN, Ledger, ledger
+from everstep.runtime.report.ledger import MOST_ENTRIES, Ledger, ledger
 from everstep.runtime.report.read import Run
 
 
@@ -72,7 +72,7 @@ def overview(run: Run, now: float) -> str:
         count = len(told.restarts)
         line = f"{count} restart{'' if count == 1 else 's'}"
         if span_of_job is not None:
-            lost = f", {span(span_of_job.restart_s)} lost" if count else ""
+            lost = f", {format_seconds(span_of_job.restart_s)} lost" if count else ""
             line += f"{lost}, goodput {span_of_job.goodput * 100:.0f} %"
         lines.append(line)
     return "; ".join(lines) or "no training"
@@ -81,7 +81,7 @@ def overview(run: Run, now: float) -> str:
 def view(name: str, told: History, found: list[flow.Step], now: float) -> JobView:
     """A job with its ledger over the seconds of the step it belongs to (its journal's, where that is unknown)."""
     span = ledger(told, *window(name, told, found, now))
-    drawn = [chart for chart in (charts.loss(told), charts.throughput(told)) if chart]
+    drawn = [chart for chart in (charts.loss_chart(told), charts.throughput_chart(told)) if chart]
     missing = []
     if not told.rounds:
         missing.append("No round was formed: no timeline.")
@@ -92,7 +92,7 @@ def view(name: str, told: History, found: list[flow.Step], now: float) -> JobVie
     if span is None:
         missing.append("The job's beginning and end are unknown: no ledger.")
     timeline = charts.timeline(told, span) if span else None
-    return JobView(name, told, span, tuple(drawn), timeline, told.restarts[-SHOWN:], tuple(missing))
+    return JobView(name, told, span, tuple(drawn), timeline, told.restarts[-MOST_ENTRIES:], tuple(missing))
 
 
 def window(name: str, told: History, found: list[flow.Step], now: float) -> tuple[float, float]:
@@ -153,7 +153,7 @@ def _duration(run: Run, found: list[flow.Step], now: float) -> float | None:
     return max(ends) - min(begins) if begins else None
 
 
-def span(seconds: float | None) -> str:
+def format_seconds(seconds: float | None) -> str:
     """`0.9 s`, `1 min 12 s`, `2 h 03 min`."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
@@ -163,8 +163,8 @@ def span(seconds: float | None) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _clock(time: float | None, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
+def _format_time(time: float | None, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
     return "–" if time is None else datetime.fromtimestamp(time, UTC).strftime(form)
 
 
-_FILTERS = {"span": span, "clock": _clock, "percent": lambda share: f"{share * 100:.1f} %"}
+_FILTERS = {"span": format_seconds, "clock": _format_time, "percent": lambda share: f"{share * 100:.1f} %"}

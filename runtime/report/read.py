@@ -13,7 +13,7 @@ import msgspec
 
 from everstep.runtime.job import records as job
 from everstep.runtime.journal import segments
-from everstep.runtime.report.history import History, Told, history
+from everstep.runtime.report.history import History, HistoryRecord, history
 from everstep.runtime.store import NoSuchKey, Store
 
 MOST_NOTES = 20
@@ -25,9 +25,9 @@ class _Kind(msgspec.Struct):
 
 
 _KIND = msgspec.json.Decoder(_Kind)
-_TOLD = msgspec.json.Decoder(Told)
-_NEEDED = frozenset(kind.__name__ for kind in get_args(Told))
-_KNOWN = frozenset(kind.__name__ for kind in (segments.Segment, *get_args(job.Record)))
+_HISTORY_RECORD = msgspec.json.Decoder(HistoryRecord)
+_NEEDED_KINDS = frozenset(kind.__name__ for kind in get_args(HistoryRecord))
+_KNOWN_KINDS = frozenset(kind.__name__ for kind in (segments.Segment, *get_args(job.Record)))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def read_run(
     """The run `name`. `folder` is its run folder (workflow.json, logs), which a cluster does not have."""
     notes: list[str] = []
     workflow = _workflow(folder, notes)
-    uid = uid or str(_dict(workflow.get("metadata")).get("uid") or "")
+    uid = uid or str(_dict_or_empty(workflow.get("metadata")).get("uid") or "")
     jobs: dict[str, History] = {}
     if uid:
         for name_of_job in _jobs(store, uid):
@@ -76,7 +76,7 @@ def read_run(
     return Run(
         name=name,
         uid=uid,
-        phase=phase or str(_dict(workflow.get("status")).get("phase") or ""),
+        phase=phase or str(_dict_or_empty(workflow.get("status")).get("phase") or ""),
         duration_s=duration_s,
         failures=failures,
         workflow=workflow,
@@ -87,7 +87,7 @@ def read_run(
     )
 
 
-def _dict(value: object) -> Mapping[str, Any]:
+def _dict_or_empty(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
@@ -96,7 +96,7 @@ def _workflow(folder: Path | None, notes: list[str]) -> Mapping[str, Any]:
         notes.append("No run folder here (workflow.json): no times of single steps.")
         return {}
     try:
-        return _dict(json.loads((folder / "workflow.json").read_bytes()))
+        return _dict_or_empty(json.loads((folder / "workflow.json").read_bytes()))
     except FileNotFoundError:
         notes.append("The run folder has no workflow.json: no times of single steps.")
     except (OSError, ValueError) as error:
@@ -108,7 +108,7 @@ def _steps(store: Store, name: str, notes: list[str]) -> dict[str, Mapping[str, 
     found = {}
     for entry in store.list(f"runs/{name}/steps/"):
         try:
-            found[entry.key.rsplit("/", 1)[1].removesuffix(".json")] = _dict(json.loads(store.get(entry.key)))
+            found[entry.key.rsplit("/", 1)[1].removesuffix(".json")] = _dict_or_empty(json.loads(store.get(entry.key)))
         except (NoSuchKey, ValueError) as error:
             notes.append(f"{entry.key} cannot be read: {error}")
     return found
@@ -139,12 +139,12 @@ def _records(store: Store, prefix: str, notes: list[str]) -> Iterator[job.Record
                 for number, line in enumerate(body.data.splitlines(), 1):
                     try:
                         kind = _KIND.decode(line).kind
-                        if kind in _NEEDED:
-                            yield _TOLD.decode(line)
+                        if kind in _NEEDED_KINDS:
+                            yield _HISTORY_RECORD.decode(line)
                             continue
                     except msgspec.MsgspecError as error:
                         kind = str(error)
-                    if kind not in _KNOWN:
+                    if kind not in _KNOWN_KINDS:
                         unknown += 1
                         if unknown <= MOST_NOTES:
                             why = f"not a record this version knows ({kind})"
@@ -164,7 +164,7 @@ def _telemetry(store: Store, prefix: str, notes: list[str]) -> Iterator[Mapping[
     for entry in store.list(f"{prefix}/telemetry/"):
         for line in store.get(entry.key).splitlines():
             try:
-                yield _dict(json.loads(line))
+                yield _dict_or_empty(json.loads(line))
             except ValueError:
                 torn += 1
     if torn:
@@ -176,8 +176,8 @@ def _logs(folder: Path | None, workflow: Mapping[str, Any], lines: int = 25) -> 
     found: dict[str, str] = {}
     if folder is None:
         return found
-    nodes = _dict(_dict(workflow.get("status")).get("nodes"))
-    for node in map(_dict, nodes.values()):
+    nodes = _dict_or_empty(_dict_or_empty(workflow.get("status")).get("nodes"))
+    for node in map(_dict_or_empty, nodes.values()):
         if node.get("phase") not in ("Failed", "Error"):
             continue
         for name in (node.get("id"), node.get("podName"), node.get("name"), node.get("displayName")):

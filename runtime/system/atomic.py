@@ -15,7 +15,7 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     `durable`: it is on the disk before it has its name. Writers in several processes or threads do not disturb each
     other; the last one stays.
     """
-    fresh = _beside(path)
+    fresh = _temporary_path(path)
     try:
         with fresh.open("xb") as file:
             yield file
@@ -35,7 +35,7 @@ def replace(path: Path, data: bytes | str) -> None:
 
 def create(path: Path, data: str, mode: int = 0o600) -> bool:
     """Make the file, unless it is there: False. Of several that try at once one succeeds."""
-    fresh = _beside(path)
+    fresh = _temporary_path(path)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
         file.write(data)
     try:
@@ -47,5 +47,5 @@ def create(path: Path, data: str, mode: int = 0o600) -> bool:
     return True
 
 
-def _beside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")

@@ -21,7 +21,7 @@ _DYING_S = 5.0
 _READS = 20
 _EXEC_S = 0.001
 """An environment that is empty is read so often, so far apart: the process may be in the midst of an exec."""
-_NOT_THERE = (FileNotFoundError, ProcessLookupError, PermissionError)
+_GONE_ERRORS = (FileNotFoundError, ProcessLookupError, PermissionError)
 """What reading of a process says that has ended, or is another user's."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -41,26 +41,26 @@ def start_time(pid: int) -> int | None:
     """
     try:
         fields = (_PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except _NOT_THERE:
+    except _GONE_ERRORS:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def running(belongs: Belongs) -> Iterator[int]:
+def find_processes(belongs: Belongs) -> Iterator[int]:
     """Those live processes, but not the caller."""
     for entry in _PROCESSES.iterdir() if _PROCESSES.is_dir() else ():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        with suppress(*_NOT_THERE):
+        with suppress(*_GONE_ERRORS):
             if belongs(_environment(int(entry.name))) and start_time(int(entry.name)) is not None:
                 yield int(entry.name)
 
 
-def end(belongs: Belongs) -> int:
+def kill_processes(belongs: Belongs) -> int:
     """SIGKILL all of them, until none is left. Returns how many were killed."""
     killed = 0
     for _ in range(_SWEEPS):
-        dying = [pidfd for pid in running(belongs) if (pidfd := _killed(pid, belongs)) is not None]
+        dying = [pidfd for pid in find_processes(belongs) if (pidfd := _kill(pid, belongs)) is not None]
         if not dying:
             break
         killed += len(dying)
@@ -72,7 +72,7 @@ def end(belongs: Belongs) -> int:
     return killed
 
 
-def _killed(pid: int, belongs: Belongs) -> int | None:
+def _kill(pid: int, belongs: Belongs) -> int | None:
     """The pidfd of the process that was killed; None when it was gone."""
     try:
         pidfd = os.pidfd_open(pid)

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-MOST = 32 << 20
+MOST_BYTES = 32 << 20
 """Bytes of a log after which it begins anew: with what was before there are at most twice as many, and what a writer
 adds within EVERY_S."""
 EVERY_S = 10.0
 
 
-def rotate(path: Path, most: int = MOST) -> bool:
+def rotate(path: Path, most: int = MOST_BYTES) -> bool:
     """Begin the log anew if it is longer than that; lines written in this very moment may be lost. On a full disk what
     was before is lost, too: the bound holds."""
     try:
@@ -48,7 +48,7 @@ def read_on(path: Path, at: int | None) -> tuple[bytes, bytes]:
         return before, file.read()
 
 
-def appended(file: int) -> Path | None:
+def log_path_of(file: int) -> Path | None:
     """Path of the log that this descriptor appends to; None where it is a terminal, a pipe or written otherwise."""
 
     if not stat.S_ISREG(os.fstat(file).st_mode) or not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_APPEND:
@@ -59,16 +59,16 @@ def appended(file: int) -> Path | None:
 class Rotation:
     """Looks after logs, as long as the event loop runs on which it began."""
 
-    def __init__(self, paths: Iterable[Path] = (), most: int = MOST, every_s: float = EVERY_S) -> None:
+    def __init__(self, paths: Iterable[Path] = (), most: int = MOST_BYTES, every_s: float = EVERY_S) -> None:
         self.paths = set(paths)
         self._most, self._every_s = most, every_s
         self._next: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Look now, and again and again."""
         if self._next is not None:
             self._next.cancel()
         for path in self.paths:
             with suppress(OSError):
                 rotate(path, self._most)
-        self._next = asyncio.get_running_loop().call_later(self._every_s, self.begin)
+        self._next = asyncio.get_running_loop().call_later(self._every_s, self.start)

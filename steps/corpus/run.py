@@ -18,7 +18,7 @@ from everstep.steps.progress import Progress
 MANIFEST = "corpus.json"
 FORMAT = 2
 """Raised when the same input and settings give another corpus than before."""
-_LISTED = 1000
+_MOST_LISTED = 1000
 
 
 @dataclass
@@ -85,7 +85,7 @@ def _make(config: Config, sources: list[Source], settings: dict[str, Any], key: 
             "files": {"train": train.files, "validation": held.files},
             "duplicates": counts.duplicates,
             "empty": counts.empty,
-            "sources": [source.name for source in sources[:_LISTED]],
+            "sources": [source.name for source in sources[:_MOST_LISTED]],
             "settings": settings,
         }
         draft.commit(meta)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from everstep.runtime.data import Tokens
 
 
-def spread(total: int, wanted: int) -> list[int]:
+def evenly_spaced(total: int, wanted: int) -> list[int]:
     """At most `wanted` of 0..total-1, evenly spaced, the same on every call."""
     count = min(total, wanted)
     return [index * total // count for index in range(count)]
@@ -26,7 +26,7 @@ def perplexity(model: "LlamaForCausalLM", tokens: "Tokens", length: int, windows
     """
     import torch
 
-    chosen = spread((len(tokens) - 1) // length, windows)
+    chosen = evenly_spaced((len(tokens) - 1) // length, windows)
     total = 0.0
     with torch.inference_mode():
         for first in range(0, len(chosen), batch):
@@ -44,7 +44,7 @@ def _summed_loss(logits: "torch.Tensor", targets: "torch.Tensor") -> float:
     return cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum").item()
 
 
-def write(model: "LlamaForCausalLM", prompt: np.ndarray, count: int, seed: int = 0, top: int = 40) -> list[int]:
+def generate(model: "LlamaForCausalLM", prompt: np.ndarray, count: int, seed: int = 0, top: int = 40) -> list[int]:
     """`count` tokens that follow `prompt` (1-D), each drawn from the `top` likeliest; the same for a seed."""
     import torch
 

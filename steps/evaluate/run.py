@@ -115,7 +115,7 @@ def _sample(config: Config, data: "TokenDataset", model: Any) -> dict[str, str]:
 
     tokenizer = Tokenizer.from_file(str(data.tokenizer))
     prompt = data.tokens[:PROMPT_TOKENS]
-    written = measure.write(model, prompt, config.sample_tokens)
+    written = measure.generate(model, prompt, config.sample_tokens)
     return {"prompt": tokenizer.decode(prompt.tolist()), "sample": tokenizer.decode(written)}
 
 

@@ -22,7 +22,7 @@ def check(model: str, sequence_length: int = 1) -> dict[str, Any]:
     Raises StepError: no such place, no config, no weights, no Llama, too long sequences.
     """
     try:
-        store = opened(model)
+        store = open_directory(model)
         config = json.loads(store.get("config.json"))
         weights = any(entry.key.endswith(".safetensors") for entry in store.list(""))
     except NoSuchKey:
@@ -55,13 +55,13 @@ def check_finished(model: str, sequence_length: int = 1) -> dict[str, Any]:
 def is_finished(model: str) -> bool:
     """Did a step put it there, whole?"""
     try:
-        opened(model).get(MANIFEST, 0, 0)
+        open_directory(model).get(MANIFEST, 0, 0)
     except NoSuchKey:
         return False
     return True
 
 
-def opened(model: str) -> Store:
+def open_directory(model: str) -> Store:
     """Its files, to be read. Raises StepError for a name that is no place."""
     if not is_s3_uri(model) and not Path(model).is_dir():
         raise StepError(
@@ -70,11 +70,11 @@ def opened(model: str) -> Store:
     return open_store(model, read_only=True)
 
 
-def place(model: str) -> str:
+def absolute_address(model: str) -> str:
     """Its address, whatever directory a process works in."""
     return model if model == TINY else absolute_uri(model)
 
 
-def folder(model: str) -> Path:
+def fetch_model_folder(model: str) -> Path:
     """Its files on this machine; from S3 they are fetched. Raises NoSuchKey for what is not finished, StoreError."""
     return fetch_folder(model, MANIFEST) if is_s3_uri(model) else Path(model)

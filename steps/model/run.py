@@ -21,19 +21,19 @@ def run(config: Config) -> Result:
     if config.model == TINY:
         return Result(f"{TINY}: random weights", {"uri": TINY, "tokenizer": config.tokenizer})
     if config.model == smollm2.NAME:
-        uri, facts = _smollm2(config.store)
+        uri, facts = _put_smollm2(config.store)
     elif is_s3_uri(config.model) and not directory.is_finished(config.model):
-        uri, facts = _fetched(config)
+        uri, facts = _fetch_model(config)
     else:
-        uri, facts = directory.place(config.model), {}
+        uri, facts = directory.absolute_address(config.model), {}
     return Result(
-        f"{config.model}  {_size(directory.opened(uri)) / 1e6:.0f} MB",
+        f"{config.model}  {_size(directory.open_directory(uri)) / 1e6:.0f} MB",
         {"uri": uri, "tokenizer": config.tokenizer or _own_tokenizer(uri)},
         {**facts, "uri": uri},
     )
 
 
-def _smollm2(store: str) -> tuple[str, dict[str, Any]]:
+def _put_smollm2(store: str) -> tuple[str, dict[str, Any]]:
     file = smollm2.source()
     key = f"models/{smollm2.digest(file)}"
     facts = finished.find_manifest(store, key, MANIFEST)
@@ -45,9 +45,9 @@ def _smollm2(store: str) -> tuple[str, dict[str, Any]]:
     return finished.data_uri(store, key), facts
 
 
-def _fetched(config: Config) -> tuple[str, dict[str, Any]]:
+def _fetch_model(config: Config) -> tuple[str, dict[str, Any]]:
     """From somebody's bucket into the store; what was put there anew since the last time is another model."""
-    source = directory.opened(config.model)
+    source = directory.open_directory(config.model)
     found = [entry for entry in source.list("") if entry.key.endswith(KINDS) and "/" not in entry.key]
     named = [source.uri, *found]
     key = f"models/{hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]}"
@@ -67,7 +67,7 @@ def _fetched(config: Config) -> tuple[str, dict[str, Any]]:
 
 def _own_tokenizer(uri: str) -> str:
     try:
-        directory.opened(uri).get("tokenizer.json", 0, 0)
+        directory.open_directory(uri).get("tokenizer.json", 0, 0)
     except NoSuchKey:
         return ""
     return uri

@@ -45,17 +45,19 @@ def parse(config: type[C], prog: str, description: str, arguments: Sequence[str]
         ours.append(flag)
         told = f"{field_help(config, field.name)} (default: {default if default != '' else 'empty'})".replace("%", "%%")
         if isinstance(default, bool):
-            parser.add_argument(flag, nargs="?", const=True, default=default, type=_truth, metavar="BOOL", help=told)
+            parser.add_argument(
+                flag, nargs="?", const=True, default=default, type=_parse_bool, metavar="BOOL", help=told
+            )
         elif field.name in SEVERAL:
             parser.add_argument(flag, nargs="+", default=[default], metavar=field.name.upper(), help=told)
         else:
             parser.add_argument(flag, default=default, type=type(default), metavar=field.name.upper(), help=told)
     given = sys.argv[1:] if arguments is None else arguments
-    values: dict[str, Any] = vars(parser.parse_args(_in_full(given, ours)))
+    values: dict[str, Any] = vars(parser.parse_args(_expand_abbreviations(given, ours)))
     return config(**values | {name: ",".join(values[name]) for name in SEVERAL})
 
 
-def _in_full(arguments: Sequence[str], ours: Sequence[str]) -> list[str]:
+def _expand_abbreviations(arguments: Sequence[str], ours: Sequence[str]) -> list[str]:
     """The arguments with abbreviations of Megatron's flags written out."""
     full = []
     for index, argument in enumerate(arguments):
@@ -67,7 +69,7 @@ def _in_full(arguments: Sequence[str], ours: Sequence[str]) -> list[str]:
     return full
 
 
-def _truth(value: str) -> bool:
+def _parse_bool(value: str) -> bool:
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if value.lower() not in words:
         raise argparse.ArgumentTypeError(f"{value!r}: give True or False")

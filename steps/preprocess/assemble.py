@@ -15,7 +15,7 @@ from everstep.runtime.data import write_index
 from everstep.steps.preprocess.parts import Part
 
 _CHUNK = 64 << 20
-NONE = np.empty(0, np.uint32)
+NOTHING_DROPPED = np.empty(0, np.uint32)
 WriteIndex = Callable[[Path, np.dtype, np.ndarray], None]
 
 

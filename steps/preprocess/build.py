@@ -14,11 +14,11 @@ import numpy as np
 from everstep.runtime.data import CACHED_DTYPE, token_dtype, write_cached_index, write_index
 from everstep.runtime.store import absolute_uri, is_s3_uri
 from everstep.runtime.text import DocumentReader
-from everstep.steps.preprocess.assemble import NONE, Source, assemble
-from everstep.steps.preprocess.cleaning import DUPLICATE, Cleaning, mended
+from everstep.steps.preprocess.assemble import NOTHING_DROPPED, Source, assemble
+from everstep.steps.preprocess.cleaning import DUPLICATE, Cleaning, mend
 from everstep.steps.preprocess.config import Config
 from everstep.steps.preprocess.inputs import Input, sample
-from everstep.steps.preprocess.job import Tokenized, recipe, splits_of, tokenize
+from everstep.steps.preprocess.job import TokenizedShards, recipe, splits_of, tokenize
 from everstep.steps.preprocess.masters import Kind, kind_of
 from everstep.steps.preprocess.page import Length, Page, render
 from everstep.steps.preprocess.parts import Samples
@@ -32,7 +32,7 @@ Outputs = Mapping[tuple[str, str], Path]
 
 
 @dataclass(frozen=True)
-class Built:
+class BuildResult:
     """What was made. Everything but `seconds` is the same whenever the same is made again."""
 
     facts: dict[str, Any]
@@ -44,7 +44,7 @@ class Built:
     """From the first byte read to the last token written."""
 
 
-def elsewhere(config: Config, uri: str, name: str) -> str:
+def remote_shelf(config: Config, uri: str, name: str) -> str:
     """Where tasks put their shards when that is not a folder of the driver's: below the S3 address of the output."""
     alone = kind_of(config.spark_master) is Kind.LOCAL and SUBMITTED not in os.environ
     return "" if alone or not is_s3_uri(uri) else f"{absolute_uri(uri)}/shards/{name}"
@@ -54,28 +54,28 @@ def vocabulary_of(config: Config, given: Input) -> Vocabulary:
     """The tokenizer that is given, or one that is trained on the input. Raises StepError."""
     if config.tokenizer or config.tokenizer_type:
         return load(config)
-    return trained(config, given, config.vocab_size)
+    return train_vocabulary(config, given, config.vocab_size)
 
 
-def trained(config: Config, given: Input, size: int) -> Vocabulary:
+def train_vocabulary(config: Config, given: Input, size: int) -> Vocabulary:
     """A byte-level BPE of the input, which is read and mended as for its datasets. Raises StepError."""
     print(f"training a byte-level BPE of {size} tokens on the input", file=sys.stderr)
     reader = DocumentReader(config.keys, required=False, skip_bad=config.on_error == "skip")
     texts = sample(given, next(iter(given.splits)), reader, SAMPLE_BYTES)
-    return train(mended(texts) if config.ftfy else texts, size, config.eod_token, config.append_eod)
+    return train(mend(texts) if config.ftfy else texts, size, config.eod_token, config.append_eod)
 
 
-def cleaning(config: Config) -> Cleaning:
+def cleaning_of(config: Config) -> Cleaning:
     """What is asked for."""
     return Cleaning(config.ftfy, config.min_length, config.max_length, config.validation_share, config.deduplicate)
 
 
 def build(
     config: Config, given: Input, words: Vocabulary, folder: Path, elsewhere: str, outputs: Outputs, title: str
-) -> Built:
+) -> BuildResult:
     """Make the datasets. Shards are put into `folder`, or `elsewhere` if that is not empty. Raises StepError."""
     dtype = token_dtype(words.size) if config.dataset_impl == "mmap" else CACHED_DTYPE
-    asked = cleaning(config)
+    asked = cleaning_of(config)
     with shelf(folder, elsewhere) as place, ThreadPoolExecutor(1) as pool:
         proving = pool.submit(recipe, config, given, words, place)  # while Spark starts
 
@@ -101,16 +101,16 @@ def build(
     for one in done.written:
         for shown in one.samples:
             samples.take(shown)
-    page = render(Page(title, config, facts, counts, lengths, samples.chosen()))
-    return Built(facts, counts, page, done.seconds + seconds)
+    page = render(Page(title, config, facts, counts, lengths, samples.in_order()))
+    return BuildResult(facts, counts, page, done.seconds + seconds)
 
 
-def _reasons(done: Tokenized) -> list[str]:
+def _reasons(done: TokenizedShards) -> list[str]:
     return list(done.written[0].dropped) if done.written else []
 
 
 def _assemble(
-    config: Config, place: str, dtype: np.dtype, outputs: Outputs, done: Tokenized
+    config: Config, place: str, dtype: np.dtype, outputs: Outputs, done: TokenizedShards
 ) -> tuple[dict[tuple[str, str], dict[str, int]], Sequence[Length], float]:
     started = time.monotonic()
     write = write_index if config.dataset_impl == "mmap" else write_cached_index
@@ -118,7 +118,7 @@ def _assemble(
     for (split, key), prefix in outputs.items():
         number = config.keys.index(key)
         kept = [(at, one) for at, one in enumerate(splits_of(done.written)) if one.split == split]
-        sources = [Source(one.parts[number], done.later.get(at, NONE)) for at, one in kept]
+        sources = [Source(one.parts[number], done.later.get(at, NOTHING_DROPPED)) for at, one in kept]
         try:
             lengths = assemble(prefix, dtype, place, sources, write)
         except OSError as error:

@@ -31,7 +31,7 @@ class Cleaning:
     """Are documents left out whose texts came before?"""
 
 
-NOTHING = Cleaning()
+NO_CLEANING = Cleaning()
 
 
 class Document(NamedTuple):
@@ -85,7 +85,7 @@ def digest_of(texts: Texts) -> bytes:
     return xxhash.xxh3_128_digest(b"".join(each))
 
 
-def mended(texts: Iterable[str]) -> Iterator[str]:
+def mend(texts: Iterable[str]) -> Iterator[str]:
     """The texts as ftfy mends them."""
     return map(_fixer(), texts)
 

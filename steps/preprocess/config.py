@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from everstep.runtime.store import NoSuchKey, is_s3_uri, open_store
 from everstep.steps.entry import StepError
 from everstep.steps.preprocess.masters import Kind, kind_of
-from everstep.steps.preprocess.tokenizer_files import TokenizerType, gpt2_files, tokenizer_file
+from everstep.steps.preprocess.tokenizer_files import TokenizerType, find_tokenizer, gpt2_files
 
 SMALLEST_VOCABULARY = 257
 """256 bytes and the token that ends a document."""
@@ -98,9 +98,9 @@ class Config:
     def check(self) -> None:
         """Raise StepError for input or a tokenizer that is not there and for values that cannot be."""
         if self.input and self.output_prefix:
-            from everstep.steps.preprocess.inputs import found
+            from everstep.steps.preprocess.inputs import find_files
 
-            found(self.input)
+            find_files(self.input)
         elif self.input:
             try:
                 open_store(self.input, read_only=True).get("corpus.json", 0, 0)
@@ -145,9 +145,9 @@ class Config:
                 f"--tokenizer-type {kind}: has no tokenizer.json, which the store wants; use --output-prefix"
             )
         if self.tokenizer:
-            tokenizer_file(self.tokenizer, "--tokenizer")
+            find_tokenizer(self.tokenizer, "--tokenizer")
         elif kind == TokenizerType.HF.value:
-            tokenizer_file(self.vocab_file, "--vocab-file")
+            find_tokenizer(self.vocab_file, "--vocab-file")
         elif kind in (TokenizerType.HF_GPT2.value, TokenizerType.GPT2_BPE.value):
             gpt2_files(self.vocab_file, self.merge_file)
         elif not kind and self.vocab_size < SMALLEST_VOCABULARY:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PER_KIND = 1 << 20
 """Hashes that one task sorts, about: 16 bytes each, and as much again to sort them."""
 _PAIR = np.dtype([("high", "<u8"), ("low", "<u8")])
-_NONE = np.empty(0, np.uint32)
+_EMPTY = np.empty(0, np.uint32)
 
 
 class Hashes(NamedTuple):
@@ -37,7 +37,7 @@ class Slice(NamedTuple):
     hashes: bytes
 
 
-def later_ones(context: "SparkContext", parts: Sequence[Hashes]) -> dict[int, np.ndarray]:
+def find_duplicates(context: "SparkContext", parts: Sequence[Hashes]) -> dict[int, np.ndarray]:
     """By the number of each part that has some: positions of documents whose hash came before, ascending, uint32."""
     kinds = max(1, -(-sum(part.count for part in parts) // PER_KIND))
     slices = context.parallelize(parts, min(len(parts), max(1, kinds))).flatMap(partial(by_kind, kinds))
@@ -59,10 +59,10 @@ def by_kind(kinds: int, part: Hashes) -> Iterator[tuple[int, Slice]]:
 
 
 def _later_of_group(group: tuple[int, Iterable[Slice]]) -> list[tuple[int, bytes]]:
-    return [(number, positions.tobytes()) for number, positions in later(group[1])]
+    return [(number, positions.tobytes()) for number, positions in later_positions(group[1])]
 
 
-def later(slices: Iterable[Slice]) -> list[tuple[int, np.ndarray]]:
+def later_positions(slices: Iterable[Slice]) -> list[tuple[int, np.ndarray]]:
     """Numbers of parts, and positions in them whose hash stands in an earlier place: pure."""
     ordered = sorted(slices, key=lambda one: one.number)
     hashes = np.concatenate([np.frombuffer(one.hashes, _PAIR) for one in ordered])

@@ -51,7 +51,7 @@ HARD_CASES = (
 """Where regular expressions and byte-level alphabets are known to differ."""
 
 
-class How(enum.Enum):
+class EncodingMethod(enum.Enum):
     """By which library a text is encoded."""
 
     TIKTOKEN = "tiktoken"
@@ -65,7 +65,7 @@ class How(enum.Enum):
 class Recipe:
     """How to make an encoder, for every process that needs one."""
 
-    how: How
+    how: EncodingMethod
     source: str = ""
     """Path or s3:// address of the tokenizer.json; name of tiktoken's encoding."""
     special: bool = False
@@ -76,41 +76,41 @@ class Recipe:
 class Encoder:
     """`encode(text)` -> ids, (n,) of an integer type; `how` says by which library."""
 
-    how: How
+    how: EncodingMethod
     encode: Callable[[str], np.ndarray]
 
 
 def encoder(recipe: Recipe) -> Encoder:
     """The encoder of that recipe."""
-    if recipe.how is How.BYTES:
+    if recipe.how is EncodingMethod.BYTES:
         return Encoder(recipe.how, lambda text: np.frombuffer(text.encode(), dtype=np.uint8))
-    if recipe.how is How.ENCODING:
+    if recipe.how is EncodingMethod.ENCODING:
         import tiktoken
 
         encoding = tiktoken.get_encoding(recipe.source)
         return Encoder(recipe.how, lambda text: encoding.encode_to_numpy(text, allowed_special="all"))
     with open_bytes(recipe.source) as file:
         tokenizer_json = file.readall().decode()
-    make = proven_encoder if recipe.how is How.TIKTOKEN else plain_encoder
+    make = proven_encoder if recipe.how is EncodingMethod.TIKTOKEN else plain_encoder
     return make(tokenizer_json, recipe.special)
 
 
 def make_encoder(tokenizer_json: str, samples: Iterable[str], special: bool = False) -> Encoder:
     """The fastest encoder whose result on `samples`, hard cases and each token's own text is that of tokenizers."""
-    tokenizer = _loaded(tokenizer_json)
+    tokenizer = _load_tokenizer(tokenizer_json)
     plain, fast = _plain(tokenizer, special), fast_encoder(tokenizer_json)
     if fast is None:
         return plain
-    every = chain(HARD_CASES, own_texts(tokenizer_json), samples)
-    texts = (text for text in every if not not_for_tiktoken(text, fast.added))
+    every = chain(HARD_CASES, token_texts(tokenizer_json), samples)
+    texts = (text for text in every if not needs_tokenizers(text, fast.added))
     while some := list(islice(texts, _AT_ONCE)):
         wanted = tokenizer.encode_batch_fast(some, add_special_tokens=special)
         if any(fast.encode(text).tolist() != one.ids for text, one in zip(some, wanted, strict=True)):
             return plain
-    return _together(fast, lambda: plain)
+    return _combine(fast, lambda: plain)
 
 
-def own_texts(tokenizer_json: str) -> Iterator[str]:
+def token_texts(tokenizer_json: str) -> Iterator[str]:
     """The text of each token of a byte-level BPE that is a text."""
     byte = _bytes_of_characters()
     for token in json.loads(tokenizer_json)["model"]["vocab"]:
@@ -123,21 +123,23 @@ def proven_encoder(tokenizer_json: str, special: bool = False) -> Encoder:
     fast = fast_encoder(tokenizer_json)
     if fast is None:
         raise ValueError("not a byte-level BPE")
-    return _together(fast, cache(lambda: plain_encoder(tokenizer_json, special)))
+    return _combine(fast, cache(lambda: plain_encoder(tokenizer_json, special)))
 
 
-def _together(fast: "FastEncoder", plain: Callable[[], Encoder]) -> Encoder:
+def _combine(fast: "FastEncoder", plain: Callable[[], Encoder]) -> Encoder:
     """`plain` is asked for when a text needs it: most inputs have none that does."""
     quick, added = fast.encode, fast.added
-    return Encoder(How.TIKTOKEN, lambda text: plain().encode(text) if not_for_tiktoken(text, added) else quick(text))
+    return Encoder(
+        EncodingMethod.TIKTOKEN, lambda text: plain().encode(text) if needs_tokenizers(text, added) else quick(text)
+    )
 
 
 def plain_encoder(tokenizer_json: str, special: bool = False) -> Encoder:
     """tokenizers, for everything."""
-    return _plain(_loaded(tokenizer_json), special)
+    return _plain(_load_tokenizer(tokenizer_json), special)
 
 
-def _loaded(tokenizer_json: str) -> "Tokenizer":
+def _load_tokenizer(tokenizer_json: str) -> "Tokenizer":
     """Without what some files keep from their last use: documents are neither cut off nor filled up."""
     from tokenizers import Tokenizer
 
@@ -152,7 +154,7 @@ def _plain(tokenizer: "Tokenizer", special: bool) -> Encoder:
         (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=special)
         return np.asarray(encoded.ids, dtype=np.int64)
 
-    return Encoder(How.TOKENIZERS, encode)
+    return Encoder(EncodingMethod.TOKENIZERS, encode)
 
 
 @dataclass(frozen=True)
@@ -212,9 +214,9 @@ def _split_pattern(value: dict[str, Any]) -> str | None:
     return split["pattern"].get("Regex")
 
 
-def not_for_tiktoken(text: str, added: "AddedTokens") -> bool:
+def needs_tokenizers(text: str, added: "AddedTokens") -> bool:
     """Is it none for tiktoken: an added token in it, or a run of characters that might break it or take it long?"""
-    return added.within(text) or any(
+    return added.occur_in(text) or any(
         _RUN.match(text, start, start + BLOCK).end() == start + BLOCK  # type: ignore[union-attr] - any character fits
         for start in range(0, len(text) - BLOCK + 1, BLOCK)
     )
@@ -233,7 +235,7 @@ class AddedTokens:
         self._any = re.compile("|".join(map(re.escape, tokens)))
         self._none = not tokens
 
-    def within(self, text: str) -> bool:
+    def occur_in(self, text: str) -> bool:
         """Does the text contain one?"""
         return not self._none and self._common in text and self._any.search(text) is not None
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from everstep.steps.entry import StepError
-from everstep.steps.preprocess.java import Java, check_user, find_java, unsuited
+from everstep.steps.preprocess.java import Java, check_user, find_java, unsupported_arguments
 
 CLASS = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 _ARGUMENTS = {
@@ -31,7 +31,7 @@ def command(environment: Mapping[str, str], java: Java, jars: Path) -> list[str]
     options = [environment[f"SPARK_JAVA_OPT_{number}"] for number in numbers]
     memory = environment["SPARK_EXECUTOR_MEMORY"]
     told = [word for flag, name in _ARGUMENTS.items() for word in (flag, environment[name])]
-    kept = [option for option in options if option not in unsuited(java)]
+    kept = [option for option in options if option not in unsupported_arguments(java)]
     return [str(java.program), *kept, f"-Xms{memory}", f"-Xmx{memory}", "-cp", f"{jars}/*", CLASS, *told]
 
 

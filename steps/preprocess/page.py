@@ -15,7 +15,7 @@ from everstep.runtime.display.pages import environment
 from everstep.steps.preprocess.config import Config
 from everstep.steps.preprocess.parts import Sample
 
-WHOLE = "document"
+UNSPLIT = "document"
 """The split of files, of which nothing but what is held out for validation is told apart."""
 _SETTINGS = (
     *("input", "jsonl_keys", "tokenizer", "tokenizer_type", "vocab_file", "vocab_size", "append_eod", "ftfy"),
@@ -77,7 +77,7 @@ def render(page: Page) -> str:
     filters = {
         "number": lambda value: f"{value:,}".replace(",", " "),
         "short": short,
-        "named": lambda split: "train" if split == WHOLE else split,
+        "named": lambda split: "train" if split == UNSPLIT else split,
     }
     made = environment(Path(__file__).parent, filters)
     return made.get_template("page.html").render(

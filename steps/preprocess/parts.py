@@ -11,7 +11,7 @@ import numpy as np
 from everstep.steps.preprocess.cleaning import Document
 
 SAMPLES = 12
-_SHOWN = 1200
+_SHOWN_CHARACTERS = 1200
 """Characters of each text of a sample."""
 
 
@@ -30,7 +30,7 @@ class Part(msgspec.Struct, frozen=True):
     """Documents that have the key, those without a token too."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class SplitFiles(msgspec.Struct, frozen=True):
     """What was written of one split, one part for each key."""
 
     split: str
@@ -67,7 +67,7 @@ class Samples:
         """Keep it, if it is one of those."""
         value = int.from_bytes(document.digest, "big")
         if value < self._largest:
-            shown = tuple(text and text[:_SHOWN] for text in document.texts)
+            shown = tuple(text and text[:_SHOWN_CHARACTERS] for text in document.texts)
             length = sum(len(text) for text in document.texts if text is not None)
             self.take(Sample(document.digest.hex(), shown, length))
 
@@ -83,7 +83,7 @@ class Samples:
         if len(self._heap) == SAMPLES:
             self._largest = -self._heap[0][0]
 
-    def chosen(self) -> tuple[Sample, ...]:
+    def in_order(self) -> tuple[Sample, ...]:
         """Smallest hash first."""
         return tuple(sample for _, sample in sorted(self._heap, key=lambda one: -one[0]))
 
@@ -109,7 +109,7 @@ class Split:
         self._digests = self._digests_file.open("wb", 1 << 16) if self._digests_file else None
         self._documents = 0
 
-    def counted(self) -> tuple[int, int]:
+    def totals(self) -> tuple[int, int]:
         """Tokens and bytes of text so far."""
         return sum(output.tokens for output in self._outputs), sum(output.bytes for output in self._outputs)
 
@@ -121,12 +121,12 @@ class Split:
         if self._digests:
             self._digests.write(digest)
 
-    def close(self) -> Kept:
+    def close(self) -> SplitFiles:
         """What was written."""
         if self._digests:
             self._digests.close()
         parts = tuple(output.close() for output in self._outputs)
-        return Kept(self._name, parts, self._documents, self._digests_file.name if self._digests_file else "")
+        return SplitFiles(self._name, parts, self._documents, self._digests_file.name if self._digests_file else "")
 
 
 class _Output:

@@ -13,7 +13,7 @@ from everstep.steps.entry import StepError
 S3 = "s3://"
 
 
-class Place(Protocol):
+class OutputPlace(Protocol):
     """Files that readers see whole or not at all."""
 
     uri: str
@@ -39,7 +39,7 @@ class Place(Protocol):
         ...
 
 
-def place_of(prefix: str) -> tuple[Place, str]:
+def output_place(prefix: str) -> tuple[OutputPlace, str]:
     """The place and what the names of its files begin with. Raises StepError."""
     if prefix.startswith(S3):
         folder, _, name = prefix.rpartition("/")

@@ -10,18 +10,18 @@ from typing import Any
 
 from everstep.steps.entry import Result, StepError, artifact
 from everstep.steps.preprocess import inputs, vocabulary
-from everstep.steps.preprocess.build import build, elsewhere, vocabulary_of
+from everstep.steps.preprocess.build import build, remote_shelf, vocabulary_of
 from everstep.steps.preprocess.config import PAGE, Config
-from everstep.steps.preprocess.page import WHOLE
-from everstep.steps.preprocess.place import Place, place_of
+from everstep.steps.preprocess.page import UNSPLIT
+from everstep.steps.preprocess.place import OutputPlace, output_place
 from everstep.steps.preprocess.shard import VALIDATION
 from everstep.steps.preprocess.workspace import workspace
 
 VERSION = 2
 """Of PREFIX_preprocess.json."""
-SPLIT = WHOLE
+SPLIT_NAME = UNSPLIT
 """It is also the last word of Megatron's file names."""
-_UNTOLD = (
+_UNRECORDED = (
     "tasks",
     "workers",
     "log_interval",
@@ -42,15 +42,15 @@ Names = Mapping[tuple[str, str], str]
 
 def run(config: Config) -> Result:
     """Make PREFIX_<key>_document.bin and .idx, PREFIX_preprocess.json last; or find that they are there."""
-    place, name = place_of(config.output_prefix)
-    given = inputs.files(config.input, SPLIT, config.num_docs)
+    place, name = output_place(config.output_prefix)
+    given = inputs.from_files(config.input, SPLIT_NAME, config.num_docs)
     wanted = _settings(config, given)
     names = _names(config, name)
     seconds = 0.0
-    told = _found(config, place, name, names, wanted)
+    told = _find_earlier(config, place, name, names, wanted)
     if told is None:
         told, seconds = _make(config, given, place, name, names, wanted)
-        _record(place, name, told)
+        _write_record(place, name, told)
     counts = [count for split in ("keys", VALIDATION) for count in told[split].values()]
     tokens = sum(count["tokens"] for count in counts)
     size = sum(count["bytes"] for count in counts)
@@ -67,15 +67,15 @@ def run(config: Config) -> Result:
     )
 
 
-def _record(place: Place, name: str, told: Mapping[str, Any]) -> None:
+def _write_record(place: OutputPlace, name: str, told: Mapping[str, Any]) -> None:
     place.write(f"{name}_preprocess.json", (json.dumps(told, indent=1) + "\n").encode())
 
 
 def _names(config: Config, name: str) -> Names:
     """Raises StepError for keys whose files would be called alike."""
-    names = {(SPLIT, key): f"{name}_{key}_{SPLIT}" for key in config.keys}
+    names = {(SPLIT_NAME, key): f"{name}_{key}_{SPLIT_NAME}" for key in config.keys}
     if config.validation_share:
-        names |= {(VALIDATION, key): f"{name}_{VALIDATION}_{key}_{SPLIT}" for key in config.keys}
+        names |= {(VALIDATION, key): f"{name}_{VALIDATION}_{key}_{SPLIT_NAME}" for key in config.keys}
     if len(set(names.values())) < len(names):
         raise StepError(
             f"--jsonl-keys {config.jsonl_keys}: with --validation-share two keys' files would be called alike; "
@@ -86,12 +86,14 @@ def _names(config: Config, name: str) -> Names:
 
 def _settings(config: Config, given: inputs.Input) -> dict[str, Any]:
     files = vocabulary.tokenizer_files(config)
-    changing = {name: value for name, value in asdict(config).items() if name not in _UNTOLD}
+    changing = {name: value for name, value in asdict(config).items() if name not in _UNRECORDED}
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
     return {**changing, "input_digest": given.digest, "tokenizer_digests": digests}
 
 
-def _found(config: Config, place: Place, name: str, names: Names, wanted: dict[str, Any]) -> dict[str, Any] | None:
+def _find_earlier(
+    config: Config, place: OutputPlace, name: str, names: Names, wanted: dict[str, Any]
+) -> dict[str, Any] | None:
     """What an earlier command told of the same output. Raises StepError for other files under these names."""
     record = f"{name}_preprocess.json"
     files = [f"{output}.{suffix}" for output in names.values() for suffix in ("bin", "idx")]
@@ -118,16 +120,18 @@ def _found(config: Config, place: Place, name: str, names: Names, wanted: dict[s
 
 
 def _make(
-    config: Config, given: inputs.Input, place: Place, name: str, names: Names, wanted: dict[str, Any]
+    config: Config, given: inputs.Input, place: OutputPlace, name: str, names: Names, wanted: dict[str, Any]
 ) -> tuple[dict[str, Any], float]:
     """What to tell of the output, and the seconds from the first byte read to the last written."""
     digest = hashlib.sha256(json.dumps([place.uri, wanted]).encode()).hexdigest()[:16]
     with workspace(place.workspace(f"{name}-{digest}")) as folder:
         words = vocabulary_of(config, given)
         outputs = {split_and_key: folder / output for split_and_key, output in names.items()}
-        built = build(config, given, words, folder, elsewhere(config, place.uri, digest), outputs, config.output_prefix)
+        built = build(
+            config, given, words, folder, remote_shelf(config, place.uri, digest), outputs, config.output_prefix
+        )
         started = time.monotonic()
-        _record(place, name, {"version": VERSION, "settings": wanted})
+        _write_record(place, name, {"version": VERSION, "settings": wanted})
         for suffix in ("bin", "idx"):  # without its .idx nobody reads a .bin
             for output in names.values():
                 place.publish(folder / f"{output}.{suffix}")
@@ -137,7 +141,7 @@ def _make(
         place.write(f"{name}_preprocess.html", built.page.encode())
     counts = {
         split: {key: count for (one, key), count in built.counts.items() if one == split}
-        for split in (SPLIT, VALIDATION)
+        for split in (SPLIT_NAME, VALIDATION)
     }
-    told = {"keys": counts[SPLIT], VALIDATION: counts[VALIDATION]}
+    told = {"keys": counts[SPLIT_NAME], VALIDATION: counts[VALIDATION]}
     return {"version": VERSION, **built.facts, **told, "settings": wanted}, seconds

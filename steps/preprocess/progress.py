@@ -11,7 +11,7 @@ from pathlib import Path
 
 from everstep.runtime.store import NoSuchKey, is_s3_uri
 from everstep.runtime.system import atomic
-from everstep.steps.preprocess.workspace import COUNTS, opened
+from everstep.steps.preprocess.workspace import COUNTS, open_shelf
 
 _INTERVAL_S, _STORE_INTERVAL_S = 0.5, 5.0
 ARGO_FILE = "ARGO_PROGRESS_FILE"
@@ -38,9 +38,9 @@ class Done:
     stored: int
 
 
-def done(shelf: str) -> Done:
+def read_done(shelf: str) -> Done:
     """The sum of all shards."""
-    store, found = opened(shelf), []
+    store, found = open_shelf(shelf), []
     for entry in store.list(""):
         if entry.key.endswith(".progress"):
             with suppress(NoSuchKey):
@@ -49,7 +49,7 @@ def done(shelf: str) -> Done:
     return Done(*(sum(column) for column in zip(*counts, strict=True))) if counts else Done(0, 0, 0, 0)
 
 
-def line(now: Done, total: Total, seconds: float) -> str:
+def progress_line(now: Done, total: Total, seconds: float) -> str:
     """`1200 of 3000 documents  3.9 M tokens  13.1 MB/s  40 %  12 s left`."""
     share = min(1.0, now.documents / total.documents if total.documents else now.stored / max(1, total.stored))
     known = f" of {total.documents}" if total.documents else ""
@@ -60,17 +60,17 @@ def line(now: Done, total: Total, seconds: float) -> str:
 
 
 @contextmanager
-def told(shelf: str, total: Total, every: int) -> Iterator[None]:
+def show_progress(shelf: str, total: Total, every: int) -> Iterator[None]:
     """Tell at most twice a second, and only after another `every` documents."""
     ended, started = threading.Event(), time.monotonic()
 
     def tell() -> None:
         last = 0
         while not ended.wait(_STORE_INTERVAL_S if is_s3_uri(shelf) else _INTERVAL_S):
-            now = done(shelf)
+            now = read_done(shelf)
             if now.documents >= last + max(1, every):
                 last = now.documents
-                print(line(now, total, time.monotonic() - started), file=sys.stderr, flush=True)
+                print(progress_line(now, total, time.monotonic() - started), file=sys.stderr, flush=True)
             if ARGO_FILE in os.environ:
                 stored = min(now.stored, total.stored)
                 atomic.replace(Path(os.environ[ARGO_FILE]), f"{stored >> 10}/{max(1, total.stored >> 10)}".encode())

@@ -30,7 +30,7 @@ def run(config: Config) -> Result:
         from everstep.steps.preprocess import prefix
 
         return prefix.run(config)
-    corpus = inputs.corpus(config.input)
+    corpus = inputs.open_corpus(config.input)
     digest = _digest(config, corpus)
     key = f"datasets/{digest}"
     meta = finished.find_manifest(config.store, key, MANIFEST)
@@ -65,7 +65,7 @@ def _digest(config: Config, corpus: inputs.Corpus) -> str:
 
 def _make(config: Config, corpus: inputs.Corpus, key: str) -> tuple[dict[str, Any], float]:
     """The dataset and the seconds that Spark's job took."""
-    from everstep.steps.preprocess.build import build, elsewhere, vocabulary_of
+    from everstep.steps.preprocess.build import build, remote_shelf, vocabulary_of
     from everstep.steps.preprocess.workspace import workspace
 
     given = corpus.read()
@@ -77,7 +77,7 @@ def _make(config: Config, corpus: inputs.Corpus, key: str) -> tuple[dict[str, An
         (draft.folder / TOKENIZER).write_bytes(words.json)
         outputs = {(split, text): draft.folder / split for split in inputs.SPLITS}
         built = build(
-            config, given, words, work, elsewhere(config, config.store, key), outputs, f"dataset {place.name}"
+            config, given, words, work, remote_shelf(config, config.store, key), outputs, f"dataset {place.name}"
         )
         (draft.folder / PAGE).write_text(built.page)
         told = {split: {"prefix": split, **built.counts[split, text]} for split in inputs.SPLITS}

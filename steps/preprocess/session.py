@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep.steps.entry import TRY_AGAIN, StepError, uninterrupted
+from everstep.steps.entry import TRY_AGAIN, StepError, defer_signals
 from everstep.steps.preprocess import gateway, masters
 from everstep.steps.preprocess.java import check_user, find_java
 from everstep.steps.preprocess.scratch import scratch
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """In the environment of what spark-submit runs."""
 _END_S = 10.0
-_KNOWN_S = 120.0
+_STARTED_S = 120.0
 """Within so long the API server answers, and knows the address of the pod that asks."""
 _LOG4J = """\
 # A failed job is told once, by `failures`.
@@ -57,7 +57,7 @@ def spark(master: str, cores: int, executor_cores: int) -> Iterator["SparkContex
     Under spark-submit it is the one that was submitted: master and settings are those of that command.
     """
     if SUBMITTED in os.environ:
-        context = _submitted()
+        context = _submitted_context()
         try:
             yield context
         finally:
@@ -69,12 +69,12 @@ def spark(master: str, cores: int, executor_cores: int) -> Iterator["SparkContex
         try:
             told = settings(master, cores, executor_cores, folder)
             if kind is masters.Kind.STANDALONE:
-                _keep_defaults(folder, master)
-            home = Path(_origin("pyspark")).parent
-            _environment(folder, told["spark.driver.host"])
+                _copy_defaults(folder, master)
+            home = Path(_package_file("pyspark")).parent
+            _set_environment(folder, told["spark.driver.host"])
             try:
                 command = gateway.command(find_java(before), home / "jars", folder, told)
-                with uninterrupted():
+                with defer_signals():
                     java = gateway.launch(command, folder)
                 context = _start(told, java, folder)
             finally:
@@ -85,11 +85,11 @@ def spark(master: str, cores: int, executor_cores: int) -> Iterator["SparkContex
             yield context
             busy = False
         finally:
-            _end(java, at_once=not busy and kind is masters.Kind.LOCAL)
+            _end_java(java, at_once=not busy and kind is masters.Kind.LOCAL)
 
 
 @contextmanager
-def failures(place: str) -> Iterator[None]:
+def explain_failures(place: str) -> Iterator[None]:
     """Turn the failure of a Spark job into one line. `place` is where its tasks write."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
@@ -105,7 +105,7 @@ def failures(place: str) -> Iterator[None]:
         raise StepError("Spark's job failed, as told above; run the step again", code=TRY_AGAIN) from error
 
 
-def _keep_defaults(folder: Path, master: str) -> None:
+def _copy_defaults(folder: Path, master: str) -> None:
     """Settings that a cluster wants of its users, such as its secret, stand in a file of SPARK_CONF_DIR.
 
     One without a secret is said to be open: a standalone cluster's is its own, nobody else can make one.
@@ -122,7 +122,7 @@ def _keep_defaults(folder: Path, master: str) -> None:
         )
 
 
-def _environment(folder: Path, address: str) -> None:
+def _set_environment(folder: Path, address: str) -> None:
     """What Spark and its workers read from the environment, for as long as it takes to start them.
 
     No SPARK_HOME: by it workers would import the sources in its pyspark.zip, which Python compiles again in each.
@@ -133,26 +133,28 @@ def _environment(folder: Path, address: str) -> None:
         SPARK_CONF_DIR=str(folder),
         PYSPARK_PYTHON=sys.executable,
         PYSPARK_DRIVER_PYTHON=sys.executable,
-        PYTHONPATH=os.pathsep.join(filter(None, [_root(), os.environ.get("PYTHONPATH")])),
+        PYTHONPATH=os.pathsep.join(filter(None, [_package_root(), os.environ.get("PYTHONPATH")])),
     )
     for name in ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
         os.environ.pop(name, None)
     (folder / "log4j2.properties").write_text(_LOG4J)
 
 
-def _submitted() -> "SparkContext":
+def _submitted_context() -> "SparkContext":
     from pyspark import SparkConf, SparkContext
 
-    conf = SparkConf().setIfMissing("spark.app.name", "everstep-preprocess").setExecutorEnv("PYTHONPATH", _root())
+    conf = (
+        SparkConf().setIfMissing("spark.app.name", "everstep-preprocess").setExecutorEnv("PYTHONPATH", _package_root())
+    )
     return SparkContext(conf=conf)
 
 
-def _root() -> str:
+def _package_root() -> str:
     """Where workers find this package."""
     return str(Path(__file__).parents[3])
 
 
-def _origin(package: str) -> str:
+def _package_file(package: str) -> str:
     """The file of a package, without importing it. Raises StepError when it is not installed."""
     found = find_spec(package)
     if found is None or found.origin is None:
@@ -166,29 +168,31 @@ def _start(told: Mapping[str, str], java: subprocess.Popen[bytes], folder: Path)
 
     logging.getLogger("py4j").setLevel(logging.ERROR)
     conf = SparkConf(loadDefaults=False).setAppName("everstep-preprocess").setAll(list(told.items()))
-    port, secret = gateway.connection(java, folder)
+    port, secret = gateway.wait_for_connection(java, folder)
     os.environ.update({SUBMITTED: str(port), "PYSPARK_GATEWAY_SECRET": secret})
     try:
-        return SparkContext(conf=conf.setExecutorEnv("PYTHONPATH", _root()))
+        return SparkContext(conf=conf.setExecutorEnv("PYTHONPATH", _package_root()))
     except PySparkRuntimeError as error:
         raise StepError(f"Spark did not start: {str(error).splitlines()[0]}", code=TRY_AGAIN) from error
 
 
 def settings(master: str, cores: int, executor_cores: int, folder: Path) -> dict[str, str]:
     """Spark's settings for that master, which is asked for `cores` in all. Raises StepError."""
-    kind, told = masters.kind_of(master), masters.always(folder)
+    kind, told = masters.kind_of(master), masters.common_settings(folder)
     if kind is masters.Kind.LOCAL:
-        return told | masters.local(f"local[{cores}]")
+        return told | masters.local_settings(f"local[{cores}]")
     executors = -(-cores // executor_cores)
     if kind is masters.Kind.STANDALONE:
-        return told | masters.cluster(executors, executor_cores, _address(master)) | {"spark.master": master}
+        return (
+            told | masters.cluster_settings(executors, executor_cores, _own_address(master)) | {"spark.master": master}
+        )
     pod, file = own_pod(os.environ), folder / "executor.json"
     file.write_text(masters.pod_template(pod))
-    told |= masters.cluster(executors, executor_cores, pod.address)
-    return told | masters.kubernetes(master, pod, executor_cores, file)
+    told |= masters.cluster_settings(executors, executor_cores, pod.address)
+    return told | masters.kubernetes_settings(master, pod, executor_cores, file)
 
 
-def _address(master: str) -> str:
+def _own_address(master: str) -> str:
     """This machine's, by which the master's reaches it. Nothing is sent."""
     host, _, port = master.removeprefix("spark://").partition(",")[0].rpartition(":")
     try:
@@ -212,10 +216,10 @@ def own_pod(environment: Mapping[str, str]) -> masters.Pod:
 
     try:
         access = Access.of_this_pod(environment)
-        own = asyncio.run(asyncio.wait_for(_read(access, name), _KNOWN_S))
+        own = asyncio.run(asyncio.wait_for(_read(access, name), _STARTED_S))
     except TimeoutError:
         raise StepError(
-            f"--spark-master k8s://: {access.url} does not know the address of pod {name} after {_KNOWN_S:.0f} s; is "
+            f"--spark-master k8s://: {access.url} does not know the address of pod {name} after {_STARTED_S:.0f} s; is "
             "its machine Ready?",
             code=TRY_AGAIN,
         ) from None
@@ -232,7 +236,7 @@ async def _read(access: "Access", name: str) -> dict[str, Any]:
         return await api.own_pod(name)
 
 
-def _end(java: subprocess.Popen[bytes] | None, at_once: bool) -> None:
+def _end_java(java: subprocess.Popen[bytes] | None, at_once: bool) -> None:
     """End Java by closing its standard input, or `at_once` where nothing runs and no cluster knows it; and wait."""
     pyspark = sys.modules.get("pyspark")
     context = pyspark.SparkContext._active_spark_context if pyspark else None

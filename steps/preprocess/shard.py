@@ -19,15 +19,15 @@ import numpy as np
 from everstep.runtime import faults
 from everstep.runtime.store import NoSuchKey, Store, is_s3_uri
 from everstep.runtime.text import DocumentReader, TextError
-from everstep.steps.preprocess.cleaning import HASH_BYTES, NOTHING, UNREADABLE, Cleaner, Cleaning
+from everstep.steps.preprocess.cleaning import HASH_BYTES, NO_CLEANING, UNREADABLE, Cleaner, Cleaning
 from everstep.steps.preprocess.encoding import Recipe, encoder
-from everstep.steps.preprocess.parts import Kept, Sample, Samples, Split
+from everstep.steps.preprocess.parts import Sample, Samples, Split, SplitFiles
 from everstep.steps.preprocess.plan import Shard
-from everstep.steps.preprocess.workspace import Teller, opened, scratch
+from everstep.steps.preprocess.workspace import ShardProgress, open_shelf, scratch_folder
 
 VALIDATION = "validation"
 """The split of documents that are held out."""
-REFUSED = "refused"
+REFUSAL_KEY = "refused"
 """Why a text was refused, for the driver: the task that met it may be lost before it answers."""
 
 
@@ -41,15 +41,15 @@ class Job:
     recipe: Recipe
     eod: int | None
     dtype: str
-    cleaning: Cleaning = NOTHING
+    cleaning: Cleaning = NO_CLEANING
     skip_bad: bool = False
 
 
-class Written(msgspec.Struct, frozen=True):
+class ShardResult(msgspec.Struct, frozen=True):
     """What a task wrote."""
 
     shard: str
-    splits: tuple[Kept, ...]
+    splits: tuple[SplitFiles, ...]
     """The shard's own first."""
     read: int
     """Documents read."""
@@ -64,45 +64,45 @@ class Written(msgspec.Struct, frozen=True):
     """When its first byte was read, seconds since 1970."""
 
 
-class Refused(msgspec.Struct, frozen=True):
+class ShardRefusal(msgspec.Struct, frozen=True):
     """Why a task cannot do its shard: the user's text, so another attempt would meet the same."""
 
     told: str
 
 
-def write_shards(job: Job, planned: Iterable[Shard]) -> Iterator[Written | Refused]:
+def write_shards(job: Job, planned: Iterable[Shard]) -> Iterator[ShardResult | ShardRefusal]:
     """Tokenize what this task was given. When one task has refused its text, those that come later do nothing."""
     from pyspark import TaskContext
 
-    context, store = TaskContext.get(), opened(job.uri)
+    context, store = TaskContext.get(), open_shelf(job.uri)
     attempt = context.taskAttemptId() if context else 0
     for shard in planned:
-        if any(store.list(REFUSED)):
+        if any(store.list(REFUSAL_KEY)):
             return
         try:
             yield write_shard(job, shard, attempt)
         except TextError as error:
-            store.create(REFUSED, str(error).encode())
-            yield Refused(str(error))
+            store.create(REFUSAL_KEY, str(error).encode())
+            yield ShardRefusal(str(error))
 
 
-def write_shard(job: Job, shard: Shard, attempt: int) -> Written:
+def write_shard(job: Job, shard: Shard, attempt: int) -> ShardResult:
     """One shard: for each split and key a file of tokens and one of lengths. What is done already is not done again."""
-    store = opened(job.uri)
-    if (finished := _finished(store, job, shard)) is not None:
+    store = open_shelf(job.uri)
+    if (finished := _read_committed(store, job, shard)) is not None:
         return finished
     name = f"{shard_key(shard)}.{attempt}-{os.urandom(4).hex()}"
-    with scratch(job.uri) as folder:
-        written = _write(job, shard, folder / name, Teller(job.uri, f"{shard_key(shard)}.progress"))
+    with scratch_folder(job.uri) as folder:
+        written = _write(job, shard, folder / name, ShardProgress(job.uri, f"{shard_key(shard)}.progress"))
         faults.point("preprocess.before_commit", shard=shard.name)
         written = _commit(store, job, shard, folder, written)
     faults.point("preprocess.after_commit", shard=shard.name)
     return written
 
 
-def _write(job: Job, shard: Shard, base: Path, teller: Teller) -> Written:
+def _write(job: Job, shard: Shard, base: Path, teller: ShardProgress) -> ShardResult:
     reader = DocumentReader(job.keys, required=False, skip_bad=job.skip_bad)
-    cleaner, samples, encode = Cleaner(job.cleaning, len(job.keys)), Samples(), _encode(job.recipe)
+    cleaner, samples, encode = Cleaner(job.cleaning, len(job.keys)), Samples(), _encoder(job.recipe)
     names = [shard.split] if not job.cleaning.held_out or shard.split == VALIDATION else [shard.split, VALIDATION]
     splits = [
         Split(
@@ -119,16 +119,18 @@ def _write(job: Job, shard: Shard, base: Path, teller: Teller) -> Written:
             if document is not None:
                 splits[document.held_out and len(splits) > 1].add(document.texts, document.digest)
                 samples.add(document)
-            if teller.due():
-                teller.tell(read, *_counted(splits), reader.consumed_bytes)
-    teller.tell(read, *_counted(splits), reader.consumed_bytes)
+            if teller.is_due():
+                teller.report(read, *_totals(splits), reader.consumed_bytes)
+    teller.report(read, *_totals(splits), reader.consumed_bytes)
     dropped = {UNREADABLE: reader.skipped, **cleaner.dropped}
     kept = tuple(split.close() for split in splits)
-    return Written(shard.name, kept, read, tuple(cleaner.having), cleaner.mended, dropped, samples.chosen(), began)
+    return ShardResult(
+        shard.name, kept, read, tuple(cleaner.having), cleaner.mended, dropped, samples.in_order(), began
+    )
 
 
-def _counted(splits: list[Split]) -> tuple[int, int]:
-    tokens, size = zip(*(split.counted() for split in splits), strict=True)
+def _totals(splits: list[Split]) -> tuple[int, int]:
+    tokens, size = zip(*(split.totals() for split in splits), strict=True)
     return sum(tokens), sum(size)
 
 
@@ -137,27 +139,27 @@ def shard_key(shard: Shard) -> str:
     return f"{shard.name}-{hashlib.sha256(repr(shard.pieces).encode()).hexdigest()[:8]}"
 
 
-def _done(shard: Shard) -> str:
+def _commit_key(shard: Shard) -> str:
     return f"{shard_key(shard)}.done"
 
 
-def _finished(store: Store, job: Job, shard: Shard) -> Written | None:
+def _read_committed(store: Store, job: Job, shard: Shard) -> ShardResult | None:
     """What an attempt has committed, unless its files were lost since (the machine may have gone down)."""
     try:
-        written = msgspec.json.decode(store.get(_done(shard)), type=Written)
+        written = msgspec.json.decode(store.get(_commit_key(shard)), type=ShardResult)
     except NoSuchKey:
         return None
     except msgspec.DecodeError:
         whole = False
     else:
-        whole = is_s3_uri(job.uri) or all(_there(Path(job.uri), kept, job) for kept in written.splits)
+        whole = is_s3_uri(job.uri) or all(_has_files(Path(job.uri), kept, job) for kept in written.splits)
     if whole:
         return written
-    store.delete(_done(shard))
+    store.delete(_commit_key(shard))
     return None
 
 
-def _there(folder: Path, kept: Kept, job: Job) -> bool:
+def _has_files(folder: Path, kept: SplitFiles, job: Job) -> bool:
     wanted = [(kept.digests, kept.documents * HASH_BYTES)] if kept.digests else []
     for part in kept.parts:
         wanted += [(part.tokens_file, part.tokens * np.dtype(job.dtype).itemsize)]
@@ -165,14 +167,14 @@ def _there(folder: Path, kept: Kept, job: Job) -> bool:
     return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in wanted)
 
 
-def _commit(store: Store, job: Job, shard: Shard, folder: Path, written: Written) -> Written:
+def _commit(store: Store, job: Job, shard: Shard, folder: Path, written: ShardResult) -> ShardResult:
     """Make this attempt's files the shard's, or take those of another attempt that was first, if they are there."""
     names = [name for kept in written.splits for name in kept.files()]
     if is_s3_uri(job.uri):
         for name in names:
             store.put(name, folder / name)
-    while not store.create(_done(shard), msgspec.json.encode(written)):
-        if (first := _finished(store, job, shard)) is not None:
+    while not store.create(_commit_key(shard), msgspec.json.encode(written)):
+        if (first := _read_committed(store, job, shard)) is not None:
             for name in names:
                 store.delete(name)
             return first
@@ -180,7 +182,7 @@ def _commit(store: Store, job: Job, shard: Shard, folder: Path, written: Written
 
 
 @lru_cache(maxsize=1)
-def _encode(recipe: Recipe) -> Callable[[str], np.ndarray]:
+def _encoder(recipe: Recipe) -> Callable[[str], np.ndarray]:
     """Kept for the next task of this worker process."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores have workers of their own
     return encoder(recipe).encode

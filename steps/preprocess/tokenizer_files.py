@@ -19,7 +19,7 @@ class TokenizerType(enum.Enum):
     TIKTOKEN = "TiktokenTokenizer"
 
 
-def tokenizer_file(given: str, flag: str) -> Path:
+def find_tokenizer(given: str, flag: str) -> Path:
     """The tokenizer.json that a flag names. Raises StepError when there is none. From S3 the model is fetched.
 
     Standard library only.
@@ -49,7 +49,7 @@ def gpt2_files(vocab_file: str, merge_file: str) -> tuple[Path, ...]:
     elif folder.is_dir() and not (folder / "tokenizer.json").is_file():
         pair = folder / "vocab.json", folder / "merges.txt"
     else:
-        return (tokenizer_file(vocab_file, "--vocab-file"),)
+        return (find_tokenizer(vocab_file, "--vocab-file"),)
     for path, flag in zip(pair, ("--vocab-file", "--merge-file"), strict=True):
         if not path.is_file():
             raise StepError(f"{flag} {path}: no such file; give the tokenizer's vocab.json and merges.txt")

@@ -13,9 +13,9 @@ from everstep.runtime.data import finished
 from everstep.steps.entry import Result, StepError, artifact
 from everstep.steps.model.directory import MANIFEST
 from everstep.steps.preprocess import inputs
-from everstep.steps.preprocess.build import trained
+from everstep.steps.preprocess.build import train_vocabulary
 from everstep.steps.preprocess.config import PAGE, Config
-from everstep.steps.preprocess.place import place_of
+from everstep.steps.preprocess.place import output_place
 from everstep.steps.preprocess.vocabulary import Vocabulary
 
 FILE = "tokenizer.json"
@@ -24,27 +24,29 @@ FILE = "tokenizer.json"
 def run(config: Config) -> Result:
     """Train it, or find that it is there. Raises StepError."""
     if config.output_prefix:
-        return _beside(config)
-    corpus = inputs.corpus(config.input)
+        return _train_to_prefix(config)
+    corpus = inputs.open_corpus(config.input)
     told = [corpus.digest, config.train_tokenizer, config.eod_token, config.ftfy, config.jsonl_keys]
     key = f"tokenizers/{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]}"
     meta = finished.find_manifest(config.store, key, MANIFEST)
     if meta is None:
-        made = trained(config, corpus.read(), config.train_tokenizer)
+        made = train_vocabulary(config, corpus.read(), config.train_tokenizer)
         with finished.draft(config.store, key, MANIFEST) as draft:
             (draft.folder / FILE).write_bytes(made.json)
             meta = {"version": 1, "tokenizer": FILE, "vocab_size": made.size, "corpus": corpus.name}
             draft.commit(meta)
     else:
         print(f"{key} is in the store already", file=sys.stderr)
-    return _told(config, finished.data_uri(config.store, key), int(meta["vocab_size"]))
+    return _result(config, finished.data_uri(config.store, key), int(meta["vocab_size"]))
 
 
-def _beside(config: Config) -> Result:
-    place, name = place_of(config.output_prefix)
+def _train_to_prefix(config: Config) -> Result:
+    place, name = output_place(config.output_prefix)
     name = f"{name}_{FILE}"
     before = None if config.force else place.read(name)
-    made: Vocabulary = trained(config, inputs.files(config.input, "text", config.num_docs), config.train_tokenizer)
+    made: Vocabulary = train_vocabulary(
+        config, inputs.from_files(config.input, "text", config.num_docs), config.train_tokenizer
+    )
     if before not in (None, made.json):
         raise StepError(
             f"{place.uri}/{name} is there, trained on other input or settings; choose another --output-prefix, or give "
@@ -52,10 +54,10 @@ def _beside(config: Config) -> Result:
         )
     if before is None:
         place.write(name, made.json)
-    return _told(config, f"{place.uri}/{name}", made.size)
+    return _result(config, f"{place.uri}/{name}", made.size)
 
 
-def _told(config: Config, uri: str, size: int) -> Result:
+def _result(config: Config, uri: str, size: int) -> Result:
     title, text = f"{size} tokens", html.escape(uri)
     page = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><p>{title}: {text}</p></html>\n'
     return Result(

@@ -8,7 +8,7 @@ from typing import Any
 
 from everstep.steps.entry import StepError
 from everstep.steps.preprocess.config import Config
-from everstep.steps.preprocess.tokenizer_files import TokenizerType, gpt2_files, tokenizer_file
+from everstep.steps.preprocess.tokenizer_files import TokenizerType, find_tokenizer, gpt2_files
 
 EOD = "<|endoftext|>"
 SAMPLE_BYTES = 48 << 20
@@ -38,7 +38,7 @@ def tokenizer_files(config: Config) -> tuple[Path, ...]:
     if config.tokenizer_type in (TokenizerType.HF_GPT2.value, TokenizerType.GPT2_BPE.value):
         return gpt2_files(config.vocab_file, config.merge_file)
     if config.tokenizer or config.tokenizer_type == TokenizerType.HF.value:
-        file = tokenizer_file(config.tokenizer or config.vocab_file, "--tokenizer")
+        file = find_tokenizer(config.tokenizer or config.vocab_file, "--tokenizer")
         beside = file.with_name("tokenizer_config.json")
         return (file, beside) if beside.is_file() else (file,)
     return ()
@@ -57,7 +57,7 @@ def load(config: Config) -> Vocabulary:
             return _gpt2(config, *paths, special_eod=kind is TokenizerType.HF_GPT2)
         return _of_json(config, paths[0], special=False)
     given = config.tokenizer or config.vocab_file
-    return _of_json(config, tokenizer_file(given, "--tokenizer"), special=kind is TokenizerType.HF)
+    return _of_json(config, find_tokenizer(given, "--tokenizer"), special=kind is TokenizerType.HF)
 
 
 def _of_json(config: Config, file: Path, special: bool) -> Vocabulary:

@@ -27,14 +27,14 @@ _TELL_S, _TELL_STORE_S = 0.25, 5.0
 @contextmanager
 def workspace(folder: Path) -> Iterator[Path]:
     """A folder for shards, with those that are finished. It is kept when the work was only interrupted."""
-    folder, lock = _locked(folder)
+    folder, lock = _lock_folder(folder)
     for path in folder.iterdir():  # what a killed driver's tasks did not finish; they may outlive it a moment
         if not (folder / f"{path.name.split('.')[0]}.done").exists():
             path.unlink(missing_ok=True)
     try:
         yield folder
     except (OSError, StepError) as error:
-        if not _only_interrupted(error):
+        if not _is_interruption(error):
             shutil.rmtree(folder, ignore_errors=True)
         raise
     else:
@@ -45,7 +45,7 @@ def workspace(folder: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _locked(folder: Path) -> tuple[Path, int]:
+def _lock_folder(folder: Path) -> tuple[Path, int]:
     """The folder and its lock; a new one beside it, while another driver has it."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,31 +74,31 @@ def shelf(folder: Path, elsewhere: str) -> Iterator[str]:
     try:
         yield elsewhere
     except (OSError, StepError) as error:
-        if not _only_interrupted(error):
-            _empty(elsewhere)
+        if not _is_interruption(error):
+            _delete_all(elsewhere)
         raise
     else:
-        _empty(elsewhere)
+        _delete_all(elsewhere)
 
 
-def _only_interrupted(error: OSError | StepError) -> bool:
+def _is_interruption(error: OSError | StepError) -> bool:
     return isinstance(error, StepError) and error.code == TRY_AGAIN
 
 
-def _empty(uri: str) -> None:
-    store = opened(uri)
+def _delete_all(uri: str) -> None:
+    store = open_shelf(uri)
     for entry in list(store.list("")):
         store.delete(entry.key)
 
 
 @lru_cache
-def opened(uri: str) -> Store:
+def open_shelf(uri: str) -> Store:
     """The store there; its connections are kept for the next task of this process."""
     return open_store(uri)
 
 
 @contextmanager
-def scratch(uri: str) -> Iterator[Path]:
+def scratch_folder(uri: str) -> Iterator[Path]:
     """A folder of the task's machine for files that are not whole: the place itself, if that is a folder."""
     if not is_s3_uri(uri):
         yield Path(uri)
@@ -107,7 +107,7 @@ def scratch(uri: str) -> Iterator[Path]:
         yield Path(name)
 
 
-class Teller:
+class ShardProgress:
     """Tells how far a task is, now and then. All attempts of a shard tell it in one place."""
 
     def __init__(self, uri: str, name: str) -> None:
@@ -115,16 +115,16 @@ class Teller:
         self._every_s = _TELL_STORE_S if is_s3_uri(uri) else _TELL_S
         self._next = time.monotonic() + self._every_s
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Is it time to tell?"""
         return time.monotonic() >= self._next
 
-    def tell(self, documents: int, tokens: int, size: int, stored: int) -> None:
+    def report(self, documents: int, tokens: int, size: int, stored: int) -> None:
         """Documents, tokens, bytes of text, bytes of the input."""
         self._next = time.monotonic() + self._every_s
         counts = COUNTS.pack(documents, tokens, size, stored)
         if is_s3_uri(self._uri):
-            opened(self._uri).put(self._name, counts)
+            open_shelf(self._uri).put(self._name, counts)
             return
         file = os.open(Path(self._uri, self._name), os.O_WRONLY | os.O_CREAT, 0o644)
         try:

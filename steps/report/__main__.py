@@ -23,10 +23,10 @@ def run(config: Config) -> Result:
     told = read_run(
         open_store(config.store),
         config.run,
-        uid=_given(config.uid),
-        phase=_given(config.status),
-        duration_s=float(_given(config.duration)) if _given(config.duration) else None,
-        failures=failures(_given(config.failures)),
+        uid=_resolved_or_empty(config.uid),
+        phase=_resolved_or_empty(config.status),
+        duration_s=float(_resolved_or_empty(config.duration)) if _resolved_or_empty(config.duration) else None,
+        failures=parse_failures(_resolved_or_empty(config.failures)),
         folder=folder,
     )
     page = Path(config.outputs) / "report.html"
@@ -40,12 +40,12 @@ def run(config: Config) -> Result:
     return Result(f"report.html  {line}", artifacts={"report.html": page})
 
 
-def _given(value: str) -> str:
+def _resolved_or_empty(value: str) -> str:
     """Empty for a variable that the executor left as it stands."""
     return "" if value.startswith("{{") else value
 
 
-def failures(text: str) -> tuple[dict[str, Any], ...]:
+def parse_failures(text: str) -> tuple[dict[str, Any], ...]:
     """Argo quotes the list once more (`"[{\\"displayName\\": ...}]"`, `"null"` when empty). Unreadable: none."""
     value: Any = text
     for _ in range(2):

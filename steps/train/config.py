@@ -18,7 +18,7 @@ from everstep.steps.model.directory import TINY
 from everstep.steps.train.job import job_of, ranks
 
 LLAMA = Path(__file__).with_name("llama.py")
-EVERY = 50
+PERSIST_EVERY = 50
 _PEAK_TINY, _PEAK_TRAINED = 3e-3, 1e-4
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -55,7 +55,7 @@ class Config:
     """Iterations of linear warm-up; a cosine follows."""
     seed: int = 0
     """Decides the random weights and the order of the data."""
-    persist_interval: int = EVERY
+    persist_interval: int = PERSIST_EVERY
     """Iterations between two checkpoints in the store; in memory there is one of every iteration."""
     checkpoint_overhead: str = ""
     """Instead: a share of the time, such as 1%, that copies to the store, and staging, may each take; how often is then
@@ -108,7 +108,7 @@ class Config:
         self._check_scheduling()
         if not _JOB.fullmatch(self.job):
             raise StepError(f"--job {self.job!r}: use letters, digits and . _ -")
-        self.avoided()
+        self.hosts_to_avoid()
         workers = ranks(job_of(self)) if self.job_spec else self.nodes * self.workers_per_node
         if self.global_batch < workers:
             raise StepError(f"--global-batch {self.global_batch}: fewer samples than the {workers} ranks; raise it")
@@ -124,7 +124,7 @@ class Config:
         if self.dataset:
             self._check_dataset(model)
 
-    def for_schedulers(self) -> list[str]:
+    def scheduler_flags(self) -> list[str]:
         """The flags that only a cluster's scheduler understands, as far as they are given."""
         given = {"gang": self.gang != "none", "queue": self.queue}
         given |= {
@@ -168,10 +168,10 @@ class Config:
             share_of(self.checkpoint_overhead)
         except ValueError as error:
             raise StepError(str(error)) from None
-        if self.checkpoint_overhead and self.persist_interval != EVERY:
+        if self.checkpoint_overhead and self.persist_interval != PERSIST_EVERY:
             raise StepError("--checkpoint-overhead and --persist-interval: give one of them")
 
-    def avoided(self) -> tuple[str, ...]:
+    def hosts_to_avoid(self) -> tuple[str, ...]:
         """The hosts of `avoid_hosts`. Raises StepError when it is no JSON list of names."""
         try:
             hosts = json.loads(self.avoid_hosts or "[]")
@@ -211,7 +211,7 @@ class Config:
             return words
         flags = {
             "dataset": self.dataset,
-            "model": directory.place(self.model),
+            "model": directory.absolute_address(self.model),
             "iterations": self.iterations,
             "sequence-length": self.sequence_length,
             "global-batch": self.global_batch,

@@ -50,7 +50,7 @@ class Flags(Protocol):
     def keep_last(self) -> int: ...
     @property
     def keep_every(self) -> int: ...
-    def avoided(self) -> tuple[str, ...]: ...
+    def hosts_to_avoid(self) -> tuple[str, ...]: ...
 
 
 def job_of(config: Flags) -> "JobSpec":
@@ -68,14 +68,14 @@ def job_of(config: Flags) -> "JobSpec":
             max_restarts=config.max_restarts,
         )
         roles = {ROLE: RoleSpec(config.nodes, config.min_nodes, config.workers_per_node)}
-        avoided, last, every = config.avoided(), config.keep_last, config.keep_every
+        avoided, last, every = config.hosts_to_avoid(), config.keep_last, config.keep_every
         return JobSpec(config.job, roles, patience, avoided, keep_last=last, keep_every=every)
-    text, name = _text(config.job_spec)
+    text, name = _read_spec(config.job_spec)
     try:
-        spec = spec_of(text, name, _said(config))
+        spec = spec_of(text, name, _flag_values(config))
     except SpecError as error:
         raise StepError("; ".join(error.problems)) from None
-    avoided = dict.fromkeys([*spec.avoid_hosts, *config.avoided()])
+    avoided = dict.fromkeys([*spec.avoid_hosts, *config.hosts_to_avoid()])
     return _replace(spec, avoid_hosts=tuple(avoided))
 
 
@@ -84,7 +84,7 @@ def ranks(spec: "JobSpec") -> int:
     return sum(role.nodes * role.slots for role in spec.roles.values())
 
 
-def _text(given: str) -> tuple[str, str]:
+def _read_spec(given: str) -> tuple[str, str]:
     """(the spec's text, its name in messages). A value that begins with `{`, or has several lines, is the text."""
     if given.lstrip().startswith("{") or "\n" in given:
         return given, "--job-spec"
@@ -95,7 +95,7 @@ def _text(given: str) -> tuple[str, str]:
         raise StepError(f"--job-spec {given}: {why}; give a YAML file, or the spec itself as JSON") from None
 
 
-def _said(config: Flags) -> "list[Said]":
+def _flag_values(config: Flags) -> "list[Said]":
     from everstep.runtime.job.spec_reader import Said
 
     usual = {field.name: field.default for field in dataclasses.fields(config)}

@@ -19,7 +19,7 @@ from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 import everstep
 from everstep.runtime.data import open_dataset
-from everstep.steps.model.directory import folder
+from everstep.steps.model.directory import fetch_model_folder
 
 TINY: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4}
 
@@ -50,7 +50,7 @@ def build_model(name: str, vocab_size: int, seed: int, eod: int | None = None) -
     Raises SystemExit when the directory's vocabulary is smaller than the dataset's.
     """
     if name != "tiny":
-        model = LlamaForCausalLM.from_pretrained(folder(name), dtype=torch.float32)
+        model = LlamaForCausalLM.from_pretrained(fetch_model_folder(name), dtype=torch.float32)
         if model.config.vocab_size < vocab_size:
             raise SystemExit(f"{name}: {model.config.vocab_size} tokens, the dataset's tokenizer has {vocab_size}")
         return model

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.net.token import shared_token
 from everstep.runtime.platform.gang import Gang
-from everstep.steps.train.staged import shared_bytes
+from everstep.steps.train.staged import shared_memory_bytes
 
 if TYPE_CHECKING:
     from everstep.runtime.job.spec import JobSpec
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from everstep.runtime.platform.kubernetes import Access, Scheduling
     from everstep.steps.train.config import Config
 
-HARDWARE = 201
+UNFIT_EXIT_CODE = 201
 """The exit code of a node that the check found unfit, where the spec lists none for faulty hardware."""
 POD_VARIABLE = "EVERSTEP_POD"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """For the agents, before anything imports numpy or torch: nodes share this machine, and sums keep their order."""
 
 
-class Place(NamedTuple):
+class NodeBackend(NamedTuple):
     """What a master needs to know of where its nodes run."""
 
     platform: "Platform"
@@ -49,32 +49,32 @@ class Place(NamedTuple):
     """Asked when the step's process is told to end: whether nobody will take the nodes over."""
     sizes: AsyncIterator[tuple[str, int]] | None = None
     """(role, nodes) whenever somebody asks for another size otherwise than by the master's HTTP."""
-    over: Callable[[], Awaitable[None]] | None = None
+    release: Callable[[], Awaitable[None]] | None = None
     """Called when the job has ended and its nodes are gone."""
 
 
 @asynccontextmanager
-async def place_of(
+async def node_backend(
     config: "Config", spec: "JobSpec", folder: Path, environment: Mapping[str, str]
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[NodeBackend]:
     """This machine, or the cluster. Raises KubeError where the cluster refuses to tell or to make what is needed."""
     if pod := environment.get(POD_VARIABLE):
         from everstep.runtime.platform.kubernetes import Access
 
         access, scheduling = Access.of_this_pod(environment), scheduling_of(config, spec)
         more: dict[str, Any] = {"taints": config.taint_hosts, "tls": config.tls}
-        async with pods_beside(pod, spec, access, scheduling, shared_bytes(config), **more) as place:
+        async with sibling_pods(pod, spec, access, scheduling, shared_memory_bytes(config), **more) as place:
             yield place
         return
-    if ignored := config.for_schedulers():
-        _tell(f"{', '.join(ignored)}: nodes are processes of this machine, which no scheduler places")
+    if ignored := config.scheduler_flags():
+        _print_line(f"{', '.join(ignored)}: nodes are processes of this machine, which no scheduler places")
     from everstep.runtime.platform.process import ProcessPlatform
 
     async def stopped() -> bool:
         return stopped_for_good(folder)
 
     credentials = Credentials(shared_token(folder / "jobs" / f"{spec.job}.token"))
-    yield Place(ProcessPlatform(folder, spec.job), credentials, "127.0.0.1", spec, ONE_THREAD, stopped)
+    yield NodeBackend(ProcessPlatform(folder, spec.job), credentials, "127.0.0.1", spec, ONE_THREAD, stopped)
 
 
 def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
@@ -87,7 +87,7 @@ def scheduling_of(config: "Config", spec: "JobSpec") -> "Scheduling":
 
 
 @asynccontextmanager
-async def pods_beside(
+async def sibling_pods(
     pod: str,
     spec: "JobSpec",
     access: "Access",
@@ -96,7 +96,7 @@ async def pods_beside(
     *,
     taints: bool = False,
     tls: bool = True,
-) -> AsyncIterator[Place]:
+) -> AsyncIterator[NodeBackend]:
     """Pods like that one, which is the step's own, with at least `shared` bytes of /dev/shm. Raises KubeError.
 
     `taints`: hosts to avoid are marked for everybody. `tls`: between all of them.
@@ -104,15 +104,15 @@ async def pods_beside(
     from everstep.runtime.platform.kubernetes import (
         KubeApi,
         KubernetesPlatform,
-        end_of,
-        groups_deleted,
-        groups_made,
+        delete_groups,
+        ensure_groups,
+        ensure_sizes,
+        is_over_for_good,
         owner_of,
+        read_deadline,
+        read_topology,
         template_of,
-        topology_of,
-        will_not_return,
-        wishes,
-        wishes_made,
+        watch_sizes,
         with_shared_memory,
     )
     from everstep.runtime.platform.kubernetes.platform import shared_token as token_of
@@ -121,25 +121,25 @@ async def pods_beside(
         own = await api.own_pod(pod)
         owner = owner_of(own)
         credentials = credentials_of(await token_of(api, spec.job, owner), spec.job, tls=tls)
-        there = replace(spec, hosts="", topology=spec.topology or await topology_of(api))
+        there = replace(spec, hosts="", topology=spec.topology or await read_topology(api))
 
         async def stopped() -> bool:
-            return await will_not_return(api, owner, time.time())
+            return await is_over_for_good(api, owner, time.time())
 
         async def over() -> None:
-            await groups_deleted(api, scheduling, spec.job)
+            await delete_groups(api, scheduling, spec.job)
 
-        await groups_made(api, scheduling, spec.job, owner)
-        await wishes_made(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()})
-        sizes, template = wishes(api, spec.job, _tell), with_shared_memory(template_of(own), shared)
-        how: dict[str, Any] = {"scheduling": scheduling, "say": _tell, "taints": taints}
-        how["ends_at"] = await end_of(api, owner)
+        await ensure_groups(api, scheduling, spec.job, owner)
+        await ensure_sizes(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()})
+        sizes, template = watch_sizes(api, spec.job, _print_line), with_shared_memory(template_of(own), shared)
+        how: dict[str, Any] = {"scheduling": scheduling, "say": _print_line, "taints": taints}
+        how["ends_at"] = await read_deadline(api, owner)
         async with KubernetesPlatform(api, spec.job, owner, template, **how) as platform:
-            yield Place(platform, credentials, own["status"]["podIP"], there, {}, stopped, sizes, over)
+            yield NodeBackend(platform, credentials, own["status"]["podIP"], there, {}, stopped, sizes, over)
 
 
 @asynccontextmanager
-async def checking(config: "Config", place: Place) -> AsyncIterator[tuple[int, list[str]]]:
+async def serve_node_checks(config: "Config", place: NodeBackend) -> AsyncIterator[tuple[int, list[str]]]:
     """Nodes are checked before they join, where that is asked for: (port of the master, flags for the agents).
 
     Raises OSError when its port cannot be had.
@@ -154,17 +154,17 @@ async def checking(config: "Config", place: Place) -> AsyncIterator[tuple[int, l
     roles = [role for role in spec.roles.values() if not role.waits_for]  # Others come when these have joined.
     nodes, least = sum(role.nodes for role in roles), sum(role.min_nodes for role in roles)
     admission = Admission(nodes, least, patience.join_window_s, patience.join_timeout_s)
-    unfit = next(iter(spec.hardware_exit_codes), HARDWARE)
+    unfit = next(iter(spec.hardware_exit_codes), UNFIT_EXIT_CODE)
     port = free_port_pair(random.Random())
-    async with serve_admission(admission, place.address, node_check_port(port), place.credentials, _tell):
+    async with serve_admission(admission, place.address, node_check_port(port), place.credentials, _print_line):
         yield port, [f"--network-check={unfit}"]
 
 
-def _tell(text: str) -> None:
+def _print_line(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-async def heard(asked: asyncio.Event, stop: asyncio.Event, place: Place) -> bool:
+async def stop_on_request(asked: asyncio.Event, stop: asyncio.Event, place: NodeBackend) -> bool:
     """When the process is told to end: find out whether for good, then stop the master."""
     await asked.wait()
     for_good = await place.stopped_for_good()

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from everstep.steps.entry import TRY_AGAIN, Result, StepError, Terminated, of_the_disk
+from everstep.steps.entry import TRY_AGAIN, Result, StepError, Terminated, disk_error_line
 from everstep.steps.model.directory import TINY
 from everstep.steps.train.config import Config
 from everstep.steps.train.job import job_of
-from everstep.steps.train.nodes import checking, heard, place_of
+from everstep.steps.train.nodes import node_backend, serve_node_checks, stop_on_request
 
 if TYPE_CHECKING:
     from everstep.runtime.job.spec import JobSpec
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from everstep.runtime.store import Store
 
 RUN_DIR_VARIABLE = "EVERSTEP_RUN_DIR"
-ENDED = ("succeeded", "failed", "no_quorum")
+FINAL_STATES = ("succeeded", "failed", "no_quorum")
 """States of an outcome after which no master takes the job's nodes over."""
 LINES_EVERY_S = 0.5
 """A line of progress at most this often."""
@@ -56,9 +56,9 @@ def run(config: Config) -> Result:
     except KubeError as error:
         raise StepError(str(error), TRY_AGAIN if error.passing else 2) from None
     except Exception as error:
-        if isinstance(error, OSError) and of_the_disk(error, config.store):
+        if isinstance(error, OSError) and disk_error_line(error, config.store):
             raise
-        raise StepError(_unexpected(error, folder / "logs" / f"{spec.job}.master.log"), TRY_AGAIN) from None
+        raise StepError(_unexpected_error_line(error, folder / "logs" / f"{spec.job}.master.log"), TRY_AGAIN) from None
     if outcome.state == "stopped":
         raise Terminated
     if outcome.state != "succeeded":
@@ -66,12 +66,12 @@ def run(config: Config) -> Result:
     if outcome.checkpoint is None:
         raise StepError("trained to the end, but no checkpoint was committed; call everstep's Checkpointer.finish", 1)
     facts = {
-        **history(store, spec.job),
-        **asked(config, spec),
+        **round_counts(store, spec.job),
+        **reported_settings(config, spec),
         "loss": lines.loss,
         "seconds": round(time.time() - started, 2),
     }
-    facts |= {"iterations": outcome.iterations, "parameters": parameters(store, outcome.checkpoint)}
+    facts |= {"iterations": outcome.iterations, "parameters": checkpoint_parameters(store, outcome.checkpoint)}
     outputs = {
         "checkpoint": f"{store.uri}/{outcome.checkpoint}",
         "iterations": str(outcome.iterations),
@@ -99,8 +99,11 @@ async def _train(
         str(config.script_path()),
         *config.script_flags(),
     ]
-    async with place_of(config, spec, folder, os.environ) as place, checking(config, place) as (port, check):
-        hearing = asyncio.create_task(heard(asked, stop, place))
+    async with (
+        node_backend(config, spec, folder, os.environ) as place,
+        serve_node_checks(config, place) as (port, check),
+    ):
+        hearing = asyncio.create_task(stop_on_request(asked, stop, place))
         try:
             outcome = await run_master(
                 place.spec,
@@ -116,8 +119,8 @@ async def _train(
                 port=port,
                 sizes=place.sizes,
             )
-            if place.over and (outcome.state in ENDED or (outcome.state == "stopped" and hearing.result())):
-                await place.over()
+            if place.release and (outcome.state in FINAL_STATES or (outcome.state == "stopped" and hearing.result())):
+                await place.release()
             return outcome
         finally:
             hearing.cancel()
@@ -153,7 +156,7 @@ class ProgressLines:
         print("  ".join(words), file=self._stream, flush=True)
 
 
-def _unexpected(error: Exception, log: Path) -> str:
+def _unexpected_error_line(error: Exception, log: Path) -> str:
     """One line for an error that nobody foresaw; its traceback goes to the log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
@@ -181,13 +184,13 @@ def _summary(facts: dict[str, Any]) -> str:
     return "  ".join(words)
 
 
-def asked(config: Config, spec: "JobSpec") -> dict[str, Any]:
+def reported_settings(config: Config, spec: "JobSpec") -> dict[str, Any]:
     """What the report tells of the settings."""
     nodes = sum(role.nodes for role in spec.roles.values())
     return {"nodes": nodes, "model": config.script or config.model, "job": spec.job}
 
 
-def history(store: "Store", job: str) -> dict[str, int]:
+def round_counts(store: "Store", job: str) -> dict[str, int]:
     """Rounds that were formed, restarts (rounds that broke, but not those whose checkpoint was passed over: they did
     nothing yet) and masters, from the job's journal."""
     from everstep.runtime.job.records import MasterClaimed, Reason, RoundBroken, RoundFormed
@@ -200,7 +203,7 @@ def history(store: "Store", job: str) -> dict[str, int]:
     return {**found, "restarts": found["restarts"] - len(passed_over)}
 
 
-def parameters(store: "Store", checkpoint: str) -> int | None:
+def checkpoint_parameters(store: "Store", checkpoint: str) -> int | None:
     """Numbers in the tensors under `model` of a checkpoint, read from its safetensors header; None without any."""
     from everstep.runtime.checkpoint.stored.manifest import read_commit
 

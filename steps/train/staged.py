@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING
 
-from everstep.steps.model.directory import TINY, opened
+from everstep.steps.model.directory import TINY, open_directory
 
 if TYPE_CHECKING:
     from everstep.steps.train.config import Config
@@ -14,7 +14,7 @@ WIDTH = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3":
 """Bytes of a number, by the names of safetensors' format."""
 
 
-def shared_bytes(config: "Config") -> int:
+def shared_memory_bytes(config: "Config") -> int:
     """Bytes of /dev/shm for one node; 0: nobody knows, the template's has to do.
 
     The ranks of a node stage one copy of a replicated state; `state_bytes` says what it is for a script of the user's.
@@ -24,13 +24,13 @@ def shared_bytes(config: "Config") -> int:
 
     state = int(config.state_bytes)
     if not state and not config.script and config.model != TINY:
-        state = BYTES_A_PARAMETER * parameters(config.model)
+        state = BYTES_A_PARAMETER * model_parameters(config.model)
     return segment_bytes(SLOTS, state + state // 50) + (64 << 20) if state else 0
 
 
-def parameters(model: str) -> int:
+def model_parameters(model: str) -> int:
     """Numbers in the weights of a Hugging Face directory, read from its safetensors headers."""
-    store, total = opened(model), 0
+    store, total = open_directory(model), 0
     for entry in store.list(""):
         if entry.key.endswith(".safetensors"):
             length = int.from_bytes(store.get(entry.key, 0, 8), "little")

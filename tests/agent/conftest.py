@@ -91,7 +91,7 @@ def ended(job: Job) -> Callable[[], Any]:
     """Waits for the next node that is gone."""
     import asyncio
 
-    stream = job.platform.gone()
+    stream = job.platform.node_ends()
 
     async def wait() -> Any:
         async with asyncio.timeout(DEADLINE_S):

@@ -53,9 +53,9 @@ def test_what_is_short_or_not_there_stays(tmp_path: Path) -> None:
 def test_only_a_file_that_is_appended_to_is_rotated(tmp_path: Path) -> None:
     appended, other = _append(tmp_path / "a"), os.open(tmp_path / "b", os.O_WRONLY | os.O_CREAT)
     read, write = os.pipe()
-    assert rotate.appended(appended) == tmp_path / "a"
-    assert rotate.appended(other) is None
-    assert rotate.appended(write) is None
+    assert rotate.log_path_of(appended) == tmp_path / "a"
+    assert rotate.log_path_of(other) is None
+    assert rotate.log_path_of(write) is None
     for file in (appended, other, read, write):
         os.close(file)
 
@@ -82,7 +82,7 @@ def test_of_a_launchs_rounds_the_newest_keep_their_logs_which_are_appended_to(tm
         for attempt in range(ATTEMPTS + 5):
             logs.begin(attempt, [{}])
             output = logs.open(0, 0)
-            assert rotate.appended(output.stdout) in logs._rotation.paths
+            assert rotate.log_path_of(output.stdout) in logs._rotation.paths
             output.close_descriptors()
             output.close()
         return logs

@@ -63,7 +63,7 @@ async def asked(
     door, listener = Door(told), listen("127.0.0.1", 0)
     with ThreadPoolExecutor(1) as threads:
         runner = application_of(application(cast(Any, keeper), door, threads, stall_s))
-        async with door.serving(runner, listener):
+        async with door.serve(runner, listener):
             with await asyncio.to_thread(_connected, listener.getsockname(), told.client) as peer:
                 peer.sendall(b"GET /v1/shards/1/1/0 HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer t\r\n\r\n")
                 async with asyncio.timeout(60):
@@ -157,7 +157,7 @@ def test_who_asks_for_a_copy_hears_that_it_gets_on_and_how_it_ended(error: str) 
             runner = application_of(application(cast(Any, keeper), door, threads))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/copies"
             body, headers = msgspec.json.encode(Holding(1, 1)), {"Authorization": "Bearer t"}
-            async with door.serving(runner, listener), asyncio.timeout(60), ClientSession(headers=headers) as session:
+            async with door.serve(runner, listener), asyncio.timeout(60), ClientSession(headers=headers) as session:
                 answer = await session.post(url, data=body)
                 assert await answer.content.readexactly(1) == b"."
                 keeper.done.set()

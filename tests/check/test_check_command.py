@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.cli.check import own_end
+from everstep.cli.check import exit_code_of
 from everstep.cli.main import main
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.diagnosis.messages import Over
@@ -166,7 +166,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_with_a_range_of_nodes_fewer_usable_than_its_minimum_are_no_quorum() -> None:
     own = Verdict("node-0", "a", Health.HEALTHY, "works alone", False, 0.6)
     over = Over(9, own, faulty=("node-1",), usable=2)
-    assert own_end(over, 2) == (0, "this node (node-0) is healthy: works alone (faulty: node-1)")
-    code, told = own_end(over, 3)
+    assert exit_code_of(over, 2) == (0, "this node (node-0) is healthy: works alone (faulty: node-1)")
+    code, told = exit_code_of(over, 3)
     assert code == 3
     assert told.startswith("2 nodes are usable, 3 needed (--nnodes MIN:MAX); this node (node-0) is healthy")

@@ -55,7 +55,7 @@ def peer(holder: Holder) -> Iterator[str]:
     async def serve() -> None:
         door = Door(credentials())
         with ThreadPoolExecutor(2) as threads:
-            async with door.serving(application_of(application(cast(Any, holder), door, threads)), listener):
+            async with door.serve(application_of(application(cast(Any, holder), door, threads)), listener):
                 await asyncio.to_thread(over.wait)
 
     address = f"127.0.0.1:{listener.getsockname()[1]}"

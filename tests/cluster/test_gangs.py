@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from everstep.runtime.platform.kubernetes.pods import waiting_for
+from everstep.runtime.platform.kubernetes.pods import waiting_reason
 from tests.cluster import coscheduling, volcano
 from tests.cluster.extras import MINIMUM, SPEC, classes, crowded, goes_on_with, phases
 from tests.cluster.layout import node_name
@@ -73,7 +73,7 @@ def unplaced(job: Training) -> set[str]:
 
 def test_two_places_are_not_enough_for_a_gang_of_three(job: Training) -> None:
     def refused() -> bool:
-        return all("no machine has room" in waiting_for(job.nodes()[name]) for name in MINIMUM)
+        return all("no machine has room" in waiting_reason(job.nodes()[name]) for name in MINIMUM)
 
     wait_until(refused, "the scheduler's word on each of the three", PATIENCE_S, pause_s=0.5)
     assert unplaced(job) == {*MINIMUM, "worker-3-0"}

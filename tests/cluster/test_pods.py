@@ -11,7 +11,7 @@ import pytest
 from everstep.runtime.platform import NodeRequest
 from everstep.runtime.platform.kubernetes import Access, KubeApi, KubeError, KubernetesPlatform, Owner
 from everstep.runtime.platform.kubernetes.platform import shared_token
-from everstep.runtime.platform.kubernetes.workflow import will_not_return
+from everstep.runtime.platform.kubernetes.workflow import is_over_for_good
 from tests.cluster import images, layout, plane
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.namespace import OF_TRAINING, SERVICE_ACCOUNT
@@ -71,7 +71,7 @@ def test_pods_are_made_once_told_of_and_gone_with_the_code_of_their_agent(cluste
             assert (await platform.create(request("worker-0-0", "--no-such-flag"))).uid == made.uid
             (pod,) = cluster.kubectl.list("pods", "everstep/node=worker-0-0")
             assert pod["metadata"]["ownerReferences"][0]["uid"] == owner.uid
-            gone = await anext(platform.gone())
+            gone = await anext(platform.node_ends())
             assert (gone.name, gone.uid, gone.exit_code) == ("worker-0-0", made.uid, 2)
             with pytest.raises(OSError, match="is there already and has ended"):
                 await platform.create(request("worker-0-0"))
@@ -92,7 +92,7 @@ def test_a_pod_without_a_host_waits_until_it_is_deleted_and_the_next_master_find
             assert (found.name, found.uid) == ("worker-0-0", made.uid)
             await platform.delete("worker-0-0", "another-uid")
             await platform.delete("worker-0-0", made.uid)
-            gone = await anext(platform.gone())
+            gone = await anext(platform.node_ends())
             assert (gone.uid, gone.exit_code, gone.reason) == (made.uid, None, "its pod was deleted")
 
     play(story)
@@ -100,10 +100,10 @@ def test_a_pod_without_a_host_waits_until_it_is_deleted_and_the_next_master_find
 
 def test_only_the_workflow_that_is_there_will_try_its_step_again(cluster: Cluster, owner: Owner, play) -> None:
     async def story(api: KubeApi) -> None:
-        assert not await will_not_return(api, owner, 0.0)
-        assert await will_not_return(api, Owner(owner.name, "another-uid"), 0.0)
+        assert not await is_over_for_good(api, owner, 0.0)
+        assert await is_over_for_good(api, Owner(owner.name, "another-uid"), 0.0)
         cluster.kubectl("delete", "workflow", owner.name)
-        assert await will_not_return(api, owner, 0.0)
+        assert await is_over_for_good(api, owner, 0.0)
         with pytest.raises(KubeError, match="forbidden"):
             await api.list("secrets", "")
 
@@ -118,7 +118,7 @@ def test_what_a_workflow_owns_goes_with_it(cluster: Cluster, owner: Owner, play)
         async with KubernetesPlatform(api, job, owner, template()) as platform:
             await platform.create(request("worker-0-0", avoid=HOSTS))
             cluster.kubectl("delete", "workflow", owner.name, "--wait=false")
-            assert (await anext(platform.gone())).reason == "its pod was deleted"
+            assert (await anext(platform.node_ends())).reason == "its pod was deleted"
 
     play(story)
 

@@ -17,7 +17,7 @@ from typing import Any
 from hera.workflows import Workflow
 
 from everstep.runtime.data.sampler import Sampler, sample_count
-from everstep.runtime.platform.kubernetes.pods import NODE, ended, selector
+from everstep.runtime.platform.kubernetes.pods import NODE, has_ended, selector
 from everstep.runtime.store import Store, open_store
 from everstep.runtime.submission.manifest import ClusterOptions, for_argo
 from everstep.steps.train.template import template as train_template
@@ -160,7 +160,7 @@ class Training:
 
     def nodes(self) -> dict[str, Pod]:
         """The pods that train or will, by the node's name; those that ended stay for their logs, with the Workflow."""
-        found = [pod for pod in self.cluster.kubectl.list("pods", self.selector) if not ended(pod)]
+        found = [pod for pod in self.cluster.kubectl.list("pods", self.selector) if not has_ended(pod)]
         return {pod["metadata"]["labels"][NODE]: pod for pod in found}
 
     def store(self) -> Store:

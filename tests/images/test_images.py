@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from everstep.steps.reuse import STEPS
-from supply.lock import locked
+from supply.lock import parse_lock
 from tests.datasets import write_dataset
 from tests.harness import ROOT
 from tests.images.building import BASE, SHARED, Builder, missing
@@ -88,7 +88,10 @@ def test_it_has_a_named_user_no_tools_and_only_pinned_packages(builder: Builder,
     packages = {_plain(name): version for name, version in facts.pop("packages").items()}
     assert facts == {"user": "everstep", "python": [3, 11], "tools": [], "changeable": []}
     del packages["everstep"]
-    assert packages.items() <= {one.name: one.version for one in locked((ROOT / "constraints.txt").read_text())}.items()
+    assert (
+        packages.items()
+        <= {one.name: one.version for one in parse_lock((ROOT / "constraints.txt").read_text())}.items()
+    )
 
 
 def test_its_steps_start(builder: Builder, image: str) -> None:

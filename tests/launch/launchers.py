@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everstep.runtime.launch.local_state import Scratch
+from everstep.runtime.launch.local_state import LocalState
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180
@@ -132,7 +132,7 @@ class Launcher:
             process.wait(DEADLINE_S)
         shared = self.tmp / f"everstep-{os.getuid()}"
         if shared.is_dir():
-            Scratch(shared).sweep()  # As the next launch would: a killed node's memory.
+            LocalState(shared).sweep()  # As the next launch would: a killed node's memory.
         shutil.rmtree(self.tmp, ignore_errors=True)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.launch import endpoint, probe
-from everstep.runtime.launch.probe import Answer, ask
+from everstep.runtime.launch.probe import Answer, probe_endpoint
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.system.own_folder import own_folder
 from tests.launch.launchers import EVERSTEP, Launcher
@@ -74,9 +74,9 @@ def test_a_free_port_is_nobodys_and_a_strange_listener_is_something_else(monkeyp
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert ask("127.0.0.1", port, Credentials("t"), "j") is Answer.OTHER
+        assert probe_endpoint("127.0.0.1", port, Credentials("t"), "j") is Answer.OTHER
         thread.join()
-    assert ask("127.0.0.1", port, Credentials("t"), "j") is Answer.NOBODY
+    assert probe_endpoint("127.0.0.1", port, Credentials("t"), "j") is Answer.NOBODY
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import random
 
 from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.agent.ports import free_port
-from everstep.runtime.launch.end_notice import Farewell
-from everstep.runtime.launch.probe import Answer, ask
+from everstep.runtime.launch.end_notice import EndNotice
+from everstep.runtime.launch.probe import Answer, probe_endpoint
 from everstep.runtime.master import Outcome
 from everstep.runtime.net.door import listen
 from everstep.runtime.net.tls import Credentials
@@ -20,8 +20,8 @@ def test_a_node_that_comes_too_late_finds_the_master_and_hears_how_the_job_ended
     async def come() -> tuple[Answer, str | None]:
         port = free_port(random.Random())
         outcome = Outcome("succeeded", "all nodes finished", "", None, 7, 0)
-        saying = asyncio.create_task(Farewell(outcome, 1, Credentials(TOKEN)).serve(listen("127.0.0.1", port)))
-        found = await asyncio.to_thread(ask, "127.0.0.1", port, Credentials(TOKEN), "mine")
+        saying = asyncio.create_task(EndNotice(outcome, 1, Credentials(TOKEN)).serve(listen("127.0.0.1", port)))
+        found = await asyncio.to_thread(probe_endpoint, "127.0.0.1", port, Credentials(TOKEN), "mine")
         client = MasterClient(f"http://127.0.0.1:{port}", lambda: None, random.Random(), print)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as client.session:
             end = await client.job_end("worker-1")

@@ -15,7 +15,7 @@ from everstep.runtime.agent.logs import Streams
 from everstep.runtime.job.spec import Hang, HangPolicy, Placement
 from everstep.runtime.launch.flags import Parser
 from everstep.runtime.launch.job import job_of
-from everstep.runtime.launch.options import Launch, Meeting, options
+from everstep.runtime.launch.options import Endpoint, Launch, read_launch
 from everstep.runtime.launch.rendezvous import parse_conf, split_endpoint
 
 
@@ -29,12 +29,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def read(*arguments: str, environment: Mapping[str, str] | None = None, devices: int = 0) -> Launch:
     """The launch that this command line asks for."""
     told = Parser(environment or {}).parse_args([*arguments, "train.py"])
-    return options(told, environment or {}, lambda kind: devices)
+    return read_launch(told, environment or {}, lambda kind: devices)
 
 
 def test_without_flags_one_worker_runs_alone_with_the_threads_that_it_wants() -> None:
     launch = read()
-    assert (launch.nodes, launch.min_nodes, launch.slots, launch.meeting) == (1, 1, 1, None)
+    assert (launch.nodes, launch.min_nodes, launch.slots, launch.endpoint) == (1, 1, 1, None)
     assert (launch.threads, launch.sets_threads, launch.max_restarts) == ("", False, 0)
     assert launch.command == ("train.py",)
 
@@ -54,23 +54,23 @@ def test_a_kind_of_device_gives_a_worker_for_each(kind: str) -> None:
     ("flags", "meeting", "index"),
     [
         (["--standalone", "--rdzv-endpoint=x:1"], None, -1),
-        (["--rdzv-backend=c10d", "--nnodes=1:4", "--rdzv-endpoint=node0:1234"], Meeting("node0", 1234, None), -1),
-        (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=node0"], Meeting("node0", 29400, None), -1),
-        (["--rdzv-backend=c10d", "--nnodes=2"], Meeting("localhost", 29400, None), -1),
+        (["--rdzv-backend=c10d", "--nnodes=1:4", "--rdzv-endpoint=node0:1234"], Endpoint("node0", 1234, None), -1),
+        (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=node0"], Endpoint("node0", 29400, None), -1),
+        (["--rdzv-backend=c10d", "--nnodes=2"], Endpoint("localhost", 29400, None), -1),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"], None, -1),
-        (["--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1"], Meeting("10.0.0.1", 29500, False), 1),
-        (["--nnodes=2", "--master-addr=[::1]", "--master-port=5"], Meeting("::1", 5, True), 0),
-        (["--nnodes=3", "--node-rank=2", "--rdzv-endpoint=h:7"], Meeting("h", 7, False), 2),
+        (["--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1"], Endpoint("10.0.0.1", 29500, False), 1),
+        (["--nnodes=2", "--master-addr=[::1]", "--master-port=5"], Endpoint("::1", 5, True), 0),
+        (["--nnodes=3", "--node-rank=2", "--rdzv-endpoint=h:7"], Endpoint("h", 7, False), 2),
     ],
 )
-def test_nodes_meet_where_torchrun_would_let_them(flags: list[str], meeting: Meeting | None, index: int) -> None:
+def test_nodes_meet_where_torchrun_would_let_them(flags: list[str], meeting: Endpoint | None, index: int) -> None:
     launch = read(*flags)
-    assert (launch.meeting, launch.index) == (meeting, index)
+    assert (launch.endpoint, launch.index) == (meeting, index)
 
 
 def test_one_static_node_gives_its_workers_the_address_and_port_that_were_asked_for() -> None:
     launch = read("--master-port=1234", "--rdzv-id=mine")
-    assert (launch.meeting, launch.workers_meet, launch.run_id) == (None, ("127.0.0.1", 1234), "mine")
+    assert (launch.endpoint, launch.workers_endpoint, launch.run_id) == (None, ("127.0.0.1", 1234), "mine")
 
 
 def test_a_static_rendezvous_takes_all_nodes_or_none() -> None:
@@ -80,18 +80,18 @@ def test_a_static_rendezvous_takes_all_nodes_or_none() -> None:
 
 def test_a_range_of_nodes_at_an_endpoint_is_elastic_whatever_the_backend() -> None:
     launch = read("--nnodes=1:2", "--rdzv-endpoint=node0:1234")
-    assert (launch.meeting, launch.index, launch.min_nodes) == (Meeting("node0", 1234, None), -1, 1)
+    assert (launch.endpoint, launch.index, launch.min_nodes) == (Endpoint("node0", 1234, None), -1, 1)
     numbered = read("--nnodes=1:2", "--rdzv-endpoint=node0:1234", "--node-rank=1")
-    assert (numbered.meeting, numbered.index, numbered.min_nodes) == (Meeting("node0", 1234, False), 1, 2)
+    assert (numbered.endpoint, numbered.index, numbered.min_nodes) == (Endpoint("node0", 1234, False), 1, 2)
 
 
 def test_node_rank_and_dlrovers_master_address_stand_before_torchs_flags() -> None:
     environment = {"NODE_RANK": "2", "DLROVER_MASTER_ADDR": "pod-master-0:23456"}
     launch = read("--nnodes=2:4", "--rdzv-endpoint=other:1", "--max-restarts=3", environment=environment)
-    assert (launch.meeting, launch.index) == (Meeting("pod-master-0", 23456, False), 2)
+    assert (launch.endpoint, launch.index) == (Endpoint("pod-master-0", 23456, False), 2)
     assert (launch.nodes, launch.min_nodes) == (4, 2)
     first = read("--nnodes=4", environment={**environment, "NODE_RANK": "0"})
-    assert first.meeting == Meeting("pod-master-0", 23456, True)
+    assert first.endpoint == Endpoint("pod-master-0", 23456, True)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_an_endpoint_is_a_host_and_perhaps_a_port(text: str, found: tuple[str, i
 def test_workers_are_bound_to_cpus_where_that_is_asked_for() -> None:
     assert read("--nproc-per-node=2").cpus == ()
     told = Parser({}).parse_args(["--nproc-per-node=2", "--numa-binding=socket", "train.py"])
-    launch = options(told, {}, bind=lambda mode, slots: tuple((rank, len(mode)) for rank in range(slots)))
+    launch = read_launch(told, {}, bind=lambda mode, slots: tuple((rank, len(mode)) for rank in range(slots)))
     assert launch.cpus == ((0, 6), (1, 6))
 
 
@@ -251,7 +251,7 @@ def test_a_round_has_a_multiple_of_the_node_unit() -> None:
 def test_a_script_that_does_not_exist_is_refused() -> None:
     told = Parser({}).parse_args(["--standalone", "missing.py"])
     with pytest.raises(ValueError, match=r"missing\.py: no such file"):
-        options(told, {})
+        read_launch(told, {})
 
 
 SPEC = """
@@ -273,7 +273,7 @@ def test_a_job_spec_says_what_the_job_is_and_role_which_node_this_is(tmp_path: P
         4,
         3,
     )
-    assert (launch.meeting, launch.run_id, launch.max_restarts) == (Meeting("h", 1, None), "llama", 2)
+    assert (launch.endpoint, launch.run_id, launch.max_restarts) == (Endpoint("h", 1, None), "llama", 2)
     job = job_of(launch, "llama-1")
     assert (job.job, job.placement, job.hosts) == ("llama-1", Placement.JOINED, "")
     assert (job.patience.cooldown_s, job.hang.policy) == (5, HangPolicy.REPORT)

@@ -8,37 +8,37 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.launch.local_state import Scratch, discard
+from everstep.runtime.launch.local_state import LocalState, remove_store
 from everstep.runtime.net.token import shared_token
 from everstep.runtime.platform import debris
-from everstep.runtime.platform.registry import Registered, Registry
+from everstep.runtime.platform.registry import Registration, Registry
 from tests.launch.launchers import DEADLINE_S
 
 
 def test_a_secret_goes_when_no_node_of_its_job_is_left(tmp_path: Path) -> None:
-    scratch = Scratch(tmp_path)
+    scratch = LocalState(tmp_path)
     for job in ("runs", "ended", "begins"):
         shared_token(tmp_path / f"{job}.token")
         if job != "begins":
             long_ago = time.time() - 86_400
             os.utime(tmp_path / f"{job}.token", (long_ago, long_ago))
-    entry = scratch.enter("runs", "worker-0", "worker")
+    entry = scratch.register("runs", "worker-0", "worker")
     scratch.sweep()
     assert sorted(path.stem for path in tmp_path.glob("*.token")) == ["begins", "runs"]
-    scratch.leave(entry)
+    scratch.unregister(entry)
     scratch.sweep()
     assert [path.stem for path in tmp_path.glob("*.token")] == ["begins"]
 
 
 def test_nodes_begin_and_end_while_others_sweep(tmp_path: Path) -> None:
     def comes_and_goes(node: str) -> int:
-        scratch = Scratch(tmp_path)
+        scratch = LocalState(tmp_path)
         for _ in range(200):
             scratch.sweep()
-            store = scratch.store()
+            store = scratch.make_store_folder()
             assert store.is_dir()
-            scratch.leave(scratch.enter("job", node, "worker"))
-            discard(store)
+            scratch.unregister(scratch.register("job", node, "worker"))
+            remove_store(store)
         return 200
 
     with ThreadPoolExecutor(4) as threads:
@@ -48,8 +48,8 @@ def test_nodes_begin_and_end_while_others_sweep(tmp_path: Path) -> None:
 def test_a_node_begins_only_when_what_its_forerunner_left_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scratch, cleaning, cleaned = Scratch(tmp_path), threading.Event(), threading.Event()
-    Registry(tmp_path / "nodes" / "job").put(Registered("n0", "job", "worker", "here", 1, 0, 0.0))
+    scratch, cleaning, cleaned = LocalState(tmp_path), threading.Event(), threading.Event()
+    Registry(tmp_path / "nodes" / "job").put(Registration("n0", "job", "worker", "here", 1, 0, 0.0))
 
     def clean(job: str, node: str) -> None:
         cleaning.set()
@@ -59,7 +59,7 @@ def test_a_node_begins_only_when_what_its_forerunner_left_is_gone(
     with ThreadPoolExecutor(2) as threads:
         sweep = threads.submit(scratch.sweep)
         assert cleaning.wait(DEADLINE_S)
-        entry = threads.submit(scratch.enter, "job", "n0", "worker")
+        entry = threads.submit(scratch.register, "job", "n0", "worker")
         with pytest.raises(TimeoutError):
             entry.result(0.2)
         cleaned.set()

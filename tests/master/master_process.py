@@ -18,7 +18,7 @@ from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
 from everstep.runtime.journal import snapshots
 from everstep.runtime.master import run
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.platform import Gone, Node, NodeRequest
+from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.store import DirectoryStore
 
 JOB = "j"
@@ -51,12 +51,12 @@ class FilePlatform:
         self._tell("delete", name)
         (self._nodes / name).unlink(missing_ok=True)
 
-    async def gone(self) -> AsyncIterator[Gone]:
+    async def node_ends(self) -> AsyncIterator[NodeEnd]:
         while True:
             for name in sorted(self._seen):
                 if not (self._nodes / name).exists():
                     self._seen.remove(name)
-                    yield Gone(name, name, None, "its file was removed")
+                    yield NodeEnd(name, name, None, "its file was removed")
             await asyncio.sleep(0.02)
 
     def _tell(self, verb: str, name: str) -> None:

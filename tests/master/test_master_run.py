@@ -20,7 +20,7 @@ from everstep.runtime.job.spec import JobSpec, Patience, Resources, RoleSpec
 from everstep.runtime.journal.journal import Master
 from everstep.runtime.master import CannotListen, Outcome, Progress, find_master, read_journal, run
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.platform import Gone, Node, NodeRequest
+from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.protocol.messages import (
     Ack,
     Action,
@@ -52,7 +52,7 @@ class DictPlatform:
         self.requests: dict[str, NodeRequest] = {}
         self.came: asyncio.Queue[str] = asyncio.Queue()
         self.looks = 0
-        self._gone: asyncio.Queue[Gone] = asyncio.Queue()
+        self._gone: asyncio.Queue[NodeEnd] = asyncio.Queue()
 
     async def observe(self) -> list[Node]:
         self.looks += 1
@@ -72,9 +72,9 @@ class DictPlatform:
             self.tell(node)
 
     def tell(self, node: Node, exit_code: int | None = None) -> None:
-        self._gone.put_nowait(Gone(node.name, node.uid, exit_code, "killed"))
+        self._gone.put_nowait(NodeEnd(node.name, node.uid, exit_code, "killed"))
 
-    async def gone(self) -> AsyncIterator[Gone]:
+    async def node_ends(self) -> AsyncIterator[NodeEnd]:
         while True:
             yield await self._gone.get()
 

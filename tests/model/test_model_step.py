@@ -60,7 +60,7 @@ def test_a_model_in_s3_is_fetched_into_the_store_once_and_read_from_there(
     assert told["uri"].startswith(f"{ours}/models/")
     assert told["tokenizer"] == told["uri"]
     Train(model=told["uri"]).check()
-    found = directory.folder(told["uri"])
+    found = directory.fetch_model_folder(told["uri"])
     assert sorted(path.name for path in found.iterdir()) == sorted(
         [*(p.name for p in llama.iterdir()), directory.MANIFEST]
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.platform import Gone, NodeRequest
+from everstep.runtime.platform import NodeEnd, NodeRequest
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.platform.kubernetes import Access, KubeApi, KubeError, KubernetesPlatform, Owner, Scheduling
 from everstep.runtime.platform.kubernetes.api import ALLOWED_S
@@ -59,9 +59,9 @@ def tell(story: Callable[[PodApi, str], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(all_of_it())
 
 
-async def next_gone(made: KubernetesPlatform) -> Gone:
+async def next_gone(made: KubernetesPlatform) -> NodeEnd:
     """The next one."""
-    return await anext(made.gone())
+    return await anext(made.node_ends())
 
 
 def test_create_twice_makes_one_pod_also_by_a_second_master() -> None:
@@ -342,10 +342,10 @@ def test_a_right_that_is_taken_away_for_good_is_told() -> None:
         async with KubeApi(Access(url, server.namespace), later, lambda: now[0]) as api:
             await api.list("pods", "a=b")
             server.refuse = [(403, FORBIDDEN)] * 2
-            assert await api.patiently(lambda: api.list("pods", "a=b")) == ([], "10")
+            assert await api.retry(lambda: api.list("pods", "a=b")) == ([], "10")
             server.refuse = [(403, FORBIDDEN)] * 9
             with pytest.raises(KubeError, match="cannot list resource"):
-                await api.patiently(lambda: api.list("pods", "a=b"))
+                await api.retry(lambda: api.list("pods", "a=b"))
             assert now[0] == 140 + ALLOWED_S
 
     tell(story)

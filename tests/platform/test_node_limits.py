@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.job.spec import Resources
-from everstep.runtime.platform import Gone, NodeRequest, limits
+from everstep.runtime.platform import NodeEnd, NodeRequest, limits
 from everstep.runtime.platform.process import ProcessPlatform, end_nodes
 from tests.memory_groups import listed, memory_group
 
@@ -31,13 +31,13 @@ def request(resources: Resources, name: str = NODE, extra: bool = False) -> Node
     return NodeRequest(name, "worker", "local-0", {}, [], resources, extra=extra)
 
 
-async def next_gone(made: ProcessPlatform) -> Gone:
+async def next_gone(made: ProcessPlatform) -> NodeEnd:
     async with asyncio.timeout(DEADLINE_S):
-        return await anext(made.gone())
+        return await anext(made.node_ends())
 
 
 def test_a_node_that_takes_more_memory_than_it_may_is_killed_and_that_is_told(tmp_path: Path, job: str) -> None:
-    async def story(own: Path) -> Gone:
+    async def story(own: Path) -> NodeEnd:
         said: list[str] = []
         command = (sys.executable, "-c", EATS)
         made = ProcessPlatform(tmp_path / "run", job, command, say=said.append, own_groups=own)

@@ -9,8 +9,14 @@ from everstep.runtime.job.spec import GIB, JobSpec, Resources, RoleSpec
 from everstep.runtime.platform import NodeRequest
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.platform.kubernetes import Owner, template_of, with_shared_memory
-from everstep.runtime.platform.kubernetes.pods import pod_name, pod_of, waiting_for
-from everstep.runtime.platform.kubernetes.scheduling import Scheduling, groups_of, may_be_placed, minimum_of, scheduled
+from everstep.runtime.platform.kubernetes.pods import pod_name, pod_of, waiting_reason
+from everstep.runtime.platform.kubernetes.scheduling import (
+    Scheduling,
+    extras_to_admit,
+    groups_of,
+    minimum_of,
+    with_scheduling,
+)
 
 JOB = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10-train"
 OWNER = Owner("llama-finetune-x7k2", "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10")
@@ -156,7 +162,7 @@ def test_names_are_deterministic_and_fit_a_host_name() -> None:
 
 def placed(scheduling: Scheduling, extra: bool = False) -> dict[str, Any]:
     """The pod as its scheduler gets it."""
-    return scheduled(pod(extra=extra), scheduling, JOB, extra)
+    return with_scheduling(pod(extra=extra), scheduling, JOB, extra)
 
 
 def test_the_minimum_comes_before_the_extras_where_priority_classes_say_so() -> None:
@@ -209,13 +215,13 @@ def test_the_coscheduling_plugin_gets_a_group_of_the_minimum() -> None:
 def test_extras_do_not_take_the_room_of_their_own_gang(kind: Gang) -> None:
     gang = Scheduling(kind, minimum=2)
     members, extra = [placed(gang), placed(gang)], placed(gang, extra=True)
-    assert may_be_placed([*members, extra], gang) == []
+    assert extras_to_admit([*members, extra], gang) == []
     members[0]["spec"]["nodeName"] = "host-1"
-    assert may_be_placed([*members, extra], gang) == []
+    assert extras_to_admit([*members, extra], gang) == []
     members[1]["spec"]["nodeName"] = "host-1"
-    assert may_be_placed([*members, extra], gang) == [extra["metadata"]["name"]]
+    assert extras_to_admit([*members, extra], gang) == [extra["metadata"]["name"]]
     del extra["spec"]["schedulingGates"]
-    assert may_be_placed([*members, extra], gang) == []
+    assert extras_to_admit([*members, extra], gang) == []
 
 
 def test_a_gang_is_of_those_that_wait_for_nobody() -> None:
@@ -240,4 +246,4 @@ def test_a_gang_is_of_those_that_wait_for_nobody() -> None:
     ],
 )
 def test_why_a_pod_does_not_start_is_told(status: dict[str, Any], part: str) -> None:
-    assert waiting_for({"status": status}) == part
+    assert waiting_reason({"status": status}) == part

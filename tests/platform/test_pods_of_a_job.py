@@ -10,7 +10,7 @@ import pytest
 
 from everstep.runtime.job.spec import GIB, JobSpec, Patience, Resources, RoleSpec
 from everstep.runtime.master import Outcome, run
-from everstep.runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform, Owner, wishes, wishes_made
+from everstep.runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform, Owner, ensure_sizes, watch_sizes
 from everstep.runtime.platform.kubernetes.platform import shared_token
 from everstep.runtime.platform.kubernetes.pods import NODE, pod_name
 from everstep.runtime.protocol.messages import Ack, Action, Finished
@@ -39,12 +39,12 @@ class Job:
 
     async def master(self, stop: asyncio.Event, remove: bool = True, say: Callable[[str], None] = print) -> Outcome:
         """One master's life."""
-        await wishes_made(self._api, JOB, OWNER, {"worker": 2})
+        await ensure_sizes(self._api, JOB, OWNER, {"worker": 2})
         async with KubernetesPlatform(self._api, JOB, OWNER, TEMPLATE) as platform:
             return await run(
                 SPEC, self._store, platform, credentials=CREDENTIALS, agent_arguments=["--", "x.py"],
                 agent_environment={}, stop=stop, remove_nodes=lambda: remove,
-                sizes=wishes(self._api, JOB, say, lambda _: asyncio.sleep(0.01)),
+                sizes=watch_sizes(self._api, JOB, say, lambda _: asyncio.sleep(0.01)),
             )  # fmt: skip
 
     async def agent(self, node: str) -> Agent:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.platform import Gone, NodeRequest, debris, process
+from everstep.runtime.platform import NodeEnd, NodeRequest, debris, process
 from everstep.runtime.platform.process import ProcessPlatform, end_nodes
-from everstep.runtime.platform.registry import Registered, Registry
+from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system import processes
 
 DEADLINE_S = 30
@@ -31,7 +31,7 @@ def job(tmp_path: Path) -> Iterator[str]:
     name = f"test-{uuid.uuid4().hex[:8]}"
     yield name
     end_nodes(tmp_path)
-    debris.clean(name, "worker-0-0")
+    debris.remove_debris(name, "worker-0-0")
 
 
 def platform(folder: Path, job: str, code: str = SLEEPS) -> ProcessPlatform:
@@ -49,10 +49,10 @@ async def runs(folder: Path) -> None:
     await until(lambda: (folder / "logs/worker-0-0.log").read_text())
 
 
-async def next_gone(made: ProcessPlatform) -> Gone:
+async def next_gone(made: ProcessPlatform) -> NodeEnd:
     """The next one."""
     async with asyncio.timeout(DEADLINE_S):
-        return await anext(made.gone())
+        return await anext(made.node_ends())
 
 
 def test_create_twice_makes_one_node(tmp_path: Path, job: str) -> None:
@@ -125,7 +125,7 @@ def test_a_second_platform_adopts_the_nodes_and_sees_their_end(tmp_path: Path, j
 
 
 def test_a_dead_node_is_there_until_its_end_is_told(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cleaning, may_clean, clean = threading.Event(), threading.Event(), debris.clean
+    cleaning, may_clean, clean = threading.Event(), threading.Event(), debris.remove_debris
 
     def gated(*given: Any) -> None:
         cleaning.set()
@@ -182,7 +182,7 @@ def test_a_nodes_end_is_told_although_what_it_left_cannot_be_removed(
     async def story() -> None:
         made = ProcessPlatform(tmp_path, job, ("/bin/sh", "-c", "exit 3"), say=said.append)
         node = await made.create(request())
-        assert await next_gone(made) == Gone("worker-0-0", node.uid, 3, "its agent ended with exit code 3")
+        assert await next_gone(made) == NodeEnd("worker-0-0", node.uid, 3, "its agent ended with exit code 3")
         assert await made.observe() == []
 
     asyncio.run(story())
@@ -249,7 +249,7 @@ def test_a_pid_that_another_process_has_now_is_never_killed(tmp_path: Path, job:
     try:
         began = processes.start_time(other.pid)
         assert began
-        Registry(tmp_path / "nodes").put(Registered("worker-0-0", job, "worker", "", other.pid, began - 1, 0.0))
+        Registry(tmp_path / "nodes").put(Registration("worker-0-0", job, "worker", "", other.pid, began - 1, 0.0))
         assert asyncio.run(platform(tmp_path, job).observe()) == []
         assert end_nodes(tmp_path) == []
         assert other.poll() is None

@@ -17,7 +17,7 @@ import psutil
 import pyspark
 
 from everstep.runtime.agent.ports import free_port
-from everstep.steps.preprocess.java import Java, find_java, unsuited
+from everstep.steps.preprocess.java import Java, find_java, unsupported_arguments
 from everstep.steps.preprocess.masters import ENCRYPTED
 from tests.harness import wait_until
 
@@ -72,7 +72,7 @@ def _home(folder: Path, java: Java) -> Path:
         "for argument; do\n"
         "  shift\n"
         '  case "$argument" in\n'
-        f"    {'|'.join(unsuited(java))}) ;;\n"
+        f"    {'|'.join(unsupported_arguments(java))}) ;;\n"
         '    *) set -- "$@" "$argument" ;;\n'
         "  esac\n"
         "done\n"

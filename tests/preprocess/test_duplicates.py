@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.steps.preprocess.cleaning import digest_of
-from everstep.steps.preprocess.duplicates import Hashes, Slice, by_kind, later
+from everstep.steps.preprocess.duplicates import Hashes, Slice, by_kind, later_positions
 from tests.examples import examples
 
 
@@ -26,7 +26,7 @@ def test_the_first_of_equal_documents_stays_in_whatever_order_the_pieces_come(
     found = set()
     for pieces in by.values():
         random.shuffle(pieces)
-        for number, positions in later(pieces):
+        for number, positions in later_positions(pieces):
             assert (np.diff(positions.astype(int)) > 0).all()
             found |= {(number, position) for position in positions.tolist()}
     seen: set[int] = set()

@@ -12,10 +12,10 @@ from everstep.steps.preprocess import encoding
 from everstep.steps.preprocess.encoding import (
     BLOCK,
     HARD_CASES,
-    How,
+    EncodingMethod,
     fast_encoder,
     make_encoder,
-    not_for_tiktoken,
+    needs_tokenizers,
     proven_encoder,
 )
 from everstep.steps.preprocess.vocabulary import train
@@ -55,8 +55,8 @@ def test_text_without_spaces_is_not_a_long_run() -> None:
     """Chinese and Japanese have none: their text shall not be encoded slowly."""
     fast = fast_encoder(PLAIN)
     assert fast is not None
-    assert not not_for_tiktoken("\u6771\u4eac\u3002" * 10_000, fast.added)
-    assert not_for_tiktoken("\u6771" * 10_000, fast.added)
+    assert not needs_tokenizers("\u6771\u4eac\u3002" * 10_000, fast.added)
+    assert needs_tokenizers("\u6771" * 10_000, fast.added)
 
 
 def test_an_added_token_in_a_text_is_that_token() -> None:
@@ -66,7 +66,7 @@ def test_an_added_token_in_a_text_is_that_token() -> None:
 
 
 def test_a_trained_vocabulary_is_proven_for_tiktoken() -> None:
-    assert make_encoder(PLAIN, TEXTS).how is How.TIKTOKEN
+    assert make_encoder(PLAIN, TEXTS).how is EncodingMethod.TIKTOKEN
 
 
 def test_a_split_by_regular_expression_is_proven_too() -> None:
@@ -86,7 +86,7 @@ def test_a_split_by_regular_expression_is_proven_too() -> None:
         ),
     )
     encoder = make_encoder(tokenizer.to_str(), TEXTS)
-    assert encoder.how is How.TIKTOKEN
+    assert encoder.how is EncodingMethod.TIKTOKEN
     assert encoder.encode("walk 123456 times").tolist() == direct(tokenizer.to_str(), "walk 123456 times")
 
 
@@ -95,7 +95,7 @@ def test_another_kind_of_tokenizer_is_encoded_by_its_own_library() -> None:
     value["normalizer"] = json.loads(normalizers.Lowercase().__getstate__())
     lower = json.dumps(value)
     encoder = make_encoder(lower, TEXTS)
-    assert encoder.how is How.TOKENIZERS
+    assert encoder.how is EncodingMethod.TOKENIZERS
     assert encoder.encode("SELF").tolist() == direct(lower, "self")
 
 
@@ -106,7 +106,7 @@ def test_merges_that_give_another_result_are_not_proven() -> None:
     value["model"]["merges"].append(["xq", "zw"])
     value["model"]["vocab"] |= {"xqzw": whole, "xq": whole + 1, "zw": whole + 2}
     encoder = make_encoder(json.dumps(value), [])
-    assert encoder.how is How.TOKENIZERS
+    assert encoder.how is EncodingMethod.TOKENIZERS
     assert encoder.encode("xqzw").tolist() == direct(json.dumps(value), "xqzw")
 
 
@@ -136,7 +136,7 @@ def test_a_difference_on_a_hard_case_alone_is_enough(monkeypatch: pytest.MonkeyP
     for case in filter(None, HARD_CASES):
         wrong = replace(fast, encode=lambda text, case=case: fast.encode(text)[: -1 if text == case else None])
         monkeypatch.setattr(encoding, "fast_encoder", lambda _, wrong=wrong: wrong)
-        assert make_encoder(PLAIN, TEXTS).how is How.TOKENIZERS
+        assert make_encoder(PLAIN, TEXTS).how is EncodingMethod.TOKENIZERS
 
 
 def test_training_twice_gives_the_same_file() -> None:
@@ -151,6 +151,6 @@ def test_what_a_file_keeps_of_its_last_use_cuts_off_no_document_and_fills_up_non
     tokenizer.enable_padding(length=8)
     kept = tokenizer.to_str() if fast else tokenizer.to_str().replace('"dropout":null', '"dropout":0.0000001')
     made = make_encoder(kept, TEXTS)
-    assert made.how is (How.TIKTOKEN if fast else How.TOKENIZERS)
+    assert made.how is (EncodingMethod.TIKTOKEN if fast else EncodingMethod.TOKENIZERS)
     for text in ("a", TEXTS[0] * 3):
         assert made.encode(text).tolist() == DIRECT.encode(text, add_special_tokens=False).ids

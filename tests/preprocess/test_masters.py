@@ -107,7 +107,7 @@ def test_a_local_master_talks_to_itself_and_tries_again(tmp_path: Path) -> None:
 
 
 def test_executors_on_kubernetes_are_pods_like_the_driver_and_end_with_it(tmp_path: Path) -> None:
-    told = masters.kubernetes("k8s://", POD, 2, tmp_path / "pod.json")
+    told = masters.kubernetes_settings("k8s://", POD, 2, tmp_path / "pod.json")
     assert told["spark.master"] == "k8s://https://10.0.0.1:443"
     assert told["spark.kubernetes.driver.pod.name"] == POD.name
     assert told["spark.kubernetes.namespace"] == "ml"
@@ -117,7 +117,10 @@ def test_executors_on_kubernetes_are_pods_like_the_driver_and_end_with_it(tmp_pa
     assert told["spark.kubernetes.authenticate.oauthTokenFile"] == "/token"
     assert told["spark.executor.memoryOverhead"] == "1600m"
     assert len(told["spark.kubernetes.executor.podNamePrefix"]) <= 47
-    assert masters.kubernetes("k8s://https://api:6443", POD, 2, tmp_path)["spark.master"] == "k8s://https://api:6443"
+    assert (
+        masters.kubernetes_settings("k8s://https://api:6443", POD, 2, tmp_path)["spark.master"]
+        == "k8s://https://api:6443"
+    )
     made = json.loads(masters.pod_template(POD))
     (container,) = made["spec"]["containers"]
     assert container["command"] == ["python", "-m", "everstep.steps.preprocess.executor"]

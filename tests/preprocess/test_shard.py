@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from everstep.runtime.data import IndexedDataset, write_cached_index, write_index
 from everstep.runtime.store import open_store
 from everstep.runtime.text import extents
-from everstep.steps.preprocess.assemble import NONE, Source, assemble, kept_ranges
+from everstep.steps.preprocess.assemble import NOTHING_DROPPED, Source, assemble, kept_ranges
 from everstep.steps.preprocess.cleaning import Cleaning, digest_of
 from everstep.steps.preprocess.duplicates import Hashes, by_kind
-from everstep.steps.preprocess.encoding import How, Recipe
+from everstep.steps.preprocess.encoding import EncodingMethod, Recipe
 from everstep.steps.preprocess.parts import SAMPLES, Part, Samples
 from everstep.steps.preprocess.plan import shards
-from everstep.steps.preprocess.shard import Job, Refused, Written, shard_key, write_shard, write_shards
+from everstep.steps.preprocess.shard import Job, ShardRefusal, ShardResult, shard_key, write_shard, write_shards
 from everstep.steps.preprocess.vocabulary import train
 from everstep.steps.preprocess.workspace import shelf
 from tests.minio import MinIO
@@ -33,23 +33,23 @@ DOCUMENTS = ["ab", "", "\u00e9", "xyz"]
 BYTES = [[97, 98], [0xC3, 0xA9], [120, 121, 122]]
 
 
-def tokenize(folder: Path, documents: list, tasks: int = 1, **settings: object) -> tuple[Job, list[Written]]:
+def tokenize(folder: Path, documents: list, tasks: int = 1, **settings: object) -> tuple[Job, list[ShardResult]]:
     """Shards of documents whose tokens are their bytes."""
     file = folder / "a.jsonl"
     lines = (json.dumps(document if isinstance(document, dict) else {"text": document}) for document in documents)
     file.write_text("".join(line + "\n" for line in lines))
     (folder / "work").mkdir(exist_ok=True)
-    told = {"keys": ("text",), "recipe": Recipe(How.BYTES), "eod": 0, "dtype": "uint16", **settings}
+    told = {"keys": ("text",), "recipe": Recipe(EncodingMethod.BYTES), "eod": 0, "dtype": "uint16", **settings}
     job = Job(uri=str(folder / "work"), **told)  # type: ignore[arg-type]
     return job, [write_shard(job, shard, 0) for shard in shards("document", extents(str(file)), tasks)]
 
 
-def sources(written: list[Written], split: str = "document", key: int = 0) -> list[Source]:
+def sources(written: list[ShardResult], split: str = "document", key: int = 0) -> list[Source]:
     kept = [one for each in written for one in each.splits if one.split == split]
-    return [Source(one.parts[key], NONE) for one in kept]
+    return [Source(one.parts[key], NOTHING_DROPPED) for one in kept]
 
 
-def parts_of(written: Written) -> tuple[Part, ...]:
+def parts_of(written: ShardResult) -> tuple[Part, ...]:
     (split,) = written.splits
     return split.parts
 
@@ -196,7 +196,7 @@ def test_the_documents_that_are_shown_do_not_depend_on_the_tasks(tmp_path: Path)
         for one in written:
             for sample in one.samples:
                 samples.take(sample)
-        chosen.append(samples.chosen())
+        chosen.append(samples.in_order())
     assert chosen[0] == chosen[1]
     assert [one.texts[0] for one in chosen[0]] == sorted(texts, key=lambda text: digest_of([text]))[:SAMPLES]
 
@@ -206,7 +206,7 @@ def test_after_a_refused_text_no_further_shard_is_begun(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("no json\n" + '{"text": "x"}\n' * 100)
     first, *others = shards("document", extents(str(tmp_path / "a.jsonl")), 3)
     (refused,) = write_shards(job, [first])
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, ShardRefusal)
     assert refused.told.startswith(f"{tmp_path}/a.jsonl:1:1: not JSON")
     assert list(write_shards(job, others)) == []
 
@@ -233,7 +233,7 @@ def test_shards_in_a_store_are_those_of_a_folder_and_are_taken_again(tmp_path: P
     made = []
     for number, uri in enumerate((str(tmp_path / "work"), store.uri)):
         tokenizer = f"{uri}/tokenizer.json" if number else str(tmp_path / "tokenizer.json")
-        recipe, asked = Recipe(How.TIKTOKEN, tokenizer), Cleaning(held_out=0.3, unique=True)
+        recipe, asked = Recipe(EncodingMethod.TIKTOKEN, tokenizer), Cleaning(held_out=0.3, unique=True)
         job, _ = tokenize(tmp_path, texts)
         job = replace(job, uri=uri, recipe=recipe, cleaning=asked)
         planned = shards("document", extents(str(tmp_path / "a.jsonl")), 3)
@@ -274,8 +274,8 @@ def test_of_two_attempts_of_a_shard_one_counts_and_the_others_files_are_gone(
 
     job, (first,) = tokenize(tmp_path, DOCUMENTS)
     (planned,) = shards("document", extents(str(tmp_path / "a.jsonl")), 1)
-    answers = iter([lambda *_: None, module._finished])  # the other attempt was not done when this one began
-    monkeypatch.setattr(module, "_finished", lambda *asked: next(answers)(*asked))
+    answers = iter([lambda *_: None, module._read_committed])  # the other attempt was not done when this one began
+    monkeypatch.setattr(module, "_read_committed", lambda *asked: next(answers)(*asked))
     assert write_shard(job, planned, 1) == first
     files = sorted(path.name for path in Path(job.uri).iterdir())
     key, (part,) = shard_key(planned), parts_of(first)

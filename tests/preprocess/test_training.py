@@ -11,7 +11,7 @@ from everstep.steps.corpus.run import run as make_corpus
 from everstep.steps.entry import StepError
 from everstep.steps.preprocess import Config
 from everstep.steps.preprocess.run import run
-from everstep.steps.preprocess.tokenizer_files import tokenizer_file
+from everstep.steps.preprocess.tokenizer_files import find_tokenizer
 
 TEXTS = [f"value_{number} = compute({number}, na\u00efve)\n" * 5 for number in range(60)]
 
@@ -55,9 +55,9 @@ def test_of_a_corpus_it_is_in_the_store_and_found_again(given: Config, tmp_path:
     config = changed(given, input=corpus, output_prefix="")
     uri = run(config).outputs["uri"]
     assert Path(uri).parent == tmp_path / "store/tokenizers"
-    written = tokenizer_file(uri, "--tokenizer").stat().st_mtime_ns
+    written = find_tokenizer(uri, "--tokenizer").stat().st_mtime_ns
     assert run(config).outputs["uri"] == uri
-    assert tokenizer_file(uri, "--tokenizer").stat().st_mtime_ns == written
+    assert find_tokenizer(uri, "--tokenizer").stat().st_mtime_ns == written
 
 
 def test_what_cannot_be_trained_is_refused(given: Config) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from everstep.runtime.job import records as job
 from everstep.runtime.protocol.messages import Member, Restore, Round
-from everstep.runtime.report.history import Point, _Trained, history
+from everstep.runtime.report.history import Point, _PointsByRound, history
 
 
 def formed(time: float, number: int, iteration: int | None = None) -> job.RoundFormed:
@@ -102,9 +102,9 @@ def test_what_was_trained_is_found_as_by_looking_at_all(
     told: list[tuple[int, int]], number: int, iteration: int, until: int
 ) -> None:
     points = [Point(float(time), *one) for time, one in enumerate(told)]
-    trained = _Trained(points)
+    trained = _PointsByRound(points)
     before = [p.iteration for p in points if p.round < number or (p.round == number and p.time <= until)]
     assert trained.newest(number, until) == max(before, default=0)
     later = [p for p in points if p.round > number and p.iteration > iteration]
     first = min((p.round for p in later), default=0)
-    assert trained.passed(number, iteration) == min((p.time for p in later if p.round == first), default=None)
+    assert trained.time_passed(number, iteration) == min((p.time for p in later if p.round == first), default=None)

@@ -10,7 +10,7 @@ import pytest
 from hera.workflows import DAG, Workflow
 
 from everstep.steps import report
-from everstep.steps.report.__main__ import failures
+from everstep.steps.report.__main__ import parse_failures
 from tests.harness import PATIENCE_S
 
 
@@ -43,12 +43,12 @@ def test_a_duration_that_is_no_number_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ['"[{\\"displayName\\": \\"a\\"}]"', '[{"displayName": "a"}]'])
 def test_failures_are_read_quoted_or_not(text: str) -> None:
-    assert failures(text) == ({"displayName": "a"},)
+    assert parse_failures(text) == ({"displayName": "a"},)
 
 
 @pytest.mark.parametrize("text", ["", '"null"', "null", "{{workflow.failures}}", "[1]"])
 def test_no_failures_are_none(text: str) -> None:
-    assert failures(text) == ()
+    assert parse_failures(text) == ()
 
 
 def test_the_handler_takes_argos_variables_and_no_inputs() -> None:

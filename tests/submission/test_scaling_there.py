@@ -4,7 +4,7 @@ import pytest
 
 from everstep.cli.main import main
 from everstep.runtime.platform.kubernetes import Owner
-from everstep.runtime.platform.kubernetes.sizes import sizes_in, wishes_of
+from everstep.runtime.platform.kubernetes.sizes import parse_sizes, sizes_config_map
 from tests.submission.clusters import Cluster
 
 Environment = dict[str, str]
@@ -16,14 +16,14 @@ def run(cluster: Cluster, by_kube: Environment, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("KUBECONFIG", by_kube["KUBECONFIG"])
     uid = cluster.add({"metadata": {"name": "run"}})["metadata"]["uid"]
     for job in (f"{uid}-train", "another-train"):
-        made = wishes_of(job, Owner("run", uid), {"chief": 1, "worker": 2})
+        made = sizes_config_map(job, Owner("run", uid), {"chief": 1, "worker": 2})
         cluster.config_maps[made["metadata"]["name"]] = made
     return cluster
 
 
 def sizes(cluster: Cluster) -> dict[str, int]:
     """What the run's own says, with the other's untouched."""
-    mine, other = map(sizes_in, cluster.config_maps.values())
+    mine, other = map(parse_sizes, cluster.config_maps.values())
     assert other == {"chief": 1, "worker": 2}
     return mine
 

@@ -10,7 +10,7 @@ import pytest
 from everstep.cli.main import main
 from everstep.runtime.journal import journal
 from everstep.runtime.platform.kubernetes import Owner
-from everstep.runtime.platform.kubernetes.sizes import wishes_of
+from everstep.runtime.platform.kubernetes.sizes import sizes_config_map
 from everstep.runtime.store import open_store
 from everstep.runtime.submission.lost import LATE_S, overdue
 from tests.job.world import World, platform
@@ -35,7 +35,7 @@ def run(cluster: Cluster, by_kube: Environment, tmp_path: Path, monkeypatch: pyt
     parameters = [{"name": "store", "value": str(tmp_path / "store")}]
     made = cluster.add({"metadata": {"name": "run"}, "spec": {"arguments": {"parameters": parameters}}})
     job = f"{made['metadata']['uid']}-train"
-    sizes = wishes_of(job, Owner("run", made["metadata"]["uid"]), {"worker": 2})
+    sizes = sizes_config_map(job, Owner("run", made["metadata"]["uid"]), {"worker": 2})
     cluster.config_maps[sizes["metadata"]["name"]] = sizes
     world = World(platform())
     world.join_all()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from supply.carried import IMAGES, carried
-from supply.lock import Locked, disagreements, locked
+from supply.carried import IMAGES, image_packages
+from supply.lock import LockedPackage, disagreements, parse_lock
 from tests.harness import ROOT
 
 ANYWHERE = re.compile(r"://|@\s*(file|git)|--(extra-)?index-url|--find-links|--trusted-host|-i\s")
@@ -28,14 +28,14 @@ def project() -> dict[str, Any]:
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_package_has_one_version_and_hashes_and_no_address(name: str) -> None:
     text = (ROOT / name).read_text()
-    packages = locked(text)
+    packages = parse_lock(text)
     assert len({one.name for one in packages}) == len(packages) > 1
     assert not ANYWHERE.search(text)
 
 
 def test_the_lock_is_what_pyproject_asks_for() -> None:
     """To mend: make lock."""
-    assert disagreements(project(), locked((ROOT / "constraints.txt").read_text())) == []
+    assert disagreements(project(), parse_lock((ROOT / "constraints.txt").read_text())) == []
 
 
 def test_a_lock_that_is_behind_is_told_line_by_line() -> None:
@@ -44,19 +44,19 @@ def test_a_lock_that_is_behind_is_told_line_by_line() -> None:
         "dependencies": ["a>=2", "b"],
         "optional-dependencies": {"more": ["c[d]==1.*"], "all": ["x[more]"]},
     }
-    told = disagreements(asked, [Locked("a", "1.9", (HASH,)), Locked("c", "1.4", (HASH,))])
+    told = disagreements(asked, [LockedPackage("a", "1.9", (HASH,)), LockedPackage("c", "1.4", (HASH,))])
     assert told == ["pyproject.toml asks for a>=2, constraints.txt has 1.9", "b is not in constraints.txt"]
 
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_all_that_an_image_gets_is_locked_at_the_version_that_is_tested(image: str) -> None:
-    versions = {one.name: one.version for one in locked((ROOT / "constraints.txt").read_text())}
-    found = {name: package.version for name, package in carried(image).items()}
+    versions = {one.name: one.version for one in parse_lock((ROOT / "constraints.txt").read_text())}
+    found = {name: package.version for name, package in image_packages(image).items()}
     assert found.items() <= versions.items()
 
 
 def test_for_linux_the_libraries_of_cuda_and_triton_are_locked() -> None:
-    names = {one.name for one in locked((ROOT / "constraints.txt").read_text())}
+    names = {one.name for one in parse_lock((ROOT / "constraints.txt").read_text())}
     assert names >= {"triton", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "nvidia-cusparselt-cu13"}
 
 
@@ -73,7 +73,7 @@ def test_for_linux_the_libraries_of_cuda_and_triton_are_locked() -> None:
 )
 def test_what_would_let_another_file_in_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="a: give one version"):
-        locked(f"# made by make lock\n{line}\n")
+        parse_lock(f"# made by make lock\n{line}\n")
 
 
 def test_all_that_make_and_ci_install_is_held_to_the_hashes() -> None:

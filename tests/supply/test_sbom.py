@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from supply.carried import IMAGES, carried
+from supply.carried import IMAGES, image_packages
 from supply.sbom import bill, main
 
 
@@ -17,7 +17,7 @@ def test_it_lists_what_the_image_gets(image: str) -> None:
     assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", made["serialNumber"])
     listed = {one["name"]: one for one in made["components"]}
     assert {name: one["version"] for name, one in listed.items()} == {
-        name: package.version for name, package in carried(image).items()
+        name: package.version for name, package in image_packages(image).items()
     }
     for name, one in listed.items():
         assert one["purl"] == one["bom-ref"] == f"pkg:pypi/{name}@{one['version']}"

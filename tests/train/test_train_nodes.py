@@ -12,7 +12,7 @@ from everstep.runtime.platform.gang import Gang
 from everstep.runtime.platform.kubernetes import Access, KubeError, Scheduling
 from everstep.runtime.platform.kubernetes.workflow import is_over
 from everstep.steps.train.config import Config
-from everstep.steps.train.nodes import heard, place_of, pods_beside, scheduling_of
+from everstep.steps.train.nodes import node_backend, scheduling_of, sibling_pods, stop_on_request
 from tests.platform.pod_api import PodApi
 
 UID = "0f9c3a1e-77aa-4b0e-9d6a-2f6f5f1f9a10"
@@ -42,13 +42,13 @@ def test_in_a_pod_of_argos_the_nodes_are_pods_like_it_and_the_master_listens_on_
     async def story() -> None:
         server = PodApi()
         server.pods["step"] = STEP
-        async with server as url, pods_beside("step", SPEC, Access(url, "ml"), PLAIN) as place:
+        async with server as url, sibling_pods("step", SPEC, Access(url, "ml"), PLAIN) as place:
             assert (place.address, place.spec.hosts) == ("10.1.2.3", "")
             assert await place.platform.observe() == []
             (secret,) = server.secrets.values()
             assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
             assert place.credentials.tls
-        async with server as url, pods_beside("step", SPEC, Access(url, "ml"), PLAIN, tls=False) as place:
+        async with server as url, sibling_pods("step", SPEC, Access(url, "ml"), PLAIN, tls=False) as place:
             assert not place.credentials.tls
 
     asyncio.run(story())
@@ -59,7 +59,7 @@ def test_the_namespaces_topology_orders_the_ranks_unless_the_job_says_otherwise(
         server = PodApi()
         server.pods["step"] = STEP
         server.configmaps["node-topology-config"] = {"data": {"topology_config": text}}
-        async with server as url, pods_beside("step", spec, Access(url, "ml"), PLAIN) as place:
+        async with server as url, sibling_pods("step", spec, Access(url, "ml"), PLAIN) as place:
             return place.spec.topology
 
     line, other = "asw-0 psw-0 192.168.0.1", "asw-1 psw-0 192.168.0.2"
@@ -87,8 +87,8 @@ def test_when_the_step_is_told_to_end_the_workflow_says_whether_for_good(
         server.pods["step"] = STEP
         server.workflows = {"w": there} if there else {}
         asked, stop = asyncio.Event(), asyncio.Event()
-        async with server as url, pods_beside("step", SPEC, Access(url, "ml"), PLAIN) as place:
-            hearing = asyncio.create_task(heard(asked, stop, place))
+        async with server as url, sibling_pods("step", SPEC, Access(url, "ml"), PLAIN) as place:
+            hearing = asyncio.create_task(stop_on_request(asked, stop, place))
             asked.set()
             await stop.wait()
             assert hearing.result() is for_good
@@ -100,7 +100,7 @@ def test_nodes_train_on_where_nobody_knows_whether_the_step_comes_again() -> Non
     async def story() -> None:
         server = PodApi()
         server.pods["step"] = STEP
-        async with server as url, pods_beside("step", SPEC, Access(url, "ml"), PLAIN) as place:
+        async with server as url, sibling_pods("step", SPEC, Access(url, "ml"), PLAIN) as place:
             with server.away():
                 assert not await place.stopped_for_good()
 
@@ -118,7 +118,7 @@ def test_a_pod_that_no_workflow_owns_is_refused() -> None:
         server.pods["step"] = {**STEP, "metadata": {"name": "step", "uid": "p", "labels": {}}}
         async with server as url:
             with pytest.raises(KubeError, match="no Workflow owns it"):
-                async with pods_beside("step", SPEC, Access(url, "ml"), PLAIN):
+                async with sibling_pods("step", SPEC, Access(url, "ml"), PLAIN):
                     pass
 
     asyncio.run(story())
@@ -126,7 +126,7 @@ def test_a_pod_that_no_workflow_owns_is_refused() -> None:
 
 def test_without_a_pod_the_nodes_are_processes_of_this_machine(tmp_path: Path) -> None:
     async def story() -> None:
-        async with place_of(Config(), SPEC, tmp_path, {}) as place:
+        async with node_backend(Config(), SPEC, tmp_path, {}) as place:
             assert (place.address, place.spec) == ("127.0.0.1", SPEC)
             assert await place.stopped_for_good()
 
@@ -136,7 +136,7 @@ def test_without_a_pod_the_nodes_are_processes_of_this_machine(tmp_path: Path) -
 def test_a_pod_without_a_service_account_is_told(tmp_path: Path) -> None:
     async def story() -> None:
         with pytest.raises(KubeError, match="no service account here"):
-            async with place_of(Config(), SPEC, tmp_path, {"EVERSTEP_POD": "step"}):
+            async with node_backend(Config(), SPEC, tmp_path, {"EVERSTEP_POD": "step"}):
                 pass
 
     asyncio.run(story())
@@ -149,7 +149,7 @@ def test_flags_for_a_scheduler_are_told_to_it_and_to_nobody_on_this_machine(
     assert scheduling_of(config, SPEC) == Scheduling(Gang.VOLCANO, "research", "high", "", 1)
 
     async def story() -> None:
-        async with place_of(config, SPEC, tmp_path, {}):
+        async with node_backend(config, SPEC, tmp_path, {}):
             pass
 
     asyncio.run(story())
@@ -162,14 +162,14 @@ def test_the_gang_is_there_before_its_pods_and_gone_when_the_job_is_over() -> No
         server.pods["step"] = STEP
         gang = Scheduling(Gang.VOLCANO, minimum=2)
         async with server as url:
-            async with pods_beside("step", SPEC, Access(url, "ml"), gang):
+            async with sibling_pods("step", SPEC, Access(url, "ml"), gang):
                 pass
             assert [group["spec"]["minMember"] for group in server.podgroups.values()] == [2, 0]
-            async with pods_beside("step", SPEC, Access(url, "ml"), gang) as place:
+            async with sibling_pods("step", SPEC, Access(url, "ml"), gang) as place:
                 assert len(server.podgroups) == 2
-                assert place.over
-                await place.over()
-                await place.over()
+                assert place.release
+                await place.release()
+                await place.release()
         assert server.podgroups == {}
 
     asyncio.run(story())
@@ -182,7 +182,7 @@ def test_a_cluster_without_that_scheduler_is_told() -> None:
         server.kinds -= {"podgroups"}
         async with server as url:
             with pytest.raises(KubeError, match="--gang coscheduling: this cluster has no podgroups"):
-                async with pods_beside("step", SPEC, Access(url, "ml"), Scheduling(Gang.COSCHEDULING)):
+                async with sibling_pods("step", SPEC, Access(url, "ml"), Scheduling(Gang.COSCHEDULING)):
                     pass
 
     asyncio.run(story())

@@ -16,7 +16,7 @@ from everstep.runtime.store import open_store
 from everstep.steps.entry import StepError
 from everstep.steps.train import Config
 from everstep.steps.train.nodes import stopped_for_good
-from everstep.steps.train.run import ProgressLines, parameters, run
+from everstep.steps.train.run import ProgressLines, checkpoint_parameters, run
 
 
 def test_a_retry_finds_the_token_of_the_first_try(tmp_path: Path) -> None:
@@ -74,4 +74,4 @@ def test_parameters_are_counted_in_the_header_of_the_shard(tmp_path: Path) -> No
     size = 8 + len(header)
     held = Holding(1, 3, size=size, key="c/rank-00000.safetensors", digest="d" * 32)
     store.put("c/manifest.json", encode_manifest(make_commit("j", 1, [held])))
-    assert parameters(store, "c") == 17
+    assert checkpoint_parameters(store, "c") == 17

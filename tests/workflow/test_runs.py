@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from everstep.cli.run_views import got, listed, logged, long, short
+from everstep.cli.run_views import list_view, log_lines, long_duration, run_view, short_duration
 from everstep.errors import BadInput
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
@@ -64,7 +64,7 @@ def test_a_run_is_shown_as_by_argo_get() -> None:
         ("   │ └─✔ b(1)", "say", pod("w[1].b(1)", "say"), "4s", ""),
         ("   └─✔ c(0)", "library/hear", pod("w[1].c(0)", "hear"), "4s", ""),
     ]
-    lines = got(run(), NOW).splitlines()
+    lines = run_view(run(), NOW).splitlines()
     assert lines[:11] == [
         "Name:                w",
         "Namespace:           default",
@@ -83,10 +83,10 @@ def test_a_run_is_shown_as_by_argo_get() -> None:
 
 
 def test_runs_are_listed_as_by_argo_list(tmp_path: Path) -> None:
-    assert listed(tmp_path, NOW) == "No workflows found"
+    assert list_view(tmp_path, NOW) == "No workflows found"
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / "workflow.json").write_text(json.dumps(run()))
-    assert listed(tmp_path, NOW).splitlines() == [
+    assert list_view(tmp_path, NOW).splitlines() == [
         "NAME   STATUS      AGE   DURATION   PRIORITY   MESSAGE",
         "w      Succeeded   2m    1m         0",
     ]
@@ -104,10 +104,14 @@ def test_logs_are_told_by_pod_and_chosen_by_pod_or_step(tmp_path: Path) -> None:
         own |= {"podName": pod(name, template), "log": str(log)}
     (folder / "workflow.json").write_text(json.dumps(workflow))
     said = [f"{pod(name, template)}: from {name}" for name, template in names.items()]
-    assert list(logged(folder, "", follow=True)) == said
-    assert list(logged(folder, "c", follow=False)) == list(logged(folder, pod("w[1].c(0)", "hear"), False)) == said[1:]
+    assert list(log_lines(folder, "", follow=True)) == said
+    assert (
+        list(log_lines(folder, "c", follow=False))
+        == list(log_lines(folder, pod("w[1].c(0)", "hear"), False))
+        == said[1:]
+    )
     with pytest.raises(BadInput, match="no step begins with 'z'"):
-        list(logged(folder, "z", follow=False))
+        list(log_lines(folder, "z", follow=False))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,7 @@ def test_logs_are_told_by_pod_and_chosen_by_pod_or_step(tmp_path: Path) -> None:
     ],
 )
 def test_times_are_said_in_their_largest_units(seconds: float, texts: tuple[str, str]) -> None:
-    assert (short(seconds), long(seconds)) == texts
+    assert (short_duration(seconds), long_duration(seconds)) == texts
 
 
 HERA = """

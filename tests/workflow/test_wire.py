@@ -201,11 +201,11 @@ def test_an_answer_that_comes_too_slowly_is_none(drops: Drops, tmp_path: Path) -
     if b"A: " in drops.first:
         with (
             pytest.raises(web.WebError, match="context deadline exceeded"),
-            web.opened(web.Request(drops.url, timeout_s=0.2)),
+            web.open_request(web.Request(drops.url, timeout_s=0.2)),
         ):
             pass
         return
-    with web.opened(web.Request(drops.url)) as answer:
+    with web.open_request(web.Request(drops.url)) as answer:
         answer.clock = lambda: next(minutes)
         with pytest.raises(web.WebError, match="less than 1024 bytes came in 60 s"):
             answer.body(1 << 30)
@@ -251,7 +251,7 @@ def test_no_header_follows_a_redirect_to_another_host(tmp_path: Path, monkeypatc
         at = {"url": f"{same.url}{path}", "auth": {"basicAuth": BASIC}, "headers": headers}
         remote.download(at, Library.of([SECRET]), tmp_path / "got")
     answered = web.Request(f"{same.url}/go", headers=[("Authorization", "Bearer x"), ("X-Api-Key", "sk-123")])
-    with web.opened(answered) as answer:
+    with web.open_request(answered) as answer:
         assert answer.body(10) == b"ok"
     for server in (same, other):
         server.close()
@@ -313,7 +313,7 @@ GARBAGE = some.one_of(
 def test_any_answer_is_a_file_or_one_line(wire: Wire, answer: bytes) -> None:
     wire.answers["/any"] = wire.answers["/x"] = answer
     try:
-        with web.opened(web.Request(f"{wire.url}/any")) as came:
+        with web.open_request(web.Request(f"{wire.url}/any")) as came:
             came.body(1000)
     except web.WebError as error:
         said = str(error)

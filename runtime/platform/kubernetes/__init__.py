@@ -9,16 +9,30 @@ detection of changes", "Resource versions").
 """
 
 from everstep.runtime.platform.kubernetes.api import Access, KubeApi, KubeError
-from everstep.runtime.platform.kubernetes.groups import groups_deleted, groups_made
+from everstep.runtime.platform.kubernetes.groups import delete_groups, ensure_groups
 from everstep.runtime.platform.kubernetes.platform import KubernetesPlatform
 from everstep.runtime.platform.kubernetes.pods import Owner, template_of, with_shared_memory
 from everstep.runtime.platform.kubernetes.scheduling import Scheduling, minimum_of
-from everstep.runtime.platform.kubernetes.sizes import wishes, wishes_made
-from everstep.runtime.platform.kubernetes.switches import topology_of
-from everstep.runtime.platform.kubernetes.workflow import end_of, owner_of, will_not_return
+from everstep.runtime.platform.kubernetes.sizes import ensure_sizes, watch_sizes
+from everstep.runtime.platform.kubernetes.switches import read_topology
+from everstep.runtime.platform.kubernetes.workflow import is_over_for_good, owner_of, read_deadline
 
 __all__ = [
-    "Access", "KubeApi", "KubeError", "KubernetesPlatform", "Owner", "Scheduling", "end_of", "groups_deleted",
-    "groups_made", "minimum_of", "owner_of", "template_of", "topology_of", "will_not_return", "wishes", "wishes_made",
+    "Access",
+    "KubeApi",
+    "KubeError",
+    "KubernetesPlatform",
+    "Owner",
+    "Scheduling",
+    "delete_groups",
+    "ensure_groups",
+    "ensure_sizes",
+    "is_over_for_good",
+    "minimum_of",
+    "owner_of",
+    "read_deadline",
+    "read_topology",
+    "template_of",
+    "watch_sizes",
     "with_shared_memory",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ ALLOWED_S = 60.0
 """What was allowed before and is refused now is asked again for so long: an API server that has just started refuses
 until it has read its own rules (Kubernetes' issue 121635).
 """
-NO_RIGHT = re.compile(r'User ".*" cannot ')
+FORBIDDEN_USER = re.compile(r'User ".*" cannot ')
 """In what the API server says where a right is missing; it forbids for other reasons, too: a quota, a policy."""
 T = TypeVar("T")
 Kind = Literal[
@@ -112,7 +112,7 @@ class KubeApi:
     async def ensure(self, kind: Kind, manifest: Mapping[str, Any]) -> None:
         """The object is there, made now or before; waits while the API is away. Raises KubeError for a refusal."""
         try:
-            await self.patiently(lambda: self.create(kind, manifest))
+            await self.retry(lambda: self.create(kind, manifest))
         except KubeError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
@@ -147,7 +147,7 @@ class KubeApi:
         limits = aiohttp.ClientTimeout(total=STREAM_S + 30, connect=10)
         try:
             async with self._open("GET", kind, asked=asked, limits=limits) as answer:
-                await self._answered(("WATCH", kind), answer)
+                await self._check_answer(("WATCH", kind), answer)
                 async for line in _lines(answer):
                     event = json.loads(line)
                     if event["type"] == "ERROR":
@@ -157,9 +157,9 @@ class KubeApi:
         except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError) as error:
             raise KubeError(f"{self._access.url}: {error or 'no answer'}") from None
 
-    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def retry(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask until there is an answer: 429, 5xx and no connection are waited out. Raises KubeError for another no."""
-        pauses = Pauses()
+        pauses = Backoff()
         while True:
             try:
                 return await ask()
@@ -171,12 +171,12 @@ class KubeApi:
     async def own_pod(self, name: str) -> dict[str, Any]:
         """The pod that asks, once its address is known: its containers may run before its kubelet has told. Waits while
         the API is away. Raises KubeError."""
-        pauses = Pauses()
-        while not ((pod := await self.patiently(lambda: self.get("pods", name))).get("status") or {}).get("podIP"):
+        pauses = Backoff()
+        while not ((pod := await self.retry(lambda: self.get("pods", name))).get("status") or {}).get("podIP"):
             await self.pause(pauses)
         return pod
 
-    async def pause(self, pauses: "Pauses", at_least_s: float = 0.0) -> None:
+    async def pause(self, pauses: "Backoff", at_least_s: float = 0.0) -> None:
         """Before the next try."""
         await self._wait(max(pauses.next(), at_least_s))
 
@@ -185,18 +185,18 @@ class KubeApi:
     ) -> dict[str, Any]:
         try:
             async with self._open(method, kind, name, body, asked) as answer:
-                await self._answered((method, kind), answer)
+                await self._check_answer((method, kind), answer)
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise KubeError(f"{self._access.url}: {error or 'no answer'}") from None
 
-    async def _answered(self, asked: tuple[str, str], answer: aiohttp.ClientResponse) -> None:
+    async def _check_answer(self, asked: tuple[str, str], answer: aiohttp.ClientResponse) -> None:
         """Raises KubeError for an answer from 400 on; a `passing` one where it was allowed until just now."""
         if answer.status < 400:
             self._allowed[asked] = None
             return
         error = await _refusal(answer, self._access.url)
-        no_right = answer.status == HTTPStatus.FORBIDDEN and NO_RIGHT.search(str(error))
+        no_right = answer.status == HTTPStatus.FORBIDDEN and FORBIDDEN_USER.search(str(error))
         if (no_right or answer.status == HTTPStatus.UNAUTHORIZED) and asked in self._allowed:
             since, now = self._allowed[asked], self._clock()
             self._allowed[asked] = now if since is None else since
@@ -224,7 +224,7 @@ class KubeApi:
         return self._session.request(method, where, params=asked, json=body, headers=headers, **more)
 
 
-class Pauses:
+class Backoff:
     """Seconds to wait before each further try: longer and longer, and never the same for everybody."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ KINDS: dict[Gang, Kind] = {
 }  # fmt: skip
 
 
-async def groups_made(api: KubeApi, scheduling: Scheduling, job: str, owner: Owner) -> None:
+async def ensure_groups(api: KubeApi, scheduling: Scheduling, job: str, owner: Owner) -> None:
     """They are there, made now or by an earlier master. Raises KubeError, also where the cluster knows none."""
     for manifest in groups_of(scheduling, job, owner):
         try:
@@ -27,18 +27,18 @@ async def groups_made(api: KubeApi, scheduling: Scheduling, job: str, owner: Own
             ) from None
 
 
-async def groups_deleted(api: KubeApi, scheduling: Scheduling, job: str) -> None:
+async def delete_groups(api: KubeApi, scheduling: Scheduling, job: str) -> None:
     """They are gone. Raises KubeError."""
     if scheduling.gang not in KINDS:
         return
     for name in (group_name(job), group_name(job, extra=True)):
-        await _deleted(api, KINDS[scheduling.gang], name)
+        await _delete_group(api, KINDS[scheduling.gang], name)
 
 
-async def _deleted(api: KubeApi, kind: Kind, name: str) -> None:
+async def _delete_group(api: KubeApi, kind: Kind, name: str) -> None:
     try:
-        made = await api.patiently(lambda: api.get(kind, name))
-        await api.patiently(lambda: api.delete(kind, name, made["metadata"]["uid"], 0))
+        made = await api.retry(lambda: api.get(kind, name))
+        await api.retry(lambda: api.delete(kind, name, made["metadata"]["uid"], 0))
     except KubeError as error:
         if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
             raise

@@ -7,13 +7,13 @@ was asked for.
 from collections.abc import Iterable
 from typing import Any
 
-from everstep.runtime.platform import Gone, Node
-from everstep.runtime.platform.kubernetes.pods import ended, gone_of, node_of
+from everstep.runtime.platform import Node, NodeEnd
+from everstep.runtime.platform.kubernetes.pods import end_of_pod, has_ended, node_of
 
 Pod = dict[str, Any]
 
 
-class Known:
+class KnownPods:
     """The job's pods."""
 
     def __init__(self) -> None:
@@ -29,51 +29,51 @@ class Known:
 
     def pods(self) -> list[Pod]:
         """Those that have not ended."""
-        return [pod for pod in self._pods.values() if not ended(pod)]
+        return [pod for pod in self._pods.values() if not has_ended(pod)]
 
     def pod(self, uid: str) -> Pod | None:
         """The newest that is known of it, unless it is gone."""
         return self._pods.get(uid)
 
-    def asking(self) -> int:
+    def begin_list(self) -> int:
         """A list is asked for now; the ticket goes to `listed` with the answer."""
         self._asked += 1
         return self._asked
 
-    def listed(self, ticket: int, pods: Iterable[Pod]) -> list[Gone]:
+    def on_list(self, ticket: int, pods: Iterable[Pod]) -> list[NodeEnd]:
         """All there are. Those that were known when it was asked for, and are not there any more, are gone."""
         there = {pod["metadata"]["uid"]: pod for pod in pods}
         missing = [uid for uid, since in self._since.items() if since < ticket and uid not in there]
-        lost = [one for uid in missing for one in self.deleted(self._pods[uid])]
-        return [*lost, *(one for pod in there.values() for one in self.seen(pod))]
+        lost = [one for uid in missing for one in self.on_deleted(self._pods[uid])]
+        return [*lost, *(one for pod in there.values() for one in self.on_seen(pod))]
 
-    def made(self, pod: Pod) -> Node:
+    def on_created(self, pod: Pod) -> Node:
         """The answer to a create, or to a get: older than what a watch told of the same pod."""
         uid = pod["metadata"]["uid"]
         if uid not in self._told and uid not in self._pods:
             self._keep(uid, pod)
         return node_of(self._pods.get(uid, pod))
 
-    def seen(self, pod: Pod) -> list[Gone]:
+    def on_seen(self, pod: Pod) -> list[NodeEnd]:
         """As it is now; the news that it has ended, the first time."""
         uid = pod["metadata"]["uid"]
         self._keep(uid, pod)
-        return self._tell(pod, "") if ended(pod) else []
+        return self._end_once(pod, "") if has_ended(pod) else []
 
-    def deleted(self, pod: Pod) -> list[Gone]:
+    def on_deleted(self, pod: Pod) -> list[NodeEnd]:
         """It is no more."""
         uid = pod["metadata"]["uid"]
         self._pods.pop(uid, None)
         self._since.pop(uid, None)
-        return self._tell(pod, "its pod was deleted")
+        return self._end_once(pod, "its pod was deleted")
 
     def _keep(self, uid: str, pod: Pod) -> None:
         self._pods[uid] = pod
         self._since.setdefault(uid, self._asked)
 
-    def _tell(self, pod: Pod, otherwise: str) -> list[Gone]:
+    def _end_once(self, pod: Pod, otherwise: str) -> list[NodeEnd]:
         uid = pod["metadata"]["uid"]
         if uid in self._told:
             return []
         self._told.add(uid)
-        return [gone_of(pod, otherwise)]
+        return [end_of_pod(pod, otherwise)]

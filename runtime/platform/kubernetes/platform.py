@@ -15,23 +15,23 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from everstep.runtime.platform import Gone, Node, NodeRequest
-from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError, Pauses
-from everstep.runtime.platform.kubernetes.known import Known
+from everstep.runtime.platform import Node, NodeEnd, NodeRequest
+from everstep.runtime.platform.kubernetes.api import Backoff, KubeApi, KubeError
+from everstep.runtime.platform.kubernetes.known import KnownPods
 from everstep.runtime.platform.kubernetes.pods import (
     GRACE_S,
     TOKEN_KEY,
     Owner,
-    ended,
+    has_ended,
     node_of,
     pod_name,
     pod_of,
     secret_name,
     secret_of,
     selector,
-    waiting_for,
+    waiting_reason,
 )
-from everstep.runtime.platform.kubernetes.scheduling import PLAIN, Scheduling, may_be_placed, scheduled
+from everstep.runtime.platform.kubernetes.scheduling import PLAIN, Scheduling, extras_to_admit, with_scheduling
 from everstep.runtime.platform.kubernetes.taints import taint
 
 FORCE_AFTER_S = 2.0 * GRACE_S
@@ -41,7 +41,7 @@ FORCE_AFTER_S = 2.0 * GRACE_S
 async def shared_token(api: KubeApi, job: str, owner: Owner) -> str:
     """The job's token, from a Secret that the Workflow owns; made by whoever needs it first. Raises KubeError."""
     await api.ensure("secrets", secret_of(job, owner, secrets.token_urlsafe(32)))
-    there = await api.patiently(lambda: api.get("secrets", secret_name(job)))
+    there = await api.retry(lambda: api.get("secrets", secret_name(job)))
     return base64.b64decode(there["data"][TOKEN_KEY]).decode()
 
 
@@ -78,9 +78,9 @@ class KubernetesPlatform:
         self._said: dict[str, str] = {}
         """By UID: why the pod does not start, as it was told last."""
         self._clock = clock
-        self._known = Known()
+        self._known = KnownPods()
         self._listed = asyncio.Event()
-        self._news: asyncio.Queue[Gone] = asyncio.Queue()
+        self._news: asyncio.Queue[NodeEnd] = asyncio.Queue()
         self._ending: dict[str, float] = {}
         """By UID: when it was told to end."""
         self._watching: asyncio.Task[None] | None = None
@@ -115,28 +115,30 @@ class KubernetesPlatform:
         """
         try:
             made = pod_of(request, self._job, self._owner, self._template)
-            manifest = scheduled(self._limited(made), self._scheduling, self._job, request.extra)
+            manifest = with_scheduling(self._with_deadline(made), self._scheduling, self._job, request.extra)
         except ValueError as error:
             raise OSError(str(error)) from None
-        await self._mark(request.avoid_hosts)
+        await self._taint_hosts(request.avoid_hosts)
         try:
-            pod = await self._api.patiently(lambda: self._api.create("pods", manifest))
+            pod = await self._api.retry(lambda: self._api.create("pods", manifest))
         except KubeError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
             name = manifest["metadata"]["name"]
-            pod = await self._api.patiently(lambda: self._api.get("pods", name))
-            if ended(pod) or node_of(pod).name != request.name:
-                raise OSError(f"pod {name} is there already and {'has ended' if ended(pod) else 'not ours'}") from None
-        return self._known.made(pod)
+            pod = await self._api.retry(lambda: self._api.get("pods", name))
+            if has_ended(pod) or node_of(pod).name != request.name:
+                raise OSError(
+                    f"pod {name} is there already and {'has ended' if has_ended(pod) else 'not ours'}"
+                ) from None
+        return self._known.on_created(pod)
 
-    def _limited(self, pod: dict[str, Any]) -> dict[str, Any]:
+    def _with_deadline(self, pod: dict[str, Any]) -> dict[str, Any]:
         if self._ends_at is None:
             return pod
         left_s = max(1, math.ceil(self._ends_at - time.time()))
         return {**pod, "spec": {**pod["spec"], "activeDeadlineSeconds": left_s}}
 
-    async def _mark(self, hosts: Sequence[str]) -> None:
+    async def _taint_hosts(self, hosts: Sequence[str]) -> None:
         fresh = [host for host in hosts if self._taints and host not in self._tainted]
         self._tainted.update(fresh)
         for host in fresh:
@@ -145,7 +147,7 @@ class KubernetesPlatform:
     async def delete(self, name: str, uid: str) -> None:
         """Tell that pod to end; forget it when it was told so long ago that its host must be lost. Idempotent."""
         pod = self._known.pod(uid)
-        if pod is None or ended(pod):
+        if pod is None or has_ended(pod):
             return
         told = self._ending.setdefault(uid, now := self._clock())
         force = now >= told + FORCE_AFTER_S
@@ -154,18 +156,18 @@ class KubernetesPlatform:
         grace_s = 0 if force else GRACE_S
         where = pod_name(self._job, self._owner, name)
         try:
-            await self._api.patiently(lambda: self._api.delete("pods", where, uid, grace_s))
+            await self._api.retry(lambda: self._api.delete("pods", where, uid, grace_s))
         except KubeError as error:
             if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
                 raise
-            self._tell(self._known.deleted(pod))
+            self._publish(self._known.on_deleted(pod))
 
-    async def gone(self) -> AsyncIterator[Gone]:
+    async def node_ends(self) -> AsyncIterator[NodeEnd]:
         """Each node's end, with its exit code where the pod tells it; also of those that ended before this master."""
         while True:
             yield await self._news.get()
 
-    def _tell(self, news: list[Gone]) -> None:
+    def _publish(self, news: list[NodeEnd]) -> None:
         for one in news:
             self._ending.pop(one.uid, None)
             self._said.pop(one.uid, None)
@@ -173,21 +175,21 @@ class KubernetesPlatform:
 
     def _explain(self, pod: dict[str, Any]) -> None:
         """Say why it does not start, once for each reason."""
-        why, uid = waiting_for(pod), pod["metadata"]["uid"]
+        why, uid = waiting_reason(pod), pod["metadata"]["uid"]
         if why and why != self._said.get(uid):
             self._said[uid] = why
             self._say(f"{node_of(pod).name}: {why}")
 
     async def _watch(self) -> None:
         """List, watch, list again. Ends only with a refusal that waiting does not mend (KubeError)."""
-        pauses, version = Pauses(), ""
+        pauses, version = Backoff(), ""
         while True:
             try:
                 version = version or await self._list()
-                await self._admit()
+                await self._admit_extras()
                 async for event in self._api.watch("pods", selector(self._job), version):
-                    pauses, version = Pauses(), self._take(event)
-                    await self._admit()
+                    pauses, version = Backoff(), self._handle_event(event)
+                    await self._admit_extras()
                 await self._api.pause(pauses)  # The server ends each stream after a while.
             except KubeError as error:
                 if error.status == HTTPStatus.GONE:
@@ -196,9 +198,9 @@ class KubernetesPlatform:
                     raise
                 await self._api.pause(pauses, error.after_s)
 
-    async def _admit(self) -> None:
+    async def _admit_extras(self) -> None:
         """Open the gates of extras when it is time."""
-        for name in may_be_placed(self._known.pods(), self._scheduling):
+        for name in extras_to_admit(self._known.pods(), self._scheduling):
             try:
                 await self._api.patch("pods", name, {"spec": {"schedulingGates": None}})
             except KubeError as error:
@@ -206,18 +208,18 @@ class KubernetesPlatform:
                     raise
 
     async def _list(self) -> str:
-        ticket = self._known.asking()
+        ticket = self._known.begin_list()
         pods, version = await self._api.list("pods", selector(self._job))
-        self._tell(self._known.listed(ticket, pods))
+        self._publish(self._known.on_list(ticket, pods))
         self._listed.set()
         return version
 
-    def _take(self, event: dict[str, Any]) -> str:
+    def _handle_event(self, event: dict[str, Any]) -> str:
         """One event; returns the version that it brings."""
         pod = event["object"]
         if event["type"] == "DELETED":
-            self._tell(self._known.deleted(pod))
+            self._publish(self._known.on_deleted(pod))
         elif event["type"] != "BOOKMARK":
-            self._tell(self._known.seen(pod))
+            self._publish(self._known.on_seen(pod))
             self._explain(pod)
         return pod["metadata"]["resourceVersion"]

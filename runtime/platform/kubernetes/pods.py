@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.job.spec_values import quantity
-from everstep.runtime.platform import Gone, Node, NodeRequest
+from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 
 JOB, NODE, ROLE, NAME = "everstep/job", "everstep/node", "everstep/role", "everstep/job-name"
 """Labels (the job by its digest: names of jobs may be too long for one), and the annotation with the job's name."""
@@ -30,24 +30,24 @@ TOKEN_KEY = "token"
 OOM_KILLED = 247
 """The exit code that means out of memory in the table of faults; a container killed for it ends with 137 or 0."""
 COMMAND = ("python", "-m", "everstep.runtime.agent")
-OF_ARGO = ("/argo", "/var/run/argo", "/mainctrfs")
+ARGO_MOUNTS = ("/argo", "/var/run/argo", "/mainctrfs")
 """Folders that only Argo's own containers need."""
-KEPT = (
+KEPT_FIELDS = (
     "imagePullSecrets", "securityContext", "nodeSelector", "tolerations", "schedulerName", "runtimeClassName",
     "serviceAccountName", "priorityClassName", "dnsPolicy", "dnsConfig", "hostAliases", "affinity",
 )  # fmt: skip
-KEPT_OF_CONTAINER = ("image", "imagePullPolicy", "envFrom", "resources", "securityContext", "workingDir")
+KEPT_CONTAINER_FIELDS = ("image", "imagePullPolicy", "envFrom", "resources", "securityContext", "workingDir")
 SHARED_MEMORY = "/dev/shm"
 GRACE_S = 10
 """For a pod that the master does not need any more."""
 NOTICE_S = 25
 """For one that anybody else tells to end: the agent's 20 seconds to hand its state over, and some to go."""
-CANNOT_START = (
+CANNOT_START_REASONS = (
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError",
 )  # fmt: skip
 """Reasons of a container that waits for somebody to mend something."""
-GAVE_WAY = ("PreemptionByScheduler", "EvictionByEvictionAPI")
+EVICTED_REASONS = ("PreemptionByScheduler", "EvictionByEvictionAPI")
 """Reasons of the condition DisruptionTarget (Kubernetes, "Disruptions") that tell of no fault."""
 Pod = dict[str, Any]
 
@@ -109,18 +109,18 @@ def template_of(step: Pod) -> dict[str, Any]:
     mounts = [
         one
         for one in main.get("volumeMounts") or ()
-        if not one["mountPath"].startswith((*OF_ARGO, "/var/run/secrets/kubernetes.io"))
+        if not one["mountPath"].startswith((*ARGO_MOUNTS, "/var/run/secrets/kubernetes.io"))
     ]
     named = {one["name"] for one in mounts}
     container = {
         "name": "agent",
-        **{key: main[key] for key in KEPT_OF_CONTAINER if key in main},
+        **{key: main[key] for key in KEPT_CONTAINER_FIELDS if key in main},
         "env": [one for one in main.get("env") or () if not one["name"].startswith("ARGO_")],
         "volumeMounts": mounts,
     }
     volumes = [one for one in spec.get("volumes") or () if one["name"] in named]
     return copy.deepcopy(
-        {**{key: spec[key] for key in KEPT if key in spec}, "containers": [container], "volumes": volumes}
+        {**{key: spec[key] for key in KEPT_FIELDS if key in spec}, "containers": [container], "volumes": volumes}
     )
 
 
@@ -150,7 +150,7 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     spec = copy.deepcopy(dict(template))
     first, *others = spec["containers"]
     reference = {"secretKeyRef": {"name": secret_name(job), "key": TOKEN_KEY}}
-    told = {key: {"name": key, "value": _literal(value)} for key, value in request.environment.items()}
+    told = {key: {"name": key, "value": _escape(value)} for key, value in request.environment.items()}
     told |= {TOKEN: {"name": TOKEN, "valueFrom": reference}}
     for name, field in ((HOST, "spec.nodeName"), (IP, "status.podIP"), (HOST_IP, "status.hostIP")):
         told[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
@@ -163,7 +163,7 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": NOTICE_S,
     }  # fmt: skip
-    if terms := _places(request):
+    if terms := _host_terms(request):
         spec["affinity"] = _with_terms(spec.get("affinity") or {}, terms)
     metadata = {
         "name": pod_name(job, owner, request.name),
@@ -176,13 +176,13 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
 
 def _arguments(request: NodeRequest) -> list[str]:
     """The agent's; its `--host`, where none was asked for, is the one that it gets."""
-    given = [_literal(one) for one in request.arguments]
+    given = [_escape(one) for one in request.arguments]
     if not request.host and "--host" in given:
         given[given.index("--host") + 1] = f"$({HOST})"
     return given
 
 
-def _literal(text: str) -> str:
+def _escape(text: str) -> str:
     """The text such that Kubernetes leaves it alone: it reads `$(NAME)` and `$$` in arguments and variables."""
     return text.replace("$", "$$")
 
@@ -210,17 +210,17 @@ def _shared_memory(spec: Mapping[str, Any], given: Mapping[str, Any], agent: Map
     name = next((one["name"] for one in agent.get("volumeMounts") or () if one["mountPath"] == SHARED_MEMORY), "")
     if not before or now <= before:
         return volumes
-    return [_larger(one, now / before) if one["name"] == name else one for one in volumes]
+    return [_scale_volume(one, now / before) if one["name"] == name else one for one in volumes]
 
 
-def _larger(volume: dict[str, Any], times: float) -> dict[str, Any]:
+def _scale_volume(volume: dict[str, Any], times: float) -> dict[str, Any]:
     held = volume.get("emptyDir") or {}
     if "sizeLimit" not in held:
         return volume
     return {**volume, "emptyDir": {**held, "sizeLimit": str(int(quantity(held["sizeLimit"]) * times))}}
 
 
-def _places(request: NodeRequest) -> list[dict[str, Any]]:
+def _host_terms(request: NodeRequest) -> list[dict[str, Any]]:
     """What is demanded of the host: that it is the one that was asked for, and none of those to avoid."""
     host = "kubernetes.io/hostname"
     wanted = [{"key": host, "operator": "In", "values": [request.host]}] if request.host else []
@@ -243,42 +243,42 @@ def node_of(pod: Pod) -> Node:
     return Node(labels.get(NODE, ""), pod["metadata"]["uid"], labels.get(ROLE, ""), pod["spec"].get("nodeName") or "")
 
 
-def ended(pod: Pod) -> bool:
+def has_ended(pod: Pod) -> bool:
     """Whether its containers run no more, and never will."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
-def waiting_for(pod: Pod) -> str:
+def waiting_reason(pod: Pod) -> str:
     """Why it does not start, as far as it tells; "": it has started, or nothing stands in its way."""
     status = pod.get("status") or {}
     for one in status.get("containerStatuses") or ():
         held = (one.get("state") or {}).get("waiting") or {}
-        if held.get("reason") in CANNOT_START:
-            return f"its container cannot start, {held['reason']}: {_line(held.get('message'))}".rstrip(": ")
+        if held.get("reason") in CANNOT_START_REASONS:
+            return f"its container cannot start, {held['reason']}: {_one_line(held.get('message'))}".rstrip(": ")
     for one in status.get("conditions") or ():
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
             if one.get("reason") == "SchedulingGated":
                 return "it gets a machine after the nodes of the minimum"
-            return f"no machine has room for its pod: {_line(one.get('message'))}".rstrip(": ")
+            return f"no machine has room for its pod: {_one_line(one.get('message'))}".rstrip(": ")
     return ""
 
 
-def _line(message: str | None) -> str:
+def _one_line(message: str | None) -> str:
     return (message or "").partition("\n")[0]
 
 
-def gave_way(pod: Pod) -> bool:
+def was_evicted(pod: Pod) -> bool:
     """Whether the scheduler wanted its place for a more important pod, or it was evicted (a drain, an autoscaler)."""
     told = (pod.get("status") or {}).get("conditions") or ()
-    return any(one.get("type") == "DisruptionTarget" and one.get("reason") in GAVE_WAY for one in told)
+    return any(one.get("type") == "DisruptionTarget" and one.get("reason") in EVICTED_REASONS for one in told)
 
 
-def gone_of(pod: Pod, otherwise: str) -> Gone:
+def end_of_pod(pod: Pod, otherwise: str) -> NodeEnd:
     """How it ended, as far as the pod tells; `otherwise` for one that had not ended when last seen."""
-    return msgspec.structs.replace(_ended_as(pod, otherwise), gave_way=gave_way(pod))
+    return msgspec.structs.replace(_exit_of(pod, otherwise), gave_way=was_evicted(pod))
 
 
-def _ended_as(pod: Pod, otherwise: str) -> Gone:
+def _exit_of(pod: Pod, otherwise: str) -> NodeEnd:
     status = pod.get("status") or {}
     node = node_of(pod)
     dead = [
@@ -288,10 +288,10 @@ def _ended_as(pod: Pod, otherwise: str) -> Gone:
     ]
     code = int(dead[0].get("exitCode", 0)) if dead else None
     if any(one.get("reason") == "OOMKilled" for one in dead):
-        return Gone(node.name, node.uid, OOM_KILLED, "its container ran out of memory (OOMKilled)")
+        return NodeEnd(node.name, node.uid, OOM_KILLED, "its container ran out of memory (OOMKilled)")
     if reason := status.get("reason"):
-        said = f"{reason}: {_line(status.get('message'))}".rstrip(": ")
-        return Gone(node.name, node.uid, None, f"its pod ended, {said}")
-    if code is not None and ended(pod):
-        return Gone(node.name, node.uid, code, f"its agent ended with exit code {code}")
-    return Gone(node.name, node.uid, code, otherwise or "its pod ended")
+        said = f"{reason}: {_one_line(status.get('message'))}".rstrip(": ")
+        return NodeEnd(node.name, node.uid, None, f"its pod ended, {said}")
+    if code is not None and has_ended(pod):
+        return NodeEnd(node.name, node.uid, code, f"its agent ended with exit code {code}")
+    return NodeEnd(node.name, node.uid, code, otherwise or "its pod ended")

@@ -87,7 +87,7 @@ def _priority_class(scheduling: Scheduling, extra: bool) -> str:
     return (scheduling.extra_priority_class if extra else "") or scheduling.priority_class
 
 
-def scheduled(pod: Pod, scheduling: Scheduling, job: str, extra: bool) -> Pod:
+def with_scheduling(pod: Pod, scheduling: Scheduling, job: str, extra: bool) -> Pod:
     """The pod as its scheduler has to see it; `extra`: beyond the minimum.
 
     Extras stand outside of the gang, whose members are of one priority, and are Volcano's to take back.
@@ -111,7 +111,7 @@ def scheduled(pod: Pod, scheduling: Scheduling, job: str, extra: bool) -> Pod:
     return {**pod, "metadata": {**metadata, "labels": labels, "annotations": notes}, "spec": spec}
 
 
-def may_be_placed(pods: Collection[Pod], scheduling: Scheduling) -> list[str]:
+def extras_to_admit(pods: Collection[Pod], scheduling: Scheduling) -> list[str]:
     """Names of the extras whose gate shall open now: all, as soon as the whole minimum has machines."""
     held = [pod for pod in pods if {"name": GATE} in (pod["spec"].get("schedulingGates") or ())]
     placed = [pod for pod in pods if pod["spec"].get("nodeName") and not _is_extra(pod)]

@@ -19,21 +19,21 @@ LOOK_AGAIN_S = 3.0
 _LINE = re.compile(r"\s*([a-z][a-z0-9]*)\s*:\s*(-?[0-9]+)\s*")
 
 
-def wishes_of(job: str, owner: Owner, sizes: Mapping[str, int]) -> dict[str, Any]:
+def sizes_config_map(job: str, owner: Owner, sizes: Mapping[str, int]) -> dict[str, Any]:
     """The ConfigMap, as it begins."""
     metadata = {
         "name": secret_name(job), "labels": {JOB: digest(job)}, "annotations": {NAME: job},
         "ownerReferences": [owner.reference()],
     }  # fmt: skip
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text_of(sizes)}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: format_sizes(sizes)}}
 
 
-def text_of(sizes: Mapping[str, int]) -> str:
+def format_sizes(sizes: Mapping[str, int]) -> str:
     """As it stands there."""
     return "".join(f"{role}: {nodes}\n" for role, nodes in sizes.items())
 
 
-def sizes_in(found: Mapping[str, Any]) -> dict[str, int]:
+def parse_sizes(found: Mapping[str, Any]) -> dict[str, int]:
     """By role. Raises ValueError for a line that says none."""
     sizes = {}
     for line in ((found.get("data") or {}).get(KEY) or "").splitlines():
@@ -46,12 +46,12 @@ def sizes_in(found: Mapping[str, Any]) -> dict[str, int]:
     return sizes
 
 
-async def wishes_made(api: KubeApi, job: str, owner: Owner, sizes: Mapping[str, int]) -> None:
+async def ensure_sizes(api: KubeApi, job: str, owner: Owner, sizes: Mapping[str, int]) -> None:
     """The ConfigMap is there, made now or by an earlier master. Raises KubeError."""
-    await api.ensure("configmaps", wishes_of(job, owner, sizes))
+    await api.ensure("configmaps", sizes_config_map(job, owner, sizes))
 
 
-async def wishes(
+async def watch_sizes(
     api: KubeApi, job: str, say: Callable[[str], None], wait: Callable[[float], Awaitable[object]] = asyncio.sleep
 ) -> AsyncIterator[tuple[str, int]]:
     """(role, nodes) for each number that stands there first and whenever it is another one.
@@ -61,7 +61,7 @@ async def wishes(
     name, known, said = secret_name(job), {}, ""
     while True:
         try:
-            there = sizes_in(await api.patiently(lambda: api.get("configmaps", name)))
+            there = parse_sizes(await api.retry(lambda: api.get("configmaps", name)))
         except KubeError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise

@@ -8,13 +8,13 @@ from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
 NAME, KEY = "node-topology-config", "topology_config"
 
 
-async def topology_of(api: KubeApi) -> tuple[str, ...]:
+async def read_topology(api: KubeApi) -> tuple[str, ...]:
     """Its lines, for `JobSpec.topology`; none where there is no such ConfigMap, or no right to read it.
 
     Raises KubeError for lines that cannot be read.
     """
     try:
-        found = await api.patiently(lambda: api.get("configmaps", NAME))
+        found = await api.retry(lambda: api.get("configmaps", NAME))
     except KubeError as error:
         if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
             return ()

@@ -14,23 +14,23 @@ TAINT = {"key": "everstep/unfit", "effect": "NoSchedule"}
 async def taint(api: KubeApi, host: str, say: Callable[[str], None]) -> None:
     """Mark the node; where that cannot be done it is said, and the job goes on without."""
     try:
-        while not await _marked(api, host):
+        while not await _try_taint(api, host):
             pass
         say(f"node {host} is marked {TAINT['key']}:{TAINT['effect']}: no new pod of anybody's goes there")
     except KubeError as error:
         say(f"node {host} could not be marked {TAINT['key']}: {error}")
 
 
-async def _marked(api: KubeApi, host: str) -> bool:
+async def _try_taint(api: KubeApi, host: str) -> bool:
     """One try; False: somebody else has changed the node meanwhile."""
-    node = await api.patiently(lambda: api.get("nodes", host))
+    node = await api.retry(lambda: api.get("nodes", host))
     taints = node["spec"].get("taints") or []
     if any(one["key"] == TAINT["key"] for one in taints):
         return True
     version = {"resourceVersion": node["metadata"]["resourceVersion"]}
     change = {"metadata": version, "spec": {"taints": [*taints, TAINT]}}
     try:
-        await api.patiently(lambda: api.patch("nodes", host, change))
+        await api.retry(lambda: api.patch("nodes", host, change))
     except KubeError as error:
         if error.status == HTTPStatus.CONFLICT:
             return False

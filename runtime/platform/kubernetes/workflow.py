@@ -15,7 +15,7 @@ from everstep.runtime.platform.kubernetes.pods import Owner
 
 ANSWER_S = 5.0
 """A process that is told to end has no time to wait for long."""
-ENDED = ("Succeeded", "Failed", "Error")
+FINAL_PHASES = ("Succeeded", "Failed", "Error")
 EARLY_S = 5.0
 """So long before a Workflow's deadline its pods may be told to end: Argo rounds down, clocks differ."""
 
@@ -29,7 +29,7 @@ def owner_of(pod: Mapping[str, Any]) -> Owner:
     raise KubeError(f"pod {metadata['name']}: no Workflow owns it; run the step by Argo, or unset EVERSTEP_POD", 400)
 
 
-async def will_not_return(api: KubeApi, owner: Owner, now: float) -> bool:
+async def is_over_for_good(api: KubeApi, owner: Owner, now: float) -> bool:
     """Whether the Workflow is stopped, over or deleted: the step will not be tried again.
 
     False where the API does not say: then the nodes train on, and end by themselves when no master comes.
@@ -47,13 +47,13 @@ async def will_not_return(api: KubeApi, owner: Owner, now: float) -> bool:
 def is_over(workflow: Mapping[str, Any], now: float) -> bool:
     """Told to stop or terminate, ended, or past its deadline (of which Argo says nothing beforehand)."""
     spec, status = workflow.get("spec") or {}, workflow.get("status") or {}
-    if spec.get("shutdown") or status.get("phase") in ENDED:
+    if spec.get("shutdown") or status.get("phase") in FINAL_PHASES:
         return True
-    ends = ends_at(workflow)
+    ends = deadline_of(workflow)
     return ends is not None and now >= ends - EARLY_S
 
 
-def ends_at(workflow: Mapping[str, Any]) -> float | None:
+def deadline_of(workflow: Mapping[str, Any]) -> float | None:
     """When Argo ends it whatever it does (Unix time); None: it has no deadline, or has not begun."""
     deadline_s = (workflow.get("spec") or {}).get("activeDeadlineSeconds")
     began = (workflow.get("status") or {}).get("startedAt")
@@ -62,10 +62,10 @@ def ends_at(workflow: Mapping[str, Any]) -> float | None:
     return datetime.fromisoformat(began).timestamp() + int(deadline_s)
 
 
-async def end_of(api: KubeApi, owner: Owner) -> float | None:
+async def read_deadline(api: KubeApi, owner: Owner) -> float | None:
     """The deadline of the Workflow, see `ends_at`. Raises KubeError where the API refuses to tell."""
     try:
-        return ends_at(await api.patiently(lambda: api.get("workflows", owner.name)))
+        return deadline_of(await api.retry(lambda: api.get("workflows", owner.name)))
     except KubeError as error:
         if error.status == HTTPStatus.NOT_FOUND:
             return None

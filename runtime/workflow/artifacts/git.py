@@ -74,7 +74,7 @@ class _Commands:
             with self._ending.reaching(process.kill):
                 process.wait()
             if self._ending.why:
-                processes.end(lambda told: self._mark.encode() in told)
+                processes.kill_processes(lambda told: self._mark.encode() in told)
                 raise RemoteError(self._ending.why)
             if process.returncode and not may_fail:
                 errors.seek(0)

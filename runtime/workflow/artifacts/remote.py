@@ -56,7 +56,7 @@ def download(http: Mapping[str, Any], library: Library, to: Path, ending: web.En
     """Get what an http location has, whole; `ending` may end it. Raises RemoteError, NotThereError."""
     request, room = _request(http, library)._replace(ending=ending), Room(to.parent)
     try:
-        with web.opened(request) as answer, to.open("wb") as file:
+        with web.open_request(request) as answer, to.open("wb") as file:
             if answer.status == HTTPStatus.NOT_FOUND:
                 raise AbsentError(f"{answer.status} {answer.reason}")
             if answer.status // 100 != 2:
@@ -78,7 +78,7 @@ def upload(http: Mapping[str, Any], library: Library, source: Path) -> None:
         own = _request(http, library)
         request = own._replace(method="PUT", body=file, headers=[*content, *own.headers])
         try:
-            with web.opened(request) as answer:
+            with web.open_request(request) as answer:
                 if answer.status // 100 != 2:
                     status = f"{answer.status} {answer.reason}"
                     raise RemoteError(f"saving file {source.name} to {request.url} failed with reason: {status}")
@@ -124,7 +124,7 @@ def _token(told: Mapping[str, Any], library: Library) -> str:
                ("Content-Type", "application/x-www-form-urlencoded")]  # fmt: skip
     url, body = secret(told, "tokenURLSecret", library), urllib.parse.urlencode(form).encode()
     try:
-        with web.opened(web.Request(url, "POST", headers, body)) as answer:
+        with web.open_request(web.Request(url, "POST", headers, body)) as answer:
             if answer.status // 100 != 2:
                 raise RemoteError(f"the token's address answers {answer.status} {answer.reason}")
             found = json.loads(answer.body(TOKEN_BYTES))

@@ -41,7 +41,7 @@ def _send(spec: dict[str, Any]) -> dict[str, Any]:
     try:
         body = base64.b64decode(spec["body"]) or None
         request = web.Request(spec["url"], spec["method"], spec["headers"], body, spec["timeout_s"], context)
-        with web.opened(request) as answer:
+        with web.open_request(request) as answer:
             headers: dict[str, list[str]] = {}
             for name, value in answer.headers:
                 headers.setdefault("-".join(part.capitalize() for part in name.split("-")), []).append(value)

@@ -172,7 +172,7 @@ class _Executor:
         if not namespaces():
             print(SHARED_FOLDERS, file=sys.stderr)
         view, listener = asyncio.create_task(self._show()), asyncio.create_task(self._listen())
-        self._logs.begin()
+        self._logs.start()
         listener.add_done_callback(lambda _: self._changed.set())
         try:
             self._status.write()  # Before the first pod: whoever finds one without its launcher sees the run.
