@@ -195,7 +195,7 @@ class MasterClient:
         if status == 204:
             return None, ""
         if status == 401 and not self.met:
-            raise NotAllowed(f"the master at {self._address} refuses this node's token")
+            raise NotAllowed(f"the master at {self._address} rejects this node's token")
         if status == 400:
             raise NotUnderstood(_error_text(text))
         if status != 200:
@@ -203,7 +203,7 @@ class MasterClient:
         try:
             reply = msgspec.json.decode(text, type=kind)
         except msgspec.DecodeError as error:
-            return None, f"an answer that is no {kind.__name__}: {error}"
+            return None, f"an answer that is not a {kind.__name__}: {error}"
         if reply.epoch < self.epoch:
             return None, f"an answer of epoch {reply.epoch}, older than {self.epoch}"
         self.epoch = reply.epoch

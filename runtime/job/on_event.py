@@ -136,7 +136,7 @@ def _admit(tx: Transaction, join: Join) -> NodeState | None:
     if join.role not in tx.spec.roles:
         raise UnknownNode(f"role: job {tx.spec.job} has no {join.role!r}, only {', '.join(tx.spec.roles)}")
     if node is None and not _NODE.fullmatch(join.node):
-        raise Refused(f"node: {join.node[:120]!r} is no name for a node; use letters, digits and . _ -")
+        raise Refused(f"node: {join.node[:120]!r} is not a valid node name; use letters, digits and . _ -")
     if tx.state.phase is JobPhase.ENDED:
         raise UnknownNode(f"job {tx.spec.job} has ended: {tx.state.reason}")
     if join.host in tx.state.avoided or join.host in tx.spec.avoid_hosts:

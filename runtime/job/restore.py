@@ -44,7 +44,7 @@ def newest_restore(state: State) -> Restore | None:
     if trusted is None or every is None or (trusted.round, trusted.iteration) == (every.round, every.iteration):
         return every
     doubt = state.doubted[-1]
-    why = f"after iteration {doubt.iteration} of round {doubt.round}, restored in round {doubt.until}, it was no number"
+    why = f"after iteration {doubt.iteration} of round {doubt.round}, restored in round {doubt.until}, was not finite"
     return replace(trusted, reason=f"{trusted.reason}; a step back, for the loss {why}")
 
 

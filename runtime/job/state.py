@@ -178,7 +178,7 @@ def restore_point(state: State) -> tuple[int, int]:
 def _require_node(state: State, name: str) -> NodeState:
     node = state.nodes.get(name)
     if node is None:
-        raise UnlistedTransition(f"{name} is no node of this job")
+        raise UnlistedTransition(f"{name} is not a node of this job")
     return node
 
 

@@ -78,7 +78,7 @@ class Transaction:
         """The node of that name. Raises UnknownNode."""
         node = self.state.nodes.get(name)
         if node is None:
-            raise UnknownNode(f"{name} is no node of job {self.spec.job}")
+            raise UnknownNode(f"{name} is not a node of job {self.spec.job}")
         return node
 
     def mark_alive(self, name: str) -> None:

@@ -151,7 +151,7 @@ def archive(store: Store, job: str, before: int) -> None:
                 bodies = {body.number: body.data for body in _unpack(job, first, store.get(_block_key(job, first)))}
                 _delete_archived(store, job, {number: bodies[number] for number in left})
             except MissingError as error:
-                _log.warning("segments %s stay beside their block: %s", left, error)
+                _log.warning("archived segments %s are not deleted: %s", left, error)
     first = blocks[-1] + BLOCK if blocks else 1
     if first + BLOCK > before:
         return

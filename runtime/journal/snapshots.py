@@ -46,7 +46,7 @@ def newest(store: Store, job: str) -> tuple[int, State]:
         except NoSuchKey:
             continue  # Its master has just written newer ones and deleted it.
         except (SnapshotError, ValueError) as error:
-            _log.warning("%s is passed over, older ones and the journal's segments say the same: %s", key, error)
+            _log.warning("%s is skipped; older snapshots and the journal's segments replace it: %s", key, error)
     return 0, State()
 
 

@@ -123,7 +123,7 @@ class JournaledBrain:
         Raises RuntimeError. The caller of `feed` has reported why.
         """
         await self._astray.wait()
-        raise RuntimeError(f"job {self.spec.job}: the master could not take in what it was told; the next one replays")
+        raise RuntimeError(f"job {self.spec.job}: the brain failed on an event; the next master replays the journal")
 
     async def wait_until_durable(self) -> None:
         """Wait until everything decided so far is in the journal."""
@@ -187,7 +187,7 @@ class JournaledBrain:
                 await asyncio.to_thread(snapshots.write, self.store, self.spec.job, number, state)
                 await asyncio.to_thread(segments.archive, self.store, self.spec.job, number)
             except StoreError as error:
-                _log.warning("no snapshot was kept; the next one will be, a replay takes longer until then: %s", error)
+                _log.warning("no snapshot was written; a replay takes longer until the next one: %s", error)
 
     def _publish(self, state: State, records: list[Record]) -> None:
         before, self.state = self.state, state
@@ -249,7 +249,9 @@ class JournaledBrain:
             missing = await retry(what, partial(manifest.missing_shards, self.store, request))
             if not missing:
                 return await retry(what, commit)
-        _log.warning("iteration %d is not committed: %s is gone, a newer one is there", request.iteration, missing[0])
+        _log.warning(
+            "iteration %d is not committed: %s was deleted, there is a newer checkpoint", request.iteration, missing[0]
+        )
         return ""
 
     async def report_unrestored(self, report: Unrestored) -> None:
@@ -279,7 +281,7 @@ class JournaledBrain:
                 free = {place: keys for place, keys in unneeded.items() if place not in self.state.checkpoints}
                 await asyncio.to_thread(delete_checkpoints, self.store, free)
             except StoreError as error:
-                _log.warning("old checkpoints and debris stay until the next commit: %s", error)
+                _log.warning("old checkpoints and debris are not deleted before the next commit: %s", error)
             await self._sweep()
 
     async def _sweep(self) -> None:
@@ -288,7 +290,7 @@ class JournaledBrain:
             await asyncio.to_thread(lambda: list(self.store.sweep(checkpoints_prefix(self.spec.job))))
         except StoreError as error:
             if not self._unswept:
-                _log.warning("what killed writers left in the store stays: %s", error)
+                _log.warning("what killed writers left in the store was not deleted: %s", error)
             self._unswept = True
 
     async def confirm_ownership(self) -> None:

@@ -48,7 +48,7 @@ class Reconciler:
             except OSError as error:
                 if not is_shortage(error):
                     raise
-                self._seldom.log(f"nodes cannot be looked after just now: {error.strerror}")
+                self._seldom.log(f"nodes cannot be created or deleted now: {error.strerror}")
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def _reconcile(self) -> None:

@@ -31,11 +31,11 @@ async def retry(what: str, call: Callable[[], T]) -> T:
             if now() + pause > until:
                 raise
             if not failed:
-                _log.warning("%s: the store refuses, trying again: %s", what, error)
+                _log.warning("%s: the store fails, retrying: %s", what, error)
             failed = True
         else:
             if failed:
-                _log.warning("%s: the store has taken it", what)
+                _log.warning("%s: the store works again", what)
             return result
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)

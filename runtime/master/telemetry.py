@@ -78,7 +78,7 @@ class Telemetry:
         try:
             await asyncio.to_thread(self._store.put, f"{self._prefix}{self._number:06d}.jsonl", body)
         except StoreError as error:
-            _log.warning("telemetry was not stored, it is kept for the next time: %s", error)
+            _log.warning("telemetry was not stored and is kept for the next attempt: %s", error)
             self._lines = lines + self._lines
         else:
             self._stored = reported
@@ -92,7 +92,7 @@ class Telemetry:
         try:
             await asyncio.to_thread(pack, self._store, self._job)
         except (StoreError, NoSuchKey) as error:
-            _log.warning("old telemetry stays as it is until the next time: %s", error)
+            _log.warning("old telemetry was not packed, to be tried again: %s", error)
 
 
 def pack(store: Store, job: str) -> None:
