@@ -90,7 +90,7 @@ class MasterClient:
         self._find = find
         self._chance = chance
         self._say = say
-        self._lost = False
+        self._is_lost = False
         self.epoch = 0
         """The highest epoch that answered."""
         self.heard = time.monotonic()
@@ -99,7 +99,7 @@ class MasterClient:
         """Whether a master ever answered."""
         self.crowd = 1
         """Nodes that lose the master at the same moment."""
-        self._look_at = 0.0
+        self._next_lookup = 0.0
 
     @property
     def address(self) -> tuple[str, int]:
@@ -214,9 +214,9 @@ class MasterClient:
         if self._address != address:
             return True
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self._next_lookup:
             return False
-        self._look_at = now + self.crowd / LOOKS_PER_S * self._chance.uniform(0.5, 1.5)
+        self._next_lookup = now + self.crowd / LOOKS_PER_S * self._chance.uniform(0.5, 1.5)
         try:
             newest = await asyncio.get_running_loop().run_in_executor(self.threads, self._find)
         except (OSError, RuntimeError, KeyError):
@@ -229,14 +229,14 @@ class MasterClient:
 
     def _note_answer(self, address: str) -> None:
         self.heard, self.met = time.monotonic(), True
-        self._look_at = self.heard + self.crowd / LOOKS_PER_S * self._chance.random()
-        if self._lost:
-            self._lost = False
+        self._next_lookup = self.heard + self.crowd / LOOKS_PER_S * self._chance.random()
+        if self._is_lost:
+            self._is_lost = False
             self._say(f"the master at {address} answers")
 
     def _say_lost_once(self, address: str, path: str, wrong: str) -> None:
-        if not self._lost and self.met:
-            self._lost = True
+        if not self._is_lost and self.met:
+            self._is_lost = True
             self._say(f"the master at {address} does not answer {path} ({wrong}); the workers go on")
 
 

@@ -101,10 +101,10 @@ class AgentLifecycle:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[WorkerEnd | _RoundOver] = asyncio.Queue()
         self._talk = MasterDialogue(settings.node, int(time.time() * 1000))
-        self._refused = 0
-        self._known = False
-        self._seated = 0.0
-        self._reported: dict[int, int] = {}
+        self._refused_round = 0
+        self._is_known = False
+        self._seated_at = 0.0
+        self._iterations: dict[int, int] = {}
         self._posting: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._outputs = dependencies.make_outputs(resources.folder)
@@ -223,7 +223,7 @@ class AgentLifecycle:
                     seat = await self._client.join(join)
             except TimeoutError:
                 raise Leave(TRY_AGAIN, f"no round had a place for this node within {settings.pend_s:g} s") from None
-            self._known = True
+            self._is_known = True
             if seat is not None:
                 return seat
             if self._loop.time() - sent_at < _IMMEDIATE_S:  # Another agent has the node's name.
@@ -233,7 +233,7 @@ class AgentLifecycle:
         """Start the workers and wait for the round's end. Returns the first worker that failed; None if the round was
         broken and none had failed."""
         self._talk.take_seat(seat)
-        self._status.seat, self._seated, self._reported = seat, time.monotonic(), {}
+        self._status.seat, self._seated_at, self._iterations = seat, time.monotonic(), {}
         self._client.crowd = seat.group_world_size
         slots = self._settings.slots
         restore = seat.restore
@@ -278,7 +278,7 @@ class AgentLifecycle:
         await self._client.report_finished(self._talk.finished_message(seat.round))
 
     async def _report_fault(self, seat: Seat, end: WorkerEnd) -> None:
-        iteration = max(self._progress.iteration(end.local_rank), self._reported.get(end.local_rank, 0))
+        iteration = max(self._progress.iteration(end.local_rank), self._iterations.get(end.local_rank, 0))
         rank = seat.first_rank + end.local_rank
         oom = end.exit_code == -signal.SIGKILL and self._oom.rose_since_last_call()
         why = ", out of memory" if oom else ""
@@ -300,7 +300,7 @@ class AgentLifecycle:
         """Send heartbeats as long polls, and carry out the directives."""
         while True:
             beat = self._talk.next_heartbeat(**self._progress.observe()._asdict())
-            began, was_known = self._loop.time(), self._known
+            began, was_known = self._loop.time(), self._is_known
             try:
                 directive = await self._client.send_heartbeat(beat)
             except NoPlace:
@@ -355,7 +355,7 @@ class AgentLifecycle:
         await self._shutdown.leave_without_master(self._client)
 
     async def _watch_notice(self) -> None:
-        await self._shutdown.leave_on_notice(self._client, self._talk, lambda: self._known, self._save_newest)
+        await self._shutdown.leave_on_notice(self._client, self._talk, lambda: self._is_known, self._save_newest)
 
     async def _warn_without_everstep(self) -> None:
         await self._link.wait_without_greeting()
@@ -364,13 +364,13 @@ class AgentLifecycle:
 
     def _on_report(self, local_rank: int, report: Report) -> None:
         if self._link.seat is not None:
-            self._reported[local_rank] = report.iteration
+            self._iterations[local_rank] = report.iteration
             self._sender.add_iteration(self._link.seat, local_rank, report)
             self._sender.add_interval(self._link.seat, report.iteration, *self.keeper.interval())
 
     def _on_fetched(self, local_rank: int, fetched: msgspec.Struct) -> None:
         if self._link.seat is not None and isinstance(fetched, Fetched) and fetched.iteration:
-            self._sender.add_restored(self._link.seat, local_rank, fetched, time.monotonic() - self._seated)
+            self._sender.add_restored(self._link.seat, local_rank, fetched, time.monotonic() - self._seated_at)
 
     def _on_persisted(self, holding: Holding) -> None:
         """Report a persisted shard. Called in a thread of the keeper."""
@@ -381,8 +381,8 @@ class AgentLifecycle:
         self._loop.call_soon_threadsafe(self._report_unrestored, refusals)
 
     def _report_unrestored(self, refusals: tuple[Refusal, ...]) -> None:
-        if (seat := self._link.seat) is not None and self._refused < seat.round:
-            self._refused = seat.round
+        if (seat := self._link.seat) is not None and self._refused_round < seat.round:
+            self._refused_round = seat.round
             few = tuple(
                 msgspec.structs.replace(refusal, why=refusal.why[:_LONGEST_WHY])
                 for refusal in refusals[:_MOST_REFUSALS]

@@ -30,18 +30,18 @@ class ProgressMonitor:
         self._clock = clock
         self._known = known
         self._first = self._before = self._changes()
-        self._began = clock()
-        self._moved: float | None = None
-        self._going = False
+        self._began_at = clock()
+        self._moved_at: float | None = None
+        self._is_running = False
 
     def begin(self) -> None:
         """Begin a round. The beacons in memory are still those of the previous round's workers and do not count."""
         self._first = self._before = self._changes()
-        self._began, self._moved, self._going = self._clock(), None, True
+        self._began_at, self._moved_at, self._is_running = self._clock(), None, True
 
     def end(self) -> None:
         """End the round: no worker runs."""
-        self._going = False
+        self._is_running = False
 
     def iteration(self, local_rank: int) -> int:
         """The iteration that this worker has reached in this round."""
@@ -49,16 +49,16 @@ class ProgressMonitor:
 
     def observe(self) -> Progress:
         """Read the beacons."""
-        if not self._going:
+        if not self._is_running:
             return Progress(0, "", 0.0, False, self._known)
         changes = self._changes()
         self._known |= changes != self._first
         # A worker's first value is not progress. A later one is, even if the beacon was not read in between.
         if any(now != before and now[0] > 1 for before, now in zip(self._before, changes, strict=True)):
-            self._moved = self._clock()
+            self._moved_at = self._clock()
         self._before = changes
-        since = self._began if self._moved is None else self._moved
-        still_s, moved = round(self._clock() - since, 3), self._moved is not None
+        since = self._began_at if self._moved_at is None else self._moved_at
+        still_s, moved = round(self._clock() - since, 3), self._moved_at is not None
         return Progress(*min(self._beacon(rank) for rank in range(self._slots)), still_s, moved, self._known)
 
     def _beacon(self, local_rank: int) -> tuple[int, str]:

@@ -13,10 +13,10 @@ from everstep.runtime.checkpoint.node.persist_interval import share_of
 
 _EXAMPLE = """\
 environment: EVERSTEP_JOB, EVERSTEP_JOB_TOKEN, EVERSTEP_MASTER (URL; https: all speak TLS),
-  EVERSTEP_STORE (URI) are needed;
+  EVERSTEP_STORE (URI) are required;
   EVERSTEP_DEAD_MAN_S (300), EVERSTEP_IP (127.0.0.1: where this node's server listens and others reach it),
   EVERSTEP_HOST_IP (its machine's address as a topology names it; default: EVERSTEP_IP),
-  EVERSTEP_RUN_DIR and OMP_NUM_THREADS are heard.
+  EVERSTEP_RUN_DIR and OMP_NUM_THREADS are optional.
 
 example:
   EVERSTEP_JOB=demo EVERSTEP_JOB_TOKEN=secret EVERSTEP_MASTER=http://127.0.0.1:8000 EVERSTEP_STORE=runs/store \\
@@ -112,22 +112,25 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--slots", type=int, default=1, help="workers on this node (default 1)")
     flags.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store")
     flags.add_argument(
-        "--checkpoint-overhead", default="", metavar="1%", help="instead: as often as takes this share of the time"
+        "--checkpoint-overhead",
+        default="",
+        metavar="1%",
+        help="instead: persist as often as takes this fraction of the time",
     )
     flags.add_argument(
-        "--persist-bytes-per-s", type=float, default=0.0, help="what it may write to the store (0: no limit)"
+        "--persist-bytes-per-s", type=float, default=0.0, help="limit of this node's writes to the store (0: no limit)"
     )
-    flags.add_argument("--max-restarts", type=int, default=3, help="told to the workers; the master decides")
+    flags.add_argument("--max-restarts", type=int, default=3, help="passed to the workers; the master decides")
     flags.add_argument("--preload", action="append", default=[], metavar="MODULE", help="one more import, repeatable")
     flags.add_argument("--no-fork-server", action="store_true", help="start each worker by exec, importing by itself")
     flags.add_argument(
-        "--network-check", type=int, metavar="CODE", help="be checked before joining; exit with CODE if not fit"
+        "--network-check", type=int, metavar="CODE", help="check the node before joining; exit with CODE if it is unfit"
     )
-    flags.add_argument(
-        "--has-beacon", action="store_true", help="the script shows its progress; else that is found out"
-    )
+    flags.add_argument("--has-beacon", action="store_true", help="the script is known to show its progress")
     flags.add_argument("--notice", type=float, default=20.0, help="seconds from SIGTERM until the node is gone")
-    flags.add_argument("--grace", type=float, default=3.0, help="of these, for the workers from SIGTERM to SIGKILL")
+    flags.add_argument(
+        "--grace", type=float, default=3.0, help="of these, seconds between SIGTERM and SIGKILL of the workers"
+    )
     flags.add_argument("command", nargs=argparse.REMAINDER, metavar="-- [-m] script args")
     return flags
 

@@ -50,32 +50,36 @@ class TelemetrySender:
         self._on_directive = on_directive
         self._look = look
         self._interval = (0, "")
-        self._kept: deque[_PendingLine] = deque(maxlen=_MOST_LINES)
+        self._pending: deque[_PendingLine] = deque(maxlen=_MOST_LINES)
         self._number = int(time.time() * 1000)  # Rises across the agents of a node, too.
-        self._some = asyncio.Event()
+        self._has_lines = asyncio.Event()
         self._sending = asyncio.Lock()
 
     def add(self, line: Mapping[str, float | int | str]) -> None:
         """Queue a line of telemetry; version, number, time and node are added."""
         self._number += 1
         facts = {"v": 1, "n": self._number, "time": round(time.time(), 4), "node": self._node}
-        self._kept.append(_PendingLine(self._number, {**line, **facts}))
-        self._some.set()
+        self._pending.append(_PendingLine(self._number, {**line, **facts}))
+        self._has_lines.set()
 
     def acknowledge(self, directive: Directive | None) -> None:
         """Drop the lines that the master has stored; wake the sender if a new master lacks some."""
         if directive is None:
             return
         while (
-            self._kept and self._kept[0].number <= directive.stored and self._kept[0].sent_to_epoch == directive.epoch
+            self._pending
+            and self._pending[0].number <= directive.stored
+            and self._pending[0].sent_to_epoch == directive.epoch
         ):
-            self._kept.popleft()
+            self._pending.popleft()
         if self._unsent():
-            self._some.set()
+            self._has_lines.set()
 
     def _unsent(self) -> list[_PendingLine]:
         """The first lines that the current master has not received."""
-        return list(islice((pending for pending in self._kept if pending.sent_to_epoch != self._client.epoch), _BATCH))
+        return list(
+            islice((pending for pending in self._pending if pending.sent_to_epoch != self._client.epoch), _BATCH)
+        )
 
     def add_iteration(self, seat: Seat, local_rank: int, report: Report) -> None:
         """Queue a worker's report of an iteration."""
@@ -104,14 +108,14 @@ class TelemetrySender:
     async def run(self) -> None:
         """Send telemetry as it comes, at most twice a second, until cancelled."""
         while True:
-            await self._some.wait()
+            await self._has_lines.wait()
             await self.flush()
             await asyncio.sleep(SEND_INTERVAL_S)
 
     async def flush(self) -> None:
         """Send until the current master has received all lines."""
         async with self._sending:
-            self._some.clear()
+            self._has_lines.clear()
             while batch := self._unsent():
                 lines, progress = tuple(pending.line for pending in batch), self._look()
                 iterations = (int(line.get("iteration", 0)) for line in lines if line.get("round") == self._talk.round)

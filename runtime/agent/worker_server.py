@@ -62,8 +62,8 @@ class LinkServer:
         self.on_report = on_report
         self.on_fetched = on_fetched
         self.on_unusable = on_unusable
-        self._began = asyncio.Event()
-        self._greeted = False
+        self._round_began = asyncio.Event()
+        self._has_greeted = False
         self.seat: Seat | None = None
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
@@ -76,11 +76,11 @@ class LinkServer:
     def begin_round(self, seat: Seat) -> None:
         """Answer the workers of this round from now on."""
         self.seat = seat
-        self._began.set()
+        self._round_began.set()
 
     def note_greeting(self) -> None:
         """Note that a worker has connected."""
-        self._greeted = True
+        self._has_greeted = True
 
     def end_round(self) -> None:
         """Disconnect the round's workers; their later messages do not count."""
@@ -91,9 +91,9 @@ class LinkServer:
 
     async def wait_without_greeting(self) -> None:
         """Wait until workers have run for some time and none has ever sent Hello; forever if one has."""
-        await self._began.wait()
+        await self._round_began.wait()
         await asyncio.sleep(_GREETING_S)
-        if self._greeted:
+        if self._has_greeted:
             await asyncio.Event().wait()
 
     async def close(self) -> None:

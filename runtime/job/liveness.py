@@ -41,7 +41,7 @@ class Liveness:
         """Whether any member has made progress in this round."""
         self._dumped: set[str] = set()
         self._start = state.round.restore.iteration if state.round and state.round.restore else 0
-        self._beyond = 0
+        self._trained = 0
         self.rearm(state, now)
 
     def rearm(self, state: State, now: float) -> None:
@@ -51,7 +51,7 @@ class Liveness:
         for node in state.nodes.values():
             self._queue_deadline(node)
         self._forget_movements()
-        self._told_at = now
+        self._started_at = now
 
     def _forget_movements(self) -> None:
         for names in (self._still, self._unmoved, self._moving):
@@ -91,12 +91,12 @@ class Liveness:
         before = self._iterations.get(name, 0)
         if iteration > before:
             self._iterations[name] = iteration
-            self._beyond += before <= self._start < iteration
+            self._trained += before <= self._start < iteration
 
     def begin_round(self, start: int, now: float) -> None:
         """Begin a round at iteration `start`; its members are told to start workers."""
         self._iterations.clear()
-        self._start, self._beyond, self._told_at = start, 0, now
+        self._start, self._trained, self._started_at = start, 0, now
         self._seated.clear()
         self._moved = False
         self._forget_movements()
@@ -108,7 +108,7 @@ class Liveness:
 
     def all_train(self, state: State) -> bool:
         """Whether every member has finished an iteration in this round."""
-        return self._beyond >= sum(state.members.values())
+        return self._trained >= sum(state.members.values())
 
     def all_still(self, state: State, now: float) -> bool:
         """Whether the job hangs: every member that still trains has reported no progress for `hang.timeout_s`, or has
@@ -116,14 +116,14 @@ class Liveness:
         still = self._still
         if self._unmoved:
             still = still | {name for name in self._unmoved if state.nodes[name].role in self._with_beacon}
-        late = now >= self._told_at + self._spec.hang.start_timeout_s
+        late = now >= self._started_at + self._spec.hang.start_timeout_s
         if late and len(self._seated) < sum(state.members.values()):
             still = still | {node.name for node in _training_nodes(state) if node.name not in self._seated}
         return self._includes_all_running(still, state)
 
     def start_deadline(self, now: float) -> float | None:
         """When members that have not reported to be in the round will count as standing still."""
-        deadline = self._told_at + self._spec.hang.start_timeout_s
+        deadline = self._started_at + self._spec.hang.start_timeout_s
         return deadline if deadline > now else None
 
     @property

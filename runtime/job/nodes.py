@@ -112,25 +112,25 @@ class NodeState(msgspec.Struct, frozen=True):
     holdings: tuple[Holding, ...] = ()
     after_round: int = 0
     life: int = 0
-    """Of the agent that joined last,"""
+    """The life of the agent that joined last."""
     join: int = 0
-    """and the number of its newest join."""
+    """The number of that agent's newest join."""
     round: int = 0
-    """The last round it was a member of; its ranks in it follow."""
+    """The last round it was a member of; the next fields are its ranks in it."""
     group_rank: int = 0
     first_rank: int = 0
     role_first_rank: int = 0
     finished_round: int = 0
-    """The last round that it ended well."""
+    """The last round that it finished."""
     faulted_round: int = 0
-    """The last round in which it told of a worker's death."""
+    """The last round in which it reported a worker's death."""
     leaving_until: float = 0.0
-    """It goes at this time at the latest: it is no candidate for rounds, its place is free. 0: it stays."""
+    """When it must be gone (Unix time): it is not chosen for rounds, and its replica is free. 0: it stays."""
     leaving_because: Reason | None = None
     left_at: float = 0.0
     left_because: Reason | None = None
     directive: int = 0
-    """Number of the directive; rises whenever `action` changes, or is told again."""
+    """Number of the directive; rises whenever `action` changes or is repeated."""
     action: Action = Action.CONTINUE
     action_reason: str = ""
     action_round: int = 0

@@ -146,7 +146,7 @@ def _admit(tx: Transaction, join: Join) -> NodeState | None:
     if node and node.phase in LIVE:
         if join.life == node.life:
             return node
-        tx.lose_node(join.node, Reason.NODE_LOST, "its agent was started anew")
+        tx.lose_node(join.node, Reason.NODE_LOST, "its agent was restarted")
     if node and join.life == node.life and node.action is Action.LEAVE:
         raise UnknownNode(f"{join.node} was told to leave: {node.action_reason}")
     index = join.index if join.index >= 0 else node.index if node else tx.state.nodes.count_ever(join.role)

@@ -75,19 +75,19 @@ class JournaledBrain:
         self._batch: list[Record] = []
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._decided = self._written = 0
-        self._durable: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._durability_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._manifests: deque[tuple[int, WriteManifest]] = deque()
-        self._full = asyncio.Event()
-        self._sooner = asyncio.Event()
+        self._has_decisions = asyncio.Event()
+        self._deadline_moved = asyncio.Event()
         self._alarm: float | None = None
         self._commits: asyncio.Queue[WriteManifest] = asyncio.Queue()
         self._deleting = asyncio.Lock()
         self._surveying = asyncio.Lock()
-        self._unswept = False
+        self._sweep_failed = False
         self._segments, self._records = journal.replayed
         self._last_segment = 0
-        self._long = asyncio.Event()
-        self._astray = asyncio.Event()
+        self._snapshot_due = asyncio.Event()
+        self._brain_failed = asyncio.Event()
 
     def feed(self, event: Event) -> None:
         """Give the brain an event. Its effects show in `state` once they are journaled. Raises Refused."""
@@ -99,10 +99,10 @@ class JournaledBrain:
                 case WriteManifest():
                     self._manifests.append((self._decided, decision))
         if self._batch or self._manifests:
-            self._full.set()
+            self._has_decisions.set()
         deadline = self.core.next_deadline()
         if deadline is not None and (self._alarm is None or deadline < self._alarm):
-            self._sooner.set()
+            self._deadline_moved.set()
 
     def _decide(self, event: Event) -> list[WriteRecord | WriteManifest]:
         understood = False
@@ -114,7 +114,7 @@ class JournaledBrain:
             raise
         finally:
             if not understood:
-                self._astray.set()
+                self._brain_failed.set()
         return decisions
 
     async def wait_for_brain_failure(self) -> None:
@@ -122,14 +122,14 @@ class JournaledBrain:
 
         Raises RuntimeError. The caller of `feed` has reported why.
         """
-        await self._astray.wait()
+        await self._brain_failed.wait()
         raise RuntimeError(f"job {self.spec.job}: the brain failed on an event; the next master replays the journal")
 
     async def wait_until_durable(self) -> None:
         """Wait until everything decided so far is in the journal."""
         if self._written < self._decided:
             future = asyncio.get_running_loop().create_future()
-            self._durable.append((self._decided, future))
+            self._durability_waiters.append((self._decided, future))
             await future
 
     async def wait_until(self, key: str, ready: Callable[[State], bool], seconds: float) -> bool:
@@ -156,10 +156,10 @@ class JournaledBrain:
         """Journal decisions until cancelled. Raises Fenced; StoreError if the store fails for minutes."""
         many = False
         while True:
-            await self._full.wait()
+            await self._has_decisions.wait()
             if many:
                 await asyncio.sleep(LINGER_S)
-            self._full.clear()
+            self._has_decisions.clear()
             batch, self._batch, state = self._batch, [], self.core.state
             many = len(batch) >= LARGE_BATCH
             if batch:
@@ -174,13 +174,13 @@ class JournaledBrain:
     def _count_replay(self, segment: int, records: int) -> None:
         self._last_segment, self._segments, self._records = segment, self._segments + 1, self._records + records
         if snapshots.is_due(self._segments, self._records, self.state):
-            self._long.set()
+            self._snapshot_due.set()
 
     async def write_snapshots(self) -> None:
         """Write a snapshot whenever a replay would take long, and archive older segments, until cancelled."""
         while True:
-            await self._long.wait()
-            self._long.clear()
+            await self._snapshot_due.wait()
+            self._snapshot_due.clear()
             self._segments = self._records = 0
             number, state = self._last_segment, self.state
             try:
@@ -204,19 +204,19 @@ class JournaledBrain:
 
     def _release_waiting(self) -> None:
         """Release what waited for records that are durable now."""
-        while self._durable and self._durable[0][0] <= self._written:
-            _wake(self._durable.popleft()[1])
+        while self._durability_waiters and self._durability_waiters[0][0] <= self._written:
+            _wake(self._durability_waiters.popleft()[1])
         while self._manifests and self._manifests[0][0] <= self._written:
             self._commits.put_nowait(self._manifests.popleft()[1])
 
     async def send_ticks(self) -> None:
         """Send a Tick at each deadline of the brain, until cancelled."""
         while True:
-            self._sooner.clear()
+            self._deadline_moved.clear()
             self._alarm = deadline = self.core.next_deadline()
             try:
                 async with asyncio.timeout(None if deadline is None else max(0.0, deadline - self.clock())):
-                    await self._sooner.wait()
+                    await self._deadline_moved.wait()
             except TimeoutError:
                 due = self.core.next_deadline()
                 if due is not None and due <= self.clock():
@@ -289,9 +289,9 @@ class JournaledBrain:
         try:
             await asyncio.to_thread(lambda: list(self.store.sweep(checkpoints_prefix(self.spec.job))))
         except StoreError as error:
-            if not self._unswept:
+            if not self._sweep_failed:
                 _log.warning("what killed writers left in the store was not deleted: %s", error)
-            self._unswept = True
+            self._sweep_failed = True
 
     async def confirm_ownership(self) -> None:
         """Confirm that this master still owns the job. Raises Fenced if another has taken it over."""
