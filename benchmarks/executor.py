@@ -125,10 +125,10 @@ def engine_s(manifest: dict[str, Any]) -> tuple[float, Engine]:
     engine = Engine(parsed, RunCreated(0.0, "bench", "uid"))
     now = 0.0
     while not engine.finished:
-        for node in engine.pending():
+        for node in engine.pending_pods():
             now += 1
             engine.handle(PodStarted(now, node.name, 7, 7))
-        for node in engine.running():
+        for node in engine.running_pods():
             now += 1
             engine.handle(PodEnded(now, node.name, 0))
     return (time.process_time() - began) / len(engine.nodes), engine
@@ -157,7 +157,7 @@ def lint_s() -> float:
 def status_line(engine: Engine) -> Line:
     """What the writes of `workflow.json` take of the time while something happens."""
     with tempfile.TemporaryDirectory() as folder:
-        writer = status.Writer(engine, Path(folder))
+        writer = status.StatusWriter(engine, Path(folder))
         for _ in range(2):  # The second finds the texts of the nodes, as all do but the first.
             began = time.perf_counter()
             writer.write()

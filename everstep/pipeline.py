@@ -105,7 +105,7 @@ def _lint(manifest: dict[str, Any]) -> None:
 
     wrong = [one for one in findings(Document(manifest, ""), Library()) if one.error]
     if wrong:
-        raise BadInput("\n  ".join(one.said for one in wrong))
+        raise BadInput("\n  ".join(one.text for one in wrong))
 
 
 def _first_line() -> str:

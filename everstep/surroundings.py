@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from everstep.errors import BadInput
 
 if TYPE_CHECKING:
-    from everstep.runtime.workflow.artifacts.archives import Limits
+    from everstep.runtime.workflow.artifacts.archives import UnpackLimits
 
 
 def checked_variables(names: Sequence[str]) -> tuple[str, ...]:
     """What --env has named. Raises BadInput for what is not set here."""
-    from everstep.runtime.workflow.pods.inherited import unknown
+    from everstep.runtime.workflow.pods.inherited import unset_names
 
-    for one in unknown(os.environ, names):
+    for one in unset_names(os.environ, names):
         value = "; it is passed on, not set here: write only its NAME" if "=" in one else ""
         raise BadInput(f"--env {one.partition('=')[0]}: no such variable is set here{value}")
     return tuple(names)
@@ -23,17 +23,17 @@ def checked_variables(names: Sequence[str]) -> tuple[str, ...]:
 
 def warn_missing_variables(run: str, names: Sequence[str]) -> None:
     """Of a run that is taken up: say what it once was given and has no more."""
-    from everstep.runtime.workflow.pods.inherited import unknown
+    from everstep.runtime.workflow.pods.inherited import unset_names
 
-    for one in unknown(os.environ, names):
+    for one in unset_names(os.environ, names):
         print(f"{run}: its pods had the variable {one}, which is not set here: they go on without it", file=sys.stderr)
 
 
-def archive_limits() -> "Limits":
+def archive_limits() -> "UnpackLimits":
     """As the environment says. Raises BadInput."""
-    from everstep.runtime.workflow.artifacts.archives import Limits
+    from everstep.runtime.workflow.artifacts.archives import UnpackLimits
 
     try:
-        return Limits.of(os.environ)
+        return UnpackLimits.from_environment(os.environ)
     except ValueError as error:
         raise BadInput(str(error)) from None

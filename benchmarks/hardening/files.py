@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.acceptance import Line
-from everstep.runtime.workflow.artifacts.archives import LIMITS, ArchiveError, untar
+from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, ArchiveError, untar
 from tests.workflow.test_archives import GOOD_TAR, Place, good_zip
 
 INSIDE, ARCHIVES, WIRE, SURROUNDINGS, SERVICES = (
@@ -114,13 +114,13 @@ def bomb(options: argparse.Namespace) -> Iterator[Line]:
         size, before = packed.stat().st_size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began, refused = time.monotonic(), False
         try:
-            untar(packed, out, LIMITS)
+            untar(packed, out, DEFAULT_LIMITS)
         except ArchiveError:
             refused = True
         took = time.monotonic() - began
         taken = sum(path.stat().st_size for path in out.rglob("*"))
         more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    allowed = max(LIMITS.unpacked_bytes, LIMITS.ratio * size)
+    allowed = max(DEFAULT_LIMITS.unpacked_bytes, DEFAULT_LIMITS.ratio * size)
     said = (
         f"{'refused' if refused else 'unpacked'} after {taken / 2**20:.0f} MiB, {took:.1f} s, {more:.0f} MiB of memory"
     )

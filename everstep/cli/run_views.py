@@ -48,11 +48,11 @@ def run_view(workflow: Mapping[str, Any], now: float) -> str:
 
     lines = [f"{name + ':':<20} {as_text(str(value))}".rstrip() for name, value in _facts(workflow, now)]
     table = [("STEP", "TEMPLATE", "PODNAME", "DURATION", "MESSAGE")]
-    for row in tree.folded(workflow):
+    for row in tree.folded_rows(workflow):
         waits = row.kind == "Suspend" and not row.phase.fulfilled
         mark = "ǁ" if waits else MARKS[row.phase][0]
         lasted = short_duration((row.finished or now) - row.started) if row.pod and row.started else ""
-        reference = (tree.nodes_of(workflow)[row.id].get("templateRef") or {}).get("name")
+        reference = (tree.workflow_nodes(workflow)[row.id].get("templateRef") or {}).get("name")
         template = f"{reference}/{row.template}" if reference else row.template
         title = as_text(f" {row.branch}{mark} {row.title}")
         table.append((title, template, row.pod, lasted, as_text(row.message)))
@@ -61,7 +61,7 @@ def run_view(workflow: Mapping[str, Any], now: float) -> str:
 
 def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
     """The lines above the tree."""
-    from everstep.runtime.submission.tree import moment
+    from everstep.runtime.submission.tree import unix_time
 
     metadata, spec, status = workflow["metadata"], workflow["spec"], workflow["status"]
     yield "Name", metadata["name"]
@@ -70,7 +70,7 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
     yield "Status", status["phase"]
     if status.get("message"):
         yield "Message", status["message"]
-    began, ended = moment(status.get("startedAt")), moment(status.get("finishedAt"))
+    began, ended = unix_time(status.get("startedAt")), unix_time(status.get("finishedAt"))
     for name, at in (("Created", _creation_time(workflow)), ("Started", began), ("Finished", ended)):
         if at:
             yield name, f"{datetime.fromtimestamp(at, UTC):%a %b %d %H:%M:%S %z} ({long_duration(now - at)} ago)"
@@ -85,7 +85,7 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
 
 def list_view(runs: Path, now: float) -> str:
     """What `argo list` prints; the newest last, where the eye is."""
-    from everstep.runtime.submission.tree import moment
+    from everstep.runtime.submission.tree import unix_time
 
     folders = {path.parent for file in FILES for path in runs.glob(f"*/{file}")}
     found = [read_workflow(folder) for folder in folders]
@@ -93,8 +93,8 @@ def list_view(runs: Path, now: float) -> str:
         return "No workflows found"
     table = [("NAME", "STATUS", "AGE", "DURATION", "PRIORITY", "MESSAGE")]
     for one in sorted(found, key=lambda one: (_creation_time(one), one["metadata"]["name"])):
-        status, began = one["status"], moment(one["status"].get("startedAt"))
-        lasted = (moment(status.get("finishedAt")) or now) - began if began else 0
+        status, began = one["status"], unix_time(one["status"].get("startedAt"))
+        lasted = (unix_time(status.get("finishedAt")) or now) - began if began else 0
         age, message = short_duration(now - _creation_time(one)), as_text(status.get("message") or "")
         priority = str(one["spec"].get("priority") or 0)
         table.append((one["metadata"]["name"], status["phase"], age, short_duration(lasted), priority, message))
@@ -103,9 +103,9 @@ def list_view(runs: Path, now: float) -> str:
 
 def _creation_time(workflow: Mapping[str, Any]) -> float:
     """When it was given to a launcher."""
-    from everstep.runtime.submission.tree import moment
+    from everstep.runtime.submission.tree import unix_time
 
-    return moment(workflow["status"].get("startedAt") or workflow["metadata"].get("creationTimestamp"))
+    return unix_time(workflow["status"].get("startedAt") or workflow["metadata"].get("creationTimestamp"))
 
 
 def log_lines(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
@@ -114,11 +114,11 @@ def log_lines(folder: Path, wanted: str, follow: bool) -> Iterator[str]:
     `follow`: until the run has ended.
     """
     from everstep.runtime.system.rotate import read_on
-    from everstep.runtime.workflow.run.run_folder import launcher
+    from everstep.runtime.workflow.run.run_folder import launcher_pid
 
     read: dict[Path, int] = {}
     while True:
-        over = launcher(folder) is None
+        over = launcher_pid(folder) is None
         for path, pod in _pod_logs(folder, wanted):
             at = read.get(path)
             before, text = read_on(path, at)

@@ -53,12 +53,12 @@ def read_on_cluster(namespace: str, name: str) -> dict[str, Any]:
     Its store is found by this environment. Raises BadInput.
     """
     from everstep.runtime.job.status import job_status
-    from everstep.runtime.submission.lost import of_run, overdue
+    from everstep.runtime.submission.lost import overdue_pods, run_selector
     from everstep.runtime.submission.route import ApiError
 
     try:
         found = find_on_cluster(namespace, name)
-        late = overdue(found.route.pods(of_run(name.partition("/")[0])), time.time())
+        late = overdue_pods(found.route.pods(run_selector(name.partition("/")[0])), time.time())
     except ApiError as error:
         raise BadInput(f"{name}: {error}") from None
     try:

@@ -27,13 +27,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Print them; returns the exit code."""
     import yaml
 
-    from everstep.runtime.submission.manifest import ClusterOptions, fit
+    from everstep.runtime.submission.manifest import ClusterOptions, fit_templates
     from everstep.steps.reuse import workflow_templates
 
     options = ClusterOptions(arguments.image, arguments.service_account, store_secret=arguments.store_secret)
     made = workflow_templates()
     for one in made:
-        fit(one["spec"], options, IMAGE)
+        fit_templates(one["spec"], options, IMAGE)
     sys.stdout.write(HEAD)
     yaml.safe_dump_all(made, sys.stdout, sort_keys=False, width=120)
     return 0

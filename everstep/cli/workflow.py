@@ -18,9 +18,9 @@ from everstep.surroundings import archive_limits, checked_variables, warn_missin
 
 if TYPE_CHECKING:
     from everstep.runtime.workflow.engine.engine import Engine
-    from everstep.runtime.workflow.manifest.files import Loaded
-    from everstep.runtime.workflow.run.control_requests import Ask
-    from everstep.runtime.workflow.run.run_folder import Beside
+    from everstep.runtime.workflow.manifest.files import LoadedWorkflow
+    from everstep.runtime.workflow.run.control_requests import ControlRequest
+    from everstep.runtime.workflow.run.run_folder import RunInputs
 
 STOPPED = 130
 POSITIONAL = {
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
 
 
-def _load(arguments: argparse.Namespace, templates: bool = False) -> "Loaded":
+def _load(arguments: argparse.Namespace, templates: bool = False) -> "LoadedWorkflow":
     from everstep.runtime.workflow import ManifestError
     from everstep.runtime.workflow.manifest.files import load
 
@@ -156,7 +156,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from everstep.runtime.workflow import ManifestError, parse
     from everstep.runtime.workflow.manifest.parse import with_arguments
     from everstep.runtime.workflow.pods.sandbox import Sandbox
-    from everstep.runtime.workflow.run.run_folder import Beside
+    from everstep.runtime.workflow.run.run_folder import RunInputs
 
     loaded = _load(arguments)
     manifest = with_arguments(loaded.document.value, _parameters(arguments), arguments.entrypoint)
@@ -165,7 +165,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except ManifestError as error:
         first = error.problems[0]
         of = "" if first.of in loaded.others else first.of
-        raise BadInput(f"{loaded.place(first)}: {first._replace(of=of).said}") from None
+        raise BadInput(f"{loaded.location(first)}: {first._replace(of=of).text}") from None
     metadata = manifest.get("metadata") or {}
     made_up = f"{metadata.get('generateName', 'workflow-')}{secrets.token_hex(2)}"
     name = arguments.name or metadata.get("name") or made_up
@@ -182,7 +182,7 @@ def _run(arguments: argparse.Namespace) -> int:
             os.chdir(arguments.work_dir)
         except OSError as error:
             raise BadInput(f"--work-dir {arguments.work_dir}: {error.strerror}") from None
-    given = Beside(loaded.library, path, checked_variables(arguments.env), sandbox)
+    given = RunInputs(loaded.library, path, checked_variables(arguments.env), sandbox)
     code = _execute(manifest, name, folder, given)
     _print_run(folder / name, arguments.output)
     return code
@@ -205,14 +205,14 @@ def _dump(value: Any, output: str) -> None:
 
 
 def _execute(
-    manifest: Any, name: str, folder: Path, beside: "Beside", restart: str = "",
+    manifest: Any, name: str, folder: Path, beside: "RunInputs", restart: str = "",
     parameters: Mapping[str, str] | None = None,
 ) -> int:  # fmt: skip
     from everstep.runtime.platform.process import end_nodes
     from everstep.runtime.workflow import CannotWriteError, ManifestError, RunOptions, check_name
     from everstep.runtime.workflow import run as run_workflow
-    from everstep.runtime.workflow.engine.events import TornError
-    from everstep.runtime.workflow.run.control_requests import AskError
+    from everstep.runtime.workflow.engine.events import CorruptLogError
+    from everstep.runtime.workflow.run.control_requests import ControlRequestError
     from everstep.runtime.workflow.run.view import watch
 
     try:
@@ -228,7 +228,7 @@ def _execute(
                 beside.variables, archive_limits(),
             )  # fmt: skip
             result = run_workflow(manifest, options)
-    except (ManifestError, AskError, TornError) as error:
+    except (ManifestError, ControlRequestError, CorruptLogError) as error:
         raise BadInput(str(error)) from None
     except CannotWriteError as error:
         print(f"everstep workflow: {error}", file=sys.stderr)
@@ -258,7 +258,7 @@ def _lint(arguments: argparse.Namespace) -> int:
     found = findings(loaded.document, loaded.library, loaded.others)
     if arguments.format == "text":
         for one in found:
-            print(one.told, file=sys.stderr)
+            print(one.text_with_place, file=sys.stderr)
         warnings = sum(not one.error for one in found)
         print(f"{loaded.document.file}: {len(found) - warnings} errors, {warnings} warnings", file=sys.stderr)
     else:
@@ -289,23 +289,23 @@ def _logs(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _send_request(arguments: argparse.Namespace, wish: "Ask") -> int:
-    from everstep.runtime.workflow.run.control_requests import AskError, ask, refusal
-    from everstep.runtime.workflow.run.run_folder import launcher
+def _send_request(arguments: argparse.Namespace, wish: "ControlRequest") -> int:
+    from everstep.runtime.workflow.run.control_requests import ControlRequestError, submit_request, take_refusal
+    from everstep.runtime.workflow.run.run_folder import launcher_pid
 
     folder = run_views.run_folder(arguments.runs, arguments.name)
-    holder = launcher(folder)
+    holder = launcher_pid(folder)
     if holder is None:
         raise BadInput(f"{arguments.name}: nobody runs it; `everstep workflow resume {arguments.name}` takes it up")
     try:
-        left = ask(folder, wish)
-    except AskError as error:
+        left = submit_request(folder, wish)
+    except ControlRequestError as error:
         raise BadInput(str(error)) from None
     while left.exists():
-        if launcher(folder) is None and _withdraw(folder, left):
+        if launcher_pid(folder) is None and _withdraw(folder, left):
             raise BadInput(f"{arguments.name}: process {holder} has ended meanwhile")
         time.sleep(0.05)
-    if why := refusal(left):
+    if why := take_refusal(left):
         raise BadInput(f"{arguments.name}: {why}")
     print(f"{arguments.name}: asked process {holder} to {arguments.what}", file=sys.stderr)
     return 0
@@ -325,11 +325,11 @@ def _withdraw(folder: Path, left: Path) -> bool:
 
 
 def _resume(arguments: argparse.Namespace) -> int:
-    from everstep.runtime.workflow.run.control_requests import Ask
-    from everstep.runtime.workflow.run.run_folder import launcher
+    from everstep.runtime.workflow.run.control_requests import ControlRequest
+    from everstep.runtime.workflow.run.run_folder import launcher_pid
 
-    if launcher(run_views.run_folder(arguments.runs, arguments.name)) is not None:
-        return _send_request(arguments, Ask("resume", arguments.node_field_selector))
+    if launcher_pid(run_views.run_folder(arguments.runs, arguments.name)) is not None:
+        return _send_request(arguments, ControlRequest("resume", arguments.node_field_selector))
     return _take_over(arguments)
 
 
@@ -344,36 +344,40 @@ def _retry(arguments: argparse.Namespace) -> int:
 
 
 def _take_over(arguments: argparse.Namespace, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
-    from everstep.runtime.workflow.run.run_folder import beside
+    from everstep.runtime.workflow.run.run_folder import read_inputs
 
     folder = run_views.run_folder(arguments.runs, arguments.name)
     manifest = json.loads((folder / "manifest.json").read_text())
-    given = beside(folder)
+    given = read_inputs(folder)
     warn_missing_variables(arguments.name, given.variables)
     return _execute(manifest, arguments.name, arguments.runs, given, restart, parameters)
 
 
 def _stop(arguments: argparse.Namespace) -> int:
-    from everstep.runtime.workflow.run.control_requests import Ask, ask
-    from everstep.runtime.workflow.run.run_folder import launcher
+    from everstep.runtime.workflow.run.control_requests import ControlRequest, submit_request
+    from everstep.runtime.workflow.run.run_folder import launcher_pid
 
     folder = run_views.run_folder(arguments.runs, arguments.name)
     if arguments.what == "stop" and arguments.node_field_selector:
-        return _send_request(arguments, Ask("set", arguments.node_field_selector, "Failed", arguments.message))
-    if launcher(folder) is not None:
-        return _send_request(arguments, Ask(arguments.what))
+        return _send_request(
+            arguments, ControlRequest("set", arguments.node_field_selector, "Failed", arguments.message)
+        )
+    if launcher_pid(folder) is not None:
+        return _send_request(arguments, ControlRequest(arguments.what))
     status = run_views.read_workflow(folder)["status"]
     if status.get("finishedAt"):
         raise BadInput(f"{arguments.name}: has ended already: {status['phase']}")
-    ask(folder, Ask(arguments.what))  # Its launcher was killed, its pods go on: it is taken up to be ended.
+    submit_request(
+        folder, ControlRequest(arguments.what)
+    )  # Its launcher was killed, its pods go on: it is taken up to be ended.
     _take_over(arguments)
     return 0
 
 
 def _set(arguments: argparse.Namespace) -> int:
-    from everstep.runtime.workflow.run.control_requests import Ask
+    from everstep.runtime.workflow.run.control_requests import ControlRequest
 
     values = _parse_pairs(arguments.output_parameter, "--output-parameter")
     return _send_request(
-        arguments, Ask("set", arguments.node_field_selector, arguments.phase, arguments.message, values)
+        arguments, ControlRequest("set", arguments.node_field_selector, arguments.phase, arguments.message, values)
     )

@@ -8,10 +8,10 @@ Hera, requests and kubernetes are imported when a route is opened, not before.
 
 from everstep.runtime.submission.manifest import ClusterOptions, NotForAClusterError, for_argo
 from everstep.runtime.submission.route import ApiError, Route
-from everstep.runtime.submission.submit import Submitted, submit
+from everstep.runtime.submission.submit import Submission, submit
 from everstep.runtime.submission.target import Target, TargetError, choose
 
 __all__ = [
-    "ApiError", "ClusterOptions", "NotForAClusterError", "Route", "Submitted", "Target", "TargetError", "choose",
+    "ApiError", "ClusterOptions", "NotForAClusterError", "Route", "Submission", "Target", "TargetError", "choose",
     "for_argo", "submit",
 ]  # fmt: skip

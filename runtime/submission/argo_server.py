@@ -13,7 +13,7 @@ import requests
 from hera.workflows import WorkflowsService, models
 from pydantic import ValidationError
 
-from everstep.runtime.submission.route import ANSWER_S, CONNECT_S, SILENCE_S, ApiError, Trouble, trouble_of
+from everstep.runtime.submission.route import ANSWER_S, CONNECT_S, SILENCE_S, ApiError, Trouble, trouble_for_status
 
 FALSE = ("", "0", "false", "no", "off")
 LIST_OF_ONE = "listOptions.fieldSelector"
@@ -58,12 +58,12 @@ class ArgoServer:
 
     def get(self, name: str) -> dict[str, Any]:
         """See Route. What Hera's models do not know would be lost in them: the answer as it is."""
-        return self._open(f"api/v1/workflows/{self.namespace}/{name}", {}, stream=False).json()
+        return self._request(f"api/v1/workflows/{self.namespace}/{name}", {}, stream=False).json()
 
     def changes(self, name: str) -> Iterator[dict[str, Any]]:
         """See Route."""
         where = f"api/v1/workflow-events/{self.namespace}"
-        for event in self._events(where, {LIST_OF_ONE: f"metadata.name={name}"}):
+        for event in self._stream_results(where, {LIST_OF_ONE: f"metadata.name={name}"}):
             if event.get("type") == "DELETED":
                 raise ApiError(Trouble.NOT_FOUND, f"workflow {name} was deleted while it was watched")
             if "object" in event:
@@ -76,7 +76,7 @@ class ArgoServer:
             asked["logOptions.follow"] = "true"
         if tail is not None:
             asked["logOptions.tailLines"] = str(tail)
-        for entry in self._events(f"api/v1/workflows/{self.namespace}/{workflow}/log", asked):
+        for entry in self._stream_results(f"api/v1/workflows/{self.namespace}/{workflow}/log", asked):
             if entry.get("podName", pod) == pod:
                 yield str(entry.get("content", "")).rstrip("\n")
 
@@ -84,7 +84,7 @@ class ArgoServer:
         """See Route."""
         return f"{self._url}workflows/{self.namespace}/{name}"
 
-    def _open(self, path: str, asked: Mapping[str, Any], stream: bool) -> requests.Response:
+    def _request(self, path: str, asked: Mapping[str, Any], stream: bool) -> requests.Response:
         headers = {"Accept": "text/event-stream" if stream else "application/json"}
         if self._service.token:
             headers["Authorization"] = self._service.token
@@ -98,9 +98,9 @@ class ArgoServer:
             timeout=(CONNECT_S, SILENCE_S if stream else ANSWER_S),
         )
 
-    def _events(self, path: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _stream_results(self, path: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The results of a stream. A stream that breaks off, or is silent for long, ends."""
-        with self._open(path, asked, stream=True) as response:
+        with self._request(path, asked, stream=True) as response:
             try:
                 for line in response.iter_lines(chunk_size=1):
                     if not line.startswith(b"data:"):
@@ -110,7 +110,7 @@ class ArgoServer:
                         status = int(said.get("http_code") or 500)
                         if status == END_OF_WATCH:
                             return
-                        raise ApiError(trouble_of(status), f"{self.where}: {said.get('message') or status}")
+                        raise ApiError(trouble_for_status(status), f"{self.where}: {said.get('message') or status}")
                     yield told.get("result") or {}
             except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError, requests.Timeout):
                 return
@@ -132,31 +132,33 @@ class _Session(requests.Session):
         except requests.exceptions.SSLError as error:
             raise ApiError(
                 Trouble.OTHER,
-                f"{self._where}: no TLS with it ({_innermost(error)}); ARGO_SECURE=false for a server without TLS, "
-                "REQUESTS_CA_BUNDLE for its own authority, ARGO_INSECURE_SKIP_VERIFY=true to trust it unseen",
+                f"{self._where}: no TLS with it ({_innermost_reason(error)}); ARGO_SECURE=false for a server without "
+                "TLS, REQUESTS_CA_BUNDLE for its own authority, ARGO_INSECURE_SKIP_VERIFY=true to trust it unseen",
             ) from None
         except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema) as error:
             raise ApiError(Trouble.OTHER, f"ARGO_SERVER: {error}; write host:port or a URL") from None
         except requests.ConnectTimeout:
-            raise ApiError(Trouble.UNREACHABLE, _unreachable(self._where, f"no answer in {CONNECT_S:g} s")) from None
+            raise ApiError(
+                Trouble.UNREACHABLE, _unreachable_text(self._where, f"no answer in {CONNECT_S:g} s")
+            ) from None
         except requests.Timeout:
             raise ApiError(Trouble.LOST, f"{self._where}: no answer in {ANSWER_S:g} s") from None
         except requests.ConnectionError as error:
-            said = _innermost(error)
+            said = _innermost_reason(error)
             before = "Connection refused" in said or "resolve" in said or "Name or service" in said
             trouble = Trouble.UNREACHABLE if before else Trouble.LOST
-            raise ApiError(trouble, _unreachable(self._where, said)) from None
+            raise ApiError(trouble, _unreachable_text(self._where, said)) from None
         if response.status_code >= 400:
             with response:
-                raise ApiError(*_words(self._where, response))
+                raise ApiError(*_explain(self._where, response))
         return response
 
 
-def _unreachable(where: str, said: str) -> str:
+def _unreachable_text(where: str, said: str) -> str:
     return f"{where} cannot be reached ({said}); is ARGO_SERVER right, and a port-forward to it open?"
 
 
-def _innermost(error: BaseException) -> str:
+def _innermost_reason(error: BaseException) -> str:
     """The reason at the bottom, without the objects that requests and urllib3 wrap around it."""
     seen: set[int] = set()
     while (below := error.__cause__ or error.__context__) is not None and id(below) not in seen:
@@ -165,7 +167,7 @@ def _innermost(error: BaseException) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
-def _words(where: str, response: requests.Response) -> tuple[Trouble, str]:
+def _explain(where: str, response: requests.Response) -> tuple[Trouble, str]:
     """What an answer from 400 on means, and how to mend it."""
     try:
         told = response.json()
@@ -173,7 +175,7 @@ def _words(where: str, response: requests.Response) -> tuple[Trouble, str]:
     except ValueError:
         said = response.text[:200]
     status = response.status_code
-    trouble = trouble_of(status)
+    trouble = trouble_for_status(status)
     said = said or response.reason or "no reason given"
     if trouble is Trouble.UNAUTHORIZED:
         return trouble, f"{where}: {said} (401); set ARGO_TOKEN to 'Bearer ' and a valid token (`argo auth token`)"

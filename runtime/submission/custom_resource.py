@@ -15,7 +15,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError, NewConnectionError, ReadTimeoutError
 
 from everstep.runtime.submission.kube_files import config_files
-from everstep.runtime.submission.route import ANSWER_S, CONNECT_S, SILENCE_S, ApiError, Trouble, trouble_of
+from everstep.runtime.submission.route import ANSWER_S, CONNECT_S, SILENCE_S, ApiError, Trouble, trouble_for_status
 
 GROUP, VERSION, PLURAL = "argoproj.io", "v1alpha1", "workflows"
 STREAM_S = 240
@@ -29,7 +29,7 @@ class CustomResource:
     def __init__(self, environment: Mapping[str, str], namespace: str) -> None:
         """Reads the configuration; asks nothing yet. Raises ApiError when there is none that can be read."""
         settings = client.Configuration()
-        own, context = _load(environment, settings)
+        own, context = _load_config(environment, settings)
         settings.retries = False  # type: ignore[assignment]
         self.namespace = namespace or own or "default"
         self.where = f"kube context {context}" if context else "this pod's cluster"
@@ -66,7 +66,7 @@ class CustomResource:
             field_selector=f"metadata.name={name}", watch=True, timeout_seconds=STREAM_S, _preload_content=False,
             _request_timeout=(CONNECT_S, SILENCE_S),
         )  # fmt: skip
-        for line in _lines(stream):
+        for line in _stream_lines(stream):
             event = json.loads(line)
             if event["type"] == "DELETED":
                 raise ApiError(Trouble.NOT_FOUND, f"workflow {name} was deleted while it was watched")
@@ -84,7 +84,7 @@ class CustomResource:
             self._core.read_namespaced_pod_log, pod, self.namespace, _preload_content=False,
             _request_timeout=(CONNECT_S, SILENCE_S), **asked,
         )  # fmt: skip
-        yield from (line.decode(errors="replace") for line in _lines(stream))
+        yield from (line.decode(errors="replace") for line in _stream_lines(stream))
 
     def config_maps(self, selector: str) -> list[dict[str, Any]]:
         """Those of the namespace with these labels. Raises ApiError."""
@@ -114,7 +114,7 @@ class CustomResource:
         try:
             return ask(*args, **options)
         except ApiException as error:
-            raise ApiError(*_words(self.where, self.namespace, error)) from None
+            raise ApiError(*_explain(self.where, self.namespace, error)) from None
         except ReadTimeoutError:
             raise ApiError(Trouble.LOST, f"{self.where}: no answer in {ANSWER_S:g} s") from None
         except HTTPError as error:
@@ -128,7 +128,7 @@ class CustomResource:
             ) from None
 
 
-def _load(environment: Mapping[str, str], settings: client.Configuration) -> tuple[str, str]:
+def _load_config(environment: Mapping[str, str], settings: client.Configuration) -> tuple[str, str]:
     """Fill the settings; returns (namespace or "", context or "" in a pod)."""
     files = config_files(environment)
     try:
@@ -151,7 +151,7 @@ def _load(environment: Mapping[str, str], settings: client.Configuration) -> tup
     return current["context"].get("namespace") or "", current["name"]
 
 
-def _lines(stream: Any) -> Iterator[bytes]:
+def _stream_lines(stream: Any) -> Iterator[bytes]:
     """A stream's lines, as they come. A stream that breaks off, or is silent for long, ends."""
     rest = b""
     try:
@@ -166,7 +166,7 @@ def _lines(stream: Any) -> Iterator[bytes]:
         yield rest
 
 
-def _words(where: str, namespace: str, error: ApiException) -> tuple[Trouble, str]:
+def _explain(where: str, namespace: str, error: ApiException) -> tuple[Trouble, str]:
     """What an answer from 400 on means, and how to mend it."""
     status = error.status or 0
     if not status:
@@ -176,7 +176,7 @@ def _words(where: str, namespace: str, error: ApiException) -> tuple[Trouble, st
         said, kind = str(told["message"]), str((told.get("details") or {}).get("kind") or "")
     except (ValueError, KeyError, TypeError):
         said, kind = str(error.body or error.reason or "no reason given")[:200], ""
-    trouble = trouble_of(status)
+    trouble = trouble_for_status(status)
     if trouble is Trouble.UNAUTHORIZED:
         return trouble, f"{where}: {said} (401); its credentials are not valid (any more): log in again"
     if trouble is Trouble.FORBIDDEN:

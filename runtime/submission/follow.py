@@ -12,12 +12,12 @@ from typing import Any
 
 from everstep.runtime.submission.route import ApiError, Route, Trouble
 from everstep.runtime.submission.submit import ENDED
-from everstep.runtime.submission.tree import Row, offloaded, rows
+from everstep.runtime.submission.tree import Row, is_offloaded, rows
 
 LONGEST_WAIT_S = 30.0
 REDRAW_S = 0.5
 TAIL_EVERY_S = 2.0
-TAILS = 8
+MAX_TAILS = 8
 """How many running steps are asked for their newest line."""
 TAKEN_UP_S = 30.0
 """A controller that looks takes a new workflow up in far less."""
@@ -48,29 +48,29 @@ def updates(route: Route, name: str, wait: Callable[[float], object]) -> Iterato
             workflow = route.get(name)
             pause = 1.0
             yield workflow
-            if not ended(workflow):
+            if not has_ended(workflow):
                 for workflow in route.changes(name):
                     yield workflow
-                    if ended(workflow):
+                    if has_ended(workflow):
                         return
         except ApiError as error:
-            if not error.trouble.passing:
+            if not error.trouble.is_passing:
                 raise
             yield error
             wait(pause)
             pause = min(2 * pause, LONGEST_WAIT_S)
             continue
-        if ended(workflow):
+        if has_ended(workflow):
             return
         wait(0.2)  # The stream ended without a reason: not a loop as fast as the machine.
 
 
-def ended(workflow: dict[str, Any]) -> bool:
+def has_ended(workflow: dict[str, Any]) -> bool:
     """It will not change any more: its exit handler has ended too."""
     return (workflow.get("status") or {}).get("phase") in ENDED
 
 
-class Followed:
+class Follower:
     """Threads that read, and a loop in the caller's thread that shows; leave the `with` to stop them."""
 
     def __init__(self, route: Route, workflow: dict[str, Any], tails: bool) -> None:
@@ -79,11 +79,11 @@ class Followed:
         self._view = View(workflow, rows=rows(workflow))
         self._news: queue.SimpleQueue[dict[str, Any] | ApiError | None] = queue.SimpleQueue()
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._read, daemon=True)]
+        self._threads = [threading.Thread(target=self._read_updates, daemon=True)]
         if tails:
-            self._threads.append(threading.Thread(target=self._tail, daemon=True))
+            self._threads.append(threading.Thread(target=self._read_tails, daemon=True))
 
-    def __enter__(self) -> "Followed":
+    def __enter__(self) -> "Follower":
         for thread in self._threads:
             thread.start()
         return self
@@ -91,7 +91,7 @@ class Followed:
     def __exit__(self, *_: object) -> None:
         self._over.set()
 
-    def to_the_end(self, show: Callable[[View], None]) -> dict[str, Any]:
+    def follow(self, show: Callable[[View], None]) -> dict[str, Any]:
         """Show what is new, and every now and then the time; returns the Workflow that has ended. Raises ApiError."""
         begun = time.monotonic()
         while True:
@@ -100,18 +100,18 @@ class Followed:
             except queue.Empty:
                 news = None
             if isinstance(news, ApiError):
-                if not news.trouble.passing:
+                if not news.trouble.is_passing:
                     raise news
                 self._view.note = f"the run goes on, but it cannot be seen: {news}"
             elif news:
-                self._view = View(news, self._view.lines, OFFLOADED if offloaded(news) else "", rows(news))
+                self._view = View(news, self._view.lines, OFFLOADED if is_offloaded(news) else "", rows(news))
             if not (self._view.workflow.get("status") or {}).get("phase") and time.monotonic() - begun > TAKEN_UP_S:
                 self._view.note = self._view.note or UNSEEN
             show(self._view)
-            if news is not None and ended(self._view.workflow):
+            if news is not None and has_ended(self._view.workflow):
                 return self._view.workflow
 
-    def _read(self) -> None:
+    def _read_updates(self) -> None:
         try:
             for news in updates(self._route, self._name, self._over.wait):
                 self._news.put(news)
@@ -120,10 +120,10 @@ class Followed:
         except ApiError as error:
             self._news.put(error)
 
-    def _tail(self) -> None:
+    def _read_tails(self) -> None:
         while not self._over.wait(TAIL_EVERY_S):
             running = [row for row in self._view.rows if row.pod and not row.phase.fulfilled]
-            for row in running[:TAILS]:
+            for row in running[:MAX_TAILS]:
                 self._view.lines[row.pod] = newest_line(self._route, self._name, row.pod)
 
 
@@ -140,7 +140,7 @@ def last_lines(route: Route, workflow: str, pod: str, count: int) -> list[str]:
         return []
 
 
-class Logs:
+class LogFollower:
     """Every line of every step's log, as it comes."""
 
     def __init__(self, route: Route, workflow: str, say: Callable[[str, str], None]) -> None:
@@ -151,7 +151,7 @@ class Logs:
         self._done: dict[str, threading.Event] = {}
         self._threads: list[threading.Thread] = []
 
-    def see(self, view: View) -> None:
+    def follow_started(self, view: View) -> None:
         """Follow the logs of the steps that have started."""
         for row in view.rows:
             if not row.pod:

@@ -13,12 +13,12 @@ LATE_S = 15.0
 ENDED = ("Succeeded", "Failed")
 
 
-def of_run(name: str) -> str:
+def run_selector(name: str) -> str:
     """Label selector of the pods of a run's steps, as Argo labels them."""
     return f"workflows.argoproj.io/workflow={name}"
 
 
-def overdue(pods: Iterable[Mapping[str, Any]], now: float) -> list[dict[str, str]]:
+def overdue_pods(pods: Iterable[Mapping[str, Any]], now: float) -> list[dict[str, str]]:
     """Those that should have ended before `now` (Unix time): name, host, since when."""
     found = []
     for pod in pods:

@@ -54,7 +54,7 @@ def for_argo(
     """
     made = copy.deepcopy(dict(manifest))
     spec = made["spec"]
-    fit(spec, options, own_image)
+    fit_templates(spec, options, own_image)
     if options.service_account:
         spec["serviceAccountName"] = options.service_account
     if options.pull_secrets:
@@ -64,11 +64,11 @@ def for_argo(
     metadata = {key: value for key, value in made.get("metadata", {}).items() if key != "generateName"}
     if options.instance:
         metadata["labels"] = {**metadata.get("labels", {}), INSTANCE: options.instance}
-    metadata["annotations"] = {**metadata.get("annotations", {}), DIGEST: digest(spec)}
+    metadata["annotations"] = {**metadata.get("annotations", {}), DIGEST: spec_digest(spec)}
     return {**made, "metadata": {**metadata, "name": name, "namespace": namespace}}
 
 
-def fit(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> None:
+def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> None:
     """Give the templates with the image `own_image` what they need on a cluster, in place.
 
     Raises NotForAClusterError when they could not start.
@@ -82,7 +82,7 @@ def fit(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> Non
     for container in own:
         container["image"] = options.image
         container.setdefault("workingDir", WORKING_FOLDER)
-        credentials = _credentials(options.store_secret) if options.store_secret else ()
+        credentials = _credential_variables(options.store_secret) if options.store_secret else ()
         container["env"] = [*container.get("env", ()), dict(OWN_POD), *credentials]
     for template in templates:
         more = (template.get("metadata", {}).get("annotations") or {}).pop(ACCOUNT, "")
@@ -90,12 +90,12 @@ def fit(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> Non
             template["serviceAccountName"] = f"{options.service_account}{more}"
 
 
-def digest(spec: Mapping[str, Any]) -> str:
+def spec_digest(spec: Mapping[str, Any]) -> str:
     """Of what will run, whatever its name."""
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _credentials(secret: str) -> list[dict[str, Any]]:
+def _credential_variables(secret: str) -> list[dict[str, Any]]:
     needed = [{"name": secret, "key": key} for key in NEEDED_KEYS]
     places = [*needed, *({"name": secret, "key": key, "optional": True} for key in OTHER_KEYS)]
     return [{"name": place["key"], "valueFrom": {"secretKeyRef": place}} for place in places]

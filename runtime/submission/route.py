@@ -30,7 +30,7 @@ class Trouble(StrEnum):
     OTHER = "other"
 
     @property
-    def passing(self) -> bool:
+    def is_passing(self) -> bool:
         """The same again may do."""
         return self in (Trouble.UNREACHABLE, Trouble.LOST, Trouble.BUSY)
 
@@ -49,7 +49,7 @@ STATUS = {
 }  # fmt: skip
 
 
-def trouble_of(status: int) -> Trouble:
+def trouble_for_status(status: int) -> Trouble:
     """What an HTTP status means here."""
     return STATUS.get(status, Trouble.BUSY if status >= 500 else Trouble.OTHER)
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.submission import tree
-from everstep.runtime.submission.follow import Followed, Logs, View
+from everstep.runtime.submission.follow import Follower, LogFollower, View
 from everstep.runtime.submission.route import ApiError, Route
-from everstep.runtime.submission.view import watching
+from everstep.runtime.submission.view import open_view
 
 DETACHED = 130
 LOST_SIGHT = 75
@@ -20,16 +20,18 @@ def watch(route: Route, workflow: dict[str, Any], logs: bool) -> int:
     Ctrl-C leaves it running (130). `logs`: every line of its steps on stdout.
     """
     name = workflow["metadata"]["name"]
-    every = Logs(route, name, lambda title, line: print(as_text(f"{title}: {line}"), flush=True)) if logs else None
+    every = (
+        LogFollower(route, name, lambda title, line: print(as_text(f"{title}: {line}"), flush=True)) if logs else None
+    )
     try:
-        with watching(route, name, plain=logs) as show, Followed(route, workflow, tails=not logs) as followed:
+        with open_view(route, name, plain=logs) as show, Follower(route, workflow, tails=not logs) as followed:
 
             def see(view: View) -> None:
                 show(view)
                 if every:
-                    every.see(view)
+                    every.follow_started(view)
 
-            last = followed.to_the_end(see)
+            last = followed.follow(see)
             if every:
                 every.finish()
     except KeyboardInterrupt:

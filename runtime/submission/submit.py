@@ -12,7 +12,7 @@ WAITS_S = (1.0, 3.0, 6.0)
 ENDED = ("Succeeded", "Failed", "Error")
 
 
-class Submitted(NamedTuple):
+class Submission(NamedTuple):
     """What became of it."""
 
     workflow: dict[str, Any]
@@ -25,7 +25,7 @@ def submit(
     manifest: dict[str, Any],
     another: Callable[[], str] | None = None,
     wait: Callable[[float], object] = time.sleep,
-) -> Submitted:
+) -> Submission:
     """Create the Workflow; one of that name and content that has not ended is taken for it.
 
     A lost answer is asked for again: the name makes sure that nothing is made twice. `another` makes up a name in place
@@ -34,11 +34,11 @@ def submit(
     pauses, asked = list(WAITS_S), False
     while True:
         try:
-            return Submitted(route.create(manifest), False)
+            return Submission(route.create(manifest), False)
         except ApiError as error:
             if error.trouble is Trouble.EXISTS:
                 if another is None or asked:
-                    return Submitted(_same(route, manifest), True)
+                    return Submission(_existing(route, manifest), True)
                 manifest = {**manifest, "metadata": {**manifest["metadata"], "name": another()}}
                 continue
             if not pauses or error.trouble not in (Trouble.LOST, Trouble.BUSY):
@@ -47,7 +47,7 @@ def submit(
             wait(pauses.pop(0))
 
 
-def _same(route: Route, manifest: dict[str, Any]) -> dict[str, Any]:
+def _existing(route: Route, manifest: dict[str, Any]) -> dict[str, Any]:
     """The Workflow that has the name. Raises ApiError when it is another, or has ended."""
     metadata = manifest["metadata"]
     name = metadata["name"]

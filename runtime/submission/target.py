@@ -37,12 +37,14 @@ def choose(wanted: Literal["auto", "local", "argo"], environment: Mapping[str, s
             from everstep.runtime.submission.argo_server import ArgoServer
 
             return Target(ArgoServer(environment, namespace), "ARGO_SERVER")
-        return _by_context(environment, namespace) if wanted == "argo" else _perhaps(environment, namespace)
+        return (
+            _require_context(environment, namespace) if wanted == "argo" else _context_or_local(environment, namespace)
+        )
     except ApiError as error:
         raise TargetError(f"target argo: {error}") from None
 
 
-def _by_context(environment: Mapping[str, str], namespace: str) -> Target:
+def _require_context(environment: Mapping[str, str], namespace: str) -> Target:
     from everstep.runtime.submission.custom_resource import CustomResource
 
     route = CustomResource(environment, namespace)
@@ -54,8 +56,8 @@ def _by_context(environment: Mapping[str, str], namespace: str) -> Target:
     return Target(route, route.where)
 
 
-def _perhaps(environment: Mapping[str, str], namespace: str) -> Target:
-    if not _configured(environment):
+def _context_or_local(environment: Mapping[str, str], namespace: str) -> Target:
+    if not _has_configuration(environment):
         return Target(None, "no ARGO_SERVER, no kube config")
     from everstep.runtime.submission.custom_resource import CustomResource
 
@@ -68,7 +70,7 @@ def _perhaps(environment: Mapping[str, str], namespace: str) -> Target:
         return Target(None, f"no ARGO_SERVER, no use of the kube config: {error.trouble}")
 
 
-def _configured(environment: Mapping[str, str]) -> bool:
+def _has_configuration(environment: Mapping[str, str]) -> bool:
     """Whether there is a kube configuration at all; the kubernetes client is slow to import."""
     from everstep.runtime.submission.kube_files import config_files
 

@@ -42,7 +42,7 @@ class Row(NamedTuple):
         return self.kind in (NodeType.POD, NodeType.SKIPPED, NodeType.SUSPEND, "HTTP", "Plugin")
 
 
-def nodes_of(workflow: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def workflow_nodes(workflow: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """`status.nodes`, by id; unpacked where the controller has packed them because they are many."""
     status = workflow.get("status") or {}
     if packed := status.get("compressedNodes"):
@@ -50,14 +50,14 @@ def nodes_of(workflow: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return status.get("nodes") or {}
 
 
-def offloaded(workflow: Mapping[str, Any]) -> bool:
+def is_offloaded(workflow: Mapping[str, Any]) -> bool:
     """Whether the nodes, because they are many, are not in the Workflow but in the controller's database."""
-    return bool((workflow.get("status") or {}).get("offloadNodeStatusVersion")) and not nodes_of(workflow)
+    return bool((workflow.get("status") or {}).get("offloadNodeStatusVersion")) and not workflow_nodes(workflow)
 
 
 def rows(workflow: Mapping[str, Any]) -> list[Row]:
     """Every node, parents before children, in the order in which they started; the exit handler last."""
-    below, old = _below(nodes_of(workflow), GROUPS), _old(workflow)
+    below, old = _children_by_parent(workflow_nodes(workflow), GROUPS), _has_old_pod_names(workflow)
 
     def under(parent: str, indent: str, top: bool) -> Iterator[Row]:
         some = below.get(parent, [])
@@ -69,13 +69,13 @@ def rows(workflow: Mapping[str, Any]) -> list[Row]:
     return list(under("", "", True))
 
 
-def folded(workflow: Mapping[str, Any]) -> list[Row]:
+def folded_rows(workflow: Mapping[str, Any]) -> list[Row]:
     """The nodes that `argo get` shows: no groups, no retries of one attempt, nothing omitted.
 
     Steps that run side by side stand below one branch.
     """
-    nodes = {key: node for key, node in nodes_of(workflow).items() if node.get("phase") != Phase.OMITTED}
-    below, old = _below(nodes, {kind: GROUPS[kind] for kind in FOLDED}), _old(workflow)
+    nodes = {key: node for key, node in workflow_nodes(workflow).items() if node.get("phase") != Phase.OMITTED}
+    below, old = _children_by_parent(nodes, {kind: GROUPS[kind] for kind in FOLDED}), _has_old_pod_names(workflow)
 
     def under(node: Mapping[str, Any], branch: str, indent: str) -> Iterator[Row]:
         some = below.get(node["id"], [])
@@ -94,11 +94,13 @@ def folded(workflow: Mapping[str, Any]) -> list[Row]:
     return [row for root in below.get("", []) for row in under(root, "", "")]
 
 
-def _old(workflow: Mapping[str, Any]) -> bool:
+def _has_old_pod_names(workflow: Mapping[str, Any]) -> bool:
     return (workflow["metadata"].get("annotations") or {}).get(POD_NAMES) == "v1"
 
 
-def _below(nodes: Mapping[str, Mapping[str, Any]], groups: Mapping[NodeType, str]) -> dict[str, list[dict[str, Any]]]:
+def _children_by_parent(
+    nodes: Mapping[str, Mapping[str, Any]], groups: Mapping[NodeType, str]
+) -> dict[str, list[dict[str, Any]]]:
     """The nodes that stand below each, in the order in which they started; items of a loop in theirs."""
     parents = _parents(nodes, groups)
     below: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -135,14 +137,14 @@ def _row(node: Mapping[str, Any], workflow: str, branch: str, old: bool) -> Row:
         title = f"{template}{attempt}"
     return Row(
         node["id"], branch, title, Phase(node.get("phase") or "Pending"),
-        kind, template, str(node.get("message") or ""), pod, moment(node.get("startedAt")),
-        moment(node.get("finishedAt")), str((node.get("outputs") or {}).get("exitCode") or ""),
+        kind, template, str(node.get("message") or ""), pod, unix_time(node.get("startedAt")),
+        unix_time(node.get("finishedAt")), str((node.get("outputs") or {}).get("exitCode") or ""),
     )  # fmt: skip
 
 
 def outputs(workflow: Mapping[str, Any]) -> dict[str, str]:
     """The workflow's output parameters: the global ones, and those of the nodes that nothing waits for."""
-    nodes = nodes_of(workflow)
+    nodes = workflow_nodes(workflow)
     status = workflow.get("status") or {}
     root = next((node for node in nodes.values() if node["name"] == workflow["metadata"]["name"]), {})
     last = [nodes[key] for key in root.get("outboundNodes") or () if key in nodes]
@@ -162,6 +164,6 @@ def exit_code(workflow: Mapping[str, Any]) -> int:
     return next((int(row.exit_code) for row in bad if row.exit_code not in ("", "0")), 1)
 
 
-def moment(stamp: Any) -> float:
+def unix_time(stamp: Any) -> float:
     """Unix time of a time as Kubernetes writes it; 0 for none."""
     return datetime.fromisoformat(str(stamp)).timestamp() if stamp else 0.0

@@ -19,10 +19,10 @@ from everstep.runtime.workflow.run.view import LAST_LINES, MARKS, PLAIN_EVERY_S
 
 
 @contextmanager
-def watching(route: Route, workflow: str, plain: bool = False) -> Iterator[Callable[[View], None]]:
+def open_view(route: Route, workflow: str, plain: bool = False) -> Iterator[Callable[[View], None]]:
     """Gives what shows a View. `plain`: lines also on a terminal, so that other lines can stand between them."""
     console = Console(stderr=True, highlight=False)
-    lines = _Plain(route, workflow)
+    lines = _PlainView(route, workflow)
     if plain or not console.is_terminal:
         yield lines.show
         return
@@ -39,7 +39,7 @@ def watching(route: Route, workflow: str, plain: bool = False) -> Iterator[Calla
     for view in newest:
         for row in view.rows:
             if row.phase.bad:
-                lines.explain(row)
+                lines.print_log_tail(row)
 
 
 def table(view: View, now: float, height: int | None = None) -> Table:
@@ -56,7 +56,7 @@ def table(view: View, now: float, height: int | None = None) -> Table:
     for row in shown:
         mark, style = MARKS[row.phase]
         title = f"{row.branch}[{style}]{mark}[/] {escape(as_text(row.title))}"
-        grid.add_row(title, escape(words(row, view)), seconds(row, now))
+        grid.add_row(title, escape(row_text(row, view)), duration_text(row, now))
     status = view.workflow.get("status") or {}
     left_out = f"({len(view.rows) - len(shown)} that ended well are not shown)" if crowded else ""
     parts = (status.get("phase") or "Pending", status.get("progress"), status.get("message"), left_out)
@@ -65,21 +65,21 @@ def table(view: View, now: float, height: int | None = None) -> Table:
     return grid
 
 
-def words(row: Row, view: View) -> str:
+def row_text(row: Row, view: View) -> str:
     """What a node has to say: why it ended so, else its newest line."""
     if row.phase.fulfilled:
         return as_text(row.message)
     return as_text(row.message or view.lines.get(row.pod, ""))
 
 
-def seconds(row: Row, now: float) -> str:
+def duration_text(row: Row, now: float) -> str:
     """How long it has run."""
     if not row.started or row.phase in (Phase.OMITTED, Phase.SKIPPED, Phase.PENDING):
         return ""
     return f"{(row.finished or now) - row.started:.0f} s"
 
 
-class _Plain:
+class _PlainView:
     """A line when a step starts or ends, and now and then its newest line."""
 
     def __init__(self, route: Route, workflow: str) -> None:
@@ -97,31 +97,31 @@ class _Plain:
                 self._print(f" ! {view.note}")
         for row in view.rows:
             if row.is_step:
-                self._step(row, view)
+                self._show_step(row, view)
 
-    def explain(self, row: Row) -> None:
+    def print_log_tail(self, row: Row) -> None:
         """The last lines of a failed step's log."""
         if row.pod:
             for line in last_lines(self._route, self._workflow, row.pod, LAST_LINES):
                 self._print(f"     {line}")
             self._print(f"   pod: {row.pod}")
 
-    def _step(self, row: Row, view: View) -> None:
-        moment, line = time.monotonic(), words(row, view)
+    def _show_step(self, row: Row, view: View) -> None:
+        moment, line = time.monotonic(), row_text(row, view)
         if row.phase is not self._seen.get(row.id, Phase.PENDING):
             self._said[row.id] = (moment, line)
-            self._line(row, line if row.phase.fulfilled else "started")
+            self._print_line(row, line if row.phase.fulfilled else "started")
             if row.phase.bad:
-                self.explain(row)
+                self.print_log_tail(row)
         elif not row.phase.fulfilled:
             before, said = self._said.get(row.id, (0.0, ""))
             if moment - before >= PLAIN_EVERY_S and line and line != said:
                 self._said[row.id] = (moment, line)
-                self._line(row, line)
+                self._print_line(row, line)
         self._seen[row.id] = row.phase
 
-    def _line(self, row: Row, text: str) -> None:
-        self._print(f" {MARKS[row.phase][0]} {row.title:<11} {text:<60} {seconds(row, time.time()):>8}".rstrip())
+    def _print_line(self, row: Row, text: str) -> None:
+        self._print(f" {MARKS[row.phase][0]} {row.title:<11} {text:<60} {duration_text(row, time.time()):>8}".rstrip())
 
     def _print(self, text: str) -> None:
         print(as_text(text), file=sys.stderr, flush=True)

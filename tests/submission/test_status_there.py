@@ -12,7 +12,7 @@ from everstep.runtime.journal import journal
 from everstep.runtime.platform.kubernetes import Owner
 from everstep.runtime.platform.kubernetes.sizes import sizes_config_map
 from everstep.runtime.store import open_store
-from everstep.runtime.submission.lost import LATE_S, overdue
+from everstep.runtime.submission.lost import LATE_S, overdue_pods
 from tests.job.world import World, platform
 from tests.submission.clusters import Cluster
 
@@ -59,8 +59,8 @@ def test_a_steps_pod_on_a_dead_machine_is_told_with_what_mends_it(
 
 
 def test_pods_that_end_in_time_or_have_ended_are_not_told() -> None:
-    assert [one["name"] for one in overdue([pod("a"), pod("b", told=""), pod("c", phase="Failed")], LATE)] == ["a"]
-    assert overdue([pod("a")], LATE - 2) == []
+    assert [one["name"] for one in overdue_pods([pod("a"), pod("b", told=""), pod("c", phase="Failed")], LATE)] == ["a"]
+    assert overdue_pods([pod("a")], LATE - 2) == []
 
 
 def test_where_the_store_cannot_be_read_the_pod_is_told_all_the_same(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everstep.runtime.submission.follow import View
-from everstep.runtime.submission.tree import exit_code, nodes_of, offloaded, outputs, rows
+from everstep.runtime.submission.tree import exit_code, is_offloaded, outputs, rows, workflow_nodes
 from everstep.runtime.submission.view import table
 from everstep.runtime.workflow.engine.nodes import Phase
 
@@ -44,7 +44,7 @@ def test_each_recorded_run_shows_every_node_once() -> None:
     for case in CASES:
         workflow = recorded(case)
         shown = [row.id for row in rows(workflow)]
-        assert sorted(shown) == sorted(nodes_of(workflow)), case
+        assert sorted(shown) == sorted(workflow_nodes(workflow)), case
 
 
 def test_steps_stand_below_their_groups_and_items_below_their_task() -> None:
@@ -66,9 +66,9 @@ def test_packed_nodes_are_unpacked() -> None:
 
 def test_nodes_that_are_kept_elsewhere_are_known_to_be_missing() -> None:
     away = {"metadata": {"name": "x"}, "status": {"phase": "Running", "offloadNodeStatusVersion": "fnv:1"}}
-    assert offloaded(away)
-    assert not offloaded(run("Running"))
-    assert not offloaded({"metadata": {"name": "x"}})
+    assert is_offloaded(away)
+    assert not is_offloaded(run("Running"))
+    assert not is_offloaded({"metadata": {"name": "x"}})
 
 
 def test_a_workflow_that_nobody_took_up_has_no_nodes() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.workflow.manifest.environment import Told
+from everstep.runtime.workflow.manifest.environment import ContainerCommand
 from everstep.runtime.workflow.pods.processes import Pod
-from everstep.runtime.workflow.pods.runner import Processes
+from everstep.runtime.workflow.pods.runner import ProcessRunner
 from tests.harness import ROUNDS, wait_until
 
 MANIFEST = """
@@ -92,10 +92,14 @@ def test_of_launchers_that_start_one_pod_at_once_only_one_runs_its_command(_time
     pod = Pod(tmp_path / "run" / "pods" / "p", tmp_path / "log")
 
     def start(_: int) -> tuple[int, int]:
-        answers = Processes().start(
-            [pod.request(template, Told(template["container"]["command"], dict(os.environ)), tmp_path)]
+        answers = ProcessRunner().start(
+            [
+                pod.start_request(
+                    template, ContainerCommand(template["container"]["command"], dict(os.environ)), tmp_path
+                )
+            ]
         )
-        return pod.started(answers[str(pod.claim)])
+        return pod.started_process(answers[str(pod.claim_file)])
 
     with ThreadPoolExecutor(8) as launchers:
         found = set(launchers.map(start, range(8)))

@@ -28,7 +28,7 @@ from everstep.runtime.workflow.expressions.govaluate import should_run
 from everstep.runtime.workflow.expressions.sprig import SPRIG
 from everstep.runtime.workflow.expressions.tags import FUNCTIONS
 from everstep.runtime.workflow.lint.findings import findings
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import with_arguments
 from everstep.runtime.workflow.manifest.schema import KINDS
@@ -233,8 +233,8 @@ def ended(rng: random.Random, engine: Engine, name: str, now: float) -> events.P
     """A pod's end, with hostile outputs."""
     node = engine.nodes[name]
     outputs = node.spec.get("outputs") or {}
-    given = {str(one["name"]): text(rng) for one in listed(outputs, "parameters") if rng.random() < 0.9}
-    keys = {str(one["name"]): text(rng) for one in listed(outputs, "artifacts") if rng.random() < 0.9}
+    given = {str(one["name"]): text(rng) for one in list_at(outputs, "parameters") if rng.random() < 0.9}
+    keys = {str(one["name"]): text(rng) for one in list_at(outputs, "artifacts") if rng.random() < 0.9}
     code = rng.choice([0, 0, 0, 0, 0, 1, 64, 137, None])
     return events.PodEnded(now, name, code, given, keys, rng.choice(["", "", "", text(rng)]), "", text(rng))
 
@@ -254,9 +254,9 @@ def drive(rng: random.Random, engine: Engine) -> list[events.Event | float]:
             tell(events.ShutdownAsked(now, "Terminate"))
         if engine.gates:
             tell(events.GateOpened(now, next(iter(engine.gates))))
-        elif pending := engine.pending():
+        elif pending := engine.pending_pods():
             tell(events.PodStarted(now, pending[0].name, 7, 7))
-        elif running := engine.running():
+        elif running := engine.running_pods():
             tell(ended(rng, engine, rng.choice(running).name, now))
         else:
             due = engine.next_deadline()
@@ -289,10 +289,10 @@ class Files:
             Path(request["exit"]).write_text(self._rng.choice(["0\n", "0\n", "0\n", "1\n", "x"]))
         return {str(request["claim"]): "started" for request in requests}
 
-    async def gone(self, pid: int, began: int) -> None:
+    async def wait_until_gone(self, pid: int, began: int) -> None:
         """It is."""
 
-    def send(self, pid: int, began: int, signum: signal.Signals) -> None:
+    def send_signal(self, pid: int, began: int, signum: signal.Signals) -> None:
         """Nobody is there to hear it."""
 
     def close(self) -> None:
@@ -301,14 +301,14 @@ class Files:
 
 async def execute_it(rng: random.Random, manifest: dict[str, Any], library: Library) -> None:
     """By the executor, for some seconds; then somebody stops it."""
-    from everstep.runtime.workflow.run.control_requests import Ask, ask
+    from everstep.runtime.workflow.run.control_requests import ControlRequest, submit_request
 
     with tempfile.TemporaryDirectory(prefix="everstep-fuzz-") as folder:
         options = RunOptions(name="w", runs=Path(folder), library=library)
         run = asyncio.create_task(execute(manifest, options, runner=Files(rng)))
         done, _ = await asyncio.wait([run], timeout=2.0)
         if not done and (Path(folder) / "w/events.jsonl").exists():
-            ask(Path(folder, "w"), Ask("terminate"))
+            submit_request(Path(folder, "w"), ControlRequest("terminate"))
         await run
 
 
@@ -334,7 +334,7 @@ def run_case(seed: int) -> str:
         library = library_of([one.value for one in documents if one is not workflows[0]])
         source = with_arguments(workflows[0].value, {"x": text(rng), "n": text(rng)} if rng.random() < 0.3 else {})
         found = findings(Document(source, "w.yaml", workflows[0].lines), library)
-        json.dumps([one.told for one in found])
+        json.dumps([one.text_with_place for one in found])
         manifest = parse(source, library)
     except EXPECTED as error:
         one_line(error)
@@ -347,7 +347,7 @@ def run_case(seed: int) -> str:
     told = drive(rng, engine)
     if len(engine.nodes) < NODES:
         with tempfile.TemporaryDirectory(prefix="everstep-fuzz-") as folder:
-            status.Writer(engine, Path(folder)).write()
+            status.StatusWriter(engine, Path(folder)).write()
             msgspec.json.decode(Path(folder, "workflow.json").read_bytes())
         for node in engine.nodes.values():
             assert len(os.fsencode(f"{log_name(engine.name, node)}.log")) <= 255
@@ -364,7 +364,7 @@ def library_of(objects: list[Any]) -> Library:
     whole = [
         one for one in objects if isinstance(one, dict) and isinstance(one.get("metadata"), dict) and one.get("kind")
     ]
-    return Library.of(whole)
+    return Library.from_objects(whole)
 
 
 def evaluated(rng: random.Random) -> str:

@@ -19,7 +19,7 @@ import yaml
 
 from everstep.runtime.workflow import ManifestError, RunOptions, execute
 from everstep.runtime.workflow.manifest.library import Library
-from everstep.runtime.workflow.run.control_requests import Ask, ask
+from everstep.runtime.workflow.run.control_requests import ControlRequest, submit_request
 
 AT_ONCE, TIMED_AT_ONCE = 40, 10
 CLOCKS = ("sleep ", "[sleep,", "activeDeadlineSeconds", "golden/actions", "duration:", "maxAge:", "timeout:")
@@ -40,7 +40,7 @@ def manifest_of(path: Path) -> tuple[dict[str, Any], Library]:
     documents = [one for one in yaml.safe_load_all(path.read_text()) if one]
     workflow = next(one for one in documents if one.get("kind") == "Workflow")
     workflow.setdefault("metadata", {}).setdefault("namespace", NAMESPACE)
-    return workflow, Library.of(one for one in documents if one is not workflow)
+    return workflow, Library.from_objects(one for one in documents if one is not workflow)
 
 
 async def answer(path: Path, runs: Path) -> Answer:
@@ -81,7 +81,7 @@ async def act(folder: Path, action: dict[str, Any]) -> None:
     verb = told.verb[1] if told.verb[0] == "node" else told.verb[0]
     name, equals, value = told.output_parameter.partition("=")
     parameters = {name: value} if equals else {}
-    ask(folder, Ask(verb, told.node_field_selector, told.phase, told.message, parameters))
+    submit_request(folder, ControlRequest(verb, told.node_field_selector, told.phase, told.message, parameters))
 
 
 def compare(wanted: dict[str, Any], status: dict[str, Any]) -> Answer:

@@ -6,14 +6,14 @@ its name (`argo submit --from`). `CLUSTER` says of the others which service they
 
 from typing import NamedTuple
 
-from everstep.runtime.workflow.run.control_requests import Ask
+from everstep.runtime.workflow.run.control_requests import ControlRequest
 
 
 class Expected(NamedTuple):
     """How an example ends, and what the test does for it."""
 
     phase: str
-    asks: tuple[Ask, ...] = ()
+    asks: tuple[ControlRequest, ...] = ()
     """What a person does when a step waits for one."""
     real_time: bool = False
     """Its sleeps are not shortened: deadlines stand against them."""
@@ -21,8 +21,8 @@ class Expected(NamedTuple):
 
 
 S, F = "Succeeded", "Failed"
-APPROVED = (Ask("set", "displayName=approval", parameters={"approve": "YES"}), Ask("resume"))
-SAID = (Ask("set", "displayName=approve", parameters={"message": "hello"}), Ask("resume"))
+APPROVED = (ControlRequest("set", "displayName=approval", parameters={"approve": "YES"}), ControlRequest("resume"))
+SAID = (ControlRequest("set", "displayName=approve", parameters={"message": "hello"}), ControlRequest("resume"))
 LATE = "a deadline ends what sleeps longer"
 DICE = "the first throw of its dice is bad, and it has no second"
 
@@ -79,7 +79,7 @@ OTHERWISE = {
         F, real_time=True, why="both exceed their timeouts as failures; sleep1 allows errors"
     ),
     "suspend-template-outputs": Expected(S, SAID),
-    "suspend-template": Expected(S, (Ask("resume"),)),
+    "suspend-template": Expected(S, (ControlRequest("resume"),)),
     "timeouts-step": Expected(F, real_time=True, why=LATE),
     "timeouts-workflow": Expected(F, real_time=True, why=LATE),
 }

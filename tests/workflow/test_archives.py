@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from everstep.runtime.workflow.artifacts import archives
-from everstep.runtime.workflow.artifacts.archives import LIMITS, ArchiveError, Limits, untar, unzip
+from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, ArchiveError, UnpackLimits, untar, unzip
 from everstep.runtime.workflow.artifacts.artifacts import load
 from everstep.runtime.workflow.manifest.library import Library
 from tests.workflow.test_inside import one_line
 
-SMALL = Limits(unpacked_bytes=100_000, ratio=10, members=50, header_bytes=5_000)
+SMALL = UnpackLimits(unpacked_bytes=100_000, ratio=10, members=50, header_bytes=5_000)
 KINDS = {
     "file": tarfile.REGTYPE, "folder": tarfile.DIRTYPE, "symlink": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE,
     "pipe": tarfile.FIFOTYPE, "device": tarfile.CHRTYPE,
@@ -189,7 +189,7 @@ def test_modes_are_set_on_no_file_that_a_link_leads_to(tmp_path: Path) -> None:
     members = [("file", "d/f", "", 0o644), ("symlink", "d/l", "f", 0)]
     assert place.load(tarball(members)) == into
     assert stat.S_IMODE((into / "f").stat().st_mode) == 0o777
-    archives.tar(place.top / "folder", "folder", tmp_path / "packed", None)
+    archives.pack_tar(place.top / "folder", "folder", tmp_path / "packed", None)
     with pytest.raises(ArchiveError, match="illegal symlink target: link -> "):
         untar(tmp_path / "packed", tmp_path / "out")
     assert stat.S_IMODE((place.victim / "keep").stat().st_mode) == 0o640
@@ -262,11 +262,11 @@ def test_what_a_sparse_file_pretends_to_be_counts(tmp_path: Path) -> None:
 
 def test_an_honest_archive_is_let_through_and_a_person_may_allow_more(tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(zeros(2_000_000))
-    allowed = Limits.of({archives.UNPACKED: "3000000"})
+    allowed = UnpackLimits.from_environment({archives.UNPACKED_VARIABLE: "3000000"})
     assert (untar(tmp_path / "t", tmp_path / "out", allowed) / "0").stat().st_size == 2_000_000
-    assert Limits.of({}) == LIMITS
+    assert UnpackLimits.from_environment({}) == DEFAULT_LIMITS
     with pytest.raises(ValueError, match="EVERSTEP_UNPACKED_BYTES=much: give a whole number of bytes"):
-        Limits.of({archives.UNPACKED: "much"})
+        UnpackLimits.from_environment({archives.UNPACKED_VARIABLE: "much"})
 
 
 def test_links_in_a_folder_are_zipped_only_where_they_stay_in_it(tmp_path: Path) -> None:
@@ -277,11 +277,11 @@ def test_links_in_a_folder_are_zipped_only_where_they_stay_in_it(tmp_path: Path)
     for name, target in (("in", "f"), ("out", "../victim/keep"), ("around", ".")):
         (made / name).symlink_to(target)
     os.mkfifo(made / "sub" / "pipe")
-    archives.zip_(made, tmp_path / "z", "")
+    archives.pack_zip(made, tmp_path / "z", "")
     with zipfile.ZipFile(tmp_path / "z") as packed:
         found = {name: packed.read(name) for name in packed.namelist()}
     assert found == {"made/f": b"mine", "made/in": b"mine", "made/out": b"", "made/around": b"", "made/sub/pipe": b""}
-    archives.tar(made, "made", tmp_path / "t", None)
+    archives.pack_tar(made, "made", tmp_path / "t", None)
     with tarfile.open(tmp_path / "t") as packed:
         assert "made/sub/pipe" not in packed.getnames()
     assert place.victim.exists()

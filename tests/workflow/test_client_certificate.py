@@ -85,7 +85,7 @@ def download(url: str, to: Path, shown: Identity) -> None:
     secret = {"kind": "Secret", "metadata": {"name": "me"}, "stringData": shown._asdict()}
     names = {f"client{kind}Secret": {"name": "me", "key": field}
              for kind, field in (("Cert", "certificate"), ("Key", "key"))}  # fmt: skip
-    remote.download({"url": url, "auth": {"clientCert": names}}, Library.of([secret]), to)
+    remote.download({"url": url, "auth": {"clientCert": names}}, Library.from_objects([secret]), to)
 
 
 def test_the_certificate_is_shown(address: str, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Machine:
 
     def resumed(self, told: list[RunCreated | PodStarted | PodEnded], alive: dict[int, int]) -> clock.Clock:
         """The clock of a launcher that is told this, while these pods run: start time by pid."""
-        return clock.resumed(
+        return clock.resume_clock(
             told, lambda pid: alive.get(pid, 0), lambda: self.wall, lambda: self.boot, lambda: self.monotonic
         )
 
@@ -45,18 +45,18 @@ def test_a_machines_clock_that_is_set_changes_no_duration(jump_s: float) -> None
     machine.pass_(6.0)
     machine.wall += jump_s
     assert own.now() == NOW + 6.0
-    assert own.of_file(machine.wall, NOW) == NOW + 6.0
+    assert own.file_time(machine.wall, NOW) == NOW + 6.0
 
 
 def test_a_file_from_before_the_clock_was_set_was_written_between_the_start_and_now() -> None:
     machine = Machine()
     own = machine.resumed([], {})
     machine.pass_(10.0)
-    assert own.of_file(NOW + 4.0, NOW + 1.0) == NOW + 4.0
+    assert own.file_time(NOW + 4.0, NOW + 1.0) == NOW + 4.0
     machine.wall += HOUR_S
-    assert own.of_file(NOW + 4.0, NOW + 1.0) == NOW + 1.0
+    assert own.file_time(NOW + 4.0, NOW + 1.0) == NOW + 1.0
     machine.wall -= 2 * HOUR_S
-    assert own.of_file(NOW + 4.0, NOW + 1.0) == NOW + 10.0
+    assert own.file_time(NOW + 4.0, NOW + 1.0) == NOW + 10.0
 
 
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S, 0.0])

@@ -17,7 +17,7 @@ import pytest
 from everstep.cli.main import main
 from everstep.runtime.workflow import ManifestError
 from everstep.runtime.workflow.engine.nodes import fnv32a
-from everstep.runtime.workflow.run.run_folder import launcher, lock
+from everstep.runtime.workflow.run.run_folder import launcher_pid, lock
 from tests.harness import PATIENCE_S, wait_until
 
 MANIFEST = """
@@ -104,7 +104,7 @@ def test_who_only_looks_which_process_runs_a_run_keeps_none_from_running_it(
         fcntl.flock(looking, fcntl.LOCK_SH)
         monkeypatch.setattr("everstep.runtime.workflow.run.run_folder.time.sleep", lambda _: looking.close())
         with lock(tmp_path):
-            assert launcher(tmp_path) == str(os.getpid())
+            assert launcher_pid(tmp_path) == str(os.getpid())
 
 
 def test_a_run_that_a_process_runs_is_refused_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,9 +56,9 @@ def test_any_order_of_ends_is_whole_and_replays_to_the_same_state(ends: list[tup
     choices = iter([*ends, *[(0, 0)] * 40])
     while not engine.finished:
         now += 1
-        for node in engine.pending():
+        for node in engine.pending_pods():
             happen(PodStarted(now, node.name, 7, 7))
-        if running := engine.running():
+        if running := engine.running_pods():
             which, code = next(choices)
             happen(PodEnded(now, running[which % len(running)].name, code))
         else:
@@ -81,10 +81,10 @@ def test_a_failed_attempt_waits_for_its_backoff() -> None:
     engine = Engine(parse(DIAMOND), RunCreated(0.0, "w", "u"))
     engine.handle(PodStarted(0.0, "w.a(0)", 7, 7))
     engine.handle(PodEnded(1.0, "w.a(0)", 75))
-    assert engine.pending() == []
+    assert engine.pending_pods() == []
     assert engine.next_deadline() == 6.0
     engine.advance(6.0)
-    assert [node.name for node in engine.pending()] == ["w.a(1)"]
+    assert [node.name for node in engine.pending_pods()] == ["w.a(1)"]
 
 
 def test_exit_code_2_is_not_tried_again() -> None:
@@ -106,7 +106,7 @@ def test_a_pod_that_began_after_its_time_was_over_is_killed() -> None:
 def ended(engine: Engine, now: float) -> list[str]:
     """Let all that is pending succeed, until nothing is; the order in which it ran."""
     ran = []
-    while pending := engine.pending():
+    while pending := engine.pending_pods():
         for node in pending:
             ran.append(node.name)
             engine.handle(PodStarted(now, node.name, 7, 7))

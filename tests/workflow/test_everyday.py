@@ -38,14 +38,14 @@ def ended(spec: str, codes: Mapping[str, int] | None = None) -> Ended:
     for _ in range(1000):
         if engine.finished:
             break
-        busy = engine.gates or engine.pending() or engine.running()
+        busy = engine.gates or engine.pending_pods() or engine.running_pods()
         now = now + 1 if busy else engine.next_deadline() or now
         for name in list(engine.gates):
             engine.handle(GateOpened(now, name))
-        for node in engine.pending():
+        for node in engine.pending_pods():
             containers[node.name] = node.spec["container"]
             engine.handle(PodStarted(now, node.name, 7, 7))
-        for node in engine.running():
+        for node in engine.running_pods():
             engine.handle(PodEnded(now, node.name, (codes or {}).get(node.name, 0)))
         engine.advance(now)
     assert engine.finished, {node.name: node.phase for node in engine.nodes.values()}
@@ -154,7 +154,7 @@ def test_a_workflow_is_merged_deep_with_its_workflow_template() -> None:
         "hooks": {"exit": {"template": "other"}},
         "podMetadata": {"labels": {"kind": "y"}},
     }
-    merged = Library.of([TEMPLATE]).merged(own)
+    merged = Library.from_objects([TEMPLATE]).merged_spec(own)
     assert merged is not None
     assert {one["name"]: "hostPath" in one for one in merged["volumes"]} == {"a": False, "b": True}
     assert {name: hook["template"] for name, hook in merged["hooks"].items()} == {"exit": "other", "running": "main"}

@@ -23,7 +23,7 @@ from everstep.runtime.workflow import ManifestError, RunOptions, execute
 from everstep.runtime.workflow.lint.findings import findings
 from everstep.runtime.workflow.manifest.library import KINDS, Library
 from everstep.runtime.workflow.manifest.yaml_source import Document, read
-from everstep.runtime.workflow.run.control_requests import ask
+from everstep.runtime.workflow.run.control_requests import submit_request
 from tests.workflow.published import CLUSTER, DICE_OF, EXPECTED, IMAGES, OBJECTS, PROGRAMS
 
 EXAMPLES = os.environ.get("ARGO_EXAMPLES")
@@ -109,7 +109,7 @@ def library(known: dict[str, Document], address: str) -> Library:
     objects = [one.value for one in known.values() if one.value["kind"] in KINDS and one.value["kind"] != "Workflow"]
     objects = [answered(one, address) for one in objects]
     images = {name: command.split() for name, command in IMAGES.items()}
-    return Library.of([*objects, *yaml.safe_load_all(OBJECTS)], images)
+    return Library.from_objects([*objects, *yaml.safe_load_all(OBJECTS)], images)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ async def _help(case: str, options: RunOptions) -> None:
         until = time.monotonic() + LIMIT_S
         while time.monotonic() < until and not (status.exists() and b'"Suspend"' in status.read_bytes()):
             await asyncio.sleep(0.2)
-        ask(options.runs / options.name, wish)
+        submit_request(options.runs / options.name, wish)
 
 
 @pytest.mark.parametrize("case", EXPECTED)

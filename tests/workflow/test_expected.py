@@ -161,7 +161,9 @@ class Run:
             entry["value"] = self._places.get(entry["name"], entry.get("value"))
         acting = asyncio.create_task(self._act())
         async with asyncio.timeout(PATIENCE_S):
-            ended = await execute(manifest, RunOptions(self.name, self.runs, Library.of(others), on_change=self._look))
+            ended = await execute(
+                manifest, RunOptions(self.name, self.runs, Library.from_objects(others), on_change=self._look)
+            )
             self._phases["workflow"] = ended.phase.value
             self._changed.set()
             await acting

@@ -61,7 +61,7 @@ def test_an_expression_has_the_value_that_go_gives_it(row: list[Any]) -> None:
 
 @given(some.integers(INT_MIN, INT_MAX))
 def test_a_duration_is_read_as_it_is_written(nanoseconds: int) -> None:
-    assert go_duration.read(go_duration.written(nanoseconds)) == nanoseconds
+    assert go_duration.parse_duration(go_duration.format_duration(nanoseconds)) == nanoseconds
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.workflow.engine.events import Event, EventLog, NodeSet, TornError, read_events
+from everstep.runtime.workflow.engine.events import CorruptLogError, Event, EventLog, NodeSet, read_events
 from tests.harness import ROOT
 
 EVENTS = st.lists(st.builds(NodeSet, time=st.just(1.0), node=st.just("a"), message=st.text(max_size=80)), max_size=8)
@@ -66,7 +66,7 @@ def test_a_line_in_the_middle_that_is_no_event_is_named(tmp_path: Path) -> None:
     log.append(NodeSet(1.0, "a"))
     log.close()
     path.write_bytes(path.read_bytes() * 2 + b"\0\0\n" + path.read_bytes())
-    with pytest.raises(TornError, match=r"events\.jsonl line 3 is no event"):
+    with pytest.raises(CorruptLogError, match=r"events\.jsonl line 3 is no event"):
         list(read_events(path))
 
 

@@ -28,8 +28,8 @@ def test_the_engine_does_twice_the_work_for_twice_the_nodes(name: str, shape: Ca
 def test_a_status_that_takes_long_to_write_is_written_less_often(tmp_path: Path) -> None:
     _, engine = engine_s(chain(3))
     moments = iter([10.0, 10.001, 20.0, 20.5])
-    writer = status.Writer(engine, tmp_path, clock=lambda: next(moments))
+    writer = status.StatusWriter(engine, tmp_path, clock=lambda: next(moments))
     writer.write()
-    assert writer.every_s == status.EVERY_S
+    assert writer.every_s == status.WRITE_EVERY_S
     writer.write()
-    assert writer.every_s == pytest.approx(0.5 / status.SHARE)
+    assert writer.every_s == pytest.approx(0.5 / status.WRITE_SHARE)

@@ -71,7 +71,7 @@ def test_deadlines_and_retries_that_are_no_numbers_fail_their_node() -> None:
         except ManifestError:
             continue
         for now in range(2, 6):
-            for node in engine.pending():
+            for node in engine.pending_pods():
                 engine.handle(PodStarted(float(now), node.name, 7, 7))
                 engine.handle(PodEnded(float(now), node.name, 1))
         assert engine.finished

@@ -21,7 +21,7 @@ def test_what_an_expression_may_cost_does_not_depend_on_what_was_read_before() -
     """Else a log would be folded to another state by the launcher that takes the run up."""
     left = []
     for _ in range(2):
-        with bounds.metered() as meter:
+        with bounds.use_meter() as meter:
             evaluate("len(filter([1, 2, 3], # > 1)) + 77", {})
             left.append(meter.left)
     assert left[0] == left[1] < bounds.EVENT
@@ -91,7 +91,7 @@ def test_the_attacks_arguments_fail_their_step_and_nothing_else() -> None:
             engine = Engine(parse(ARGUMENT.replace("EXPRESSION", "{{=" + expression + "}}")), RunCreated(0.0, "w", "u"))
         except ManifestError:
             continue
-        assert engine.phase.bad or engine.pending(), [
+        assert engine.phase.bad or engine.pending_pods(), [
             (one.name, one.phase, one.message) for one in engine.nodes.values()
         ]
 
@@ -128,7 +128,7 @@ def test_a_text_that_is_one_tag_is_not_copied() -> None:
 def test_the_lint_survives_what_the_executor_refuses() -> None:
     source = yaml.safe_load(ARGUMENT.replace("EXPRESSION", "{{=" + "(" * 5000 + "}}"))
     assert any(
-        "nested" in one.told or "unexpected token" in one.told
+        "nested" in one.text_with_place or "unexpected token" in one.text_with_place
         for one in findings(Document(source, "f"), fuzz.Library())
     )
     with pytest.raises(ExpressionSyntaxError):

@@ -9,8 +9,8 @@ import yaml
 from everstep.runtime.workflow import parse
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
-from everstep.runtime.workflow.engine.loops import expand
-from everstep.runtime.workflow.engine.nodes import LOG_NAME, MOST, Phase, log_name
+from everstep.runtime.workflow.engine.loops import expand_loop
+from everstep.runtime.workflow.engine.nodes import MAX_LOG_NAME_BYTES, MAX_NODES, Phase, log_name
 from everstep.runtime.workflow.expressions import ExpressionError, bounds
 from tests.workflow.running import ARGUMENT, manifest_text
 
@@ -48,27 +48,27 @@ def test_deep_json_fails_the_loop_in_argos_words() -> None:
 
 def test_json_of_a_thousand_levels_is_an_item_as_on_argo() -> None:
     deep = "[" * 999 + "]" * 999
-    (pod,) = after(f"[{deep}]").pending()
+    (pod,) = after(f"[{deep}]").pending_pods()
     assert pod.inputs["parameters"][0]["value"] == deep
 
 
 def test_numbers_that_no_float_holds_keep_their_digits_in_names_only() -> None:
-    pods = after(f"[{'1' * 5000}, 1e400, 1.50, 12345678901234567890]").pending()
+    pods = after(f"[{'1' * 5000}, 1e400, 1.50, 12345678901234567890]").pending_pods()
     assert [pod.inputs["parameters"][0]["value"] for pod in pods] == ["", "", "1.50", "12345678901234567890"]
     assert pods[0].name == f"w[1].b(0:{'1' * 5000})"
     engine = after(f"[{'1' * 5000}]")
-    assert len(log_name(engine.name, engine.pending()[0])) <= LOG_NAME + 11
+    assert len(log_name(engine.name, engine.pending_pods()[0])) <= MAX_LOG_NAME_BYTES + 11
 
 
 def test_half_a_character_is_the_replacement_character() -> None:
-    assert after('["\\ud800x"]').pending()[0].inputs["parameters"][0]["value"] == "\ufffdx"
+    assert after('["\\ud800x"]').pending_pods()[0].inputs["parameters"][0]["value"] == "\ufffdx"
 
 
-@pytest.mark.parametrize("count", [MOST + 1, 10**6])
+@pytest.mark.parametrize("count", [MAX_NODES + 1, 10**6])
 def test_more_items_than_a_run_can_have_are_refused_at_once(count: int) -> None:
     engine = after(json.dumps([0] * count))
     assert engine.message == (
-        f"workflow is longer than maximum allowed size: more than {MOST} nodes; the loop has {count} items"
+        f"workflow is longer than maximum allowed size: more than {MAX_NODES} nodes; the loop has {count} items"
     )
     assert len(engine.nodes) < 10
 
@@ -76,7 +76,7 @@ def test_more_items_than_a_run_can_have_are_refused_at_once(count: int) -> None:
 @pytest.mark.parametrize("sequence", [{"count": "1000000000"}, {"start": "-9223372036854775808", "end": "7"}])
 def test_a_sequence_without_end_is_refused_at_once(sequence: dict[str, str]) -> None:
     with pytest.raises(ExpressionError, match="workflow is longer than maximum allowed size"):
-        expand({"name": "a", "withSequence": sequence}, {})
+        expand_loop({"name": "a", "withSequence": sequence}, {})
 
 
 def test_loops_in_loops_are_together_no_longer_than_a_run_may_be() -> None:
@@ -87,7 +87,7 @@ def test_loops_in_loops_are_together_no_longer_than_a_run_may_be() -> None:
         inner, {"name": "use", "suspend": {}},
     ]  # fmt: skip
     engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
-    assert len(engine.nodes) <= MOST + 3000
+    assert len(engine.nodes) <= MAX_NODES + 3000
     assert any("workflow is longer than maximum allowed size" in node.message for node in engine.nodes.values())
 
 
@@ -116,15 +116,15 @@ def test_an_item_of_an_ordinary_loop_needs_less_than_it_brings_along(kind: str, 
     body = {"steps": [[task]]} if around == "steps" else {"dag": {"tasks": [task]}}
     source["spec"]["templates"][0] = {"name": "main", **inputs, **body}
     manifest = parse(source)
-    with bounds.metered() as meter:
+    with bounds.use_meter() as meter:
         engine = Engine(manifest, RunCreated(0.0, "w", "u"))
-    assert len(engine.pending()) == 1000, engine.message
+    assert len(engine.pending_pods()) == 1000, engine.message
     assert meter.left >= bounds.EVENT
 
 
 def test_loops_side_by_side_are_together_no_longer_than_a_run_may_be() -> None:
     source = yaml.safe_load(ARGUMENT)
-    step = {"template": "use", "withSequence": {"count": str(MOST // 2 - 100)}}
+    step = {"template": "use", "withSequence": {"count": str(MAX_NODES // 2 - 100)}}
     group = [{"name": f"b{number}", **step} for number in range(100)]
     source["spec"]["templates"] = [{"name": "main", "steps": [group]}, {"name": "use", "suspend": {}}]
     engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
@@ -134,17 +134,17 @@ def test_loops_side_by_side_are_together_no_longer_than_a_run_may_be() -> None:
 
 def test_loops_that_wait_for_a_limit_count_as_nodes_to_be() -> None:
     source = yaml.safe_load(ARGUMENT)
-    step = {"template": "use", "withSequence": {"count": str(MOST // 3)}}
+    step = {"template": "use", "withSequence": {"count": str(MAX_NODES // 3)}}
     tasks = [{"name": f"b{number}", **step} for number in range(20)]
     source["spec"]["templates"] = [{"name": "main", "dag": {"tasks": tasks}}, {"name": "use", "suspend": {}}]
     source["spec"]["parallelism"] = 1
     source["spec"]["templates"][1] = {"name": "use", "container": {"image": "i", "command": ["true"]}}
     engine = Engine(parse(source), RunCreated(0.0, "w", "u"))
-    assert engine.limits.waiting < MOST
+    assert engine.limits.waiting < MAX_NODES
     assert sum("longer than maximum allowed size" in node.message for node in engine.nodes.values()) == 18
 
 
 @pytest.mark.parametrize("form", ["%999999999d", "%.999999999d", "%1000000d" * 20])
 def test_a_format_writes_no_more_than_there_is_room_for(form: str) -> None:
     with pytest.raises(ExpressionError):
-        expand({"name": "a", "withSequence": {"count": "3", "format": form}}, {})
+        expand_loop({"name": "a", "withSequence": {"count": "3", "format": form}}, {})

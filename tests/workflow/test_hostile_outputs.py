@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.workflow.pods.processes import RESULT_BYTES, Pod
-from everstep.runtime.workflow.pods.sandbox import NoSandboxError, Sandbox, check
+from everstep.runtime.workflow.pods.sandbox import NoSandboxError, Sandbox, check_available
 from tests.workflow.running import log, run, sh, workflow
 
 
@@ -71,6 +71,6 @@ def test_of_all_that_a_pod_prints_the_end_is_kept(kind: str, tmp_path: Path, mon
 
 def _skip_without_sandbox() -> None:
     try:
-        check()
+        check_available()
     except NoSandboxError:
         pytest.skip("this kernel makes no sandbox")

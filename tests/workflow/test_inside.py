@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from everstep.runtime.workflow.artifacts.artifacts import ArtifactError, load, save
-from everstep.runtime.workflow.artifacts.inside import LONGEST, BadPathError, inside
+from everstep.runtime.workflow.artifacts.inside import LONGEST, BadPathError, resolve_inside
 from everstep.runtime.workflow.manifest.library import Library
 from tests.workflow.running import log, ran, sh
 
@@ -61,9 +61,9 @@ def refused(folder: Path, name: str) -> bool:
 def test_no_name_leads_out_of_its_folder(folder: Path, name: str) -> None:
     if refused(folder, name):
         with pytest.raises(BadPathError, match=r"\A.+\Z"):
-            inside(folder, name)
+            resolve_inside(folder, name)
         return
-    found = inside(folder, name)
+    found = resolve_inside(folder, name)
     assert str(found).startswith(f"{os.path.realpath(folder)}/")
     assert not found.is_symlink() or found == found.parent / found.readlink()  # Only one that leads nowhere is left.
 
@@ -207,8 +207,8 @@ def test_a_volume_stays_in_its_folder(what: str, tmp_path: Path, monkeypatch: py
     }
     bye = {"name": "bye", "container": sh("echo bye")}
     before = set(tmp_path.rglob("*"))
-    status = ran(work, monkeypatch, Library.of([CONFIG]), [main, bye], volumes=[{"name": "v", **volume}], onExit="bye",
-                 arguments={"parameters": [{"name": "x", "value": "../../../claimup"}]})  # fmt: skip
+    status = ran(work, monkeypatch, Library.from_objects([CONFIG]), [main, bye], volumes=[{"name": "v", **volume}],
+                 onExit="bye", arguments={"parameters": [{"name": "x", "value": "../../../claimup"}]})  # fmt: skip
     assert status["phase"] == "Failed", status
     assert "out of its folder" in status["message"] or "does not begin with .." in status["message"]
     assert log(work, "onExit") == "bye\n"

@@ -12,15 +12,15 @@ import pytest
 
 from everstep.runtime.workflow import RunOptions, execute
 from everstep.runtime.workflow.pods import isolation
-from everstep.runtime.workflow.pods.processes import namespaces
-from everstep.runtime.workflow.run.control_requests import Ask, ask
+from everstep.runtime.workflow.pods.processes import has_namespaces
+from everstep.runtime.workflow.run.control_requests import ControlRequest, submit_request
 from tests.harness import PATIENCE_S, wait_until
 from tests.workflow.running import log, run, sh, workflow
 
 WRITES = "echo {{inputs.parameters.x}} > /tmp/mine; touch {{inputs.parameters.x}}; " \
          "until test -e a -a -e b; do sleep 0.05; done; cat /tmp/mine"  # fmt: skip
 PRIVATE = pytest.mark.skipif(
-    not namespaces(), reason="this kernel gives no namespaces: pods share this machine's folders"
+    not has_namespaces(), reason="this kernel gives no namespaces: pods share this machine's folders"
 )
 LEAVES = "setsid sh -c 'echo $$$$ > {{inputs.parameters.x}}.pid; exec sleep 600' & wait"
 
@@ -53,7 +53,7 @@ def test_a_stop_ends_also_what_a_pod_has_made_a_daemon(
         await asyncio.to_thread(wait_until, (tmp_path / "a.pid").exists, "the daemon")
         pid = int(await asyncio.to_thread(wait_until, (tmp_path / "a.pid").read_text, "its pid"))
         assert psutil.pid_exists(pid)
-        ask(tmp_path / "runs/w", Ask(how))
+        submit_request(tmp_path / "runs/w", ControlRequest(how))
         async with asyncio.timeout(PATIENCE_S):
             await going
         return pid
@@ -150,5 +150,5 @@ NOT_MEANT = ["/varAT", "$HOMEAT", "${HOME}AT", "..AT", "~AT", "AT-other/x", "htt
 def test_a_folder_of_tmp_is_meant_where_it_is_named_and_not_where_a_path_has_such_a_part(
     word: str, folder: Path, tmp_path: Path
 ) -> None:
-    plan = isolation.plan(tmp_path / "root", [], {}, [word.replace("AT", str(folder))], [])
+    plan = isolation.plan_root(tmp_path / "root", [], {}, [word.replace("AT", str(folder))], [])
     assert (str(folder) in plan.binds) is (word in MEANT)

@@ -15,7 +15,7 @@ import pytest
 from everstep.runtime.system.processes import start_time
 from everstep.runtime.workflow import ManifestError, RunOptions, execute, parse
 from everstep.runtime.workflow.manifest.library import Library
-from everstep.runtime.workflow.run.control_requests import Ask, ask
+from everstep.runtime.workflow.run.control_requests import ControlRequest, submit_request
 from tests.harness import PATIENCE_S, wait_until
 from tests.workflow.running import log, ran, sh, workflow
 
@@ -131,7 +131,7 @@ def test_what_ends_a_run_ends_the_processes_of_a_clone(why: str, silent: Path, t
         await asyncio.to_thread(wait_until, silent.exists, "git's ssh")
         assert start_time(int(silent.read_text()))
         if why != "deadline":
-            ask(tmp_path / "runs/w", Ask(why))
+            submit_request(tmp_path / "runs/w", ControlRequest(why))
         async with asyncio.timeout(PATIENCE_S):
             return (await going).phase.value
 
@@ -152,7 +152,7 @@ def test_http_artifacts_are_put_and_got_with_a_password(
          "outputs": {"artifacts": [{"name": "out", "path": "/tmp/out", "http": at, "archive": {"none": {}}}]}},
         {"name": "use", "inputs": {"artifacts": [{"name": "in", "path": "/tmp/in"}]}, "container": sh("cat /tmp/in")},
     ]  # fmt: skip
-    status = ran(tmp_path, monkeypatch, Library.of([SECRET]), templates)
+    status = ran(tmp_path, monkeypatch, Library.from_objects([SECRET]), templates)
     assert status["phase"] == "Succeeded", status
     assert log(tmp_path, "[1].use") == "hello\n"
     with pytest.raises(ManifestError, match=r"basicAuth.usernameSecret: there is no Secret 'me'"):
@@ -217,7 +217,7 @@ def test_without_namespaces_it_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in ("executor", "pods"):
-        monkeypatch.setattr(f"everstep.runtime.workflow.{module}.namespaces", lambda: False)
+        monkeypatch.setattr(f"everstep.runtime.workflow.{module}.has_namespaces", lambda: False)
     twice: dict[str, Any] = {
         "name": "main",
         "steps": [[{"name": "a", "template": "a"}], [{"name": "b", "template": "a"}]],

@@ -38,7 +38,7 @@ def told(path: Path) -> list[Finding]:
     """What is found in a case."""
     documents = read(path)
     workflow = next(one for one in documents if one.value.get("kind") == "Workflow")
-    return findings(workflow, Library.of(one.value for one in documents if one is not workflow))
+    return findings(workflow, Library.from_objects(one.value for one in documents if one is not workflow))
 
 
 @pytest.mark.parametrize("case", MISTAKES)
@@ -53,7 +53,7 @@ def test_what_succeeded_on_argo_is_no_error(case: str) -> None:
 
 def test_a_finding_says_the_line_the_code_the_path_and_the_mend() -> None:
     (document,) = read_text(WARNED, "w.yaml")
-    lines = [one.told for one in findings(document, Library())]
+    lines = [one.text_with_place for one in findings(document, Library())]
     assert lines == [
         "w.yaml:13: argument: spec.templates[0].dag.tasks[0].arguments.parameters[0].name: "
         "say has no input 'txt'; did you mean text?",

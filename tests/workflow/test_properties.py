@@ -59,8 +59,8 @@ def model(depends: Mapping[str, str], ends: Mapping[str, str]) -> dict[str, str]
 def play(engine: Engine, ends: Mapping[str, str], log: list[Event], now: float) -> float:
     """Let every pod start and end as it shall, until the workflow has ended."""
     while not engine.finished:
-        happened: list[Event] = [PodStarted(now + 1, node.name, 7, 7) for node in engine.pending()]
-        for node in engine.running():
+        happened: list[Event] = [PodStarted(now + 1, node.name, 7, 7) for node in engine.pending_pods()]
+        for node in engine.running_pods():
             happened.append(PodEnded(now + 2, node.name, CODES[ends[re.findall(r"t\d", node.name)[-1]]]))
         now += 2
         for event in happened:

@@ -13,8 +13,8 @@ import pytest
 
 from everstep.runtime.workflow import RunOptions, execute
 from everstep.runtime.workflow.pods import clock
-from everstep.runtime.workflow.pods.runner import Processes, start_time
-from everstep.runtime.workflow.pods.starting import AT_ONCE, STARTS
+from everstep.runtime.workflow.pods.runner import ProcessRunner, start_time
+from everstep.runtime.workflow.pods.starting import MAX_PODS, STARTS_AT_ONCE
 
 TASKS = [{"name": "a", "template": "t"}, {"name": "b", "template": "t", "depends": "a"}]
 POD = {"name": "t", "container": {"image": "i", "command": ["sh", "-c", "exit 3"]}}
@@ -40,10 +40,10 @@ class AtOnce:
             Path(one["exit"]).write_text("0\n")
         return {one["claim"]: "started" for one in requests}
 
-    async def gone(self, pid: int, began: int) -> None:
+    async def wait_until_gone(self, pid: int, began: int) -> None:
         """It is."""
 
-    def send(self, pid: int, began: int, signum: signal.Signals) -> None:
+    def send_signal(self, pid: int, began: int, signum: signal.Signals) -> None:
         """Nobody is there to hear it."""
 
     def close(self) -> None:
@@ -84,22 +84,22 @@ class Counting(AtOnce):
         self.after(self)
         return started
 
-    async def gone(self, pid: int, began: int) -> None:
+    async def wait_until_gone(self, pid: int, began: int) -> None:
         """When it is let go."""
         await self.release.wait()
         self.running -= 1
 
-    def send(self, pid: int, began: int, signum: signal.Signals) -> None:
+    def send_signal(self, pid: int, began: int, signum: signal.Signals) -> None:
         """Whatever is sent ends all."""
         self.release.set()
 
 
 def test_a_stop_is_seen_before_all_that_is_ready_has_been_started(tmp_path: Path) -> None:
-    runner = Counting(lambda own: os.kill(os.getpid(), signal.SIGTERM) if len(own.ran) == 2 * STARTS else None)
+    runner = Counting(lambda own: os.kill(os.getpid(), signal.SIGTERM) if len(own.ran) == 2 * STARTS_AT_ONCE else None)
     stopped = (signal.SIGTERM,)
     ended = asyncio.run(execute(many(), RunOptions("w", tmp_path), stopped, runner))
     assert (ended.phase, ended.message) == ("Failed", "Stopped with strategy 'Stop'")
-    assert 2 * STARTS <= len(runner.ran) <= 4 * STARTS
+    assert 2 * STARTS_AT_ONCE <= len(runner.ran) <= 4 * STARTS_AT_ONCE
 
 
 def test_a_deadline_is_seen_before_all_that_is_ready_has_been_started(
@@ -107,7 +107,9 @@ def test_a_deadline_is_seen_before_all_that_is_ready_has_been_started(
 ) -> None:
     """Each batch takes a minute, of a time that only passes so."""
     passed = [0.0]
-    monkeypatch.setattr(clock, "resumed", lambda *_: clock.Clock(1_000_000.0, lambda: passed[0], lambda: 1_000_000.0))
+    monkeypatch.setattr(
+        clock, "resume_clock", lambda *_: clock.Clock(1_000_000.0, lambda: passed[0], lambda: 1_000_000.0)
+    )
 
     def a_minute(_: Counting) -> None:
         passed[0] += 60.0
@@ -115,23 +117,23 @@ def test_a_deadline_is_seen_before_all_that_is_ready_has_been_started(
     runner = Counting(a_minute)
     ended = asyncio.run(execute(many(activeDeadlineSeconds=150), RunOptions("w", tmp_path), runner=runner))
     assert ended.phase == "Failed"
-    assert len(runner.ran) == 3 * STARTS
+    assert len(runner.ran) == 3 * STARTS_AT_ONCE
 
 
 def test_no_more_pods_run_at_once_than_a_node_of_kubernetes_has(tmp_path: Path) -> None:
     def when_full(own: Counting) -> None:
-        if own.running == AT_ONCE:
+        if own.running == MAX_PODS:
             asyncio.get_running_loop().call_soon(own.release.set)
 
     runner = Counting(when_full)
     ended = asyncio.run(execute(many(), RunOptions("w", tmp_path), runner=runner))
-    assert (ended.phase, len(runner.ran), runner.most) == ("Succeeded", MANY, AT_ONCE)
+    assert (ended.phase, len(runner.ran), runner.most) == ("Succeeded", MANY, MAX_PODS)
 
 
 def test_an_end_is_seen_after_the_watching_of_another_was_given_up() -> None:
     """The next descriptor has the number of the one given up; once the loop took it for that, and saw no end."""
 
-    gone = Processes().gone
+    gone = ProcessRunner().wait_until_gone
 
     async def seen(other: int, process: subprocess.Popen[bytes]) -> None:
         descriptor = os.dup(0)

@@ -163,7 +163,7 @@ TWO = manifest_text("""
 def test_long_names_leave_room_for_what_steps_say(width: int, title: str, tmp_path: Path) -> None:
     engine = Engine(parse(TWO), RunCreated(0.0, "w", "u"))
     (tmp_path / "logs").mkdir()
-    for node in engine.pending():
+    for node in engine.pending_pods():
         engine.handle(PodStarted(0.0, node.name, 7, 7))
         engine.handle(PodEnded(2.0, node.name, 0))
         (tmp_path / "logs" / f"{node.display_name}.log").write_text("epoch 1\nloss 3.25 at 200 of 500\n")

@@ -18,7 +18,7 @@ from tests.workflow.running import manifest_text
 
 def _kernel_makes_none() -> bool:
     try:
-        sandbox.check()
+        sandbox.check_available()
     except NoSandboxError:
         return True
     return False

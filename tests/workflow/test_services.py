@@ -69,7 +69,7 @@ def test_an_http_template_is_judged_by_its_answer(
     request = {"url": f"{address}/{path}", "method": "POST", "body": "hello", **more,
                "headers": [{"name": "token", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}  # fmt: skip
     secret = {"kind": "Secret", "metadata": {"name": "s"}, "data": {"k": base64.b64encode(b"sesame").decode()}}
-    status = ran(tmp_path, monkeypatch, Library.of([secret]), [{"name": "main", "http": request}])
+    status = ran(tmp_path, monkeypatch, Library.from_objects([secret]), [{"name": "main", "http": request}])
     node = status["nodes"]["w"]
     assert (node["type"], node["phase"], node.get("message", "")) == ("HTTP", phase, message)
     assert node["outputs"] == {"result": "POST sesame hello"}
@@ -132,7 +132,7 @@ def test_artifacts_go_through_the_bucket_that_the_repository_names(
 ) -> None:
     prefix = minio.new_prefix().rpartition("/")[2]
     text = REPOSITORY.format(endpoint=minio.endpoint.removeprefix("http://"), bucket=BUCKET, prefix=prefix)
-    library = Library.of([
+    library = Library.from_objects([
         {"kind": "ConfigMap", "metadata": {"name": "artifact-repositories"}, "data": {"mine": text}},
         {"kind": "Secret", "metadata": {"name": "minio"},
          "stringData": {"user": minio.access_key, "password": minio.secret_key}},
@@ -194,7 +194,7 @@ def test_what_is_being_saved_is_not_listed(tmp_path: Path) -> None:
     for name in ("w/pod/saved", "w/pod/.fresh-1/packed", "w/.fresh-2/packed/file"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert Repository(tmp_path, Library()).paths({"s3": {"key": "w"}}) == ["w/pod/saved"]
+    assert Repository(tmp_path, Library()).list_keys({"s3": {"key": "w"}}) == ["w/pod/saved"]
 
 
 def test_a_bucket_is_reached_with_what_its_secrets_say(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_bucket_is_reached_with_what_its_secrets_say(tmp_path: Path) -> None:
     keys = {"accessKeySecret": {"name": "s", "key": "token"}, "secretKeySecret": {"name": "s", "key": "token"}}
     at = {**keys, "endpoint": "minio:9000", "bucket": "b", "sessionTokenSecret": {"name": "s", "key": "token"},
           "caSecret": {"name": "s", "key": "ca"}}  # fmt: skip
-    told = Repository(tmp_path / "artifacts", Library.of([secret])).environment(at)
+    told = Repository(tmp_path / "artifacts", Library.from_objects([secret])).store_environment(at)
     assert (told["MINIO_ENDPOINT"], told["AWS_SESSION_TOKEN"]) == ("https://minio:9000", "t")
     assert Path(told["AWS_CA_BUNDLE"]).read_text() == "-----BEGIN"
 
@@ -230,11 +230,11 @@ def test_keys_go_only_to_the_endpoint_that_they_were_given_for(
     secret = {"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"a": "theirs", "b": "theirs"}}
     own = {"accessKeySecret": {"name": "s", "key": "a"}, "secretKeySecret": {"name": "s", "key": "b"}}
     at = {"bucket": "b", **asked, **dict(list(own.items())[:keys])}
-    repository = Repository(tmp_path, Library.of([secret]))
+    repository = Repository(tmp_path, Library.from_objects([secret]))
     if not goes:
         with pytest.raises(StoreError, match="give it accessKeySecret and secretKeySecret"):
-            repository.environment(at)
+            repository.store_environment(at)
         return
-    told = repository.environment(at)
+    told = repository.store_environment(at)
     given = [told.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")]
     assert given == (["theirs", "theirs", None] if keys else ["my id", "my key", "my token"])

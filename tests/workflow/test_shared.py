@@ -8,7 +8,7 @@ import yaml
 
 from everstep.runtime.workflow import RunOptions, execute
 from everstep.runtime.workflow.engine.gates import Lock, Memo
-from everstep.runtime.workflow.run.run_locks import Shared
+from everstep.runtime.workflow.run.run_locks import SharedState
 from tests.harness import PATIENCE_S
 from tests.workflow.running import manifest_text
 
@@ -23,31 +23,31 @@ LOCKED = manifest_text("""
 
 
 def test_a_lock_is_held_by_as_many_as_its_limit_says_whatever_run_they_are_of(tmp_path: Path) -> None:
-    one, two = Shared(tmp_path, "one"), Shared(tmp_path, "two")
-    assert one.take("one.a", [LOCK])
-    assert one.take("one.a", [LOCK])
-    assert not two.take("two.a", [LOCK])
-    assert one.held() == {"one.a"}
-    one.release("one.a")
-    assert two.take("two.a", [LOCK])
+    one, two = SharedState(tmp_path, "one"), SharedState(tmp_path, "two")
+    assert one.take_locks("one.a", [LOCK])
+    assert one.take_locks("one.a", [LOCK])
+    assert not two.take_locks("two.a", [LOCK])
+    assert one.lock_holders() == {"one.a"}
+    one.release_locks("one.a")
+    assert two.take_locks("two.a", [LOCK])
 
 
 def test_of_several_locks_all_are_taken_or_none(tmp_path: Path) -> None:
-    one, two = Shared(tmp_path, "one"), Shared(tmp_path, "two")
+    one, two = SharedState(tmp_path, "one"), SharedState(tmp_path, "two")
     other = Lock("default/Mutex/other", 1)
-    assert one.take("one.a", [other])
-    assert not two.take("two.a", [LOCK, other])
-    assert one.take("one.b", [LOCK])
+    assert one.take_locks("one.a", [other])
+    assert not two.take_locks("two.a", [LOCK, other])
+    assert one.take_locks("one.b", [LOCK])
 
 
 def test_remembered_outputs_grow_too_old(tmp_path: Path) -> None:
-    shared = Shared(tmp_path, "one")
+    shared = SharedState(tmp_path, "one")
     shared.remember(
         "cache", "key", {"parameters": [{"name": "p", "value": "v"}], "artifacts": [], "result": None}, 100.0
     )
-    assert shared.remembered(Memo("cache", "key", 10.0), 109.0).hit
-    assert not shared.remembered(Memo("cache", "key", 10.0), 111.0).hit
-    assert not shared.remembered(Memo("cache", "other", None), 109.0).hit
+    assert shared.look_up(Memo("cache", "key", 10.0), 109.0).hit
+    assert not shared.look_up(Memo("cache", "key", 10.0), 111.0).hit
+    assert not shared.look_up(Memo("cache", "other", None), 109.0).hit
 
 
 def test_two_runs_with_one_mutex_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

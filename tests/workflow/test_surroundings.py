@@ -24,8 +24,8 @@ from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import parse
 from everstep.runtime.workflow.pods import inherited
 from everstep.runtime.workflow.pods.local_runs import render
-from everstep.runtime.workflow.run.run_folder import beside
-from everstep.runtime.workflow.run.view import _Plain, table
+from everstep.runtime.workflow.run.run_folder import read_inputs
+from everstep.runtime.workflow.run.view import _PlainView, table
 from everstep.steps.reuse import STEPS
 from everstep.surroundings import checked_variables
 from tests.harness import ROOT
@@ -49,12 +49,14 @@ RUN = ["-m", "everstep", "workflow"]
 
 def test_pods_get_what_they_need_and_no_token() -> None:
     everything = {**TOKENS, **NEEDED, **STORE}
-    assert inherited.inherited(everything) == NEEDED
-    assert inherited.inherited(everything, ["WANDB_API_KEY", "AWS_A*"]) == {
+    assert inherited.inherited_variables(everything) == NEEDED
+    assert inherited.inherited_variables(everything, ["WANDB_API_KEY", "AWS_A*"]) == {
         **NEEDED, "WANDB_API_KEY": "t", "AWS_ACCESS_KEY_ID": "a",
     }  # fmt: skip
     of_store = {**STORE, "AWS_SECRET_ACCESS_KEY": "t", "AWS_SESSION_TOKEN": "t"}
-    assert inherited.inherited(everything, (), ["python", "-m", "everstep.steps.train", "--store=s3://b"]) == {
+    assert inherited.inherited_variables(
+        everything, (), ["python", "-m", "everstep.steps.train", "--store=s3://b"]
+    ) == {
         **NEEDED,
         **of_store,
     }
@@ -118,7 +120,7 @@ def test_env_adds_a_variable_also_when_the_run_is_taken_up(
         monkeypatch.setenv(name, value)
     assert main(["workflow", "run", "w.yaml", "--env", "MINE", "--env", "AGA*"]) == 1
     assert Path("runs/w/logs/w.log").read_text() == "mine-again-\n"
-    assert beside(Path("runs/w"))[2] == ("MINE", "AGA*")
+    assert read_inputs(Path("runs/w"))[2] == ("MINE", "AGA*")
     assert "again-" not in Path("runs/w/beside.json").read_text()
     monkeypatch.delenv("AGAIN")
     Path("go").touch()
@@ -175,7 +177,7 @@ def test_a_secret_as_a_volume_is_for_nobody_else_to_read_and_goes_with_its_pod(
         main["sidecars"] = [{"name": "beside", **sh("exec sleep 600", volumeMounts=mounts)}]
     umask = os.umask(0)
     try:
-        status = ran(tmp_path, monkeypatch, Library.of([secret]), [main], volumes=volumes)
+        status = ran(tmp_path, monkeypatch, Library.from_objects([secret]), [main], volumes=volumes)
     finally:
         os.umask(umask)
     assert status["phase"] == "Succeeded", status
@@ -217,7 +219,7 @@ def failed(folder: Path) -> Engine:
     spec = {"entrypoint": "main", "templates": [{"name": "main", "steps": [[step]]}, pod]}
     source = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "w"}, "spec": spec}
     engine = Engine(parse(source), RunCreated(0.0, "w", "00000000-0000-0000-0000-000000000000"))
-    (node,) = engine.pending()
+    (node,) = engine.pending_pods()
     engine.handle(PodStarted(1.0, node.name, 7, 7))
     engine.handle(PodEnded(2.0, node.name, 1))
     (folder / "logs").mkdir()
@@ -234,7 +236,7 @@ def test_what_pods_say_is_text_in_the_live_view_and_in_plain_lines(
     console.print(table(engine, tmp_path, 10, 400))
     assert SHOWN in out.getvalue()
     assert r"a(0:\u001b[2J[/])" in out.getvalue()
-    _Plain().show(engine, tmp_path)
+    _PlainView().show(engine, tmp_path)
     plain = capsys.readouterr().err
     assert plain.count(SHOWN) == 2
     for text in (out.getvalue(), plain):

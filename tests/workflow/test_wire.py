@@ -20,7 +20,7 @@ from everstep.runtime.net import web
 from everstep.runtime.workflow import RunOptions, execute
 from everstep.runtime.workflow.artifacts import remote
 from everstep.runtime.workflow.manifest.library import Library
-from everstep.runtime.workflow.run.control_requests import Ask, ask
+from everstep.runtime.workflow.run.control_requests import ControlRequest, submit_request
 from tests.harness import PATIENCE_S, wait_until
 from tests.workflow.running import log, ran, sh, workflow
 from tests.workflow.test_laptop import BASIC, SECRET
@@ -93,7 +93,7 @@ def got(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) ->
     main = {"name": "main", "inputs": {"artifacts": [artifact]}, "container": sh("cat /tmp/in")}
     bye = {"name": "bye", "container": sh("echo bye")}
     secrets = {**SECRET, "stringData": {**SECRET["stringData"], "url": more.get("url", "")}}
-    status = ran(folder, monkeypatch, Library.of([secrets]), [main, bye], onExit="bye")
+    status = ran(folder, monkeypatch, Library.from_objects([secrets]), [main, bye], onExit="bye")
     assert log(folder, "onExit") == "bye\n"
     return status
 
@@ -176,7 +176,7 @@ def test_a_stop_ends_an_artifact_that_comes_drop_by_drop(
         going = asyncio.create_task(execute(workflow([main]), RunOptions("w", tmp_path / "runs")))
         log = tmp_path / "runs/w/events.jsonl"
         await asyncio.to_thread(wait_until, lambda: log.exists() and "PodLoading" in log.read_text(), "the request")
-        ask(tmp_path / "runs/w", Ask("stop"))
+        submit_request(tmp_path / "runs/w", ControlRequest("stop"))
         async with asyncio.timeout(PATIENCE_S):
             return await going
 
@@ -236,7 +236,9 @@ def test_a_token_that_does_not_come_ends_the_step_in_one_line(path: str, wire: W
     secret = {"kind": "Secret", "metadata": {"name": "s"}, "stringData": {"url": f"{wire.url}{path}", "id": "a"}}
     oauth2 = {"tokenURLSecret": {"name": "s", "key": "url"}, "clientIDSecret": {"name": "s", "key": "id"}}
     with pytest.raises(remote.RemoteError) as told:
-        remote.download({"url": f"{wire.url}/ok", "auth": {"oauth2": oauth2}}, Library.of([secret]), tmp_path / "got")
+        remote.download(
+            {"url": f"{wire.url}/ok", "auth": {"oauth2": oauth2}}, Library.from_objects([secret]), tmp_path / "got"
+        )
     assert str(told.value).startswith(TOKENS[path])
     assert len(str(told.value).splitlines()) == 1
 
@@ -249,7 +251,7 @@ def test_no_header_follows_a_redirect_to_another_host(tmp_path: Path, monkeypatc
     headers = [{"name": "X-Api-Key", "value": "sk-123"}]
     for path in ("/stay", "/go"):
         at = {"url": f"{same.url}{path}", "auth": {"basicAuth": BASIC}, "headers": headers}
-        remote.download(at, Library.of([SECRET]), tmp_path / "got")
+        remote.download(at, Library.from_objects([SECRET]), tmp_path / "got")
     answered = web.Request(f"{same.url}/go", headers=[("Authorization", "Bearer x"), ("X-Api-Key", "sk-123")])
     with web.open_request(answered) as answer:
         assert answer.body(10) == b"ok"

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from everstep.runtime.workflow.artifacts.inside import BadPathError, inside
+from everstep.runtime.workflow.artifacts.inside import BadPathError, resolve_inside
 
-GZIP = b"\x1f\x8b"
-GZIP_HEAD = 10
+GZIP_MAGIC = b"\x1f\x8b"
+GZIP_HEADER_BYTES = 10
 """Bytes that every gzip file begins with (RFC 1952)."""
-PIECE = 1 << 20
-HEADERS = (
+CHUNK_BYTES = 1 << 20
+HEADER_TYPES = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
     tarfile.SOLARIS_XHDTYPE,
@@ -37,7 +37,7 @@ class ArchiveError(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class UnpackLimits:
     """What an archive may unpack to. Beyond it, it is refused, and nothing of it stays."""
 
     unpacked_bytes: int = 1 << 30
@@ -50,60 +50,60 @@ class Limits:
     """A name or extended header of a tar; some hundred can be in memory at once."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "Limits":
+    def from_environment(cls, environment: Mapping[str, str]) -> "UnpackLimits":
         """As whoever runs it says. Raises ValueError, one line, for a size that is no number."""
-        told = environment.get(UNPACKED) or str(cls.unpacked_bytes)
+        told = environment.get(UNPACKED_VARIABLE) or str(cls.unpacked_bytes)
         if not told.isdecimal():
-            raise ValueError(f"{UNPACKED}={told}: give a whole number of bytes")
+            raise ValueError(f"{UNPACKED_VARIABLE}={told}: give a whole number of bytes")
         return cls(int(told))
 
 
-UNPACKED = "EVERSTEP_UNPACKED_BYTES"
-LIMITS = Limits()
+UNPACKED_VARIABLE = "EVERSTEP_UNPACKED_BYTES"
+DEFAULT_LIMITS = UnpackLimits()
 
 
 class _Budget:
     """What an archive of that size has left of its limits."""
 
-    def __init__(self, limits: Limits, packed: int) -> None:
+    def __init__(self, limits: UnpackLimits, packed: int) -> None:
         self.bytes = max(limits.unpacked_bytes, limits.ratio * packed)
         self.members = limits.members
         self._told = (
             f"its {packed} bytes unpack to more than {self.bytes} bytes or {self.members} files; "
-            f"{UNPACKED}=BYTES allows it more bytes"
+            f"{UNPACKED_VARIABLE}=BYTES allows it more bytes"
         )
 
-    def take(self, count: int) -> None:
+    def spend(self, count: int) -> None:
         """So many bytes come out of it."""
         self.bytes -= count
         if self.bytes < 0:
             raise ArchiveError(self._told)
 
-    def make(self, folder: Path) -> None:
+    def make_folder(self, folder: Path) -> None:
         """That folder and its parents; each is a member."""
         missing = []
         while not folder.is_dir():
             missing.append(folder)
             folder = folder.parent
         for one in reversed(missing):
-            self.member()
+            self.count_member()
             one.mkdir(0o755)
 
-    def member(self) -> None:
+    def count_member(self) -> None:
         """One more."""
         self.members -= 1
         if self.members < 0:
             raise ArchiveError(self._told)
 
 
-def tar(place: Path, name: str, to: Path, level: int | None) -> None:
+def pack_tar(place: Path, name: str, to: Path, level: int | None) -> None:
     """Pack a file or folder as the gzipped tar's one member of that name. Raises OSError, ValueError."""
     place = place.resolve()  # What a link stands for is meant, as on Argo.
     with tarfile.open(to, "w:gz", compresslevel=1 if level is None else max(0, level)) as packed:
         packed.add(place, name, filter=lambda one: one if one.isreg() or one.isdir() or one.issym() else None)
 
 
-def zip_(place: Path, to: Path, named: str) -> None:
+def pack_zip(place: Path, to: Path, named: str) -> None:
     """Pack a file, as `named` or by its own name, or the files of a folder. Raises OSError, ValueError.
 
     A link is the file that it leads to in that folder; any other, and what is no file, is a member without content.
@@ -123,7 +123,7 @@ def zip_(place: Path, to: Path, named: str) -> None:
                     packed.writestr(member, b"")
 
 
-def plain(place: Path, to: Path) -> None:
+def copy_plain(place: Path, to: Path) -> None:
     """Copy a file, or the files of a folder and nothing else, as a bucket keeps it. Raises OSError."""
     if not place.is_dir():
         shutil.copyfile(place, to)
@@ -141,54 +141,57 @@ def plain(place: Path, to: Path) -> None:
 def is_tarball(path: Path) -> bool:
     """A gzipped tar, told by its content."""
     with path.open("rb") as file:
-        if file.read(2) != GZIP:
+        if file.read(2) != GZIP_MAGIC:
             return False
     try:
-        with _hostile(), _members(path, _Budget(LIMITS, path.stat().st_size), LIMITS) as packed:
+        with (
+            _as_archive_errors(),
+            _open_tar(path, _Budget(DEFAULT_LIMITS, path.stat().st_size), DEFAULT_LIMITS) as packed,
+        ):
             return packed.next() is not None
     except ArchiveError:
         return False
 
 
-def untar(path: Path, out: Path, limits: Limits = LIMITS) -> Path:
+def untar(path: Path, out: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> Path:
     """Unpack into the new folder `out`: one member stands for the whole, several make a folder. Raises ArchiveError."""
     budget = _Budget(limits, path.stat().st_size)
-    with _hostile(), _members(path, budget, limits) as packed:
+    with _as_archive_errors(), _open_tar(path, budget, limits) as packed:
         out.mkdir()
         while (member := packed.next()) is not None:
             packed.members.clear()  # They would all be kept, and nobody asks for one twice.
-            budget.member()
+            budget.count_member()
             _extract(packed, member, out, budget)
-        found = _whole(out)
+        found = _unwrap_single(out)
         for link in _links(found):
-            _check(link, found)  # What came later may have changed where it leads.
+            _check_link(link, found)  # What came later may have changed where it leads.
     return found
 
 
-def unzip(path: Path, out: Path, limits: Limits = LIMITS) -> Path:
+def unzip(path: Path, out: Path, limits: UnpackLimits = DEFAULT_LIMITS) -> Path:
     """Unpack into the new folder `out`, as `untar` does; every file may be written to. Raises ArchiveError."""
     budget = _Budget(limits, path.stat().st_size)
-    with _hostile(), zipfile.ZipFile(path) as packed:
+    with _as_archive_errors(), zipfile.ZipFile(path) as packed:
         out.mkdir()
         for member in packed.infolist():
-            budget.member()
-            if (place := _place(out, member.filename, budget)) is None:
+            budget.count_member()
+            if (place := _member_path(out, member.filename, budget)) is None:
                 continue
             if member.is_dir():
-                budget.make(place)
+                budget.make_folder(place)
                 continue
             with packed.open(member) as content:
-                _write(place, content, 0o666, budget)
-    return _whole(out)
+                _write_file(place, content, 0o666, budget)
+    return _unwrap_single(out)
 
 
-def _whole(out: Path) -> Path:
+def _unwrap_single(out: Path) -> Path:
     """One member gets a name of its own, so that links in it that go by its old one lead out."""
     members = list(out.iterdir())
     if len(members) != 1:
         return out
     if members[0].is_symlink():
-        _check(members[0], members[0])
+        _check_link(members[0], members[0])
     return members[0].rename(out.with_name(f"{out.name}.one"))
 
 
@@ -199,7 +202,7 @@ def _links(root: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _hostile() -> Iterator[None]:
+def _as_archive_errors() -> Iterator[None]:
     """Readers of archives raise what they like at bytes that somebody thought up; here that is one line."""
     try:
         yield
@@ -217,26 +220,26 @@ def _hostile() -> Iterator[None]:
 
 
 @contextmanager
-def _members(path: Path, budget: _Budget, limits: Limits) -> Iterator[Any]:
+def _open_tar(path: Path, budget: _Budget, limits: UnpackLimits) -> Iterator[Any]:
     """The tar, read once from its beginning to its end."""
 
     class Member(tarfile.TarInfo):
         @classmethod
         def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> "Member":
             made = super().frombuf(buf, encoding, errors)
-            if made.type in HEADERS and not 0 <= made.size <= limits.header_bytes:
+            if made.type in HEADER_TYPES and not 0 <= made.size <= limits.header_bytes:
                 raise ArchiveError(f"a name of {made.size} bytes; at most {limits.header_bytes} are read")
             return made
 
-    if path.stat().st_size < GZIP_HEAD:
+    if path.stat().st_size < GZIP_HEADER_BYTES:
         raise EOFError
     with gzip.open(path) as stream:
-        counted: Any = _Counted(stream, budget)
+        counted: Any = _MeteredStream(stream, budget)
         with tarfile.open(fileobj=counted, mode="r|", tarinfo=Member) as packed:
             yield packed
 
 
-class _Counted:
+class _MeteredStream:
     """A stream of which each byte is taken from the budget."""
 
     def __init__(self, stream: gzip.GzipFile, budget: _Budget) -> None:
@@ -245,21 +248,21 @@ class _Counted:
 
     def read(self, count: int) -> bytes:
         piece = self._stream.read(count)
-        self._budget.take(len(piece))
+        self._budget.spend(len(piece))
         return piece
 
 
-def _place(out: Path, name: str, budget: _Budget) -> Path | None:
+def _member_path(out: Path, name: str, budget: _Budget) -> Path | None:
     """Where a member goes, its parent made; a link in its place is gone. None: it is the whole folder."""
     parts = os.path.normpath(name.lstrip("/")).split("/")
     if parts == ["."]:
         return None
     try:
-        inside(out, "/".join(parts))
-        parent = inside(out, "/".join(parts[:-1])) if len(parts) > 1 else out
+        resolve_inside(out, "/".join(parts))
+        parent = resolve_inside(out, "/".join(parts[:-1])) if len(parts) > 1 else out
     except BadPathError:
         raise ArchiveError(f"illegal file path: {name[:200]}") from None
-    budget.make(parent)
+    budget.make_folder(parent)
     place = parent / parts[-1]
     if place.is_symlink() or place.is_file():
         place.unlink()
@@ -270,29 +273,29 @@ def _extract(packed: Any, member: tarfile.TarInfo, out: Path, budget: _Budget) -
     """Put one member of a tar in its place; what is neither folder, file nor link is left out."""
     if not (member.isdir() or member.isreg() or member.issym() or member.islnk()):
         return
-    place = _place(out, member.name, budget)
+    place = _member_path(out, member.name, budget)
     if place is None:
         return
     if member.isdir():
-        budget.make(place)
+        budget.make_folder(place)
     elif member.issym():
         place.symlink_to(member.linkname)
-        _check(place, out)
+        _check_link(place, out)
     elif member.islnk():
         try:
-            os.link(inside(out, member.linkname.lstrip("/")), place)
+            os.link(resolve_inside(out, member.linkname.lstrip("/")), place)
         except BadPathError:
             raise ArchiveError(f"illegal link target: {member.name[:200]} -> {member.linkname[:200]}") from None
     else:
         content = packed.extractfile(member)
         assert content is not None, "a file has content"
-        _write(place, content, member.mode & 0o755, budget if member.issparse() else None)
-        with _no_matter():
+        _write_file(place, content, member.mode & 0o755, budget if member.issparse() else None)
+        with _ignore_bad_time():
             os.utime(place, (member.mtime, member.mtime))
 
 
 @contextmanager
-def _no_matter() -> Iterator[None]:
+def _ignore_bad_time() -> Iterator[None]:
     """Of a time that no file can have."""
     try:
         yield
@@ -300,19 +303,19 @@ def _no_matter() -> Iterator[None]:
         """It has today's."""
 
 
-def _check(link: Path, root: Path) -> None:
+def _check_link(link: Path, root: Path) -> None:
     """Raise ArchiveError for a link that leads out of `root`."""
     target, there = os.readlink(link), os.path.realpath(link)
     if target.startswith("/") or root.is_symlink() or not Path(there).is_relative_to(root.resolve()):
         raise ArchiveError(f"illegal symlink target: {link.name} -> {target[:200]}")
 
 
-def _write(place: Path, content: IO[bytes], mode: int, budget: _Budget | None) -> None:
+def _write_file(place: Path, content: IO[bytes], mode: int, budget: _Budget | None) -> None:
     """A new file. A tar's bytes are counted where they are read, but not the holes of a sparse file."""
     descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        while piece := content.read(PIECE):
+        while piece := content.read(CHUNK_BYTES):
             if budget:
-                budget.take(len(piece))
+                budget.spend(len(piece))
             file.write(piece)
         os.fchmod(file.fileno(), mode)

@@ -14,16 +14,16 @@ from typing import Any
 
 from everstep.runtime.net import web
 from everstep.runtime.workflow.artifacts import archives, git, remote
-from everstep.runtime.workflow.artifacts.archives import LIMITS, ArchiveError, Limits
-from everstep.runtime.workflow.artifacts.inside import BadPathError, inside
-from everstep.runtime.workflow.manifest.library import Library, NotThereError
+from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, ArchiveError, UnpackLimits
+from everstep.runtime.workflow.artifacts.inside import BadPathError, resolve_inside
+from everstep.runtime.workflow.manifest.library import Library, MissingObjectError
 
-FRESH = ".fresh-"
+PACKING_PREFIX = ".fresh-"
 """What the name of a folder begins with in which an artifact is packed, beside its place."""
 NO_KEY = "artifact {} failed to load: The specified key does not exist."
 BAD_KEY = 'Resource name contains bad components such as ".." or ".".'
 IS_FOLDER = "Object name already exists as a directory."
-UNUSABLE = (OSError, ValueError, ArithmeticError, TypeError)
+BAD_VALUE_ERRORS = (OSError, ValueError, ArithmeticError, TypeError)
 """What values of a manifest raise that no file, mode or archive can have."""
 
 
@@ -31,7 +31,7 @@ class ArtifactError(Exception):
     """It cannot be saved or loaded; in Argo's words."""
 
 
-def key_of(entry: Mapping[str, Any], prefix: str) -> str:
+def artifact_key(entry: Mapping[str, Any], prefix: str) -> str:
     """Where an output artifact is kept; `prefix` is WORKFLOW/POD, unless the repository has a format of its own."""
     if key := (entry.get("s3") or {}).get("key"):
         return str(key)
@@ -41,12 +41,12 @@ def key_of(entry: Mapping[str, Any], prefix: str) -> str:
     return f"{prefix}/{entry['name']}{'.zip' if archive.get('zip') is not None else '.tgz'}"
 
 
-def place_of(folder: Path, key: str) -> Path:
+def artifact_path(folder: Path, key: str) -> Path:
     """The file or folder of a key, to be read or written. Raises ArtifactError in the words of Argo's store."""
     if {".", ".."} & set(key.split("/")):
         raise ArtifactError(BAD_KEY)
     try:
-        return inside(folder, key.lstrip("/"))
+        return resolve_inside(folder, key.lstrip("/"))
     except BadPathError as error:
         raise ArtifactError(str(error)) from None
 
@@ -54,22 +54,22 @@ def place_of(folder: Path, key: str) -> Path:
 def save(place: Path, entry: Mapping[str, Any], repository: Path, key: str, below_volume: bool) -> None:
     """Keep what lies at `place` under the key. Raises ArtifactError."""
     try:
-        to = place_of(repository, key)
+        to = artifact_path(repository, key)
     except ArtifactError as error:
         raise ArtifactError(f"failed to put file: {error}") from None
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=to.parent, prefix=FRESH))
+        fresh = Path(tempfile.mkdtemp(dir=to.parent, prefix=PACKING_PREFIX))
         try:
             _pack(place, entry, fresh / "packed", below_volume)
             _publish(fresh / "packed", to)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-    except UNUSABLE as error:
-        raise ArtifactError(f"failed to put file: {said(error)}") from None
+    except BAD_VALUE_ERRORS as error:
+        raise ArtifactError(f"failed to put file: {error_text(error)}") from None
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What went wrong, without the places of this machine."""
     return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
 
@@ -77,16 +77,16 @@ def said(error: Exception) -> str:
 def _pack(place: Path, entry: Mapping[str, Any], packed: Path, below_volume: bool) -> None:
     archive = entry.get("archive") or {}
     if archive.get("none") is not None:
-        archives.plain(place, packed)
+        archives.copy_plain(place, packed)
     elif archive.get("zip") is not None:
         if place.is_file() and not below_volume:
             # Argo's wait container has moved the file that it then wants to pack.
             raise ArtifactError(f"stat /tmp/argo/outputs/artifacts/{entry['name']}: no such file or directory")
-        archives.zip_(place, packed, f"mainctrfs{entry['path']}" if below_volume else "")
+        archives.pack_zip(place, packed, f"mainctrfs{entry['path']}" if below_volume else "")
     else:
         level = (archive.get("tar") or {}).get("compressionLevel")
         name = os.path.basename(str(entry["path"]).rstrip("/"))
-        archives.tar(place, name, packed, None if level is None else int(level))
+        archives.pack_tar(place, name, packed, None if level is None else int(level))
 
 
 def _publish(packed: Path, to: Path) -> None:
@@ -98,24 +98,29 @@ def _publish(packed: Path, to: Path) -> None:
         raise ArtifactError(f"failed to put file: {IS_FOLDER}")
     for folder, _, names in os.walk(packed):
         for file in (Path(folder, name) for name in names):
-            there = inside(to, str(file.relative_to(packed)))
+            there = resolve_inside(to, str(file.relative_to(packed)))
             there.parent.mkdir(parents=True, exist_ok=True)
             file.replace(there)
 
 
 def load(
-    entry: Mapping[str, Any], repository: Path, into: Path, library: Library, limits: Limits = LIMITS,
+    entry: Mapping[str, Any], repository: Path, into: Path, library: Library, limits: UnpackLimits = DEFAULT_LIMITS,
     ending: web.Ending | None = None,
 ) -> None:  # fmt: skip
     """Put an input artifact at `into`; `ending` may end what is fetched by http or git. Raises ArtifactError."""
     try:
         _load(entry, repository, into, library, limits, ending)
-    except UNUSABLE as error:
-        raise ArtifactError(f"artifact {entry['name']} failed to load: {said(error)}") from None
+    except BAD_VALUE_ERRORS as error:
+        raise ArtifactError(f"artifact {entry['name']} failed to load: {error_text(error)}") from None
 
 
 def _load(
-    entry: Mapping[str, Any], repository: Path, into: Path, library: Library, limits: Limits, ending: web.Ending | None
+    entry: Mapping[str, Any],
+    repository: Path,
+    into: Path,
+    library: Library,
+    limits: UnpackLimits,
+    ending: web.Ending | None,
 ) -> None:
     if into.exists():
         shutil.rmtree(into) if into.is_dir() else into.unlink()
@@ -128,7 +133,7 @@ def _load(
             into.mkdir()
             return
         try:
-            _unpacked(entry, got, limits).rename(into)
+            _unpack(entry, got, limits).rename(into)
         except ArchiveError as error:
             raise ArtifactError(str(error)) from None
         _set_mode(entry, into)
@@ -146,24 +151,24 @@ def _fetch(entry: Mapping[str, Any], repository: Path, to: Path, library: Librar
                 remote.download(entry["http"], library, to, ending)
             else:
                 git.clone(entry["git"], library, to, ending)
-        except (remote.RemoteError, NotThereError) as error:
+        except (remote.RemoteError, MissingObjectError) as error:
             if isinstance(error, remote.AbsentError) and entry.get("optional"):
                 return False
             raise ArtifactError(f"artifact {entry['name']} failed to load: {error}") from None
         return True
     key = str((entry.get("s3") or {}).get("key") or "")
     try:
-        kept = place_of(repository, key) if key else None
+        kept = artifact_path(repository, key) if key else None
     except ArtifactError as error:
         raise ArtifactError(f"artifact {entry['name']} failed to load: failed to get file: {error}") from None
     if kept is None or not kept.exists():
         return False
-    archives.plain(kept, to)
+    archives.copy_plain(kept, to)
     _chmod(to, 0o600, files_only=True)
     return True
 
 
-def _unpacked(entry: Mapping[str, Any], got: Path, limits: Limits) -> Path:
+def _unpack(entry: Mapping[str, Any], got: Path, limits: UnpackLimits) -> Path:
     """What the input's place gets."""
     archive, out = entry.get("archive") or {}, got.with_name("out")
     if got.is_dir() or archive.get("none") is not None:

@@ -14,11 +14,11 @@ from typing import Any
 
 from everstep.runtime.net import web
 from everstep.runtime.system import processes
-from everstep.runtime.workflow.artifacts.remote import RemoteError, basic, secret
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.artifacts.remote import RemoteError, basic_auth, secret_value
+from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import Library
 
-MARK = "EVERSTEP_CLONE"
+MARK_VARIABLE = "EVERSTEP_CLONE"
 """The variable by which the processes of a clone are found: what git starts detaches itself, now and then."""
 
 
@@ -31,9 +31,9 @@ def clone(git: Mapping[str, Any], library: Library, to: Path, ending: web.Ending
     over = ["--no-local"] if depth else []  # A path that is only linked has no depth.
     which = ["--single-branch", f"--branch={git['branch']}"] if single else ["--no-single-branch"]
     with tempfile.TemporaryDirectory() as keys:
-        run = _Commands(repo, _environment(git, library, Path(keys)), to, ending or web.Ending()).run
+        run = _Commands(repo, _git_environment(git, library, Path(keys)), to, ending or web.Ending()).run
         run("clone", "--quiet", *shallow, *over, *which, "--", repo, str(to), at=None)
-        for one in listed(git, "fetch"):
+        for one in list_at(git, "fetch"):
             run("fetch", "--quiet", "--update-head-ok", *shallow, "origin", "--", str(one))
         revision = str(git.get("revision") or "")
         if revision:
@@ -52,8 +52,8 @@ class _Commands:
 
     def __init__(self, repo: str, environment: Mapping[str, str], to: Path, ending: web.Ending) -> None:
         self._repo = repo
-        self._mark = f"{MARK}={to}"
-        self._environment = {**environment, MARK: str(to)}
+        self._mark = f"{MARK_VARIABLE}={to}"
+        self._environment = {**environment, MARK_VARIABLE: str(to)}
         self._to = to
         self._ending = ending
 
@@ -84,19 +84,19 @@ class _Commands:
         return process.returncode == 0
 
 
-def _environment(git: Mapping[str, Any], library: Library, keys: Path) -> dict[str, str]:
+def _git_environment(git: Mapping[str, Any], library: Library, keys: Path) -> dict[str, str]:
     """Who asks; nothing of it stands in a command line."""
     found = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
-    user, password = secret(git, "usernameSecret", library), secret(git, "passwordSecret", library)
+    user, password = secret_value(git, "usernameSecret", library), secret_value(git, "passwordSecret", library)
     place = urllib.parse.urlsplit(str(git["repo"]))
     if user or password:
         found["GIT_CONFIG_COUNT"] = "1"
         found["GIT_CONFIG_KEY_0"] = f"http.{place.scheme}://{place.netloc}/.extraHeader"
-        found["GIT_CONFIG_VALUE_0"] = f"Authorization: {basic(user, password)}"
+        found["GIT_CONFIG_VALUE_0"] = f"Authorization: {basic_auth(user, password)}"
     if git.get("insecureSkipTLS"):
         found["GIT_SSL_NO_VERIFY"] = "1"
     ssh = ["ssh", "-o", "BatchMode=yes"]
-    if key := secret(git, "sshPrivateKeySecret", library):
+    if key := secret_value(git, "sshPrivateKeySecret", library):
         path = keys / "key"
         path.touch(0o600)
         path.write_text(f"{key.rstrip()}\n")

@@ -15,7 +15,7 @@ class BadPathError(ValueError):
     """The name is no path inside of its folder: one line that says why."""
 
 
-def inside(folder: Path, name: str) -> Path:
+def resolve_inside(folder: Path, name: str) -> Path:
     """Where that name lies in the folder. Every link on the way is followed, also the last, and leads not out of it.
 
     Raises BadPathError: an absolute name, `..`, a link that leads out, or what no file can be called.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.runtime.net import web
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import Library
 
 TOKEN_BYTES = 1 << 20
@@ -29,23 +29,23 @@ class AbsentError(RemoteError):
     """It is not there: an optional artifact is none."""
 
 
-def secret(holder: Mapping[str, Any], name: str, library: Library) -> str:
+def secret_value(holder: Mapping[str, Any], name: str, library: Library) -> str:
     """The text of the Secret that `holder` names there; empty when it names none. Raises NotThereError."""
     return (library.value("Secret", holder[name]) or "") if holder.get(name) else ""
 
 
-def basic(user: str, password: str) -> str:
+def basic_auth(user: str, password: str) -> str:
     """The value of an Authorization header (RFC 7617)."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-class Room:
+class DiskBudget:
     """What a file from elsewhere may take of a disk: half of what is left, so that others can go on."""
 
     def __init__(self, folder: Path) -> None:
         self._most = self._left = shutil.disk_usage(folder).free // 2
 
-    def take(self, count: int) -> None:
+    def spend(self, count: int) -> None:
         """Raise RemoteError when it is too much."""
         self._left -= count
         if self._left < 0:
@@ -54,7 +54,7 @@ class Room:
 
 def download(http: Mapping[str, Any], library: Library, to: Path, ending: web.Ending | None = None) -> None:
     """Get what an http location has, whole; `ending` may end it. Raises RemoteError, NotThereError."""
-    request, room = _request(http, library)._replace(ending=ending), Room(to.parent)
+    request, room = _build_request(http, library)._replace(ending=ending), DiskBudget(to.parent)
     try:
         with web.open_request(request) as answer, to.open("wb") as file:
             if answer.status == HTTPStatus.NOT_FOUND:
@@ -63,7 +63,7 @@ def download(http: Mapping[str, Any], library: Library, to: Path, ending: web.En
                 status = f"{answer.status} {answer.reason}"
                 raise RemoteError(f"loading content from {request.url} failed with reason: {status}")
             for piece in answer.pieces():
-                room.take(len(piece))
+                room.spend(len(piece))
                 file.write(piece)
     except web.WebError as error:
         raise RemoteError(str(error)) from None
@@ -75,7 +75,7 @@ def upload(http: Mapping[str, Any], library: Library, source: Path) -> None:
         raise RemoteError("a folder cannot be put to an http address; let it be archived")
     content = [("Content-Length", str(source.stat().st_size)), ("Content-Type", "application/octet-stream")]
     with source.open("rb") as file:
-        own = _request(http, library)
+        own = _build_request(http, library)
         request = own._replace(method="PUT", body=file, headers=[*content, *own.headers])
         try:
             with web.open_request(request) as answer:
@@ -86,26 +86,28 @@ def upload(http: Mapping[str, Any], library: Library, source: Path) -> None:
             raise RemoteError(str(error)) from None
 
 
-def _request(http: Mapping[str, Any], library: Library) -> web.Request:
+def _build_request(http: Mapping[str, Any], library: Library) -> web.Request:
     """With who asks, as the location says it."""
     auth, headers = http.get("auth") or {}, list[tuple[str, str]]()
     if names := auth.get("basicAuth"):
-        known = basic(secret(names, "usernameSecret", library), secret(names, "passwordSecret", library))
+        known = basic_auth(
+            secret_value(names, "usernameSecret", library), secret_value(names, "passwordSecret", library)
+        )
         headers.append(("Authorization", known))
     if auth.get("oauth2"):
-        headers.append(("Authorization", f"Bearer {_token(auth['oauth2'], library)}"))
-    headers += [(str(one["name"]), str(one.get("value") or "")) for one in listed(http, "headers")]
-    context = _certificate(auth["clientCert"], library) if auth.get("clientCert") else None
+        headers.append(("Authorization", f"Bearer {_fetch_token(auth['oauth2'], library)}"))
+    headers += [(str(one["name"]), str(one.get("value") or "")) for one in list_at(http, "headers")]
+    context = _client_tls(auth["clientCert"], library) if auth.get("clientCert") else None
     return web.Request(str(http.get("url") or ""), headers=headers, context=context)
 
 
-def _certificate(told: Mapping[str, Any], library: Library) -> ssl.SSLContext:
+def _client_tls(told: Mapping[str, Any], library: Library) -> ssl.SSLContext:
     context = ssl.create_default_context()
     with tempfile.TemporaryDirectory() as folder:
         files = []
         for name in ("clientCertSecret", "clientKeySecret"):
             files.append(Path(folder, name))
-            files[-1].write_text(secret(told, name, library))
+            files[-1].write_text(secret_value(told, name, library))
         try:
             context.load_cert_chain(*files)
         except (ssl.SSLError, ValueError) as error:
@@ -113,16 +115,16 @@ def _certificate(told: Mapping[str, Any], library: Library) -> ssl.SSLContext:
     return context
 
 
-def _token(told: Mapping[str, Any], library: Library) -> str:
+def _fetch_token(told: Mapping[str, Any], library: Library) -> str:
     """An access token for the client itself (RFC 6749, 4.4)."""
     form = [("grant_type", "client_credentials")]
     if told.get("scopes"):
         form.append(("scope", " ".join(told["scopes"])))
-    form += [(str(one["key"]), str(one.get("value") or "")) for one in listed(told, "endpointParams")]
-    who = (secret(told, "clientIDSecret", library), secret(told, "clientSecretSecret", library))
-    headers = [("Authorization", basic(*map(urllib.parse.quote_plus, who))),
+    form += [(str(one["key"]), str(one.get("value") or "")) for one in list_at(told, "endpointParams")]
+    who = (secret_value(told, "clientIDSecret", library), secret_value(told, "clientSecretSecret", library))
+    headers = [("Authorization", basic_auth(*map(urllib.parse.quote_plus, who))),
                ("Content-Type", "application/x-www-form-urlencoded")]  # fmt: skip
-    url, body = secret(told, "tokenURLSecret", library), urllib.parse.urlencode(form).encode()
+    url, body = secret_value(told, "tokenURLSecret", library), urllib.parse.urlencode(form).encode()
     try:
         with web.open_request(web.Request(url, "POST", headers, body)) as answer:
             if answer.status // 100 != 2:

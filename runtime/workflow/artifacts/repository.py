@@ -17,16 +17,16 @@ from everstep.runtime.store import NoSuchKey, Store, StoreError, open_store
 from everstep.runtime.store.s3_settings import ENDPOINTS
 from everstep.runtime.system import atomic
 from everstep.runtime.workflow.artifacts import artifacts, remote
-from everstep.runtime.workflow.artifacts.archives import LIMITS, Limits
-from everstep.runtime.workflow.artifacts.artifacts import UNUSABLE, ArtifactError
-from everstep.runtime.workflow.artifacts.inside import inside
-from everstep.runtime.workflow.engine.template_call import UNLISTED
-from everstep.runtime.workflow.manifest.library import Library, NotThereError
+from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, UnpackLimits
+from everstep.runtime.workflow.artifacts.artifacts import BAD_VALUE_ERRORS, ArtifactError
+from everstep.runtime.workflow.artifacts.inside import resolve_inside
+from everstep.runtime.workflow.engine.template_call import UNLISTABLE
+from everstep.runtime.workflow.manifest.library import Library, MissingObjectError
 
 KEY_FORMAT = "{{workflow.name}}/{{pod.name}}"
-CHUNK = 16 << 20
+CHUNK_BYTES = 16 << 20
 NOT_LISTED = "ListObjects is currently not supported for this artifact type, but it will be in a future version"
-SECRETS = {
+SECRET_FIELDS = {
     "AWS_ACCESS_KEY_ID": "accessKeySecret",
     "AWS_SECRET_ACCESS_KEY": "secretKeySecret",
     "AWS_SESSION_TOKEN": "sessionTokenSecret",
@@ -42,7 +42,7 @@ class Repository:
     library: Library
     s3: Mapping[str, Any] = field(default_factory=dict)
     """What an artifact that names only a key takes over: bucket, endpoint, credentials, keyFormat."""
-    limits: Limits = LIMITS
+    limits: UnpackLimits = DEFAULT_LIMITS
     """What archives may unpack to."""
 
     def location(self, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,8 +65,8 @@ class Repository:
                 if entry.get("http"):
                     remote.upload(entry["http"], self.library, packed)
                 else:
-                    _upload(self._store(at), key.strip("/"), packed)
-            except (*UNUSABLE, NotThereError) as error:
+                    _upload(self._open_store(at), key.strip("/"), packed)
+            except (*BAD_VALUE_ERRORS, MissingObjectError) as error:
                 raise ArtifactError(f"artifact {entry['name']} failed to save: {error}") from None
 
     def load(self, entry: Mapping[str, Any], into: Path, ending: web.Ending | None = None) -> None:
@@ -77,38 +77,38 @@ class Repository:
             return
         with tempfile.TemporaryDirectory() as folder:
             try:
-                fetched = _Fetched(self._store(at), remote.Room(Path(folder)), ending or web.Ending())
+                fetched = _BucketDownload(self._open_store(at), remote.DiskBudget(Path(folder)), ending or web.Ending())
                 fetched.download(str(at["key"]).lstrip("/"), Path(folder, "got"))
-            except (*UNUSABLE, NotThereError, KeyError) as error:
+            except (*BAD_VALUE_ERRORS, MissingObjectError, KeyError) as error:
                 raise ArtifactError(f"artifact {entry['name']} failed to load: {error}") from None
             artifacts.load({**entry, "s3": {"key": "got"}}, Path(folder), into, self.library, self.limits)
 
-    def paths(self, entry: Mapping[str, Any]) -> list[str]:
+    def list_keys(self, entry: Mapping[str, Any]) -> list[str]:
         """The keys of all that lies below the artifact's. Raises ArtifactError."""
-        if any(entry.get(kind) for kind in UNLISTED):
+        if any(entry.get(kind) for kind in UNLISTABLE):
             raise ArtifactError(NOT_LISTED)
         at = self.location(entry)
         key = f"{at['key'].strip('/')}/" if at.get("key") else ""
         try:
             if at.get("bucket"):
-                return [one.key for one in self._store(at).list(key) if not one.key.endswith("/")]
-        except (*UNUSABLE, NotThereError) as error:
+                return [one.key for one in self._open_store(at).list(key) if not one.key.endswith("/")]
+        except (*BAD_VALUE_ERRORS, MissingObjectError) as error:
             raise ArtifactError(f"failed to list {key!r}: {error}") from None
-        return sorted(path for path in self._kept() if path.startswith(key) and not path.startswith("."))
+        return sorted(path for path in self._folder_files() if path.startswith(key) and not path.startswith("."))
 
-    def _kept(self) -> Iterator[str]:
+    def _folder_files(self) -> Iterator[str]:
         """The files of the folder, but those that are being packed: these come and go meanwhile."""
         for folder, below, names in os.walk(self.folder):
-            below[:] = [name for name in below if not name.startswith(artifacts.FRESH)]
+            below[:] = [name for name in below if not name.startswith(artifacts.PACKING_PREFIX)]
             for file in (Path(folder, name) for name in names):
                 if file.is_file():
                     yield str(file.relative_to(self.folder))
 
-    def _store(self, at: Mapping[str, Any]) -> Store:
+    def _open_store(self, at: Mapping[str, Any]) -> Store:
         """Raises StoreError, NotThereError."""
-        return open_store(f"s3://{at['bucket']}", read_only=True, environment=self.environment(at))
+        return open_store(f"s3://{at['bucket']}", read_only=True, environment=self.store_environment(at))
 
-    def environment(self, at: Mapping[str, Any]) -> dict[str, str]:
+    def store_environment(self, at: Mapping[str, Any]) -> dict[str, str]:
         """The store's variables for that s3; what it does not say is as for whoever runs this.
 
         Raises NotThereError, and StoreError for an endpoint of its own without keys of its own: those of whoever runs
@@ -121,7 +121,7 @@ class Repository:
         if at.get("endpoint"):
             endpoint = f"{'http' if at.get('insecure') else 'https'}://{at['endpoint']}"
             known = next((told[name] for name in ENDPOINTS if told.get(name)), "")
-            if not own_keys and not (known and _same_place(endpoint, known)):
+            if not own_keys and not (known and _is_same_server(endpoint, known)):
                 raise StoreError(
                     f"s3 endpoint {endpoint}: it has no keys of its own, and yours are for {known or 'no endpoint'}; "
                     "give it accessKeySecret and secretKeySecret"
@@ -129,7 +129,7 @@ class Repository:
             told["MINIO_ENDPOINT"] = endpoint
         if at.get("region"):
             told["AWS_REGION"] = str(at["region"])
-        for variable, name in SECRETS.items():
+        for variable, name in SECRET_FIELDS.items():
             if at.get(name):
                 told[variable] = self.library.value("Secret", at[name]) or ""
         if at.get("caSecret"):
@@ -151,18 +151,18 @@ def _upload(store: Store, key: str, packed: Path) -> None:
             store.put(f"{key.rstrip('/')}/{file.relative_to(packed)}", file)
 
 
-def _same_place(one: str, other: str) -> bool:
+def _is_same_server(one: str, other: str) -> bool:
     """Are both addresses of one server, reached in the same way?"""
     first, second = urlsplit(one), urlsplit(other)
     return first.scheme == second.scheme and web.same_host(one, other)
 
 
 @dataclass(frozen=True)
-class _Fetched:
+class _BucketDownload:
     """What comes out of a bucket for one artifact."""
 
     store: Store
-    room: remote.Room
+    room: remote.DiskBudget
     ending: web.Ending
 
     def download(self, key: str, to: Path) -> None:
@@ -177,15 +177,15 @@ class _Fetched:
         for entry in self.store.list(prefix):
             if entry.key.endswith("/"):
                 continue  # Some programs make an object for a folder.
-            place = inside(to, entry.key.removeprefix(prefix))
+            place = resolve_inside(to, entry.key.removeprefix(prefix))
             place.parent.mkdir(parents=True, exist_ok=True)
             self._copy(entry.key, place)
 
     def _copy(self, key: str, to: Path) -> None:
         with to.open("wb") as file:
-            while piece := self.store.get(key, file.tell(), CHUNK):
+            while piece := self.store.get(key, file.tell(), CHUNK_BYTES):
                 self.ending.check()
-                self.room.take(len(piece))
+                self.room.spend(len(piece))
                 file.write(piece)
-                if len(piece) < CHUNK:
+                if len(piece) < CHUNK_BYTES:
                     break

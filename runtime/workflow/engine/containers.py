@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.fields import list_at
 
-KILLED = (137, 143)
+KILLED_CODES = (137, 143)
 """Exit codes of a sidecar that was ended after main: no failure."""
 
 
-class Ended(NamedTuple):
+class ContainerExit(NamedTuple):
     """How one container ended."""
 
     name: str
@@ -18,45 +18,45 @@ class Ended(NamedTuple):
     """The container because of whose failure it did not run."""
 
 
-def several(template: Mapping[str, Any]) -> bool:
+def has_several_containers(template: Mapping[str, Any]) -> bool:
     """Has its pod more than the one container?"""
     return any(template.get(kind) for kind in ("initContainers", "sidecars", "containerSet"))
 
 
-def of_pod(template: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def pod_containers(template: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Its containers: `init`, `main` (with their dependencies) and `sidecars`."""
     if template.get("containerSet"):
-        mounts = listed(template, "containerSet", "volumeMounts")
-        every = listed(template, "containerSet", "containers")
-        main = [{**one, "volumeMounts": [*listed(one, "volumeMounts"), *mounts]} for one in every]
+        mounts = list_at(template, "containerSet", "volumeMounts")
+        every = list_at(template, "containerSet", "containers")
+        main = [{**one, "volumeMounts": [*list_at(one, "volumeMounts"), *mounts]} for one in every]
     else:
         main = [{**(template.get("container") or template.get("script") or {}), "name": "main"}]
-    own = [mount for one in main for mount in listed(one, "volumeMounts")]
+    own = [mount for one in main for mount in list_at(one, "volumeMounts")]
     found = {"main": main}
     for kind, field in (("init", "initContainers"), ("sidecars", "sidecars")):
         found[kind] = [
-            {**one, "volumeMounts": [*listed(one, "volumeMounts"), *(own if one.get("mirrorVolumeMounts") else [])]}
-            for one in listed(template, field)
+            {**one, "volumeMounts": [*list_at(one, "volumeMounts"), *(own if one.get("mirrorVolumeMounts") else [])]}
+            for one in list_at(template, field)
         ]
     return found
 
 
-def probe_of(template: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def readiness_probe(template: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The probe that a daemon has to pass before others go on; None where it is ready at once."""
     container = template.get("container") or template.get("script") or {}
     probe = container.get("readinessProbe") or {}
     place = probe.get("httpGet") or probe.get("tcpSocket")
     if not template.get("daemon") or not place:
         return None
-    named = {str(one.get("name")): one.get("containerPort") for one in listed(container, "ports")}
+    named = {str(one.get("name")): one.get("containerPort") for one in list_at(container, "ports")}
     port = int(named.get(str(place.get("port")), place.get("port")))
     kind = "httpGet" if probe.get("httpGet") else "tcpSocket"
     return {**probe, kind: {**place, "port": port}}
 
 
-def verdict(template: Mapping[str, Any], ended: list[Ended]) -> tuple[str, str]:
+def verdict(template: Mapping[str, Any], ended: list[ContainerExit]) -> tuple[str, str]:
     """(phase, message) of the pod by its containers; the phase is empty when they say nothing against it."""
-    init = {str(one.get("name")) for one in listed(template, "initContainers")}
+    init = {str(one.get("name")) for one in list_at(template, "initContainers")}
     for one in ended:
         if one.name in init and one.code:
             return "Failed", f"{one.name}: Error (exit code {one.code})"
@@ -64,7 +64,7 @@ def verdict(template: Mapping[str, Any], ended: list[Ended]) -> tuple[str, str]:
     if template.get("containerSet"):
         bad = [one for one in main if one.code and not one.blamed]
     else:
-        sidecars = {str(one.get("name")) for one in listed(template, "sidecars")}
-        bad = [one for one in main if one.code and (one.name not in sidecars or one.code not in KILLED)]
+        sidecars = {str(one.get("name")) for one in list_at(template, "sidecars")}
+        bad = [one for one in main if one.code and (one.name not in sidecars or one.code not in KILLED_CODES)]
         bad.sort(key=lambda one: one.name != "main")
     return ("Failed", f"{bad[0].name}: Error (exit code {bad[0].code})") if bad else ("", "")

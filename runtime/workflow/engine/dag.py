@@ -5,24 +5,24 @@ from typing import Any
 
 from everstep.runtime.workflow.engine import node_graph, outputs
 from everstep.runtime.workflow.engine.loop_run import LoopRun
-from everstep.runtime.workflow.engine.loops import expand, loops
+from everstep.runtime.workflow.engine.loops import expand_loop, is_loop
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase
 from everstep.runtime.workflow.engine.scheduler import Scheduler
-from everstep.runtime.workflow.engine.scope import Scope, aggregated, artifacts_of, named, read_of
+from everstep.runtime.workflow.engine.scope import Scope, loop_outputs, node_artifacts, node_scope, tasks_read
 from everstep.runtime.workflow.engine.template_call import (
     FAIL_FAST,
     Call,
-    arguments_of,
-    artifact_arguments,
-    artifact_reads,
-    inputs_of,
-    own_scope,
-    unset,
+    artifact_names_read,
+    first_unset,
+    input_artifacts,
+    resolve_arguments,
+    resolve_artifacts,
+    template_scope,
 )
 from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.expressions.govaluate import should_run
-from everstep.runtime.workflow.expressions.tags import reads, substitute
-from everstep.runtime.workflow.manifest.depends import Ancestry, depends_of, needs, satisfied
+from everstep.runtime.workflow.expressions.tags import names_read, substitute
+from everstep.runtime.workflow.manifest.depends import Ancestry, depends_of, is_satisfied, needs
 
 NEVER = "{{{{{}}}}} is never set: on Argo this would wait for ever"
 
@@ -50,7 +50,7 @@ class DagRun:
             self._targets = sorted(name for name in self._tasks if not self._followers[name])
             self._wanted = set(self._tasks)
         else:
-            self._wanted = set(self._targets).union(*map(self._ancestors.all, self._targets))
+            self._wanted = set(self._targets).union(*map(self._ancestors.ancestors, self._targets))
         self._open = len(self._wanted)
         self._done: set[str] = set()
         self._lists: dict[str, Scope] = {}
@@ -58,10 +58,10 @@ class DagRun:
     def begin(self, now: float) -> None:
         """Start what waits for nothing."""
         for name in [name for name in self._tasks if name in self._wanted and not self._needs[name]]:
-            self._task(name, now)
-        self._end(now)
+            self._start_task(name, now)
+        self._finish_if_done(now)
 
-    def done(self, child: Node, now: float) -> None:
+    def on_child_end(self, child: Node, now: float) -> None:
         """A task has ended: start those that waited for it only."""
         name = self._own[child.name]
         if name in self._done:
@@ -72,93 +72,93 @@ class DagRun:
             child.message = f"task '{child.name}' errored: {raised}"
         self._engine.variables.export(child)
         self._open -= 1
-        if self._engine.limits.stopped(self._node.name):
+        if self._engine.limits.has_failed_fast(self._node.name):
             return
         for follower in self._followers[name]:
             self._missing[follower] -= 1
             if not self._missing[follower] and follower in self._wanted:
-                self._task(follower, now)
-        self._end(now)
+                self._start_task(follower, now)
+        self._finish_if_done(now)
 
-    def fast(self, now: float) -> None:
+    def fail_fast(self, now: float) -> None:
         """failFast of the template: a child has failed, nothing more begins, and what ran has ended."""
-        self._engine.become(self._node, Phase.FAILED, now, FAIL_FAST)
+        self._engine.set_phase(self._node, Phase.FAILED, now, FAIL_FAST)
 
     def fail(self, message: str, now: float) -> None:
         """An error of a hook ends the whole at once."""
         if not self._node.phase.fulfilled:
-            self._engine.become(self._node, Phase.ERROR, now, message, raised=message)
+            self._engine.set_phase(self._node, Phase.ERROR, now, message, raised=message)
 
     def hook_scope(self, read: Collection[str], now: float) -> Scope:
         """What a task's hooks may read: globals, the DAG's inputs, and of all tasks those that they name."""
-        scope = {**self._engine.variables.globals(now), **own_scope(self._node.spec)}
-        for name in named("tasks", read, self._tasks):
-            scope |= self._read(name)
+        scope = {**self._engine.variables.global_scope(now), **template_scope(self._node.spec)}
+        for name in tasks_read("tasks", read, self._tasks):
+            scope |= self._task_scope(name)
         return scope
 
-    def _call(self, task: Mapping[str, Any], suffix: str, owner: str) -> Call:
+    def _task_call(self, task: Mapping[str, Any], suffix: str, owner: str) -> Call:
         name = f"{self._node.name}.{task['name']}{suffix}"
-        title, reference = self._engine.manifest.title(task), task.get("templateRef") or {}
+        title, reference = self._engine.manifest.template_name(task), task.get("templateRef") or {}
         return Call(name, f"{task['name']}{suffix}", {}, {}, self._node.name, owner, title=title, reference=reference)
 
-    def _hang(self, name: str) -> None:
+    def _attach(self, name: str) -> None:
         wanted = self._needs[name]
         child = f"{self._node.name}.{name}"
         if wanted:
-            node_graph.hang(self._engine, (f"{self._node.name}.{need}" for need in sorted(wanted)), child)
+            node_graph.attach(self._engine, (f"{self._node.name}.{need}" for need in sorted(wanted)), child)
         else:
             self._node.children.append(child)
 
     def _skip(self, task: Mapping[str, Any], phase: Phase, message: str, now: float) -> None:
-        self._engine.maker.skip(self._call(task, "", self._node.name), phase, message, now)
-        self._hang(str(task["name"]))
+        self._engine.maker.skip(self._task_call(task, "", self._node.name), phase, message, now)
+        self._attach(str(task["name"]))
 
-    def _task(self, name: str, now: float) -> None:
+    def _start_task(self, name: str, now: float) -> None:
         """What a task depends on has ended: run it, skip it, or say why it cannot be."""
         task = self._tasks[name]
         try:
-            if self._depends[name] and not satisfied(
-                self._depends[name], {n: self._states(n) for n in self._needs[name]}
+            if self._depends[name] and not is_satisfied(
+                self._depends[name], {n: self._depends_states(n) for n in self._needs[name]}
             ):
                 self._skip(task, Phase.OMITTED, "omitted: depends condition not met", now)
                 return
             scope = self.scope(task, now)
-            resolved = self._resolved(task, scope)
+            resolved = self._resolve_task(task, scope)
         except ExpressionError as error:
             self._skip(task, Phase.ERROR, str(error), now)
             return
-        if loops(resolved):
-            self._loop(task, resolved, scope, now)
+        if is_loop(resolved):
+            self._start_loop(task, resolved, scope, now)
         else:
-            self._one(resolved, "", self._node.name, now)
-            self._hang(name)
+            self._call_task(resolved, "", self._node.name, now)
+            self._attach(name)
 
-    def _resolved(self, task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
+    def _resolve_task(self, task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
         """The task with its scope's values in it; arguments stay as they are when `when` leaves it out."""
         when = substitute(str(task.get("when") or ""), scope, strict=True)
         body = {key: value for key, value in task.items() if key not in ("hooks", "arguments", "when", "inline")}
         kept = {key: task[key] for key in ("hooks", "inline") if key in task}
-        body = {**substitute(body, scope, strict=not loops(task)), **kept, "when": when}
-        if when and not loops(task) and "{{" not in when and not should_run(when):
+        body = {**substitute(body, scope, strict=not is_loop(task)), **kept, "when": when}
+        if when and not is_loop(task) and "{{" not in when and not should_run(when):
             return {**body, "arguments": {}, "left out": True}
-        body["arguments"] = arguments_of(task, scope)
-        if tag := unset({"when": when, "arguments": body["arguments"]["parameters"], **{
+        body["arguments"] = resolve_arguments(task, scope)
+        if tag := first_unset({"when": when, "arguments": body["arguments"]["parameters"], **{
                 kind: body.get(kind) for kind in ("withParam", "withSequence")}}, "tasks."):  # fmt: skip
             raise ExpressionError(NEVER.format(tag))
-        body["arguments"]["artifacts"] = self._artifacts(task, scope)
+        body["arguments"]["artifacts"] = self._resolve_artifacts(task, scope)
         return body
 
-    def _artifacts(self, task: Mapping[str, Any], scope: Scope) -> list[dict[str, Any]]:
+    def _resolve_artifacts(self, task: Mapping[str, Any], scope: Scope) -> list[dict[str, Any]]:
         if not (task.get("arguments") or {}).get("artifacts"):
             return []
-        known = {**inputs_of(self._node.spec), **self._engine.variables.artifacts}
-        for other in self._readable(str(task["name"]), artifact_reads(task)):
-            known |= artifacts_of(f"tasks.{other}", self._engine.nodes[f"{self._node.name}.{other}"])
-        return artifact_arguments(task, scope, known)
+        known = {**input_artifacts(self._node.spec), **self._engine.variables.artifacts}
+        for other in self._readable_tasks(str(task["name"]), artifact_names_read(task)):
+            known |= node_artifacts(f"tasks.{other}", self._engine.nodes[f"{self._node.name}.{other}"])
+        return resolve_artifacts(task, scope, known)
 
-    def _one(self, task: Mapping[str, Any], suffix: str, owner: str, now: float) -> None:
+    def _call_task(self, task: Mapping[str, Any], suffix: str, owner: str, now: float) -> None:
         """Call a task's template, or one turn of its loop."""
-        call = self._call(task, suffix, owner)
+        call = self._task_call(task, suffix, owner)
         when = str(task.get("when") or "")
         try:
             if when and not should_run(when):
@@ -167,12 +167,12 @@ class DagRun:
         except ExpressionError as error:
             self._engine.maker.skip(call, Phase.ERROR, str(error), now)
             return
-        self._engine.hooks.expect(call, task, f"tasks.{task['name']}", self)
+        self._engine.hooks.register(call, task, f"tasks.{task['name']}", self)
         self._engine.call_task(call, task, now)
 
-    def _loop(self, task: Mapping[str, Any], resolved: Mapping[str, Any], scope: Scope, now: float) -> None:
+    def _start_loop(self, task: Mapping[str, Any], resolved: Mapping[str, Any], scope: Scope, now: float) -> None:
         try:
-            items = expand(resolved, {**self._engine.variables.globals(now)}, self._engine.room())
+            items = expand_loop(resolved, {**self._engine.variables.global_scope(now)}, self._engine.remaining_nodes())
         except ExpressionError as error:
             self._skip(task, Phase.ERROR, str(error), now)
             return
@@ -180,17 +180,17 @@ class DagRun:
             self._skip(task, Phase.SKIPPED, "Skipped, empty params", now)
             return
         name = str(task["name"])
-        group = self._engine.maker.group(
+        group = self._engine.maker.add_group(
             f"{self._node.name}.{name}", name, NodeType.TASK_GROUP, self._node, self._node.name, task, now
         )
-        self._hang(name)
+        self._attach(name)
         turns = [(f"{group.name}{item.suffix}", item) for item in items]
         group.children = [turn for turn, _ in turns]
         self._engine.manage(group, LoopRun(self._engine, group, len(items)), now)
         for _, item in turns:
-            self._one(item.task, item.suffix, group.name, now)
+            self._call_task(item.task, item.suffix, group.name, now)
 
-    def _states(self, name: str) -> dict[str, bool]:
+    def _depends_states(self, name: str) -> dict[str, bool]:
         node = self._engine.nodes[f"{self._node.name}.{name}"]
         phase = "Errored" if node.phase is Phase.ERROR else node.phase.value
         states = {"Daemoned" if node.daemoned else phase: True}
@@ -202,60 +202,65 @@ class DagRun:
 
     def scope(self, task: Mapping[str, Any], now: float) -> Scope:
         """What a task may read: globals, the DAG's inputs, and of its ancestors those that it names."""
-        scope = {**self._engine.variables.globals(now), **own_scope(self._node.spec)}
-        for other in self._readable(str(task["name"]), reads(task)):
-            scope |= self._read(other)
+        scope = {**self._engine.variables.global_scope(now), **template_scope(self._node.spec)}
+        for other in self._readable_tasks(str(task["name"]), names_read(task)):
+            scope |= self._task_scope(other)
         return scope
 
-    def _readable(self, own: str, read: Collection[str]) -> Collection[str]:
+    def _readable_tasks(self, own: str, read: Collection[str]) -> Collection[str]:
         """The ancestors of a task that the names are of."""
-        found = named("tasks", read, self._tasks)
+        found = tasks_read("tasks", read, self._tasks)
         if found is self._tasks:
-            return self._ancestors.all(own)
-        return [other for other in found if self._ancestors.has(own, other)]
+            return self._ancestors.ancestors(own)
+        return [other for other in found if self._ancestors.is_ancestor(own, other)]
 
-    def _read(self, name: str) -> Scope:
+    def _task_scope(self, name: str) -> Scope:
         """What others may read of a task."""
         node = self._engine.nodes.get(f"{self._node.name}.{name}")
         if node is None:
             return {}
         prefix = f"tasks.{name}"
-        found = read_of(prefix, node, self._engine.name, self._engine.declared(self._tasks[name], self._node))
+        found = node_scope(
+            prefix, node, self._engine.name, self._engine.declared_outputs(self._tasks[name], self._node)
+        )
         if node.type is NodeType.TASK_GROUP:
             if name not in self._lists:
-                self._lists[name] = aggregated(prefix, (self._engine.nodes[child] for child in node.children))
+                self._lists[name] = loop_outputs(prefix, (self._engine.nodes[child] for child in node.children))
             found |= self._lists[name]
         return found
 
-    def _end(self, now: float) -> None:
+    def _finish_if_done(self, now: float) -> None:
         if self._open or self._node.phase.fulfilled:
             return
         engine, node = self._engine, self._node
         try:
-            scope = {**engine.variables.globals(now), **own_scope(node.spec)}
+            scope = {**engine.variables.global_scope(now), **template_scope(node.spec)}
             known: dict[str, dict[str, Any]] = {}
             phase = self._phase()
             given = node.spec.get("outputs") or {}
             for name in self._tasks if given else [n for n in self._tasks if self._is_loop(n)]:
-                scope |= self._read(name)
+                scope |= self._task_scope(name)
                 if (child := engine.nodes.get(f"{node.name}.{name}")) is not None:
-                    known |= artifacts_of(f"tasks.{name}", child)
+                    known |= node_artifacts(f"tasks.{name}", child)
             if not phase.bad and given:
-                node.outputs = outputs.of_template(node.spec, scope, known)
+                node.outputs = outputs.template_outputs(node.spec, scope, known)
         except ExpressionError as error:
-            engine.become(node, Phase.ERROR, now, str(error), raised=str(error))
+            engine.set_phase(node, Phase.ERROR, now, str(error), raised=str(error))
             return
-        self._outbound()
-        engine.become(node, phase, now)
+        self._set_outbound()
+        engine.set_phase(node, phase, now)
 
     def _is_loop(self, name: str) -> bool:
         node = self._engine.nodes.get(f"{self._node.name}.{name}")
         return node is not None and node.type is NodeType.TASK_GROUP
 
-    def _outbound(self) -> None:
+    def _set_outbound(self) -> None:
         names = [f"{self._node.name}.{target}" for target in self._targets]
         self._node.outbound = [
-            end for name in names if name in self._engine.nodes for end in node_graph.outbound(self._engine.nodes, name)
+            end
+            for name in names
+            if name in self._engine.nodes
+            for end in node_graph.outbound_names(self._engine.nodes, name)
         ]
 
     def _phase(self) -> Phase:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from everstep.runtime.workflow.engine import node_completion, variables
-from everstep.runtime.workflow.engine.containers import probe_of
+from everstep.runtime.workflow.engine.containers import readiness_probe
 from everstep.runtime.workflow.engine.dag import DagRun
 from everstep.runtime.workflow.engine.events import (
     Event,
@@ -25,18 +25,18 @@ from everstep.runtime.workflow.engine.events import (
     RunResumed,
     ShutdownAsked,
 )
-from everstep.runtime.workflow.engine.gates import Found
+from everstep.runtime.workflow.engine.gates import GateResult
 from everstep.runtime.workflow.engine.hooks import Hooks
 from everstep.runtime.workflow.engine.limits import Limits
-from everstep.runtime.workflow.engine.node_factory import Maker
-from everstep.runtime.workflow.engine.nodes import MOST, Node, NodeType, Phase
+from everstep.runtime.workflow.engine.node_factory import NodeFactory
+from everstep.runtime.workflow.engine.nodes import MAX_NODES, Node, NodeType, Phase
 from everstep.runtime.workflow.engine.retries import RetryRun
 from everstep.runtime.workflow.engine.scheduler import Composite, Gate, Kill
 from everstep.runtime.workflow.engine.steps import StepsRun
 from everstep.runtime.workflow.engine.template_call import Call
 from everstep.runtime.workflow.engine.workflow_root import Root
 from everstep.runtime.workflow.expressions import ExpressionError
-from everstep.runtime.workflow.expressions.bounds import metered
+from everstep.runtime.workflow.expressions.bounds import use_meter
 from everstep.runtime.workflow.manifest.parse import Manifest
 
 
@@ -52,10 +52,10 @@ class Engine:
         """The newest time that it was told."""
         self.lives = 0
         self.kept: dict[str, Node] = {}
-        self._begin(created.time)
+        self._begin_life(created.time)
         self.advance(created.time)
 
-    def _begin(self, now: float) -> None:
+    def _begin_life(self, now: float) -> None:
         """A new life: nothing but the kept nodes is known."""
         self.began = now
         self.nodes: dict[str, Node] = {}
@@ -77,7 +77,7 @@ class Engine:
         self.variables = variables.Variables(self)
         self.limits = Limits(self)
         self.hooks = Hooks(self)
-        self.maker = Maker(self)
+        self.maker = NodeFactory(self)
         self.gates: dict[str, Gate] = {}
         self.remembered: list[Node] = []
         """Nodes that ended well and whose outputs shall be remembered."""
@@ -92,46 +92,46 @@ class Engine:
                 if not self.nodes[event.node].phase.fulfilled:
                     node_completion.set_deadline(self, self.nodes[event.node], event.time)
             case PodStarted():
-                self._started(event)
+                self._on_pod_start(event)
             case PodReady():
                 node = self.nodes[event.node]
                 if not node.phase.fulfilled and not node.daemoned:
-                    self._ready(node)
-                    self.tell(node.name)
+                    self._mark_ready(node)
+                    self.notify_owner(node.name)
             case PodEnded():
                 if not self.nodes[event.node].phase.fulfilled:
-                    node_completion.pod_ended(self, event)
+                    node_completion.handle_pod_end(self, event)
                 self.kills.pop(event.node, None)
             case ShutdownAsked():
                 self.shutdown = event.strategy
                 node_completion.shut_down(self, event.time)
             case NodesResumed():
-                node_completion.resume(self, event)
+                node_completion.resume_nodes(self, event)
             case NodeSet():
                 node_completion.set_node(self, event)
             case GateOpened():
                 gate = self.gates.pop(event.node)
-                gate.then(Found(event.hit, event.parameters, event.artifacts, event.result), event.time)
+                gate.then(GateResult(event.hit, event.parameters, event.artifacts, event.result), event.time)
             case RunResumed():
-                self.kept = node_completion.worth_keeping(self, {*event.again})
+                self.kept = node_completion.reusable_nodes(self, {*event.again})
                 self.manifest = self.manifest.with_parameters(event.parameters)
                 self.lives += 1
-                self._begin(event.time)
+                self._begin_life(event.time)
         self.advance(event.time)
 
-    def _started(self, event: PodStarted) -> None:
+    def _on_pod_start(self, event: PodStarted) -> None:
         """A pod runs; one whose time was over before it had begun shall end."""
         node = self.nodes[event.node]
         node.pid, node.start_time = event.pid, event.start_time
         if node.phase.fulfilled:
             self.kill(node, node.message)
             return
-        if node.spec.get("daemon") and probe_of(node.spec) is None:
-            self._ready(node)
-        self.become(node, Phase.RUNNING, event.time)
+        if node.spec.get("daemon") and readiness_probe(node.spec) is None:
+            self._mark_ready(node)
+        self.set_phase(node, Phase.RUNNING, event.time)
         node_completion.set_deadline(self, node, event.time)
 
-    def _ready(self, node: Node) -> None:
+    def _mark_ready(self, node: Node) -> None:
         """A daemon counts as done, and goes on until what is around it has ended."""
         node.daemoned = True
         self.daemons.setdefault(node.boundary, []).append(node)
@@ -139,56 +139,56 @@ class Engine:
     def advance(self, now: float) -> None:
         """Do what is due at `now`, until nothing is."""
         self.now = now
-        with metered():
+        with use_meter():
             while True:
-                self._work(now)
+                self._drain_queue(now)
                 if not self._timers or self._timers[0][0] > now or self.finished:
                     return
                 _, _, kind, name = heapq.heappop(self._timers)
-                self._timer(kind, name, now)
+                self._fire_timer(kind, name, now)
 
     def next_deadline(self) -> float | None:
         """When `advance` has something to do without an event."""
         return self._timers[0][0] if self._timers and not self.finished else None
 
-    def wake(self, at: float, kind: str, name: str) -> None:
+    def set_timer(self, at: float, kind: str, name: str) -> None:
         """Have `_timer` called at that time."""
         self._timed += 1
         heapq.heappush(self._timers, (at, self._timed, kind, name))
 
-    def _timer(self, kind: str, name: str, now: float) -> None:
+    def _fire_timer(self, kind: str, name: str, now: float) -> None:
         if kind == "again":
             composite = self.composites[name]
             assert isinstance(composite, RetryRun)
-            composite.due(now)
+            composite.end_backoff(now)
         elif kind == "workflow":
             self.late = True
             node_completion.shut_down(self, now)
         elif not self.nodes[name].phase.fulfilled:
-            node_completion.timed_out(self, self.nodes[name], kind, now)
+            node_completion.handle_timeout(self, self.nodes[name], kind, now)
 
-    def _work(self, now: float) -> None:
+    def _drain_queue(self, now: float) -> None:
         while self._queue:
             kind, name = self._queue.popleft()
             node = self.nodes.get(name)
             if kind == "begin":
                 self.composites[name].begin(now)
             elif kind == "call":
-                self.limits.next(now)
+                self.limits.start_waiting(now)
             elif kind == "fast":
-                self._fast(name, now)
+                self._fail_fast(name, now)
             elif node is not None:
-                self._told(node, now)
+                self._dispatch_change(node, now)
 
-    def _told(self, node: Node, now: float) -> None:
+    def _dispatch_change(self, node: Node, now: float) -> None:
         """A node has changed: its hooks first, then who waits for it."""
-        if not self.hooks.settled(node, now) or not (node.phase.fulfilled or node.daemoned):
+        if not self.hooks.start_due(node, now) or not (node.phase.fulfilled or node.daemoned):
             return
         owner = self.composites.get(node.owner)
         if owner is not None:
-            owner.done(node, now)
+            owner.on_child_end(node, now)
         else:
-            self.root.done(node, now)
+            self.root.on_node_end(node, now)
 
     @property
     def phase(self) -> Phase:
@@ -200,19 +200,19 @@ class Engine:
         """Why the workflow ended otherwise than well."""
         return self.root.message
 
-    def pending(self) -> list[Node]:
+    def pending_pods(self) -> list[Node]:
         """Pods that shall be started."""
         return [] if self.finished else list(self._pending.values())
 
-    def running(self) -> list[Node]:
+    def running_pods(self) -> list[Node]:
         """Pods that run."""
         return list(self._running.values())
 
-    def room(self) -> int:
+    def remaining_nodes(self) -> int:
         """How many nodes more the run may have; calls that wait for a limit, a lock or a memory will be nodes."""
-        return MOST - len(self.nodes) - self.limits.waiting - len(self.gates)
+        return MAX_NODES - len(self.nodes) - self.limits.waiting - len(self.gates)
 
-    def open_pods(self) -> int:
+    def open_pod_count(self) -> int:
         """How many pods have not ended."""
         return len(self._pending) + len(self._running)
 
@@ -221,27 +221,27 @@ class Engine:
         known = self.kills.get(node.name)
         self.kills[node.name] = known._replace(at_once=at_once) if known else Kill(message, keeps_code, at_once)
 
-    def tell(self, name: str) -> None:
+    def notify_owner(self, name: str) -> None:
         """Look again at who waits for a node."""
         self._queue.append(("told", name))
 
-    def open(self) -> list[Node]:
+    def open_nodes(self) -> list[Node]:
         """Pods and suspended nodes that have not ended."""
         return [*self._pending.values(), *self._running.values(), *self._suspended.values()]
 
     def call(self, call: Call, now: float) -> None:
         """Run a template as soon as limits allow; the owner is told of its node's end."""
-        if self.limits.admits(call):
+        if self.limits.admit(call):
             self.maker.start(call, now)
 
-    def ask(self, gate: Gate) -> None:
+    def wait_for_gate(self, gate: Gate) -> None:
         """Have the launcher look whether a call may go on."""
         self.gates[gate.name] = gate
 
-    def add(self, node: Node) -> None:
+    def add_node(self, node: Node) -> None:
         """A node was made."""
         self.nodes[node.name] = node
-        with metered() as meter:
+        with use_meter() as meter:
             meter.grant(1)
         if node.phase is Phase.PENDING:
             self._pending[node.name] = node
@@ -253,9 +253,9 @@ class Engine:
         self.composites[node.name] = composite
         self._queue.append(("begin", node.name))
 
-    def become(self, node: Node, phase: Phase, now: float, message: str = "", raised: str = "") -> None:
+    def set_phase(self, node: Node, phase: Phase, now: float, message: str = "", raised: str = "") -> None:
         """Change a node's phase, and have everybody told who waits for it."""
-        node.become(phase, now, message)
+        node.set_phase(phase, now, message)
         self._pending.pop(node.name, None)
         if phase is Phase.RUNNING:
             self._running[node.name] = node
@@ -269,19 +269,19 @@ class Engine:
         if node.memo[0] and phase is Phase.SUCCEEDED and not node.memo_hit:
             self.remembered.append(node)
         if phase.fulfilled:
-            self.limits.freed(node)
+            self.limits.on_node_end(node)
             node_completion.end_daemons(self, node, now)
 
-    def fail_fast(self, boundary: str) -> None:
+    def schedule_fail_fast(self, boundary: str) -> None:
         """A child of a template with failFast has failed, and no other runs."""
         self._queue.appendleft(("fast", boundary))
 
-    def _fast(self, name: str, now: float) -> None:
+    def _fail_fast(self, name: str, now: float) -> None:
         composite = self.composites[name]
         if not self.nodes[name].phase.fulfilled and isinstance(composite, DagRun | StepsRun):
-            composite.fast(now)
+            composite.fail_fast(now)
 
-    def called(self) -> None:
+    def admit_waiting_calls(self) -> None:
         """A waiting call may be admitted now."""
         self._queue.append(("call", ""))
 
@@ -295,14 +295,14 @@ class Engine:
             return
         self.call(call._replace(template=template, home=home, arguments=task.get("arguments") or {}), now)
 
-    def declared(self, task: Mapping[str, Any], boundary: Node) -> Mapping[str, Any]:
+    def declared_outputs(self, task: Mapping[str, Any], boundary: Node) -> Mapping[str, Any]:
         """The outputs that the template of a task declares."""
         try:
             return self.manifest.template(task, boundary.home)[0].get("outputs") or {}
         except ExpressionError:
             return {}
 
-    def container(self, node: Node) -> dict[str, Any]:
+    def resolved_template(self, node: Node) -> dict[str, Any]:
         """The template of a pod, every tag replaced."""
         return node.spec
 
@@ -316,7 +316,7 @@ class Engine:
             values |= self.nodes[name].outputs.values()
         return values
 
-    def in_exit(self, node: Node) -> bool:
+    def in_exit_handler(self, node: Node) -> bool:
         """It belongs to the workflow's exit handler."""
         while node.name not in self.exits:
             above = self.nodes.get(node.owner) or self.nodes.get(node.boundary)

@@ -114,7 +114,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Event).decode
 
 
-class TornError(ValueError):
+class CorruptLogError(ValueError):
     """A line in the middle of the log is no event: one line that names it."""
 
 
@@ -124,8 +124,8 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-        self._end = len(b"".join(_whole_lines(path)))
-        self._cut()
+        self._end = len(b"".join(_complete_lines(path)))
+        self._truncate_tail()
 
     def append(self, event: Event) -> None:
         """Write one event and make it durable. Raises OSError (the disk is full): then nothing of it is there."""
@@ -136,7 +136,7 @@ class EventLog:
                 written += os.write(self._file, line[written:])
             os.fdatasync(self._file)
         except OSError:
-            self._cut()
+            self._truncate_tail()
             raise
         self._end += len(line)
 
@@ -144,7 +144,7 @@ class EventLog:
         """No more events."""
         os.close(self._file)
 
-    def _cut(self) -> None:
+    def _truncate_tail(self) -> None:
         """Invariant: the next event begins where the last whole one ends."""
         os.ftruncate(self._file, self._end)
         os.lseek(self._file, self._end, os.SEEK_SET)
@@ -152,13 +152,15 @@ class EventLog:
 
 def read_events(path: Path) -> Iterator[Event]:
     """The events so far; a torn last line (its writer was killed) does not count. Raises TornError."""
-    for number, line in enumerate(_whole_lines(path), 1):
+    for number, line in enumerate(_complete_lines(path), 1):
         try:
             yield _decode(line)
         except msgspec.DecodeError as error:
-            raise TornError(f"{path} line {number} is no event: {error}; start the run under another name") from None
+            raise CorruptLogError(
+                f"{path} line {number} is no event: {error}; start the run under another name"
+            ) from None
 
 
-def _whole_lines(path: Path) -> list[bytes]:
+def _complete_lines(path: Path) -> list[bytes]:
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [line for line in lines if line.endswith(b"\n")]

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from everstep.runtime.workflow.expressions import ExpressionError
-from everstep.runtime.workflow.manifest.durations import DurationError, seconds
-from everstep.runtime.workflow.manifest.fields import listed
-from everstep.runtime.workflow.manifest.library import Library, NotThereError
+from everstep.runtime.workflow.manifest.durations import DurationError, parse_seconds
+from everstep.runtime.workflow.manifest.fields import list_at
+from everstep.runtime.workflow.manifest.library import Library, MissingObjectError
 
 MEMO_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
@@ -31,7 +31,7 @@ class Memo(NamedTuple):
     max_age_s: float | None
 
 
-class Found(NamedTuple):
+class GateResult(NamedTuple):
     """What the launcher saw."""
 
     hit: bool = False
@@ -40,22 +40,22 @@ class Found(NamedTuple):
     result: str | None = None
 
 
-def locks(holder: Mapping[str, Any], namespace: str, library: Library) -> list[Lock]:
+def declared_locks(holder: Mapping[str, Any], namespace: str, library: Library) -> list[Lock]:
     """The locks of a template or workflow. Raises ExpressionError for a semaphore without a limit."""
     found = []
-    for one in listed(holder, "synchronization", "mutexes"):
+    for one in list_at(holder, "synchronization", "mutexes"):
         found.append(Lock(f"{one.get('namespace') or namespace}/Mutex/{one.get('name')}", 1))
-    for one in listed(holder, "synchronization", "semaphores"):
+    for one in list_at(holder, "synchronization", "semaphores"):
         reference = one.get("configMapKeyRef") or {}
         name = f"{one.get('namespace') or namespace}/ConfigMap/{reference.get('name')}/{reference.get('key')}"
         try:
             found.append(Lock(name, int(library.value("ConfigMap", reference) or "")))
-        except (NotThereError, ValueError):
+        except (MissingObjectError, ValueError):
             raise ExpressionError(f"failed to initialize semaphore {name} with limit") from None
     return found
 
 
-def memo(template: Mapping[str, Any]) -> Memo | None:
+def declared_memo(template: Mapping[str, Any]) -> Memo | None:
     """Where a template's outputs are remembered. Raises ExpressionError in Argo's words."""
     told = template.get("memoize")
     if not told:
@@ -64,7 +64,7 @@ def memo(template: Mapping[str, Any]) -> Memo | None:
     if not MEMO_KEY.fullmatch(key):
         raise ExpressionError(f"invalid cache key: {key}")
     try:
-        age = seconds(told["maxAge"]) if told.get("maxAge") else None
+        age = parse_seconds(told["maxAge"]) if told.get("maxAge") else None
     except DurationError as error:
         raise ExpressionError(f"invalid maxAge: {str(error).partition('as a duration: ')[2]}") from None
     return Memo(str(((told.get("cache") or {}).get("configMap") or {}).get("name")), key, age)

@@ -5,11 +5,11 @@ from contextlib import suppress
 from typing import Any
 
 from everstep.runtime.workflow.engine.nodes import Node, Phase
-from everstep.runtime.workflow.engine.scheduler import Hooker, Scheduler
-from everstep.runtime.workflow.engine.scope import Scope, outputs_of
+from everstep.runtime.workflow.engine.scheduler import HookOwner, Scheduler
+from everstep.runtime.workflow.engine.scope import Scope, output_scope
 from everstep.runtime.workflow.engine.template_call import Call
-from everstep.runtime.workflow.expressions import ExpressionError, holds, paths
-from everstep.runtime.workflow.expressions.tags import FUNCTIONS, reads, substitute
+from everstep.runtime.workflow.expressions import ExpressionError, dotted_paths, holds
+from everstep.runtime.workflow.expressions.tags import FUNCTIONS, names_read, substitute
 
 
 class Hooks:
@@ -19,7 +19,7 @@ class Hooks:
         self._engine = engine
         self._runs: dict[str, HookRun] = {}
 
-    def expect(self, call: Call, task: Mapping[str, Any], prefix: str, hooker: Hooker) -> None:
+    def register(self, call: Call, task: Mapping[str, Any], prefix: str, hooker: HookOwner) -> None:
         """A node with these hooks is about to be made."""
         hooks = dict(task.get("hooks") or {})
         if task.get("onExit"):
@@ -28,17 +28,17 @@ class Hooks:
             run = HookRun(self._engine, call, hooks, prefix, hooker)
             self._runs[call.name] = self._engine.composites[run.key] = run
 
-    def settled(self, node: Node, now: float) -> bool:
+    def start_due(self, node: Node, now: float) -> bool:
         """A node has changed: start the hooks that are due. False while one of them has not ended."""
         run = self._runs.get(node.name)
-        return run is None or run.changed(node, now)
+        return run is None or run.start_due(node, now)
 
 
 class HookRun:
     """The hooks of one node."""
 
     def __init__(
-        self, engine: Scheduler, call: Call, hooks: Mapping[str, Mapping[str, Any]], prefix: str, hooker: Hooker
+        self, engine: Scheduler, call: Call, hooks: Mapping[str, Mapping[str, Any]], prefix: str, hooker: HookOwner
     ) -> None:
         self._engine = engine
         self._call = call
@@ -47,15 +47,15 @@ class HookRun:
         self._hooker = hooker
         self._started: dict[str, str] = {}
         self.key = f"{call.name}.hooks"
-        self._read = reads(hooks)
+        self._read = names_read(hooks)
         for expression in filter(None, (hook.get("expression") for hook in hooks.values())):
             with suppress(ExpressionError):  # It is told when the hook is due.
-                self._read |= paths(str(expression))
+                self._read |= dotted_paths(str(expression))
 
     def begin(self, now: float) -> None:
         """There is nothing to begin with."""
 
-    def changed(self, node: Node, now: float) -> bool:
+    def start_due(self, node: Node, now: float) -> bool:
         """Start what is due; True when nothing is left running."""
         scope = {**self._hooker.hook_scope(self._read, now), f"{self._prefix}.status": node.phase.value}
         for name, hook in self._hooks.items():
@@ -78,22 +78,23 @@ class HookRun:
         return all(one is not None and one.phase.fulfilled for one in found)
 
     def _start(self, node: Node, suffix: str, hook: Mapping[str, Any], scope: Scope, now: float) -> None:
-        if not node.outputs.empty:
+        if not node.outputs.is_empty:
             # Argo knows of the exit code of a hook's task only what its outputs say.
             known = {
-                key: value for key, value in outputs_of(self._prefix, node).items() if not key.endswith(".exitCode")
+                key: value for key, value in output_scope(self._prefix, node).items() if not key.endswith(".exitCode")
             }
             scope = {key: value for key, value in scope.items() if key != f"{self._prefix}.exitCode"}
             hook = {**hook, "arguments": substitute(hook.get("arguments") or {}, {**scope, **known})}
         name = f"{node.name}.{suffix}"
         call = Call(
             name, f"{self._call.display_name}.{suffix}", {}, {}, node.boundary, self.key, hooked=True,
-            exits=suffix == "onExit", title=self._engine.manifest.title(hook), reference=hook.get("templateRef") or {},
+            exits=suffix == "onExit", title=self._engine.manifest.template_name(hook),
+            reference=hook.get("templateRef") or {},
         )  # fmt: skip
         node.children.append(name)
         self._engine.call_task(call, hook, now)
 
-    def done(self, child: Node, now: float) -> None:
+    def on_child_end(self, child: Node, now: float) -> None:
         """A hook has ended; how does not matter."""
         self._engine.raised.pop(child.name, "")
-        self._engine.tell(self._call.name)
+        self._engine.notify_owner(self._call.name)

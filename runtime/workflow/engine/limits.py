@@ -21,37 +21,37 @@ class Limits:
         self.waiting = 0
         """Calls in all lines."""
 
-    def admits(self, call: Call) -> bool:
+    def admit(self, call: Call) -> bool:
         """May it begin? Else it waits here, or never begins."""
-        line = call.boundary if self._limited(call.boundary) else ""
+        line = call.boundary if self._limits_children(call.boundary) else ""
         if line in self._failed:
             return False
-        if not self._lines.get(line) and self._free(line):
-            self._taken(line)
+        if not self._lines.get(line) and self._has_room(line):
+            self._count_start(line)
             return True
         self._lines.setdefault(line, deque()).append(call)
         self.waiting += 1
         return False
 
-    def stopped(self, boundary: str) -> bool:
+    def has_failed_fast(self, boundary: str) -> bool:
         """A child of a template with failFast has failed: nothing more of it begins."""
         return boundary in self._failed
 
-    def _limited(self, boundary: str) -> bool:
+    def _limits_children(self, boundary: str) -> bool:
         node = self._engine.nodes.get(boundary)
         return node is not None and (node.spec.get("parallelism") is not None or bool(node.spec.get("failFast")))
 
-    def _free(self, line: str) -> bool:
-        if self._pods is not None and self._engine.open_pods() >= int(self._pods):
+    def _has_room(self, line: str) -> bool:
+        if self._pods is not None and self._engine.open_pod_count() >= int(self._pods):
             return False
         limit = self._engine.nodes[line].spec.get("parallelism") if line else None
         return limit is None or self._active.get(line, 0) < int(limit)
 
-    def _taken(self, line: str) -> None:
+    def _count_start(self, line: str) -> None:
         if line:
             self._active[line] = self._active.get(line, 0) + 1
 
-    def freed(self, node: Node) -> None:
+    def on_node_end(self, node: Node) -> None:
         """A node has ended; what waits in it never begins."""
         self.waiting -= len(self._lines.pop(node.name, ()))
         if node.boundary in self._active and node.type not in (NodeType.STEP_GROUP, NodeType.TASK_GROUP):
@@ -61,15 +61,15 @@ class Limits:
                 self._failed.add(node.boundary)
                 self.waiting -= len(self._lines.pop(node.boundary, ()))
             if node.boundary in self._failed and not self._active[node.boundary] and not boundary.phase.fulfilled:
-                self._engine.fail_fast(node.boundary)
+                self._engine.schedule_fail_fast(node.boundary)
         if self._lines:
-            self._engine.called()
+            self._engine.admit_waiting_calls()
 
-    def next(self, now: float) -> None:
+    def start_waiting(self, now: float) -> None:
         """Start those that wait and may begin."""
         for line, waiting in list(self._lines.items()):
-            while waiting and self._free(line):
-                self._taken(line)
+            while waiting and self._has_room(line):
+                self._count_start(line)
                 self.waiting -= 1
                 self._engine.maker.start(waiting.popleft(), now)
             if not waiting:

@@ -15,7 +15,7 @@ class LoopRun:
     def begin(self, now: float) -> None:
         """All turns were called already."""
 
-    def done(self, child: Node, now: float) -> None:
+    def on_child_end(self, child: Node, now: float) -> None:
         """A turn has ended; after the last, the last bad one gives the phase."""
         engine = self._engine
         raised = engine.raised.pop(child.name, "")
@@ -25,4 +25,4 @@ class LoopRun:
         if self._open:
             return
         bad = [phase for name in self._node.children if (phase := engine.nodes[name].phase).bad]
-        engine.become(self._node, bad[-1] if bad else Phase.SUCCEEDED, now)
+        engine.set_phase(self._node, bad[-1] if bad else Phase.SUCCEEDED, now)

@@ -7,21 +7,21 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from everstep.runtime.workflow.engine.nodes import MOST, TOO_MANY
+from everstep.runtime.workflow.engine.nodes import MAX_NODES, TOO_MANY_NODES
 from everstep.runtime.workflow.engine.scope import Scope
 from everstep.runtime.workflow.expressions import ExpressionError
-from everstep.runtime.workflow.expressions.bounds import int64, metered, written
+from everstep.runtime.workflow.expressions.bounds import check_int64, check_length, use_meter
 from everstep.runtime.workflow.expressions.govaluate import should_run
 from everstep.runtime.workflow.expressions.json_text import Number, read_json
 from everstep.runtime.workflow.expressions.tags import substitute, tags
 from everstep.runtime.workflow.expressions.values import go_json, go_text, parameter_text
 
-WIDEST = 1_000_000
+MAX_WIDTH = 1_000_000
 """Of a number in a text, as Go's fmt has it."""
 _FORMAT = re.compile(r"%([-+ 0#]*)(\d*)(?:\.(\d+))?([a-zA-Z%])")
 
 
-class Item(NamedTuple):
+class LoopItem(NamedTuple):
     """One turn of a loop."""
 
     suffix: str
@@ -30,33 +30,33 @@ class Item(NamedTuple):
     """The task with its item in place."""
 
 
-def loops(task: Mapping[str, Any]) -> bool:
+def is_loop(task: Mapping[str, Any]) -> bool:
     """Is it a loop?"""
     return any(task.get(kind) is not None for kind in ("withItems", "withParam", "withSequence"))
 
 
-def expand(task: Mapping[str, Any], scope: Scope, room: int = MOST) -> list[Item]:
+def expand_loop(task: Mapping[str, Any], scope: Scope, room: int = MAX_NODES) -> list[LoopItem]:
     """The task once for each of its items. Raises ExpressionError in Argo's words, and for more than `room`."""
     body = {key: value for key, value in task.items() if key not in ("withItems", "withParam", "withSequence")}
-    left_out = _left_out(task)
+    left_out = _is_left_out(task)
     try:
-        items = _items(task, room)
+        items = _loop_items(task, room)
     except ExpressionError:
         if task.get("withParam") is not None and left_out:
             return []
         raise
     _check_room(len(items), room)
-    with metered() as meter:
+    with use_meter() as meter:
         meter.grant(len(items))
-        return [_item(body, index, item, scope, left_out) for index, item in enumerate(items)]
+        return [_loop_item(body, index, item, scope, left_out) for index, item in enumerate(items)]
 
 
 def _check_room(items: int, room: int) -> None:
     if items > room:
-        raise ExpressionError(f"{TOO_MANY} the loop has {items} items")
+        raise ExpressionError(f"{TOO_MANY_NODES} the loop has {items} items")
 
 
-def _items(task: Mapping[str, Any], room: int) -> list[Any]:
+def _loop_items(task: Mapping[str, Any], room: int) -> list[Any]:
     if task.get("withItems") is not None:
         return [item for item in task["withItems"] if item is not None]
     if task.get("withParam") is not None:
@@ -72,15 +72,15 @@ def _items(task: Mapping[str, Any], room: int) -> list[Any]:
                 "value of type []v1alpha1.Item"
             )
         return found or []
-    return _sequence(task["withSequence"], room)
+    return _sequence_items(task["withSequence"], room)
 
 
-def _sequence(sequence: Mapping[str, Any], room: int) -> list[str]:
-    start = _whole(sequence.get("start") or 0)
+def _sequence_items(sequence: Mapping[str, Any], room: int) -> list[str]:
+    start = _parse_int(sequence.get("start") or 0)
     if sequence.get("end") is not None:
-        end = _whole(sequence["end"])
+        end = _parse_int(sequence["end"])
     elif sequence.get("count") is not None:
-        count = _whole(sequence["count"])
+        count = _parse_int(sequence["count"])
         if count == 0:
             return []
         end = start + count - 1
@@ -89,28 +89,28 @@ def _sequence(sequence: Mapping[str, Any], room: int) -> list[str]:
     form = str(sequence.get("format") or "%d")
     numbers = range(start, end + 1) if start <= end else range(start, end - 1, -1)
     _check_room(abs(end - start) + 1, room)
-    written(len(numbers) * (len(form) + sum(_size(match) for match in _FORMAT.finditer(form))))
-    return [_printed(form, number) for number in numbers]
+    check_length(len(numbers) * (len(form) + sum(_max_length(match) for match in _FORMAT.finditer(form))))
+    return [_sprintf(form, number) for number in numbers]
 
 
-def _whole(value: Any) -> int:
+def _parse_int(value: Any) -> int:
     if not re.fullmatch(r"[+-]?[0-9]+", str(value)):
         raise ExpressionError(f'strconv.Atoi: parsing "{value}": invalid syntax')
     try:
-        return int64(int(str(value), 10))
+        return check_int64(int(str(value), 10))
     except ValueError:
         raise ExpressionError(f'strconv.Atoi: parsing "{value}": value out of range') from None
 
 
-def _size(match: re.Match[str]) -> int:
+def _max_length(match: re.Match[str]) -> int:
     """Characters of a formatted number, at most. Raises ExpressionError for a width that Go does not take, either."""
     sizes = [int(digits[:8]) for digits in (match[2], match[3]) if digits]
-    if any(size > WIDEST for size in sizes):
-        raise ExpressionError(f"withSequence: the format {match[0]} is wider than {WIDEST}")
+    if any(size > MAX_WIDTH for size in sizes):
+        raise ExpressionError(f"withSequence: the format {match[0]} is wider than {MAX_WIDTH}")
     return max([20, *sizes])
 
 
-def _printed(form: str, number: int) -> str:
+def _sprintf(form: str, number: int) -> str:
     """Go's Sprintf of one number: what asks for a second one misses it, what asks for none has one too many."""
     used = 0
 
@@ -119,13 +119,13 @@ def _printed(form: str, number: int) -> str:
         if match[4] == "%":
             return "%"
         used += 1
-        return _formatted(match, number) if used == 1 else f"%!{match[4]}(MISSING)"
+        return _format_number(match, number) if used == 1 else f"%!{match[4]}(MISSING)"
 
     text = _FORMAT.sub(verb, form)
     return text if used else f"{text}%!(EXTRA int={number})"
 
 
-def _formatted(match: re.Match[str], number: int) -> str:
+def _format_number(match: re.Match[str], number: int) -> str:
     """As Go's fmt does it for a whole number."""
     flags, width, precision, verb = match.groups()
     if verb == "c":
@@ -142,22 +142,22 @@ def _formatted(match: re.Match[str], number: int) -> str:
     return text.ljust(int(width or 0)) if "-" in flags else text.rjust(int(width or 0))
 
 
-def _item(body: Mapping[str, Any], index: int, item: Any, scope: Scope, left_out: bool) -> Item:
-    whole = "" if isinstance(item, Number) and math.isinf(item) else _text(item)  # As Argo has it.
+def _loop_item(body: Mapping[str, Any], index: int, item: Any, scope: Scope, left_out: bool) -> LoopItem:
+    whole = "" if isinstance(item, Number) and math.isinf(item) else _item_text(item)  # As Argo has it.
     own: Scope = {**scope, "item": whole}
     if isinstance(item, Mapping):
-        own |= {f"item.{key}": _text(value) for key, value in item.items()}
-        name = ",".join(sorted(f"{key}:{_named(value)}" for key, value in item.items()))
+        own |= {f"item.{key}": _item_text(value) for key, value in item.items()}
+        name = ",".join(sorted(f"{key}:{_name_text(value)}" for key, value in item.items()))
     elif isinstance(item, list):
-        own |= {f"item[{place}]": _text(value) for place, value in enumerate(item)}
-        name = f"[{' '.join(_named(value) for value in item)}]"
+        own |= {f"item[{place}]": _item_text(value) for place, value in enumerate(item)}
+        name = f"[{' '.join(_name_text(value) for value in item)}]"
     else:
-        name = "[]" if item is None else _named(item)
+        name = "[]" if item is None else _name_text(item)
     name = name.replace("(", "").replace(")", "")
-    return Item(f"({index}:{name})", _replaced(body, own, left_out))
+    return LoopItem(f"({index}:{name})", _substitute_item(body, own, left_out))
 
 
-def _replaced(body: Mapping[str, Any], scope: Scope, left_out: bool) -> dict[str, Any]:
+def _substitute_item(body: Mapping[str, Any], scope: Scope, left_out: bool) -> dict[str, Any]:
     """Every tag must be known, unless `when` says already that the item is left out."""
     task = substitute(body, scope, strict=True)
     if not left_out:
@@ -167,7 +167,7 @@ def _replaced(body: Mapping[str, Any], scope: Scope, left_out: bool) -> dict[str
     return task
 
 
-def _left_out(task: Mapping[str, Any]) -> bool:
+def _is_left_out(task: Mapping[str, Any]) -> bool:
     """`when` is false, whatever the item."""
     try:
         return bool(task.get("when")) and not should_run(str(task["when"]))
@@ -175,11 +175,11 @@ def _left_out(task: Mapping[str, Any]) -> bool:
         return False
 
 
-def _text(value: Any) -> str:
+def _item_text(value: Any) -> str:
     return go_json(value) if value is None or isinstance(value, dict | list) else parameter_text(value)
 
 
-def _named(value: Any) -> str:
+def _name_text(value: Any) -> str:
     """As it stands in a node's name: JSON, without the quotes around a text."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)[1:-1]

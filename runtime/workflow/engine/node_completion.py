@@ -2,65 +2,65 @@
 
 from typing import Any
 
-from everstep.runtime.workflow.engine.containers import Ended, verdict
+from everstep.runtime.workflow.engine.containers import ContainerExit, verdict
 from everstep.runtime.workflow.engine.events import NodeSet, NodesResumed, PodEnded
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Outputs, Phase
 from everstep.runtime.workflow.engine.scheduler import Scheduler
 from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.expressions.values import parameter_text
-from everstep.runtime.workflow.manifest.durations import DurationError, seconds, whole
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.durations import DurationError, parse_int, parse_seconds
+from everstep.runtime.workflow.manifest.fields import list_at
 
 TOO_LONG = "Pod was active on the node longer than the specified deadline"
 TOO_LATE = "Step exceeded its deadline"
 NOT_SET = "raw output parameter '{}' has not been set and does not have a default value"
 
 
-def begun(engine: Scheduler, node: Node, now: float) -> None:
+def begin_leaf(engine: Scheduler, node: Node, now: float) -> None:
     """A leaf's node was just made: set its timers. What says that it may run no time that can be read is an error."""
     if node.spec.get("containerSet"):
-        make_containers(engine, node, now)
-    if (engine.late or engine.shutdown) and not engine.in_exit(node):
-        _stop(engine, node, now)
+        add_containers(engine, node, now)
+    if (engine.late or engine.shutdown) and not engine.in_exit_handler(node):
+        _stop_node(engine, node, now)
         return
     try:
         if node.spec.get("timeout"):
-            engine.wake(now + seconds(node.spec["timeout"]), "timeout", node.name)
+            engine.set_timer(now + parse_seconds(node.spec["timeout"]), "timeout", node.name)
     except DurationError as error:
-        _raise(engine, node, f"invalid timeout format {error}", now)
+        _set_error(engine, node, f"invalid timeout format {error}", now)
         return
     try:
-        whole(node.spec.get("activeDeadlineSeconds") or 0)
+        parse_int(node.spec.get("activeDeadlineSeconds") or 0)
     except ExpressionError as error:
-        _raise(engine, node, str(error), now)
+        _set_error(engine, node, str(error), now)
         return
     if node.type is NodeType.SUSPEND:
-        declared = listed(node.spec, "outputs", "parameters")
+        declared = list_at(node.spec, "outputs", "parameters")
         node.outputs = Outputs([dict(entry) for entry in declared], [])
         if node.spec["suspend"].get("duration") is not None:
             try:
-                engine.wake(now + seconds(node.spec["suspend"]["duration"]), "suspend", node.name)
+                engine.set_timer(now + parse_seconds(node.spec["suspend"]["duration"]), "suspend", node.name)
             except DurationError as error:
-                _raise(engine, node, str(error), now)
+                _set_error(engine, node, str(error), now)
 
 
-def _raise(engine: Scheduler, node: Node, message: str, now: float) -> None:
-    engine.become(node, Phase.ERROR, now, message, raised=message)
+def _set_error(engine: Scheduler, node: Node, message: str, now: float) -> None:
+    engine.set_phase(node, Phase.ERROR, now, message, raised=message)
 
 
 def set_deadline(engine: Scheduler, node: Node, now: float) -> None:
     """A pod loads or runs: from now on its activeDeadlineSeconds count."""
     limit = node.spec.get("activeDeadlineSeconds")
     if limit is not None:
-        engine.wake(now + whole(limit), "deadline", node.name)
+        engine.set_timer(now + parse_int(limit), "deadline", node.name)
 
 
-def timed_out(engine: Scheduler, node: Node, kind: str, now: float) -> None:
+def handle_timeout(engine: Scheduler, node: Node, kind: str, now: float) -> None:
     """A timer of a leaf has come, and it has not ended."""
     if kind == "suspend":
-        _go_on(engine, node, now)
+        _resume_node(engine, node, now)
     elif node.type is NodeType.SUSPEND or node.phase is Phase.PENDING:
-        engine.become(node, Phase.FAILED, now, TOO_LONG)
+        engine.set_phase(node, Phase.FAILED, now, TOO_LONG)
     else:
         engine.kill(node, TOO_LONG, keeps_code=kind == "timeout")
 
@@ -72,38 +72,38 @@ def end_daemons(engine: Scheduler, boundary: Node, now: float) -> None:
     for node in engine.daemons.pop(boundary.name, ()):
         if node.daemoned and not node.phase.fulfilled:
             engine.kill(node, "", keeps_code=False)
-            engine.become(node, Phase.SUCCEEDED, now)
+            engine.set_phase(node, Phase.SUCCEEDED, now)
 
 
 def shut_down(engine: Scheduler, now: float) -> None:
     """Everything ends but the exit handler, which only `Terminate` ends."""
-    for node in engine.open():
-        if engine.shutdown == "Terminate" or not engine.in_exit(node):
-            _stop(engine, node, now)
+    for node in engine.open_nodes():
+        if engine.shutdown == "Terminate" or not engine.in_exit_handler(node):
+            _stop_node(engine, node, now)
     if engine.root.suspended and engine.shutdown:
         engine.root.finish(Phase.FAILED, f"Stopped with strategy '{engine.shutdown}'", now)
 
 
-def _stop(engine: Scheduler, node: Node, now: float) -> None:
+def _stop_node(engine: Scheduler, node: Node, now: float) -> None:
     pod = f"workflow shutdown with strategy:  {engine.shutdown}"
     here = f"Stopped with strategy '{engine.shutdown}'"
     if node.type in (NodeType.POD, NodeType.HTTP) and node.phase is Phase.RUNNING:
         engine.kill(node, pod if engine.shutdown else TOO_LATE, at_once=engine.shutdown == "Terminate")
     else:
         named = here if node.type is NodeType.SUSPEND else pod
-        engine.become(node, Phase.FAILED, now, named if engine.shutdown else TOO_LATE)
+        engine.set_phase(node, Phase.FAILED, now, named if engine.shutdown else TOO_LATE)
 
 
-def resume(engine: Scheduler, event: NodesResumed) -> None:
+def resume_nodes(engine: Scheduler, event: NodesResumed) -> None:
     """Somebody lets suspended nodes go on."""
     if engine.root.suspended:
-        engine.root.go_on(event.time)
+        engine.root.resume(event.time)
     for name in event.nodes:
         node = engine.nodes[name]
         if node.type is NodeType.SUSPEND and not node.phase.fulfilled:
             if node.message and not event.chosen:
                 node.message += "; "  # Argo names here who resumed it, if it knows.
-            _go_on(engine, node, event.time)
+            _resume_node(engine, node, event.time)
 
 
 def set_node(engine: Scheduler, event: NodeSet) -> None:
@@ -114,28 +114,28 @@ def set_node(engine: Scheduler, event: NodeSet) -> None:
             entry["value"] = event.parameters[entry["name"]]
     engine.variables.export(node)
     if event.phase:
-        engine.become(node, Phase(event.phase), event.time, event.message)
+        engine.set_phase(node, Phase(event.phase), event.time, event.message)
     elif event.message:
         node.message = event.message
 
 
-def _go_on(engine: Scheduler, node: Node, now: float) -> None:
+def _resume_node(engine: Scheduler, node: Node, now: float) -> None:
     for entry in node.outputs.parameters:
         if entry.get("value") is None:
             default = (entry.get("valueFrom") or {}).get("default")
             if default is None:
-                _raise(engine, node, NOT_SET.format(entry["name"]), now)
+                _set_error(engine, node, NOT_SET.format(entry["name"]), now)
                 return
             entry["value"] = parameter_text(default)
     engine.variables.export(node)
-    engine.become(node, Phase.SUCCEEDED, now, node.message)
+    engine.set_phase(node, Phase.SUCCEEDED, now, node.message)
 
 
-def make_containers(engine: Scheduler, node: Node, now: float) -> None:
+def add_containers(engine: Scheduler, node: Node, now: float) -> None:
     """A containerSet's pod: each container is a node below it, or below those that it waits for."""
-    every = listed(node.spec, "containerSet", "containers")
+    every = list_at(node.spec, "containerSet", "containers")
     for one in every:
-        engine.maker.container_node(node, str(one["name"]), now)
+        engine.maker.add_container_node(node, str(one["name"]), now)
     for one in every:
         name = f"{node.name}.{one['name']}"
         above = [engine.nodes[f"{node.name}.{need}"] for need in one.get("dependencies") or []]
@@ -145,10 +145,10 @@ def make_containers(engine: Scheduler, node: Node, now: float) -> None:
 
 def abandon_containers(engine: Scheduler, node: Node, message: str, now: float) -> None:
     """The pod was ended from outside, and its containers with it."""
-    for one in listed(node.spec, "containerSet", "containers"):
+    for one in list_at(node.spec, "containerSet", "containers"):
         below = engine.nodes[f"{node.name}.{one['name']}"]
         if not below.phase.fulfilled:
-            below.become(Phase.FAILED, now, message)
+            below.set_phase(Phase.FAILED, now, message)
 
 
 def end_containers(engine: Scheduler, node: Node, event: PodEnded) -> None:
@@ -159,15 +159,15 @@ def end_containers(engine: Scheduler, node: Node, event: PodEnded) -> None:
         if below is None or below.type is not NodeType.CONTAINER or below.phase.fulfilled:
             continue
         if blamed:
-            why = f'dependency "{blamed}" exited with non-zero code: {_first(blamed, event, codes)}'
-            below.become(Phase.ERROR, event.time, f"{name}: Error (exit code {code}): {why}")
+            why = f'dependency "{blamed}" exited with non-zero code: {_root_cause_code(blamed, event, codes)}'
+            below.set_phase(Phase.ERROR, event.time, f"{name}: Error (exit code {code}): {why}")
         elif code:
-            below.become(Phase.FAILED, event.time, f"{name}: Error (exit code {code}): ")
+            below.set_phase(Phase.FAILED, event.time, f"{name}: Error (exit code {code}): ")
         else:
-            below.become(Phase.SUCCEEDED, event.time)
+            below.set_phase(Phase.SUCCEEDED, event.time)
 
 
-def _first(name: str, event: PodEnded, codes: dict[str, int]) -> int:
+def _root_cause_code(name: str, event: PodEnded, codes: dict[str, int]) -> int:
     """The exit code of the container whose failure began it."""
     blames = {one: blamed for one, _, blamed in event.containers if blamed}
     while name in blames:
@@ -175,72 +175,72 @@ def _first(name: str, event: PodEnded, codes: dict[str, int]) -> int:
     return codes[name]
 
 
-def pod_ended(engine: Scheduler, event: PodEnded) -> None:
+def handle_pod_end(engine: Scheduler, event: PodEnded) -> None:
     """A pod's process is over: its outputs, its phase."""
     node = engine.nodes[event.node]
     kill = engine.kills.pop(node.name, None)
     daemoned, node.daemoned = node.daemoned, False
     if node.phase is Phase.PENDING:
-        engine.become(node, Phase.RUNNING, event.time)
+        engine.set_phase(node, Phase.RUNNING, event.time)
     if kill is not None or event.exit_code is None:
         abandon_containers(engine, node, kill.message if kill else "pod deleted", event.time)
     if kill is not None and not kill.keeps_code:
-        engine.become(node, Phase.FAILED, event.time, kill.message)
+        engine.set_phase(node, Phase.FAILED, event.time, kill.message)
         return
     if node.type is NodeType.HTTP:
-        _answered(engine, node, event)
+        _end_http(engine, node, event)
         return
-    phase, message = verdict(node.spec, [Ended(*one) for one in event.containers])
+    phase, message = verdict(node.spec, [ContainerExit(*one) for one in event.containers])
     end_containers(engine, node, event)
     if phase and not any(name == "main" for name, _, _ in event.containers) and not node.spec.get("containerSet"):
-        engine.become(node, Phase(phase), event.time, message)
+        engine.set_phase(node, Phase(phase), event.time, message)
         return
-    node.outputs = _outputs(node, event)
+    node.outputs = _pod_outputs(node, event)
     engine.variables.export(node)
     if kill is not None:
-        engine.become(node, Phase.FAILED, event.time, kill.message)
+        engine.set_phase(node, Phase.FAILED, event.time, kill.message)
     elif event.exit_code is None:
-        engine.become(node, Phase.ERROR, event.time, event.error or "pod deleted")
+        engine.set_phase(node, Phase.ERROR, event.time, event.error or "pod deleted")
     elif phase and (event.containers and not event.said):
-        engine.become(node, Phase(phase), event.time, message)
+        engine.set_phase(node, Phase(phase), event.time, message)
     elif event.exit_code:
         said = f": {event.said}" if event.said else ""
-        engine.become(node, Phase.FAILED, event.time, f"main: Error (exit code {event.exit_code}){said}")
+        engine.set_phase(node, Phase.FAILED, event.time, f"main: Error (exit code {event.exit_code}){said}")
     elif event.error:
-        engine.become(node, Phase.ERROR, event.time, event.error)
+        engine.set_phase(node, Phase.ERROR, event.time, event.error)
     elif daemoned:
-        engine.become(node, Phase.FAILED, event.time)
+        engine.set_phase(node, Phase.FAILED, event.time)
     else:
-        engine.become(node, Phase.SUCCEEDED, event.time)
+        engine.set_phase(node, Phase.SUCCEEDED, event.time)
 
 
-def _answered(engine: Scheduler, node: Node, event: PodEnded) -> None:
+def _end_http(engine: Scheduler, node: Node, event: PodEnded) -> None:
     """The request of an http template has come to something: `said` where the answer is not the wanted one."""
     node.outputs = Outputs(result=event.result)
     phase = Phase.ERROR if event.error else Phase.FAILED if event.said else Phase.SUCCEEDED
-    engine.become(node, phase, event.time, event.error or event.said)
+    engine.set_phase(node, phase, event.time, event.error or event.said)
 
 
-def _outputs(node: Node, event: PodEnded) -> Outputs:
+def _pod_outputs(node: Node, event: PodEnded) -> Outputs:
     parameters: list[dict[str, Any]] = []
-    for entry in listed(node.spec, "outputs", "parameters"):
+    for entry in list_at(node.spec, "outputs", "parameters"):
         known = entry["name"] in event.parameters
         parameters.append({**entry, "value": event.parameters[entry["name"]]} if known else dict(entry))
     artifacts = [
-        _kept(entry, event.artifacts[entry["name"]])
-        for entry in listed(node.spec, "outputs", "artifacts")
+        _with_location(entry, event.artifacts[entry["name"]])
+        for entry in list_at(node.spec, "outputs", "artifacts")
         if entry["name"] in event.artifacts
     ]
     code = "" if event.exit_code is None else str(event.exit_code)
     return Outputs(parameters, artifacts, event.result, code)
 
 
-def _kept(entry: dict[str, Any], key: str) -> dict[str, Any]:
+def _with_location(entry: dict[str, Any], key: str) -> dict[str, Any]:
     """An output artifact, with the place where it is."""
     return dict(entry) if entry.get("http") else {**entry, "s3": {**(entry.get("s3") or {}), "key": key}}
 
 
-def worth_keeping(engine: Scheduler, again: set[str]) -> dict[str, Node]:
+def reusable_nodes(engine: Scheduler, again: set[str]) -> dict[str, Node]:
     """Leaves that need not run again when a run is taken up: they succeeded, or a later attempt of theirs did.
 
     `again`: nodes that shall all the same, with everything below and after them.

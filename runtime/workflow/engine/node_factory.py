@@ -6,16 +6,16 @@ from typing import Any
 
 from everstep.runtime.workflow.engine import gates, node_completion
 from everstep.runtime.workflow.engine.dag import DagRun
-from everstep.runtime.workflow.engine.gates import Found, Memo
-from everstep.runtime.workflow.engine.nodes import TOO_MANY, Node, NodeType, Outputs, Phase
+from everstep.runtime.workflow.engine.gates import GateResult, Memo
+from everstep.runtime.workflow.engine.nodes import TOO_MANY_NODES, Node, NodeType, Outputs, Phase
 from everstep.runtime.workflow.engine.retries import RetryRun
 from everstep.runtime.workflow.engine.scheduler import Gate, Scheduler
 from everstep.runtime.workflow.engine.steps import StepsRun
-from everstep.runtime.workflow.engine.template_call import Call, ConfigMapError, own_scope, prepare
+from everstep.runtime.workflow.engine.template_call import Call, ConfigMapError, prepare_template, template_scope
 from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.expressions.tags import substitute
 from everstep.runtime.workflow.manifest.fields import PODS, PROCESSES, kind_of
-from everstep.runtime.workflow.manifest.patch import patched
+from everstep.runtime.workflow.manifest.patch import apply_patch
 
 MAX_DEPTH = 100
 """How deep templates may call each other."""
@@ -28,7 +28,7 @@ SHOWN, SHOWN_AS = "workflows.argoproj.io/display-name", re.compile(r"[a-zA-Z0-9]
 TYPES = {"dag": NodeType.DAG, "steps": NodeType.STEPS, "suspend": NodeType.SUSPEND, "http": NodeType.HTTP}
 
 
-class Maker:
+class NodeFactory:
     """Of one run."""
 
     def __init__(self, engine: Scheduler) -> None:
@@ -41,16 +41,18 @@ class Maker:
         if self._depth(call) + 1 >= MAX_DEPTH:
             self.skip(call, Phase.ERROR, TOO_DEEP, now)
             return
-        if self._engine.room() <= 0:
-            self.skip(call, Phase.ERROR, f"{TOO_MANY} none is left for {call.display_name}", now, raised=TOO_MANY)
+        if self._engine.remaining_nodes() <= 0:
+            self.skip(
+                call, Phase.ERROR, f"{TOO_MANY_NODES} none is left for {call.display_name}", now, raised=TOO_MANY_NODES
+            )
             return
         kind = kind_of(call.template)
         leaf = {} if kind in ("dag", "steps") else {"pod.name": self._engine.variables.pod_name(call)}
         scope = {**call.scope, **leaf, "node.name": call.name, "steps.name": call.display_name if call.boundary else "",
                  "tasks.name": call.display_name if call.boundary else ""}  # fmt: skip
         try:
-            spec = prepare(
-                call._replace(scope=scope), self._engine.variables.globals(now), self._engine.manifest.library
+            spec = prepare_template(
+                call._replace(scope=scope), self._engine.variables.global_scope(now), self._engine.manifest.library
             )
         except ExpressionError as error:
             told = isinstance(error, ConfigMapError) and isinstance(self._engine.composites.get(call.owner), DagRun)
@@ -61,89 +63,91 @@ class Maker:
             wrong = f"displayName must match the regex ^{SHOWN_AS.pattern}$"
             self.skip(call, Phase.ERROR, wrong, now, raised=wrong)
             return
-        self._locked(call, kind, spec, now)
+        self._wait_for_locks(call, kind, spec, now)
 
-    def _locked(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
+    def _wait_for_locks(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
         """Wait for the template's locks, if it has some."""
         engine = self._engine
         try:
-            wanted = gates.locks(spec, engine.variables.namespace, engine.manifest.library)
+            wanted = gates.declared_locks(spec, engine.variables.namespace, engine.manifest.library)
         except ExpressionError as error:
             self.skip(call, Phase.ERROR, str(error), now, raised=str(error))
             return
         if wanted and not call.scope.get("retries"):
-            engine.ask(Gate(call.name, locks=wanted, then=lambda _, at: self._remembered(call, kind, spec, at)))
+            engine.wait_for_gate(
+                Gate(call.name, locks=wanted, then=lambda _, at: self._look_up_memo(call, kind, spec, at))
+            )
         else:
-            self._remembered(call, kind, spec, now)
+            self._look_up_memo(call, kind, spec, now)
 
-    def _remembered(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
+    def _look_up_memo(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
         """Look whether outputs are remembered, if the template says so."""
         try:
-            memo = gates.memo(spec)
+            memo = gates.declared_memo(spec)
         except ExpressionError as error:
             self.skip(call, Phase.ERROR, str(error), now, raised=str(error))
             return
         if memo and not call.scope.get("retries"):
 
-            def then(found: Found, at: float) -> None:
+            def then(found: GateResult, at: float) -> None:
                 self._proceed(call, kind, spec, at, memo, found)
 
-            self._engine.ask(Gate(call.name, memo=memo, then=then))
+            self._engine.wait_for_gate(Gate(call.name, memo=memo, then=then))
         else:
             self._proceed(call, kind, spec, now)
 
     def _proceed(self, call: Call, kind: str, spec: dict[str, Any], now: float, memo: Memo | None = None,
-                 found: Found | None = None) -> None:  # fmt: skip
+                 found: GateResult | None = None) -> None:  # fmt: skip
         if memo and found and found.hit:
-            node = self._node(call, TYPES.get(kind, NodeType.POD), Phase.RUNNING, spec, now)
+            node = self._add_node(call, TYPES.get(kind, NodeType.POD), Phase.RUNNING, spec, now)
             node.memo, node.memo_hit = (memo.cache, memo.key), True
             node.outputs = Outputs(found.parameters, found.artifacts, found.result, "0" if kind in PODS else "")
-            self._engine.become(node, Phase.SUCCEEDED, now)
+            self._engine.set_phase(node, Phase.SUCCEEDED, now)
             return
         strategy = spec.get("retryStrategy", self._engine.manifest.spec.get("retryStrategy"))
         if strategy is not None and not call.scope.get("retries"):
-            self._retry(call, {**spec, "retryStrategy": strategy}, now)
+            self._make_retry(call, {**spec, "retryStrategy": strategy}, now)
         else:
-            self._make(call, kind, spec, now)
+            self._make_node(call, kind, spec, now)
         if memo:
             self._engine.nodes[call.name].memo = (memo.cache, memo.key)
 
-    def _retry(self, call: Call, spec: dict[str, Any], now: float) -> None:
-        node = self._node(call, NodeType.RETRY, Phase.RUNNING, spec, now)
+    def _make_retry(self, call: Call, spec: dict[str, Any], now: float) -> None:
+        node = self._add_node(call, NodeType.RETRY, Phase.RUNNING, spec, now)
         self._engine.manage(node, RetryRun(self._engine, node, call), now)
 
-    def _make(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
+    def _make_node(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
         engine = self._engine
         kept = engine.kept.get(call.name)
         if kept is not None and kind in (*PROCESSES, "suspend"):
-            self._keep(kept)
-            self._engine.tell(call.name)
+            self._restore_node(kept)
+            self._engine.notify_owner(call.name)
             return
         phase = Phase.PENDING if kind in PROCESSES else Phase.RUNNING
-        node = self._node(call, TYPES.get(kind, NodeType.POD), phase, spec, now)
+        node = self._add_node(call, TYPES.get(kind, NodeType.POD), phase, spec, now)
         if kind in ("dag", "steps"):
             self._engine.manage(
                 node, DagRun(self._engine, node) if kind == "dag" else StepsRun(self._engine, node), now
             )
             return
-        node.captures = self._engine.variables.captures(node)
+        node.captures = self._engine.variables.is_result_read(node)
         if kind in PODS:
             try:
-                node.spec = self._patched(call, spec, now)
+                node.spec = self._apply_patches(call, spec, now)
             except ExpressionError as error:
-                self._engine.become(node, Phase.ERROR, now, str(error), raised=str(error))
+                self._engine.set_phase(node, Phase.ERROR, now, str(error), raised=str(error))
                 return
-        node_completion.begun(self._engine, node, now)
-        self._engine.tell(call.name)
+        node_completion.begin_leaf(self._engine, node, now)
+        self._engine.notify_owner(call.name)
 
-    def _patched(self, call: Call, spec: dict[str, Any], now: float) -> dict[str, Any]:
+    def _apply_patches(self, call: Call, spec: dict[str, Any], now: float) -> dict[str, Any]:
         """The template of a pod with the workflow's podSpecPatch over it, and its own over that."""
-        known = {**self._engine.variables.globals(now), "pod.name": self._engine.variables.pod_name(call)}
+        known = {**self._engine.variables.global_scope(now), "pod.name": self._engine.variables.pod_name(call)}
         for patch in filter(None, (self._engine.manifest.spec.get("podSpecPatch"), spec.get("podSpecPatch"))):
-            spec = patched(spec, str(substitute(substitute(patch, known), {**known, **own_scope(spec)})))
+            spec = apply_patch(spec, str(substitute(substitute(patch, known), {**known, **template_scope(spec)})))
         return spec
 
-    def _keep(self, node: Node) -> None:
+    def _restore_node(self, node: Node) -> None:
         """It ended in an earlier life, with its containers; what hung from them then hangs anew, or not at all."""
         queue = [node]
         for one in queue:
@@ -153,7 +157,7 @@ class Maker:
             self._engine.nodes[one.name] = one
             queue += below
 
-    def _node(self, call: Call, type_: NodeType, phase: Phase, spec: dict[str, Any], now: float) -> Node:
+    def _add_node(self, call: Call, type_: NodeType, phase: Phase, spec: dict[str, Any], now: float) -> Node:
         inputs = {key: value for key, value in (spec.get("inputs") or {}).items() if value}
         title = str(call.template.get("name") or "") if call.title is None else call.title
         shown = "" if call.scope.get("retries") else (spec.get("annotations") or {}).get(SHOWN)
@@ -162,19 +166,19 @@ class Maker:
             home=call.home, hooked=call.hooked, spec=spec, template_ref=dict(call.reference), life=self._engine.lives,
             children=[], outbound=[],
         )  # fmt: skip
-        self._engine.add(node)
+        self._engine.add_node(node)
         return node
 
-    def group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str,
+    def add_group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str,
               task: Mapping[str, Any], now: float) -> Node:  # fmt: skip
         """A node that only holds others together: a StepGroup, or the TaskGroup of a task."""
-        node = Node(name, display, type_, self._engine.manifest.title(task), boundary.name, Phase.RUNNING, now, owner,
-                    template_ref=task.get("templateRef") or {}, life=self._engine.lives, children=[],
+        node = Node(name, display, type_, self._engine.manifest.template_name(task), boundary.name, Phase.RUNNING, now,
+                    owner, template_ref=task.get("templateRef") or {}, life=self._engine.lives, children=[],
                     outbound=[])  # fmt: skip
-        self._engine.add(node)
+        self._engine.add_node(node)
         return node
 
-    def container_node(self, pod: Node, name: str, now: float) -> None:
+    def add_container_node(self, pod: Node, name: str, now: float) -> None:
         """A container of a containerSet: it runs and ends with its pod."""
         self._engine.nodes[f"{pod.name}.{name}"] = Node(
             f"{pod.name}.{name}", name, NodeType.CONTAINER, pod.template, pod.name, Phase.RUNNING, now, pod.name,
@@ -192,10 +196,10 @@ class Maker:
             message=message, finished=now, hooked=call.hooked, template_ref=dict(call.reference),
             life=self._engine.lives, children=[], outbound=[],
         )  # fmt: skip
-        self._engine.add(node)
+        self._engine.add_node(node)
         if raised:
             self._engine.raised[call.name] = raised
-        self._engine.tell(call.name)
+        self._engine.notify_owner(call.name)
 
     def _depth(self, call: Call) -> int:
         depth, name = 0, call.boundary

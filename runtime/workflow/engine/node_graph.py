@@ -6,25 +6,25 @@ from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase
 from everstep.runtime.workflow.engine.scheduler import Scheduler
 
 
-def outbound(nodes: Mapping[str, Node], name: str) -> list[str]:
+def outbound_names(nodes: Mapping[str, Node], name: str) -> list[str]:
     """Names of the nodes at which a node ends."""
     node = nodes[name]
     if node.type is NodeType.TASK_GROUP:
-        return [end for child in node.children for end in outbound(nodes, child)] if node.children else [name]
+        return [end for child in node.children for end in outbound_names(nodes, child)] if node.children else [name]
     if node.type is NodeType.RETRY:
         return [node.children[-1]] if node.children else [name]
     if node.type in (NodeType.POD, NodeType.CONTAINER):
         inner = [child for child in node.children if nodes[child].type is NodeType.CONTAINER]
-        return sorted({end for child in inner for end in outbound(nodes, child)}) if inner else [name]
+        return sorted({end for child in inner for end in outbound_names(nodes, child)}) if inner else [name]
     if node.type in (NodeType.STEPS, NodeType.DAG):
-        return [end for one in node.outbound for end in outbound(nodes, one)]
+        return [end for one in node.outbound for end in outbound_names(nodes, one)]
     return [name]
 
 
-def hang(engine: Scheduler, above: Iterable[str], name: str) -> None:
+def attach(engine: Scheduler, above: Iterable[str], name: str) -> None:
     """Make a node a child of those at which some others end."""
     for one in above:
-        for end in outbound(engine.nodes, one):
+        for end in outbound_names(engine.nodes, one):
             engine.nodes[end].children.append(name)
 
 

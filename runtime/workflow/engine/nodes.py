@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-MOST = 50_000
+MAX_NODES = 50_000
 """Nodes of a run. Argo's controller ends one whose nodes need more than 1 MiB, compressed: some ten thousand."""
-TOO_MANY = f"workflow is longer than maximum allowed size: more than {MOST} nodes;"
+TOO_MANY_NODES = f"workflow is longer than maximum allowed size: more than {MAX_NODES} nodes;"
 """What is said then; the first words are Argo's."""
 
 
@@ -72,7 +72,7 @@ class Outputs(msgspec.Struct):
         return {str(entry["name"]): entry["value"] for entry in self.parameters if entry.get("value") is not None}
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Nothing at all."""
         return not (self.parameters or self.artifacts or self.exit_code) and self.result is None
 
@@ -123,7 +123,7 @@ class Node(msgspec.Struct):
         """The template's name as it stands in the pod's."""
         return self.template or str(self.template_ref.get("template") or "")
 
-    def become(self, phase: Phase, now: float, message: str = "") -> None:
+    def set_phase(self, phase: Phase, now: float, message: str = "") -> None:
         """Change the phase. Raises ValueError where the table does not list it."""
         if phase not in TRANSITIONS.get(self.phase, ()):
             raise ValueError(f"{self.name}: {self.phase} cannot become {phase}")
@@ -155,7 +155,7 @@ def pod_name(workflow: str, name: str, template: str) -> str:
     return "-".join(part for part in (workflow, template, str(fnv32a(name))) if part)
 
 
-LOG_NAME = 200
+MAX_LOG_NAME_BYTES = 200
 """Bytes of a log's name without its ending; a file system takes 255. A longer one is cut, and ends with its hash."""
 
 
@@ -163,6 +163,6 @@ def log_name(workflow: str, node: Node) -> str:
     """Name of a pod's log in logs/: its node's, without the workflow's: `train(1)`, `inner.a(0:x)`."""
     short = node.name.removeprefix(workflow).lstrip(".") or node.name
     whole = short.replace("/", "_").replace("\0", "_").encode(errors="replace")
-    if len(whole) <= LOG_NAME:
+    if len(whole) <= MAX_LOG_NAME_BYTES:
         return whole.decode()
-    return f"{whole[:LOG_NAME].decode(errors='ignore')}-{fnv32a(node.name)}"
+    return f"{whole[:MAX_LOG_NAME_BYTES].decode(errors='ignore')}-{fnv32a(node.name)}"

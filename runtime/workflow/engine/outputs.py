@@ -5,38 +5,38 @@ from typing import Any
 
 from everstep.runtime.workflow.engine.nodes import Outputs
 from everstep.runtime.workflow.engine.scope import Scope
-from everstep.runtime.workflow.engine.template_call import Artifacts, artifact_named
+from everstep.runtime.workflow.engine.template_call import Artifacts, find_artifact
 from everstep.runtime.workflow.expressions import ExpressionError, evaluate
 from everstep.runtime.workflow.expressions.tags import FUNCTIONS, tags
 from everstep.runtime.workflow.expressions.values import go_text, parameter_text
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.fields import list_at
 
 
-def of_template(template: Mapping[str, Any], scope: Scope, artifacts: Artifacts) -> Outputs:
+def template_outputs(template: Mapping[str, Any], scope: Scope, artifacts: Artifacts) -> Outputs:
     """The outputs of a template whose tasks have ended well. Raises ExpressionError in Argo's words."""
     found = Outputs([], [])
-    for entry in listed(template, "outputs", "parameters"):
-        value = _value(entry.get("valueFrom") or {}, scope) if entry.get("value") is None else entry["value"]
+    for entry in list_at(template, "outputs", "parameters"):
+        value = _parameter_value(entry.get("valueFrom") or {}, scope) if entry.get("value") is None else entry["value"]
         found.parameters.append({**entry, "value": parameter_text(value)} if value is not None else dict(entry))
-    for entry in listed(template, "outputs", "artifacts"):
-        source = artifact_named(entry, scope, artifacts)
+    for entry in list_at(template, "outputs", "artifacts"):
+        source = find_artifact(entry, scope, artifacts)
         if source is not None:
-            found.artifacts.append({**source, "name": entry["name"], **_kept(entry)})
+            found.artifacts.append({**source, "name": entry["name"], **_own_fields(entry)})
         elif not entry.get("optional"):
             raise ExpressionError(f"unable to resolve outputs.artifacts.{entry['name']}: {entry.get('from')}")
     return found
 
 
-def _kept(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _own_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: entry[key] for key in ("globalName",) if key in entry}
 
 
-def _value(source: Mapping[str, Any], scope: Scope) -> Any:
+def _parameter_value(source: Mapping[str, Any], scope: Scope) -> Any:
     try:
         if source.get("expression") is not None:
             found = evaluate(str(source["expression"]), scope, FUNCTIONS)
             return found if isinstance(found, str) else go_text(found)
-        value = _resolved(str(source.get("parameter") or ""), scope)
+        value = _resolve_reference(str(source.get("parameter") or ""), scope)
     except ExpressionError:
         if source.get("default") is None:
             raise
@@ -44,7 +44,7 @@ def _value(source: Mapping[str, Any], scope: Scope) -> Any:
     return source.get("default") if value is None else value
 
 
-def _resolved(text: str, scope: Scope) -> Any:
+def _resolve_reference(text: str, scope: Scope) -> Any:
     """A reference, which is one tag and nothing else."""
     found = tags(text)
     if len(found) == 1 and text.strip() == f"{{{{{found[0]}}}}}":

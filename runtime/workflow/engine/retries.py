@@ -10,7 +10,7 @@ from everstep.runtime.workflow.engine.template_call import Call
 from everstep.runtime.workflow.expressions import ExpressionError, holds
 from everstep.runtime.workflow.expressions.operations import power
 from everstep.runtime.workflow.expressions.tags import FUNCTIONS
-from everstep.runtime.workflow.manifest.durations import LONGEST_S, DurationError, seconds, whole
+from everstep.runtime.workflow.manifest.durations import LONGEST_S, DurationError, parse_int, parse_seconds
 
 
 class Decision(NamedTuple):
@@ -34,22 +34,22 @@ class RetryRun:
 
     def begin(self, now: float) -> None:
         """The first attempt."""
-        self._attempt(now)
+        self._start_attempt(now)
 
-    def due(self, now: float) -> None:
+    def end_backoff(self, now: float) -> None:
         """The wait before the next attempt is over."""
         if self._node.phase.fulfilled:
             return
         last = self._attempts[-1]
-        if self._stopped():
-            self._end(Decision(None, last.phase, last.message), last, now)
+        if self._is_stopped():
+            self._finish(Decision(None, last.phase, last.message), last, now)
         else:
-            self._attempt(now)
+            self._start_attempt(now)
 
-    def _stopped(self) -> bool:
-        return bool(self._engine.shutdown or self._engine.late) and not self._engine.in_exit(self._node)
+    def _is_stopped(self) -> bool:
+        return bool(self._engine.shutdown or self._engine.late) and not self._engine.in_exit_handler(self._node)
 
-    def _attempt(self, now: float) -> None:
+    def _start_attempt(self, now: float) -> None:
         number = len(self._attempts)
         self._node.message = ""
         call = self._call._replace(
@@ -65,38 +65,38 @@ class RetryRun:
                     "lastRetry.message": ""}  # fmt: skip
         # An attempt reads 0 where the expression that decides on it reads -1: the one before had no exit code.
         code = self._attempts[-1].outputs.exit_code or "0"
-        return {**last_of(self._attempts), "retries": str(number), "lastRetry.exitCode": code}
+        return {**last_retry_scope(self._attempts), "retries": str(number), "lastRetry.exitCode": code}
 
-    def done(self, child: Node, now: float) -> None:
+    def on_child_end(self, child: Node, now: float) -> None:
         """An attempt has ended: decide. One that is a daemon and ready makes its Retry one, too."""
         if child.daemoned and not child.phase.fulfilled:
             if not self._node.daemoned:
                 self._node.daemoned = True
-                self._engine.tell(self._node.name)
+                self._engine.notify_owner(self._node.name)
             return
         self._engine.raised.pop(child.name, "")
         if child.name != self._node.children[-1] or self._node.phase.fulfilled:
             return
         self._attempts.append(child)
         strategy = self._node.spec["retryStrategy"]
-        if self._stopped():
+        if self._is_stopped():
             said = f"Stopped with strategy '{self._engine.shutdown}'"
             stopped = self._engine.shutdown and child.phase.bad
             decision = Decision(None, child.phase, said if stopped else child.message)
         else:
             decision = decide(strategy, self._attempts, now)
         if decision.at is None:
-            self._end(decision, child, now)
+            self._finish(decision, child, now)
         elif decision.at <= now:
-            self._attempt(now)
+            self._start_attempt(now)
         else:
             self._node.message = f"Backoff for {decision.at - now:.0f} seconds"
-            self._engine.wake(decision.at, "again", self._node.name)
+            self._engine.set_timer(decision.at, "again", self._node.name)
 
-    def _end(self, decision: Decision, last: Node, now: float) -> None:
+    def _finish(self, decision: Decision, last: Node, now: float) -> None:
         if not decision.raised:
             self._node.outputs = last.outputs
-        self._engine.become(
+        self._engine.set_phase(
             self._node, decision.phase, now, decision.message, raised=decision.message if decision.raised else ""
         )
 
@@ -107,7 +107,7 @@ def decide(strategy: Mapping[str, Any], attempts: Sequence[Node], now: float) ->
     if not last.phase.bad:
         return Decision(None, last.phase, last.message)
     try:
-        at, refused = _backoff(strategy.get("backoff") or {}, attempts)
+        at, refused = _next_attempt(strategy.get("backoff") or {}, attempts)
         if refused:
             return Decision(None, last.phase, refused)
         policy = strategy.get("retryPolicy") or ("Always" if strategy.get("expression") else "OnFailure")
@@ -118,17 +118,17 @@ def decide(strategy: Mapping[str, Any], attempts: Sequence[Node], now: float) ->
         ):
             return Decision(None, last.phase, last.message)
         limit = strategy.get("limit")
-        if limit is not None and len(attempts) > whole(limit):
+        if limit is not None and len(attempts) > parse_int(limit):
             return Decision(None, last.phase, "No more retries left")
         expression = strategy.get("expression")
-        if expression and not holds(str(expression), last_of(attempts), FUNCTIONS):
+        if expression and not holds(str(expression), last_retry_scope(attempts), FUNCTIONS):
             return Decision(None, last.phase, "retryStrategy.expression evaluated to false")
     except (ExpressionError, DurationError) as error:
         return Decision(None, Phase.ERROR, str(error), raised=True)
     return Decision(max(at, last.finished))
 
 
-def last_of(attempts: Sequence[Node]) -> Scope:
+def last_retry_scope(attempts: Sequence[Node]) -> Scope:
     """`retries` and `lastRetry.*`, as an expression reads them after the last of these attempts."""
     last = attempts[-1]
     return {
@@ -140,21 +140,21 @@ def last_of(attempts: Sequence[Node]) -> Scope:
     }
 
 
-def _backoff(backoff: Mapping[str, Any], attempts: Sequence[Node]) -> tuple[float, str]:
+def _next_attempt(backoff: Mapping[str, Any], attempts: Sequence[Node]) -> tuple[float, str]:
     """(when the next attempt may begin, why there is none)."""
     last = attempts[-1]
     if not backoff:
         return last.finished, ""
     if not backoff.get("duration"):
         raise ExpressionError("no base duration specified for retryStrategy")
-    wait = seconds(backoff["duration"])
+    wait = parse_seconds(backoff["duration"])
     if backoff.get("factor") is not None:
-        wait = min(wait * power(whole(backoff["factor"]), len(attempts) - 1), LONGEST_S)
+        wait = min(wait * power(parse_int(backoff["factor"]), len(attempts) - 1), LONGEST_S)
     if cap := backoff.get("cap"):
-        wait = min(wait, seconds(cap))
+        wait = min(wait, parse_seconds(cap))
     at = last.finished + wait
     if longest := backoff.get("maxDuration"):
-        end = attempts[0].started + seconds(longest)
+        end = attempts[0].started + parse_seconds(longest)
         if last.finished > end:
             return at, "Max duration limit exceeded"
         if at > end:

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from everstep.runtime.workflow.engine.gates import Found, Lock, Memo
+from everstep.runtime.workflow.engine.gates import GateResult, Lock, Memo
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase
 from everstep.runtime.workflow.engine.scope import Scope
 from everstep.runtime.workflow.engine.template_call import Call
@@ -20,12 +20,12 @@ class Composite(Protocol):
         """Its node was just made."""
         ...
 
-    def done(self, child: Node, now: float) -> None:
+    def on_child_end(self, child: Node, now: float) -> None:
         """A node that it owns has ended, hooks and all."""
         ...
 
 
-class Hooker(Protocol):
+class HookOwner(Protocol):
     """A DAG or group, of whose tasks some have hooks."""
 
     def hook_scope(self, read: Collection[str], now: float) -> Scope:
@@ -42,7 +42,7 @@ class Gate(NamedTuple):
 
     name: str
     """Of the node to be; empty: the whole workflow."""
-    then: Callable[[Found, float], None]
+    then: Callable[[GateResult, float], None]
     locks: list[Lock] = []  # noqa: RUF012
     memo: Memo | None = None
 
@@ -58,7 +58,7 @@ class Kill(NamedTuple):
     """Without time to die cleanly."""
 
 
-class Maker(Protocol):
+class NodeFactory(Protocol):
     """Makes nodes of calls."""
 
     def start(self, call: Call, now: float) -> None:
@@ -69,12 +69,12 @@ class Maker(Protocol):
         """A node that has ended before it began. `raised`: an error that the caller has to deal with, too."""
         ...
 
-    def group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str,
+    def add_group(self, name: str, display: str, type_: NodeType, boundary: Node, owner: str,
               task: Mapping[str, Any], now: float) -> Node:  # fmt: skip
         """A node that holds others together."""
         ...
 
-    def container_node(self, pod: Node, name: str, now: float) -> None:
+    def add_container_node(self, pod: Node, name: str, now: float) -> None:
         """A node of its own for a container of a containerSet."""
         ...
 
@@ -82,7 +82,7 @@ class Maker(Protocol):
 class Hooks(Protocol):
     """Of all nodes of the run."""
 
-    def expect(self, call: Call, task: Mapping[str, Any], prefix: str, hooker: Hooker) -> None:
+    def register(self, call: Call, task: Mapping[str, Any], prefix: str, hooker: HookOwner) -> None:
         """A node with these hooks is about to be made."""
         ...
 
@@ -90,7 +90,7 @@ class Hooks(Protocol):
 class Limits(Protocol):
     """How much may run at once."""
 
-    def stopped(self, boundary: str) -> bool:
+    def has_failed_fast(self, boundary: str) -> bool:
         """A child of a template with failFast has failed: nothing more of it begins."""
         ...
 
@@ -105,7 +105,7 @@ class Root(Protocol):
         """It has ended."""
         ...
 
-    def go_on(self, now: float) -> None:
+    def resume(self, now: float) -> None:
         """It is suspended no more."""
         ...
 
@@ -127,7 +127,7 @@ class Variables(Protocol):
         """Of the workflow."""
         ...
 
-    def globals(self, now: float) -> Scope:
+    def global_scope(self, now: float) -> Scope:
         """What every template may read."""
         ...
 
@@ -147,7 +147,7 @@ class Variables(Protocol):
         """Of the pod that the call will be."""
         ...
 
-    def captures(self, node: Node) -> bool:
+    def is_result_read(self, node: Node) -> bool:
         """Does somebody read its standard output?"""
         ...
 
@@ -180,7 +180,7 @@ class Scheduler(Protocol):
     finished: float
 
     @property
-    def maker(self) -> Maker: ...
+    def maker(self) -> NodeFactory: ...
     @property
     def hooks(self) -> Hooks: ...
     @property
@@ -198,11 +198,11 @@ class Scheduler(Protocol):
         """Run the template that a task, step or hook of the call's boundary names, with its arguments."""
         ...
 
-    def declared(self, task: Mapping[str, Any], boundary: Node) -> Mapping[str, Any]:
+    def declared_outputs(self, task: Mapping[str, Any], boundary: Node) -> Mapping[str, Any]:
         """The outputs that the template of a task declares."""
         ...
 
-    def add(self, node: Node) -> None:
+    def add_node(self, node: Node) -> None:
         """A node was made."""
         ...
 
@@ -210,19 +210,19 @@ class Scheduler(Protocol):
         """Have that composite told of what the node owns; it begins when the work before it is done."""
         ...
 
-    def become(self, node: Node, phase: Phase, now: float, message: str = "", raised: str = "") -> None:
+    def set_phase(self, node: Node, phase: Phase, now: float, message: str = "", raised: str = "") -> None:
         """Change a node's phase, and have everybody told who waits for it."""
         ...
 
-    def tell(self, name: str) -> None:
+    def notify_owner(self, name: str) -> None:
         """Look again at who waits for a node."""
         ...
 
-    def wake(self, at: float, kind: str, name: str) -> None:
+    def set_timer(self, at: float, kind: str, name: str) -> None:
         """Have a timer of that kind fire for the node at that time."""
         ...
 
-    def ask(self, gate: Gate) -> None:
+    def wait_for_gate(self, gate: Gate) -> None:
         """Have the launcher look whether a call may go on."""
         ...
 
@@ -230,26 +230,26 @@ class Scheduler(Protocol):
         """Have a running pod ended; the first reason stays."""
         ...
 
-    def open(self) -> list[Node]:
+    def open_nodes(self) -> list[Node]:
         """Pods and suspended nodes that have not ended."""
         ...
 
-    def room(self) -> int:
+    def remaining_nodes(self) -> int:
         """How many nodes more the run may have."""
         ...
 
-    def open_pods(self) -> int:
+    def open_pod_count(self) -> int:
         """How many pods have not ended."""
         ...
 
-    def called(self) -> None:
+    def admit_waiting_calls(self) -> None:
         """A waiting call may be admitted now."""
         ...
 
-    def fail_fast(self, boundary: str) -> None:
+    def schedule_fail_fast(self, boundary: str) -> None:
         """A child of a template with failFast has failed, and no other runs."""
         ...
 
-    def in_exit(self, node: Node) -> bool:
+    def in_exit_handler(self, node: Node) -> bool:
         """It belongs to the workflow's exit handler."""
         ...

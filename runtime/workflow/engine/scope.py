@@ -8,34 +8,34 @@ from everstep.runtime.workflow.engine.nodes import Node, Phase, node_id
 from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.expressions.json_text import read_json
 from everstep.runtime.workflow.expressions.values import go_json, parameter_text
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.fields import list_at
 
 Scope = dict[str, Any]
 """Values by dotted name. None: an output of a skipped task that has no default."""
 
 
-def read_of(prefix: str, node: Node, workflow: str, declared: Mapping[str, Any] | None) -> Scope:
+def node_scope(prefix: str, node: Node, workflow: str, declared: Mapping[str, Any] | None) -> Scope:
     """All that others may read of a node; `declared` is the outputs of the template that it calls."""
     found: Scope = {
         f"{prefix}.id": node_id(workflow, node.name),
         f"{prefix}.status": node.phase.value,
-        f"{prefix}.startedAt": moment(node.started),
+        f"{prefix}.startedAt": argo_time(node.started),
         f"{prefix}.hostNodeName": "localhost",
     }
     if node.pid or node.daemoned:
         found[f"{prefix}.ip"] = "127.0.0.1"
     if node.finished:
-        found[f"{prefix}.finishedAt"] = moment(node.finished)
+        found[f"{prefix}.finishedAt"] = argo_time(node.finished)
     if node.phase in (Phase.SKIPPED, Phase.OMITTED):
-        for entry in listed(declared, "parameters"):
+        for entry in list_at(declared, "parameters"):
             default = (entry.get("valueFrom") or {}).get("default")
             found[f"{prefix}.outputs.parameters.{entry['name']}"] = None if default is None else parameter_text(default)
         return found
-    found |= outputs_of(prefix, node)
+    found |= output_scope(prefix, node)
     return found
 
 
-def outputs_of(prefix: str, node: Node) -> Scope:
+def output_scope(prefix: str, node: Node) -> Scope:
     """Result, exit code and parameters."""
     found: Scope = {f"{prefix}.outputs.parameters.{name}": value for name, value in node.outputs.values().items()}
     if node.outputs.result is not None:
@@ -45,7 +45,7 @@ def outputs_of(prefix: str, node: Node) -> Scope:
     return found
 
 
-def named(kind: str, read: Collection[str], known: Collection[str]) -> Collection[str]:
+def tasks_read(kind: str, read: Collection[str], known: Collection[str]) -> Collection[str]:
     """Those of the known tasks or steps that the names in `read` are of; all when one is of the whole, or of none.
 
     So that a task's scope is as large as what it reads, not as large as what is there.
@@ -54,17 +54,17 @@ def named(kind: str, read: Collection[str], known: Collection[str]) -> Collectio
     return found if kind not in read and all(one in known for one in found) else known
 
 
-def artifacts_of(prefix: str, node: Node) -> dict[str, dict[str, Any]]:
+def node_artifacts(prefix: str, node: Node) -> dict[str, dict[str, Any]]:
     """Artifacts by dotted name."""
     return {f"{prefix}.outputs.artifacts.{entry['name']}": entry for entry in node.outputs.artifacts}
 
 
-def moment(time: float) -> str:
+def argo_time(time: float) -> str:
     """As Argo writes a time: whole seconds, in UTC."""
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def aggregated(prefix: str, children: Iterable[Node]) -> Scope:
+def loop_outputs(prefix: str, children: Iterable[Node]) -> Scope:
     """Lists over the items of a loop, in their order; only what succeeded counts.
 
     Raises ExpressionError when a result is no JSON.
@@ -88,11 +88,11 @@ def aggregated(prefix: str, children: Iterable[Node]) -> Scope:
         return {}
     found: Scope = {f"{prefix}.outputs.result": go_json(results), f"{prefix}.outputs.parameters": go_json(every)}
     for name, texts in by_name.items():
-        found[f"{prefix}.outputs.parameters.{name}"] = _list(texts)
+        found[f"{prefix}.outputs.parameters.{name}"] = _json_list(texts)
     return found
 
 
-def _list(texts: list[str]) -> str:
+def _json_list(texts: list[str]) -> str:
     """A JSON list of strings, or of the maps and lists that all of them are."""
     values = []
     for text in texts:

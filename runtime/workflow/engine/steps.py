@@ -5,22 +5,22 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from everstep.runtime.workflow.engine import node_graph, outputs
-from everstep.runtime.workflow.engine.loops import expand, loops
+from everstep.runtime.workflow.engine.loops import expand_loop, is_loop
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase, node_id
 from everstep.runtime.workflow.engine.scheduler import Scheduler
-from everstep.runtime.workflow.engine.scope import Scope, aggregated, artifacts_of, named, read_of
+from everstep.runtime.workflow.engine.scope import Scope, loop_outputs, node_artifacts, node_scope, tasks_read
 from everstep.runtime.workflow.engine.template_call import (
     FAIL_FAST,
     Call,
-    arguments_of,
-    artifact_arguments,
-    inputs_of,
-    own_scope,
-    unset,
+    first_unset,
+    input_artifacts,
+    resolve_arguments,
+    resolve_artifacts,
+    template_scope,
 )
 from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.expressions.govaluate import should_run
-from everstep.runtime.workflow.expressions.tags import reads, substitute
+from everstep.runtime.workflow.expressions.tags import names_read, substitute
 
 NEVER = "failed to resolve references: {{{{{}}}}} is never set: on Argo this would wait for ever"
 
@@ -36,86 +36,90 @@ class StepsRun:
         self._artifacts: dict[str, dict[str, Any]] = {}
         self._groups: list[Node] = []
 
-    def fast(self, now: float) -> None:
+    def fail_fast(self, now: float) -> None:
         """failFast of the template: a child has failed, nothing more begins, and what ran has ended."""
         group = self._groups[-1]
         group.children = [name for name in group.children if name in self.engine.nodes]
-        self.engine.become(group, Phase.FAILED, now, FAIL_FAST)
+        self.engine.set_phase(group, Phase.FAILED, now, FAIL_FAST)
 
     def begin(self, now: float) -> None:
         """The first group, or the next."""
         node, engine = self.node, self.engine
         index = len(self._groups)
         if index == len(node.spec["steps"]):
-            self._end(now)
+            self._finish(now)
             return
-        group = engine.maker.group(f"{node.name}[{index}]", f"[{index}]", NodeType.STEP_GROUP, node, node.name, {}, now)
+        group = engine.maker.add_group(
+            f"{node.name}[{index}]", f"[{index}]", NodeType.STEP_GROUP, node, node.name, {}, now
+        )
         above = self._groups[-1] if self._groups else None
         if above is None:
             node.children.append(group.name)
         elif above.children:
-            node_graph.hang(engine, list(above.children), group.name)
+            node_graph.attach(engine, list(above.children), group.name)
         else:
             above.children.append(group.name)
         self._groups.append(group)
         engine.manage(group, GroupRun(self, group, node.spec["steps"][index] or []), now)
 
-    def done(self, child: Node, now: float) -> None:
+    def on_child_end(self, child: Node, now: float) -> None:
         """A group has ended; one that had may fail by a daemon of its own."""
         if self.node.phase.fulfilled:
             return
         self.engine.raised.pop(child.name, "")
         if child.phase.bad:
             if child.message != FAIL_FAST:
-                self._outbound()
-            self.engine.become(self.node, Phase.FAILED, now, child.message)
+                self._set_outbound()
+            self.engine.set_phase(self.node, Phase.FAILED, now, child.message)
             return
         try:
             for step in self.node.spec["steps"][len(self._groups) - 1] or []:
-                self._remember(step, child)
+                self._record_outputs(step, child)
         except ExpressionError as error:
-            self.engine.become(self.node, Phase.ERROR, now, str(error), raised=str(error))
+            self.engine.set_phase(self.node, Phase.ERROR, now, str(error), raised=str(error))
             return
         self.begin(now)
 
-    def _remember(self, step: Mapping[str, Any], group: Node) -> None:
+    def _record_outputs(self, step: Mapping[str, Any], group: Node) -> None:
         """What a step gave: to later steps, and to the whole workflow."""
         engine, prefix = self.engine, f"steps.{step['name']}"
         whole = f"{group.name}.{step['name']}"
         single = engine.nodes.get(whole)
         if single is not None:
-            self._given[step["name"]] = read_of(prefix, single, engine.name, engine.declared(step, self.node))
-            self._artifacts |= artifacts_of(prefix, single)
+            self._given[step["name"]] = node_scope(
+                prefix, single, engine.name, engine.declared_outputs(step, self.node)
+            )
+            self._artifacts |= node_artifacts(prefix, single)
             return
         turns = [engine.nodes[name] for name in group.children if name.startswith(f"{whole}(")]
-        self._given[step["name"]] = aggregated(prefix, turns)
+        self._given[step["name"]] = loop_outputs(prefix, turns)
 
     def scope(self, read: Collection[str], now: float) -> Scope:
         """What a step may read: globals, the template's inputs, and of earlier steps those that it names."""
-        scope = {**self.engine.variables.globals(now), **own_scope(self.node.spec)}
-        for name in named("steps", read, self._given):
+        scope = {**self.engine.variables.global_scope(now), **template_scope(self.node.spec)}
+        for name in tasks_read("steps", read, self._given):
             scope |= self._given[name]
         return scope
 
     def artifacts(self) -> Mapping[str, Mapping[str, Any]]:
         """Artifacts that a step may take: of earlier steps, the workflow's outputs, the template's inputs."""
-        return ChainMap(self._artifacts, self.engine.variables.artifacts, inputs_of(self.node.spec))
+        return ChainMap(self._artifacts, self.engine.variables.artifacts, input_artifacts(self.node.spec))
 
-    def _outbound(self) -> None:
+    def _set_outbound(self) -> None:
         every = self._groups[-1].children if self._groups else []
         last = [name for name in every if name in self.engine.nodes]  # Others waited for a limit when the group failed.
-        self.node.outbound = [end for name in last for end in node_graph.outbound(self.engine.nodes, name)]
+        self.node.outbound = [end for name in last for end in node_graph.outbound_names(self.engine.nodes, name)]
 
-    def _end(self, now: float) -> None:
+    def _finish(self, now: float) -> None:
         node = self.node
-        self._outbound()
+        self._set_outbound()
         try:
             if node.spec.get("outputs"):
-                node.outputs = outputs.of_template(node.spec, self.scope(("steps",), now), self._artifacts)
+                node.outputs = outputs.template_outputs(node.spec, self.scope(("steps",), now), self._artifacts)
         except ExpressionError as error:
-            self.engine.become(node, Phase.ERROR, now, str(error), raised=str(error))
+            self.engine.set_phase(node, Phase.ERROR, now, str(error), raised=str(error))
             return
-        self.engine.become(node, Phase.SUCCEEDED, now)
+        self.engine.set_phase(node, Phase.SUCCEEDED, now)
 
 
 class GroupRun:
@@ -135,48 +139,50 @@ class GroupRun:
         try:
             calls = list[tuple[str, Mapping[str, Any], bool]]()
             for step in self._group:
-                calls += self._expanded(self._resolved(step, now), self._engine.room() - len(calls), now)
+                calls += self._expand_step(
+                    self._resolve_step(step, now), self._engine.remaining_nodes() - len(calls), now
+                )
         except ExpressionError as error:
-            self._engine.become(self._node, Phase.ERROR, now, str(error))
+            self._engine.set_phase(self._node, Phase.ERROR, now, str(error))
             return
         self._open = {name for name, _, _ in calls}
         for name, step, empty in calls:
-            if not self._start(name, step, empty, now):
+            if not self._start_step(name, step, empty, now):
                 return
         if not calls:
-            self._end(now)
+            self._finish(now)
 
-    def _resolved(self, step: Mapping[str, Any], now: float) -> dict[str, Any]:
-        scope = self._steps.scope(reads(step), now)
+    def _resolve_step(self, step: Mapping[str, Any], now: float) -> dict[str, Any]:
+        scope = self._steps.scope(names_read(step), now)
         body = {key: value for key, value in step.items() if key not in ("hooks", "arguments", "when", "inline")}
         kept = {key: step[key] for key in ("hooks", "inline") if key in step}
         try:
             when = substitute(str(step.get("when") or ""), scope, strict=True)
-            body = {**substitute(body, scope, strict=not loops(step)), **kept, "when": when}
+            body = {**substitute(body, scope, strict=not is_loop(step)), **kept, "when": when}
             if when and "{{" not in when and not should_run(when):
                 return {**body, "arguments": {}}
-            body["arguments"] = arguments_of(step, scope)
-            body["arguments"]["artifacts"] = artifact_arguments(step, scope, self._steps.artifacts())
+            body["arguments"] = resolve_arguments(step, scope)
+            body["arguments"]["artifacts"] = resolve_artifacts(step, scope, self._steps.artifacts())
         except ExpressionError as error:
             raise ExpressionError(f"failed to resolve references: {error}") from None
         read = {"when": when, "arguments": body["arguments"]["parameters"]}
         read |= {kind: body.get(kind) for kind in ("withParam", "withSequence")}
-        if tag := unset(read, "steps."):
+        if tag := first_unset(read, "steps."):
             raise ExpressionError(NEVER.format(tag))
         return body
 
-    def _expanded(self, step: dict[str, Any], room: int, now: float) -> list[tuple[str, Mapping[str, Any], bool]]:
+    def _expand_step(self, step: dict[str, Any], room: int, now: float) -> list[tuple[str, Mapping[str, Any], bool]]:
         """(node's name, step, nothing to loop over) for each turn."""
         name = f"{self._node.name}.{step['name']}"
-        if not loops(step):
+        if not is_loop(step):
             return [(name, step, False)]
-        items = expand(step, self._engine.variables.globals(now), room)
+        items = expand_loop(step, self._engine.variables.global_scope(now), room)
         return [(f"{name}{item.suffix}", item.task, False) for item in items] or [(name, step, True)]
 
-    def _start(self, name: str, step: Mapping[str, Any], empty: bool, now: float) -> bool:
+    def _start_step(self, name: str, step: Mapping[str, Any], empty: bool, now: float) -> bool:
         engine = self._engine
         display = name.removeprefix(f"{self._node.name}.")
-        title, reference = engine.manifest.title(step), step.get("templateRef") or {}
+        title, reference = engine.manifest.template_name(step), step.get("templateRef") or {}
         call = Call(name, display, {}, {}, self._steps.node.name, self._node.name, title=title, reference=reference)
         self._node.children.append(name)
         self._by_name[name] = step
@@ -191,15 +197,15 @@ class GroupRun:
         except ExpressionError as error:
             engine.maker.skip(call, Phase.ERROR, str(error), now, raised=str(error))
         else:
-            engine.hooks.expect(call, step, f"steps.{step['name']}", self)
+            engine.hooks.register(call, step, f"steps.{step['name']}", self)
             engine.call_task(call, step, now)
         if raised := engine.raised.get(name):
-            self._raise(name, raised, now)
+            self._set_error(name, raised, now)
         return name not in engine.raised
 
-    def _raise(self, child: str, raised: str, now: float) -> None:
+    def _set_error(self, child: str, raised: str, now: float) -> None:
         message = f"step group deemed errored due to child {child} error: {raised}"
-        self._engine.become(self._node, Phase.ERROR, now, message)
+        self._engine.set_phase(self._node, Phase.ERROR, now, message)
 
     def hook_scope(self, read: Collection[str], now: float) -> Scope:
         """What a step's hooks may read."""
@@ -208,31 +214,31 @@ class GroupRun:
     def fail(self, message: str, now: float) -> None:
         """An error of a hook ends the group."""
         if not self._node.phase.fulfilled:
-            self._engine.become(self._node, Phase.ERROR, now, message)
+            self._engine.set_phase(self._node, Phase.ERROR, now, message)
 
-    def done(self, child: Node, now: float) -> None:
+    def on_child_end(self, child: Node, now: float) -> None:
         """A step has ended, or goes on as a daemon."""
         if self._node.phase.fulfilled:
             if child.name in self._daemons and child.phase.bad and not self._steps.node.phase.fulfilled:
-                self._engine.become(self._node, Phase.FAILED, now, self._failed(child.name))
+                self._engine.set_phase(self._node, Phase.FAILED, now, self._failure_message(child.name))
             return
         if child.daemoned:
             self._daemons.add(child.name)
         if raised := self._engine.raised.pop(child.name, ""):
-            self._raise(child.name, raised, now)
+            self._set_error(child.name, raised, now)
             return
         self._open.discard(child.name)
         if not self._open:
-            self._end(now)
+            self._finish(now)
 
-    def _end(self, now: float) -> None:
+    def _finish(self, now: float) -> None:
         for name in self._node.children:
             child = self._engine.nodes[name]
             goes_on = self._by_name[name].get("continueOn") or {}
             if child.phase.bad and not goes_on.get("error" if child.phase is Phase.ERROR else "failed"):
-                self._engine.become(self._node, Phase.FAILED, now, self._failed(name))
+                self._engine.set_phase(self._node, Phase.FAILED, now, self._failure_message(name))
                 return
-        self._engine.become(self._node, Phase.SUCCEEDED, now)
+        self._engine.set_phase(self._node, Phase.SUCCEEDED, now)
 
-    def _failed(self, name: str) -> str:
+    def _failure_message(self, name: str) -> str:
         return f"child '{node_id(self._engine.name, name)}' failed"

@@ -6,19 +6,19 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from everstep.runtime.workflow.engine.scope import Scope
-from everstep.runtime.workflow.expressions import ExpressionError, evaluate, paths
-from everstep.runtime.workflow.expressions.tags import FUNCTIONS, reads, substitute, tags
+from everstep.runtime.workflow.expressions import ExpressionError, dotted_paths, evaluate
+from everstep.runtime.workflow.expressions.tags import FUNCTIONS, names_read, substitute, tags
 from everstep.runtime.workflow.expressions.values import go_json, parameter_text
-from everstep.runtime.workflow.manifest.fields import LEAVES, kind_of, listed
-from everstep.runtime.workflow.manifest.library import Library, NotThereError
+from everstep.runtime.workflow.manifest.fields import LEAVES, kind_of, list_at
+from everstep.runtime.workflow.manifest.library import Library, MissingObjectError
 
 FAIL_FAST = "template has failed or errored children and failFast enabled"
-MARK = "artifact"
+ARTIFACT_MARK = "artifact"
 UNSHARED = ("path", "mode", "recurseMode", "optional", "globalName", "from", "fromExpression")
 """What an artifact does not take along to whom it is given."""
 ABSENT = "inputs.parameters.{}: argument references an absent optional (skipped/omitted node output with no default)"
 LOCATIONS = ("raw", "s3", "http", "git", "gcs", "azure", "oss", "hdfs", "artifactory", "plugin")
-UNLISTED = ("raw", "http", "git")
+UNLISTABLE = ("raw", "http", "git")
 """Those whose paths cannot be listed."""
 
 
@@ -55,33 +55,33 @@ class Call(NamedTuple):
     """More that its tags may read: retries, lastRetry."""
 
 
-def prepare(call: Call, globals_: Scope, library: Library) -> dict[str, Any]:
+def prepare_template(call: Call, globals_: Scope, library: Library) -> dict[str, Any]:
     """The template with its inputs filled and its tags replaced. Raises ExpressionError in Argo's words."""
     template = dict(call.template)
     inputs = template.get("inputs") or {}
-    parameters = [_parameter(entry, call.arguments, globals_, library) for entry in listed(inputs, "parameters")]
-    artifacts = [_artifact(entry, call.arguments) for entry in listed(inputs, "artifacts")]
+    parameters = [_fill_parameter(entry, call.arguments, globals_, library) for entry in list_at(inputs, "parameters")]
+    artifacts = [_fill_artifact(entry, call.arguments) for entry in list_at(inputs, "artifacts")]
     template["inputs"] = {key: value for key, value in (("parameters", parameters), ("artifacts", artifacts)) if value}
     known = {**globals_, **call.scope}
     template = substitute(template, known)
-    template = substitute(template, {**known, **own_scope(template)})
+    template = substitute(template, {**known, **template_scope(template)})
     if kind_of(template) in LEAVES and tags(template):
         # Argo does it again when it makes the pod: what an input brought in is looked at once more.
         again = substitute(template, known)
-        template = {**substitute(again, {**known, **own_scope(again)}), "inputs": template["inputs"]}
+        template = {**substitute(again, {**known, **template_scope(again)}), "inputs": template["inputs"]}
     return template
 
 
-def own_scope(template: Mapping[str, Any]) -> Scope:
+def template_scope(template: Mapping[str, Any]) -> Scope:
     """`inputs.*`, and the paths of outputs."""
-    parameters = listed(template, "inputs", "parameters")
+    parameters = list_at(template, "inputs", "parameters")
     scope: Scope = {f"inputs.parameters.{entry['name']}": parameter_text(entry.get("value")) for entry in parameters}
     scope["inputs.parameters"] = parameters_json(parameters)
     for side in ("inputs", "outputs"):
-        for entry in listed(template, side, "artifacts"):
+        for entry in list_at(template, side, "artifacts"):
             if entry.get("path"):
                 scope[f"{side}.artifacts.{entry['name']}.path"] = entry["path"]
-    for entry in listed(template, "outputs", "parameters"):
+    for entry in list_at(template, "outputs", "parameters"):
         if path := (entry.get("valueFrom") or {}).get("path"):
             scope[f"outputs.parameters.{entry['name']}.path"] = path
     return scope
@@ -93,14 +93,14 @@ def parameters_json(entries: Sequence[Mapping[str, Any]]) -> str:
     return go_json([{k: entry[k] for k in order if entry.get(k) is not None} for entry in entries], sort_keys=False)
 
 
-def _parameter(
+def _fill_parameter(
     entry: Mapping[str, Any], arguments: Mapping[str, Any], globals_: Scope, library: Library
 ) -> dict[str, Any]:
     name = str(entry["name"])
     filled = {key: parameter_text(value) if key == "default" else value for key, value in entry.items()}
     value = entry.get("value")
     value = entry.get("default") if value is None else value
-    given = next((one for one in listed(arguments, "parameters") if one.get("name") == name), None)
+    given = next((one for one in list_at(arguments, "parameters") if one.get("name") == name), None)
     source = entry.get("valueFrom")
     if given is not None:
         if given.get("value") is not None:
@@ -111,26 +111,26 @@ def _parameter(
             raise ExpressionError(ABSENT.format(name))
     reference = (source or {}).get("configMapKeyRef")
     if reference:
-        value = from_config_map(f"inputs.parameters.{name}", source or {}, globals_, library)
+        value = config_map_value(f"inputs.parameters.{name}", source or {}, globals_, library)
     if value is None:
         raise ExpressionError(f"inputs.parameters.{name} was not supplied")
     return {**filled, "value": parameter_text(value)}
 
 
-def from_config_map(what: str, source: Mapping[str, Any], globals_: Scope, library: Library) -> Any:
+def config_map_value(what: str, source: Mapping[str, Any], globals_: Scope, library: Library) -> Any:
     """The value at a configMapKeyRef, or the source's default. Raises ExpressionError."""
     reference = substitute(source["configMapKeyRef"], globals_)
     try:
         return library.parameter(str(reference.get("name")), str(reference.get("key")))
-    except NotThereError as error:
+    except MissingObjectError as error:
         if source.get("default") is not None:
             return source["default"]
         raise ConfigMapError(f"unable to retrieve {what} from ConfigMap: {error}") from None
 
 
-def _artifact(entry: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_artifact(entry: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     name = str(entry["name"])
-    given = next((one for one in listed(arguments, "artifacts") if one.get("name") == name), None)
+    given = next((one for one in list_at(arguments, "artifacts") if one.get("name") == name), None)
     if given is not None:
         kept = {key: entry[key] for key in ("path", "mode", "recurseMode", "optional") if key in entry}
         if not given.get("from producer") and "archive" in entry:
@@ -141,43 +141,43 @@ def _artifact(entry: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[st
     raise ExpressionError(f"inputs.artifacts.{name} was not supplied")
 
 
-def inputs_of(template: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def input_artifacts(template: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """A template's own input artifacts, by dotted name."""
-    return {f"inputs.artifacts.{entry['name']}": entry for entry in listed(template, "inputs", "artifacts")}
+    return {f"inputs.artifacts.{entry['name']}": entry for entry in list_at(template, "inputs", "artifacts")}
 
 
-def arguments_of(task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
+def resolve_arguments(task: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
     """A task's arguments with its scope's values; what reads nothing but an absent output has no value.
 
     Raises ExpressionError: an expression fails, or an absent output stands in a longer text.
     """
     given = task.get("arguments") or {}
     parameters = []
-    for entry in listed(given, "parameters"):
+    for entry in list_at(given, "parameters"):
         filled = dict(entry)
-        if _only_absent(entry.get("value"), scope):
+        if _is_only_absent(entry.get("value"), scope):
             filled["value"] = None
         else:
             filled = substitute(filled, scope, strict=True)
         parameters.append(filled)
-    return {"parameters": parameters, "artifacts": listed(given, "artifacts")}
+    return {"parameters": parameters, "artifacts": list_at(given, "artifacts")}
 
 
-def artifact_arguments(task: Mapping[str, Any], scope: Scope, known: Artifacts) -> list[dict[str, Any]]:
+def resolve_artifacts(task: Mapping[str, Any], scope: Scope, known: Artifacts) -> list[dict[str, Any]]:
     """A task's artifact arguments: what `from` and `fromExpression` name, or a location of their own.
 
     Raises ExpressionError when one is not there and not optional.
     """
     found = []
-    for entry in listed(task.get("arguments"), "artifacts"):
+    for entry in list_at(task.get("arguments"), "artifacts"):
         if not entry.get("from") and not entry.get("fromExpression"):
             found.append(substitute(entry, scope, strict=True))
             continue
-        source = artifact_named(entry, scope, known)
+        source = find_artifact(entry, scope, known)
         if source is None:
             if entry.get("optional"):
                 continue
-            raise ExpressionError(f'Unable to resolve: "{_reference(entry, scope)}"')
+            raise ExpressionError(f'Unable to resolve: "{_artifact_reference(entry, scope)}"')
         path = substitute(str(entry.get("subPath") or ""), scope, strict=True)
         if path and source.get("s3"):
             source["s3"] = {**source["s3"], "key": f"{source['s3']['key'].rstrip('/')}/{path}"}
@@ -185,35 +185,35 @@ def artifact_arguments(task: Mapping[str, Any], scope: Scope, known: Artifacts) 
     return found
 
 
-def artifact_reads(task: Mapping[str, Any]) -> set[str]:
+def artifact_names_read(task: Mapping[str, Any]) -> set[str]:
     """The dotted names that a task's artifact arguments read."""
-    entries = listed(task.get("arguments"), "artifacts")
-    found = reads(entries)
+    entries = list_at(task.get("arguments"), "artifacts")
+    found = names_read(entries)
     for entry in entries:
-        found.add(_reference(entry, {}))
+        found.add(_artifact_reference(entry, {}))
         if entry.get("fromExpression"):
             with suppress(ExpressionError):
-                found |= paths(str(entry["fromExpression"]))
+                found |= dotted_paths(str(entry["fromExpression"]))
     return found
 
 
-def artifact_named(entry: Mapping[str, Any], scope: Scope, known: Artifacts) -> dict[str, Any] | None:
+def find_artifact(entry: Mapping[str, Any], scope: Scope, known: Artifacts) -> dict[str, Any] | None:
     """The artifact that `from` or `fromExpression` names; None when it is not there. Raises ExpressionError."""
     if entry.get("fromExpression"):
-        environment = {**scope, **{name: {MARK: name} for name in known}}
+        environment = {**scope, **{name: {ARTIFACT_MARK: name} for name in known}}
         chosen = evaluate(str(entry["fromExpression"]), environment, FUNCTIONS)
-        name = chosen.get(MARK, "") if isinstance(chosen, dict) else ""
+        name = chosen.get(ARTIFACT_MARK, "") if isinstance(chosen, dict) else ""
     else:
-        name = _reference(entry, scope)
+        name = _artifact_reference(entry, scope)
     found = known.get(name)
     return {key: value for key, value in found.items() if key not in UNSHARED} if found is not None else None
 
 
-def _reference(entry: Mapping[str, Any], scope: Scope) -> str:
+def _artifact_reference(entry: Mapping[str, Any], scope: Scope) -> str:
     return str(substitute(str(entry.get("from") or ""), scope)).strip().removeprefix("{{").removesuffix("}}").strip()
 
 
-def _only_absent(value: Any, scope: Scope) -> bool:
+def _is_only_absent(value: Any, scope: Scope) -> bool:
     if not isinstance(value, str) or not value.startswith("{{") or value.startswith("{{="):
         return False
     found = tags(value)
@@ -221,7 +221,7 @@ def _only_absent(value: Any, scope: Scope) -> bool:
     return len(found) == 1 and value == f"{{{{{found[0]}}}}}" and name in scope and scope[name] is None
 
 
-def unset(value: Any, prefix: str) -> str:
+def first_unset(value: Any, prefix: str) -> str:
     """The first name of that kind which a tag still waits for; empty when there is none. Artifacts are no values."""
-    names = sorted(reads(value))
+    names = sorted(names_read(value))
     return next((name for name in names if name.startswith(prefix) and ".outputs.artifacts." not in name), "")

@@ -8,12 +8,12 @@ from typing import Any
 
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, pod_name
 from everstep.runtime.workflow.engine.scheduler import Scheduler
-from everstep.runtime.workflow.engine.scope import Scope, moment
-from everstep.runtime.workflow.engine.template_call import Call, from_config_map, parameters_json
+from everstep.runtime.workflow.engine.scope import Scope, argo_time
+from everstep.runtime.workflow.engine.template_call import Call, config_map_value, parameters_json
 from everstep.runtime.workflow.expressions import ExpressionError, evaluate
 from everstep.runtime.workflow.expressions.tags import FUNCTIONS
 from everstep.runtime.workflow.expressions.values import go_json, parameter_text
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.fields import list_at
 
 STRFTIME = "ABHIMSYZabdmpyz"
 """Parts of the creation time, as strftime names them, that have a variable each ("Workflow Variables")."""
@@ -35,11 +35,11 @@ class Variables:
         self._exported: Scope = {}
         self.labels: dict[str, str] = {}
         """Those that expressions of workflowMetadata give."""
-        self._fixed = self._fix()
+        self._fixed = self._fixed_scope()
         self._read: dict[str, set[str]] = {}
         """Of each DAG or Steps node: the tasks whose result something in it reads."""
 
-    def _fix(self) -> Scope:
+    def _fixed_scope(self) -> Scope:
         engine = self._engine
         manifest, metadata = engine.manifest, engine.manifest.raw.get("metadata") or {}
         spec = manifest.spec
@@ -48,8 +48,8 @@ class Variables:
             "workflow.namespace": str(metadata.get("namespace") or "default"),
             "workflow.mainEntrypoint": str(spec.get("entrypoint") or ""),
             "workflow.serviceAccountName": str(spec.get("serviceAccountName") or "default"),
-            "workflow.status": "", "workflow.creationTimestamp": moment(engine.created),
-            "workflow.creationTimestamp.RFC3339": moment(engine.created),
+            "workflow.status": "", "workflow.creationTimestamp": argo_time(engine.created),
+            "workflow.creationTimestamp.RFC3339": argo_time(engine.created),
             "workflow.creationTimestamp.s": str(int(engine.created)), "workflow.creationTimestamp.L": ".000",
         }  # fmt: skip
         created = datetime.fromtimestamp(int(engine.created), UTC)
@@ -61,10 +61,10 @@ class Variables:
             values = {**(metadata.get(kind) or {}), **(more.get(kind) or {})}
             found[f"workflow.{kind}"] = found[f"workflow.{kind}.json"] = go_json(values)
             found |= {f"workflow.{kind}.{name}": str(value) for name, value in values.items()}
-        found |= self._parameters(listed(spec, "arguments", "parameters"), found)
-        return found | self._labels(more.get("labelsFrom") or {}, found)
+        found |= self._parameter_scope(list_at(spec, "arguments", "parameters"), found)
+        return found | self._evaluate_labels(more.get("labelsFrom") or {}, found)
 
-    def _labels(self, wanted: Mapping[str, Any], known: Scope) -> Scope:
+    def _evaluate_labels(self, wanted: Mapping[str, Any], known: Scope) -> Scope:
         """Labels of the workflow that expressions give."""
         found: Scope = {}
         for name, source in wanted.items():
@@ -80,13 +80,13 @@ class Variables:
                 self.labels[name] = found[f"workflow.labels.{name}"] = value
         return found
 
-    def _parameters(self, entries: list[Mapping[str, Any]], known: Scope) -> Scope:
+    def _parameter_scope(self, entries: list[Mapping[str, Any]], known: Scope) -> Scope:
         filled, found = [], Scope()
         for entry in entries:
             value, source = entry.get("value"), entry.get("valueFrom") or {}
             if value is None and source.get("configMapKeyRef"):
                 try:
-                    value = from_config_map("", source, known, self._engine.manifest.library)
+                    value = config_map_value("", source, known, self._engine.manifest.library)
                 except ExpressionError as error:
                     reference, why = source["configMapKeyRef"], str(error).partition("from ConfigMap: ")[2]
                     self.wrong = (
@@ -103,7 +103,7 @@ class Variables:
         """The workflow's."""
         return str(self._fixed["workflow.namespace"])
 
-    def globals(self, now: float) -> Scope:
+    def global_scope(self, now: float) -> Scope:
         """What every template may read at `now`."""
         return {**self._fixed, **self._exported, **self._engine.root.status_scope(now)}
 
@@ -112,9 +112,9 @@ class Variables:
         given = self._engine.manifest.spec.get("arguments") or {}
         parameters = [
             {"name": entry["name"], "value": self._fixed.get(f"workflow.parameters.{entry['name']}", "")}
-            for entry in listed(given, "parameters")
+            for entry in list_at(given, "parameters")
         ]
-        return {"parameters": parameters, "artifacts": listed(given, "artifacts")}
+        return {"parameters": parameters, "artifacts": list_at(given, "artifacts")}
 
     def pod_name(self, call: Call) -> str:
         """Of the pod that a call would make."""
@@ -143,14 +143,14 @@ class Variables:
                 "podName": pod_name(engine.name, node.name, node.pod_template)
                 if node.type is NodeType.POD
                 else node.name,
-                "finishedAt": moment(node.finished),
+                "finishedAt": argo_time(node.finished),
             }
             for node in engine.nodes.values()
-            if node.phase.bad and not engine.in_exit(node)
+            if node.phase.bad and not engine.in_exit_handler(node)
         ]
         return json.dumps(go_json(failed or None, sort_keys=False), ensure_ascii=False)
 
-    def captures(self, node: Node) -> bool:
+    def is_result_read(self, node: Node) -> bool:
         """Does somebody read its standard output? Told, as by Argo, from the text of the template around it."""
         boundary = self._engine.nodes.get(node.boundary)
         if boundary is None:

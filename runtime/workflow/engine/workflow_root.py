@@ -11,7 +11,7 @@ from everstep.runtime.workflow.engine.template_call import Call
 from everstep.runtime.workflow.expressions import ExpressionError, holds
 from everstep.runtime.workflow.expressions.tags import FUNCTIONS, substitute
 from everstep.runtime.workflow.manifest.fields import kind_of
-from everstep.runtime.workflow.manifest.library import NotThereError
+from everstep.runtime.workflow.manifest.library import MissingObjectError
 
 EXIT_SUFFIX = ".onExit"
 
@@ -39,35 +39,35 @@ class Root:
             return
         try:
             engine.manifest.library.artifact_repository(spec)
-        except NotThereError as error:
+        except MissingObjectError as error:
             self.finish(Phase.ERROR, str(error), now)
             return
         if engine.variables.wrong:
             self.finish(Phase.FAILED, engine.variables.wrong, now)
             return
         if spec.get("activeDeadlineSeconds") is not None:
-            engine.wake(engine.began + float(spec["activeDeadlineSeconds"]), "workflow", "")
+            engine.set_timer(engine.began + float(spec["activeDeadlineSeconds"]), "workflow", "")
         try:
-            wanted = gates.locks(spec, engine.variables.namespace, engine.manifest.library)
+            wanted = gates.declared_locks(spec, engine.variables.namespace, engine.manifest.library)
         except ExpressionError as error:
             self.finish(Phase.FAILED, f"Failed to acquire the synchronization lock. {error}", now)
             return
         if wanted:
-            engine.ask(Gate("", locks=wanted, then=lambda _, at: self._enter(at)))
+            engine.wait_for_gate(Gate("", locks=wanted, then=lambda _, at: self._start_unless_suspended(at)))
         else:
-            self._enter(now)
+            self._start_unless_suspended(now)
 
-    def _enter(self, now: float) -> None:
+    def _start_unless_suspended(self, now: float) -> None:
         if not self.suspended:
-            self.go_on(now)
+            self.resume(now)
 
-    def go_on(self, now: float) -> None:
+    def resume(self, now: float) -> None:
         """The entrypoint, now or when it is resumed."""
         self.suspended = False
         engine = self._engine
         call = Call(engine.name, engine.name, {}, engine.variables.arguments())
         engine.call_task(call, {"template": engine.manifest.entrypoint, "arguments": call.arguments}, now)
-        self._look("Running", now)
+        self._start_due_hooks("Running", now)
 
     def status_scope(self, now: float) -> Scope:
         """`workflow.status`, `.failures` and `.duration`, once the entrypoint has ended."""
@@ -75,20 +75,20 @@ class Root:
             return {}
         return {**self._status, "workflow.duration": f"{now - self._engine.created:f}"}
 
-    def done(self, node: Node, now: float) -> None:
+    def on_node_end(self, node: Node, now: float) -> None:
         """The entrypoint, a hook or the exit handler has ended."""
         engine = self._engine
         if engine.finished:
             return
         if node.name == engine.name and not self._ended:
             self._ended = now
-            self._main_ended(node, now)
+            self._on_entrypoint_end(node, now)
         elif node.name == engine.name + EXIT_SUFFIX:
-            self._exit_ended(node, now)
+            self._finish_after_exit(node, now)
         elif self._ended:
-            self._exit(now)
+            self._start_exit_handler(now)
 
-    def _main_ended(self, node: Node, now: float) -> None:
+    def _on_entrypoint_end(self, node: Node, now: float) -> None:
         engine = self._engine
         raised = engine.raised.pop(node.name, "")
         self.phase = {Phase.SKIPPED: Phase.SUCCEEDED, Phase.OMITTED: Phase.SUCCEEDED}.get(node.phase, node.phase)
@@ -99,15 +99,15 @@ class Root:
             self.finish(Phase.ERROR, f"error in entry template execution: {raised}", now)
             return
         self._status = {"workflow.status": self.phase.value, "workflow.failures": engine.variables.failures()}
-        self._look(self.phase.value, now)
-        self._exit(now)
+        self._start_due_hooks(self.phase.value, now)
+        self._start_exit_handler(now)
 
-    def _look(self, status: str, now: float) -> None:
+    def _start_due_hooks(self, status: str, now: float) -> None:
         """Start the hooks whose expression holds now."""
         engine = self._engine
         if engine.finished:
             return
-        scope = {**engine.variables.globals(now), "workflow.status": status}
+        scope = {**engine.variables.global_scope(now), "workflow.status": status}
         for name, hook in (engine.manifest.spec.get("hooks") or {}).items():
             if name == "exit" or name in self._hooks:
                 continue
@@ -116,14 +116,14 @@ class Root:
                     continue
             except ExpressionError as error:
                 main = engine.nodes[engine.name]
-                engine.become(main, Phase.ERROR, now, str(error))
+                engine.set_phase(main, Phase.ERROR, now, str(error))
                 return
             self._hooks[name] = node = f"{engine.name}.hooks.{name}"
-            self._call(node, hook, scope, now)
+            self._call_hook(node, hook, scope, now)
             engine.nodes[engine.name].children.append(node)
 
-    def _call(self, name: str, hook: Mapping[str, Any], scope: Scope, now: float, exits: bool = False) -> None:
-        title, reference = self._engine.manifest.title(hook), hook.get("templateRef") or {}
+    def _call_hook(self, name: str, hook: Mapping[str, Any], scope: Scope, now: float, exits: bool = False) -> None:
+        title, reference = self._engine.manifest.template_name(hook), hook.get("templateRef") or {}
         call = Call(name, name, {}, {}, hooked=True, exits=exits, title=title, reference=reference)
         try:
             arguments = substitute(hook.get("arguments") or {}, scope)
@@ -132,7 +132,7 @@ class Root:
             return
         self._engine.call_task(call, {**hook, "arguments": arguments}, now)
 
-    def _exit(self, now: float) -> None:
+    def _start_exit_handler(self, now: float) -> None:
         """The exit handler, once the hooks beside the entrypoint have ended."""
         engine = self._engine
         spec, name = engine.manifest.spec, engine.name + EXIT_SUFFIX
@@ -147,9 +147,9 @@ class Root:
             return
         if not (hook.get("arguments") or {}):
             hook = {**hook, "arguments": engine.variables.arguments()}
-        self._call(name, hook, engine.variables.globals(now), now, exits=True)
+        self._call_hook(name, hook, engine.variables.global_scope(now), now, exits=True)
 
-    def _exit_ended(self, node: Node, now: float) -> None:
+    def _finish_after_exit(self, node: Node, now: float) -> None:
         raised = self._engine.raised.pop(node.name, "")
         if raised and self.phase is Phase.SUCCEEDED:
             self.finish(Phase.ERROR, f"error in exit template execution : {raised}", now)

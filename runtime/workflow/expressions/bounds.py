@@ -22,21 +22,21 @@ EVALUATION, TOKEN, CALL = 10, 4, 4
 """Steps of every evaluation, of a token that is read, and of calling a function."""
 SUBSTITUTED, NODE_TEXT = 64 << 20, 4 << 10
 """Characters of all texts that are made by tags after one event, and what an item or node adds to that."""
-MADE = 1_000_000
+MAX_VALUES = 1_000_000
 """Values that one call or operator may make, as expr-lang's memory budget has it."""
-TEXT = 8 << 20
+MAX_TEXT = 8 << 20
 """Characters of a text that is made or read."""
-NODES = 10_000
+MAX_NODES = 10_000
 """Of an expression; expr-lang's own bound."""
-TOKENS = 4 * NODES
-NESTING = 1_000
+MAX_TOKENS = 4 * MAX_NODES
+MAX_NESTING = 1_000
 """How deep expressions and the values in them may nest. Go reads JSON 10,000 deep."""
 TOO_MUCH = "memory budget exceeded"
 TOO_DEEP = "recursion depth exceeded"
 TOO_LONG = "compilation failed: expression exceeds maximum allowed nodes"
 CHARACTERS_A_STEP = 64
 """Texts are gone through by C."""
-RECURSION = 30_000
+RECURSION_LIMIT = 30_000
 """Frames of Python for that nesting: a level takes some, and most of them no stack of C."""
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -54,13 +54,13 @@ class Meter:
         self.left += NODE * nodes
         self._text += NODE_TEXT * nodes
 
-    def read(self, source: str, steps: int) -> None:
+    def spend_reading(self, source: str, steps: int) -> None:
         """Spend the steps of reading a text, the first time. Raises ExpressionError when it is too much."""
         if source not in self._read:
             self._read.add(source)
             self.spend(steps)
 
-    def write(self, characters: int) -> None:
+    def spend_text(self, characters: int) -> None:
         """Make so much text by tags. Raises ExpressionError when it is too much."""
         self._text -= characters
         if self._text < 0:
@@ -80,7 +80,7 @@ class Meter:
             layer, depth = [value], 0
             while layer:
                 layer, depth = self._layer(layer), depth + 1
-                if depth > NESTING:
+                if depth > MAX_NESTING:
                     raise ExpressionError(TOO_DEEP)
 
     def _layer(self, values: list[Any]) -> list[Any]:
@@ -98,7 +98,7 @@ class Meter:
 
 
 @contextmanager
-def of_one_evaluation(event: Meter) -> Iterator[Meter]:
+def evaluation_meter(event: Meter) -> Iterator[Meter]:
     """A meter of its own, whose work the event's pays."""
     own = Meter(min(WORK, event.left))
     before = own.left
@@ -112,7 +112,7 @@ _meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
 
 
 @contextmanager
-def metered() -> Iterator[Meter]:
+def use_meter() -> Iterator[Meter]:
     """A meter; all inside of it goes by the outermost one. Raises ExpressionError for what is nested too deep."""
     outer = _meter.get()
     if outer is not None:
@@ -123,7 +123,7 @@ def metered() -> Iterator[Meter]:
         return
     meter, recursion = Meter(EVENT), sys.getrecursionlimit()
     token = _meter.set(meter)
-    sys.setrecursionlimit(max(recursion, RECURSION))
+    sys.setrecursionlimit(max(recursion, RECURSION_LIMIT))
     try:
         yield meter
     except RecursionError:
@@ -133,26 +133,26 @@ def metered() -> Iterator[Meter]:
         _meter.reset(token)
 
 
-def made(count: int) -> int:
+def check_count(count: int) -> int:
     """That many values are about to be made. Raises ExpressionError when they are too many."""
-    if count > MADE:
+    if count > MAX_VALUES:
         raise ExpressionError(TOO_MUCH)
     return count
 
 
-def written(characters: int) -> int:
+def check_length(characters: int) -> int:
     """A text of that length is about to be made. Raises ExpressionError when it is too long."""
-    if characters > TEXT:
+    if characters > MAX_TEXT:
         raise ExpressionError(TOO_MUCH)
     return characters
 
 
-def wrapped(value: int) -> int:
+def wrap_int64(value: int) -> int:
     """An integer as 64 bits hold it, as Go's arithmetic does it."""
     return value if INT_MIN <= value <= INT_MAX else (value - INT_MIN) % (1 << 64) + INT_MIN
 
 
-def int64(value: int) -> int:
+def check_int64(value: int) -> int:
     """An integer that 64 bits hold. Raises ValueError for another."""
     if INT_MIN <= value <= INT_MAX:
         return value
@@ -162,12 +162,12 @@ def int64(value: int) -> int:
 def check_nesting(tree: Any) -> None:
     """Raise ExpressionSyntaxError for a tree of lark that has too many nodes, or is too deep to be gone through."""
     count, layer = 0, [tree]
-    for _ in range(NESTING):
+    for _ in range(MAX_NESTING):
         count += len(layer)
         layer = [child for node in layer for child in getattr(node, "children", ())]
-        if count > TOKENS or not layer:
+        if count > MAX_TOKENS or not layer:
             break
-    if count > TOKENS:
+    if count > MAX_TOKENS:
         raise ExpressionSyntaxError(TOO_LONG)
     if layer:
-        raise ExpressionSyntaxError(f"compilation failed: the expression is nested deeper than {NESTING} levels")
+        raise ExpressionSyntaxError(f"compilation failed: the expression is nested deeper than {MAX_NESTING} levels")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from everstep.runtime.workflow.expressions.bounds import int64, made, wrapped, written
+from everstep.runtime.workflow.expressions.bounds import check_count, check_int64, check_length, wrap_int64
 from everstep.runtime.workflow.expressions.errors import ExpressionError
 from everstep.runtime.workflow.expressions.json_text import read_json
 from everstep.runtime.workflow.expressions.jsonpath import jsonpath
@@ -20,7 +20,7 @@ from everstep.runtime.workflow.expressions.values import go_json, go_pretty_json
 def as_int(value: Any) -> int:
     """Argo's asInt: of a text or a number. Raises ExpressionError."""
     try:
-        return int64(int(value) if not isinstance(value, str) else int(value, 10))
+        return check_int64(int(value) if not isinstance(value, str) else int(value, 10))
     except (ValueError, TypeError, OverflowError):
         raise ExpressionError(f"invalid operation: int({go_text(value)})") from None
 
@@ -82,10 +82,10 @@ def _split_after(text: str, separator: str) -> list[str]:
 def _join(parts: list[Any], glue: str = "") -> str:
     if not all(isinstance(part, str) for part in parts):
         raise ExpressionError("invalid argument for join (texts are needed)")
-    return joined(parts, glue)
+    return join_texts(parts, glue)
 
 
-def unique(values: list[Any]) -> list[Any]:
+def unique_values(values: list[Any]) -> list[Any]:
     """Each once, where it is first."""
     found: dict[Any, Any] = {}
     for value in values:
@@ -111,19 +111,19 @@ def _get(of: Any, key: Any) -> Any:
 def _repeat(text: str, count: int) -> str:
     if count < 0:
         raise ExpressionError(f"invalid argument for repeat (expected positive integer, got {count})")
-    written(len(text) * made(count))
+    check_length(len(text) * check_count(count))
     return text * count
 
 
-def replaced(text: str, old: str, new: str, most: int = -1) -> str:
+def replace_text(text: str, old: str, new: str, most: int = -1) -> str:
     """The text with `new` for each `old`, the first `most` of them (-1: all)."""
-    written(len(text) + text.count(old) * max(0, len(new) - len(old)))
+    check_length(len(text) + text.count(old) * max(0, len(new) - len(old)))
     return text.replace(old, new, max(-1, most))
 
 
-def joined(parts: list[str], glue: str) -> str:
+def join_texts(parts: list[str], glue: str) -> str:
     """The texts with the glue between them."""
-    written(sum(map(len, parts)) + len(glue) * len(parts))
+    check_length(sum(map(len, parts)) + len(glue) * len(parts))
     return glue.join(parts)
 
 
@@ -136,13 +136,13 @@ def unique_key(value: Any) -> Any:
     return ("bool", value) if isinstance(value, bool) else value
 
 
-def _shifted(a: int, b: int) -> int:
+def _shift_left(a: int, b: int) -> int:
     if b < 0:
         raise ExpressionError(f"invalid operation: negative shift count {b}")
-    return wrapped(a << b) if b < 64 else 0
+    return wrap_int64(a << b) if b < 64 else 0
 
 
-def _shifted_back(a: int, b: int) -> int:
+def _shift_right(a: int, b: int) -> int:
     if b < 0:
         raise ExpressionError(f"invalid operation: negative shift count {b}")
     return a >> min(b, 64)
@@ -170,7 +170,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "lower": lambda text: text.lower(),
     "split": _split,
     "splitAfter": _split_after,
-    "replace": replaced,
+    "replace": replace_text,
     "repeat": _repeat,
     "join": _join,
     "indexOf": lambda text, part: text.find(part),
@@ -186,7 +186,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "round": _round,
     "concat": lambda *lists: list(itertools.chain.from_iterable(lists)),
     "flatten": _flatten,
-    "uniq": unique,
+    "uniq": unique_values,
     "reverse": lambda values: values[::-1],
     "take": lambda values, count: values[: max(0, count)],
     "first": lambda values: values[0] if values else None,
@@ -206,20 +206,20 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "bitxor": lambda a, b: a ^ b,
     "bitnand": lambda a, b: a & ~b,
     "bitnot": lambda a: ~a,
-    "bitshl": _shifted,
-    "bitshr": _shifted_back,
-    "bitushr": lambda a, b: wrapped(_shifted_back(a % (1 << 64), b)),
+    "bitshl": _shift_left,
+    "bitshr": _shift_right,
+    "bitushr": lambda a, b: wrap_int64(_shift_right(a % (1 << 64), b)),
 }
 
 
-AT_ONCE = frozenset({"len", "type", "first", "last", "get", "sprig.hasKey", "sprig.get"})
+CONSTANT_TIME = frozenset({"len", "type", "first", "last", "get", "sprig.hasKey", "sprig.get"})
 """Functions that do not go through what they are given."""
 
 
 Predicate = Callable[..., Any]
 
 
-def _matching(over: list[Any], predicate: Predicate | None) -> list[int]:
+def _matching_indexes(over: list[Any], predicate: Predicate | None) -> list[int]:
     """Indexes of the items for which the predicate holds; raises ExpressionError where it is no boolean."""
     found = []
     for index, item in enumerate(over):
@@ -231,7 +231,7 @@ def _matching(over: list[Any], predicate: Predicate | None) -> list[int]:
     return found
 
 
-def _mapped(over: list[Any], predicate: Predicate | None) -> list[Any]:
+def _map(over: list[Any], predicate: Predicate | None) -> list[Any]:
     return [predicate(item, index) if predicate else item for index, item in enumerate(over)]
 
 
@@ -242,15 +242,15 @@ def _reduce(over: list[Any], predicate: Predicate | None, *start: Any) -> Any:
     return accumulated
 
 
-def _grouped(over: list[Any], predicate: Predicate | None) -> dict[Any, list[Any]]:
+def _group_by(over: list[Any], predicate: Predicate | None) -> dict[Any, list[Any]]:
     found: dict[Any, list[Any]] = {}
-    for key, item in zip(_mapped(over, predicate), over, strict=True):
+    for key, item in zip(_map(over, predicate), over, strict=True):
         found.setdefault(key, []).append(item)
     return found
 
 
-def _sorted(over: list[Any], predicate: Predicate | None, order: str = "asc") -> list[Any]:
-    keys = _mapped(over, predicate)
+def _sort_by(over: list[Any], predicate: Predicate | None, order: str = "asc") -> list[Any]:
+    keys = _map(over, predicate)
     return [over[index] for index in sorted(range(len(over)), key=keys.__getitem__, reverse=order == "desc")]
 
 
@@ -260,23 +260,23 @@ def _nth(indexes: list[int], over: list[Any], which: int, missing: Any) -> Any:
 
 def _sum(values: list[Any]) -> Any:
     total = sum(values)
-    return wrapped(total) if isinstance(total, int) else total
+    return wrap_int64(total) if isinstance(total, int) else total
 
 
 PREDICATES: dict[str, Callable[..., Any]] = {
-    "all": lambda over, p: len(_matching(over, p)) == len(over),
-    "any": lambda over, p: bool(_matching(over, p)),
-    "none": lambda over, p: not _matching(over, p),
-    "one": lambda over, p: len(_matching(over, p)) == 1,
-    "filter": lambda over, p: [over[index] for index in _matching(over, p)],
-    "map": _mapped,
-    "count": lambda over, p: len(_matching(over, p)),
-    "sum": lambda over, p: _sum(_mapped(over, p)),
-    "find": lambda over, p: _nth(_matching(over, p), over, 0, None),
-    "findIndex": lambda over, p: _nth(_matching(over, p), list(range(len(over))), 0, None),
-    "findLast": lambda over, p: _nth(_matching(over, p), over, -1, None),
-    "findLastIndex": lambda over, p: _nth(_matching(over, p), list(range(len(over))), -1, None),
-    "groupBy": _grouped,
-    "sortBy": _sorted,
+    "all": lambda over, p: len(_matching_indexes(over, p)) == len(over),
+    "any": lambda over, p: bool(_matching_indexes(over, p)),
+    "none": lambda over, p: not _matching_indexes(over, p),
+    "one": lambda over, p: len(_matching_indexes(over, p)) == 1,
+    "filter": lambda over, p: [over[index] for index in _matching_indexes(over, p)],
+    "map": _map,
+    "count": lambda over, p: len(_matching_indexes(over, p)),
+    "sum": lambda over, p: _sum(_map(over, p)),
+    "find": lambda over, p: _nth(_matching_indexes(over, p), over, 0, None),
+    "findIndex": lambda over, p: _nth(_matching_indexes(over, p), list(range(len(over))), 0, None),
+    "findLast": lambda over, p: _nth(_matching_indexes(over, p), over, -1, None),
+    "findLastIndex": lambda over, p: _nth(_matching_indexes(over, p), list(range(len(over))), -1, None),
+    "groupBy": _group_by,
+    "sortBy": _sort_by,
     "reduce": _reduce,
 }

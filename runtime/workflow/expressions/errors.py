@@ -13,7 +13,7 @@ class UnknownNameError(ExpressionError):
     """It reads a name or calls a function that nothing is bound to."""
 
 
-def pointed(message: str, source: str, position: int) -> str:
+def point_at(message: str, source: str, position: int) -> str:
     """`message (line:column)`, the line below it and a caret under the place; position counts characters from 0."""
     before = source[:position]
     line = before.count("\n")

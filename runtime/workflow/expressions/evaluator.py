@@ -14,23 +14,23 @@ from everstep.runtime.workflow.expressions.bounds import (
     CHARACTERS_A_STEP,
     EVALUATION,
     Meter,
-    int64,
-    metered,
-    of_one_evaluation,
+    check_int64,
+    evaluation_meter,
+    use_meter,
 )
-from everstep.runtime.workflow.expressions.builtins import AT_ONCE, BUILTINS, PREDICATES
+from everstep.runtime.workflow.expressions.builtins import BUILTINS, CONSTANT_TIME, PREDICATES
 from everstep.runtime.workflow.expressions.errors import (
     ExpressionError,
     ExpressionSyntaxError,
     UnknownNameError,
-    pointed,
+    point_at,
 )
-from everstep.runtime.workflow.expressions.expr_grammar import REMEMBERED, parse, unquoted
+from everstep.runtime.workflow.expressions.expr_grammar import MAX_CACHED, parse, unquote
 from everstep.runtime.workflow.expressions.operations import OPERATIONS, NoSuchOperationError, is_number
 from everstep.runtime.workflow.expressions.values import go_text, go_type
 
 
-class Pointed(NamedTuple):
+class PredicateItem(NamedTuple):
     """What `#`, `#index` and `#acc` are inside of a predicate."""
 
     value: Any
@@ -38,7 +38,7 @@ class Pointed(NamedTuple):
     accumulated: Any = None
 
 
-class Expanded(dict[str, Any]):
+class ExpandedScope(dict[str, Any]):
     """Values whose dotted names are maps already."""
 
 
@@ -48,14 +48,14 @@ def evaluate(text: str, environment: Mapping[str, Any], functions: Mapping[str, 
     `functions` are callables by name, or maps of them (sprig.). Raises ExpressionSyntaxError, UnknownNameError where
     a name or function is not bound, ExpressionError where the values do not fit, or the bounds are passed.
     """
-    with metered() as event, of_one_evaluation(event) as meter:
+    with use_meter() as event, evaluation_meter(event) as meter:
         meter.spend(EVALUATION)
-        tree, names = _read(text)
-        expanded = environment if isinstance(environment, Expanded) else expand(environment)
+        tree, names = _parse_with_names(text)
+        expanded = environment if isinstance(environment, ExpandedScope) else expand_names(environment)
         for place, name in names:
             if name not in expanded and name not in functions:
-                raise UnknownNameError(pointed(f"unknown name {name}", text, place))
-        found = _Run(text, expanded, {**BUILTINS, **functions}, meter).value(tree, None)
+                raise UnknownNameError(point_at(f"unknown name {name}", text, place))
+        found = _Evaluation(text, expanded, {**BUILTINS, **functions}, meter).value(tree, None)
         meter.weigh(found)
     return found
 
@@ -74,9 +74,9 @@ def holds(text: str, environment: Mapping[str, Any], functions: Mapping[str, Any
     return found
 
 
-def expand(environment: Mapping[str, Any]) -> Expanded:
+def expand_names(environment: Mapping[str, Any]) -> ExpandedScope:
     """`{"a.b": 1}` as `{"a": {"b": 1}}`; where a name is both, the map is kept."""
-    expanded = Expanded()
+    expanded = ExpandedScope()
     for key, value in environment.items():
         place: dict[str, Any] = expanded
         path, _, last = key.rpartition(".")
@@ -97,12 +97,12 @@ def free_names(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[tuple
     children = tree.children
     if tree.data == "name":
         if str(children[0]) not in bound | {"true", "false", "nil"}:
-            yield _place(children[0]), str(children[0])
+            yield _node_position(children[0]), str(children[0])
         return
     if tree.data == "call" and isinstance(children[0], Tree) and children[0].data == "name":
         name = children[0].children[0]
         if str(name) not in BUILTINS:
-            yield _place(name), str(name)
+            yield _node_position(name), str(name)
         children = children[1:]
     if tree.data == "let":
         yield from free_names(children[3], bound)
@@ -112,30 +112,30 @@ def free_names(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[tuple
         yield from free_names(child, bound)
 
 
-def _read(text: str) -> tuple[Tree[Token], Sequence[tuple[int, str]]]:
+def _parse_with_names(text: str) -> tuple[Tree[Token], Sequence[tuple[int, str]]]:
     """The tree, and its free names."""
     tree = parse(text)
-    return tree, _remembered_names(text) if len(text) <= REMEMBERED else list(free_names(tree))
+    return tree, _cached_names(text) if len(text) <= MAX_CACHED else list(free_names(tree))
 
 
 @lru_cache(maxsize=4096)
-def _remembered_names(text: str) -> Sequence[tuple[int, str]]:
+def _cached_names(text: str) -> Sequence[tuple[int, str]]:
     return list(free_names(parse(text)))
 
 
-def paths(text: str) -> frozenset[str]:
+def dotted_paths(text: str) -> frozenset[str]:
     """The dotted paths that an expression reads: `tasks.a.outputs.result`, also where written with brackets."""
-    with metered():
+    with use_meter():
         tree = parse(text)
-        return _remembered_paths(text) if len(text) <= REMEMBERED else _paths(tree)
+        return _cached_paths(text) if len(text) <= MAX_CACHED else _tree_paths(tree)
 
 
 @lru_cache(maxsize=4096)
-def _remembered_paths(text: str) -> frozenset[str]:
-    return _paths(parse(text))
+def _cached_paths(text: str) -> frozenset[str]:
+    return _tree_paths(parse(text))
 
 
-def _paths(tree: Any) -> frozenset[str]:
+def _tree_paths(tree: Any) -> frozenset[str]:
     found: set[str] = set()
 
     def path(node: Any) -> str | None:
@@ -144,12 +144,10 @@ def _paths(tree: Any) -> frozenset[str]:
         if node.data == "name":
             return str(node.children[0])
         if node.data in ("member", "optional_member") and (inner := path(node.children[0])):
-            return f"{inner}.{_word(node.children[-1])}"
+            return f"{inner}.{_word_text(node.children[-1])}"
         if node.data == "index" and (inner := path(node.children[0])):
             key = node.children[2]
-            return (
-                f"{inner}.{unquoted(str(key.children[0]))}" if isinstance(key, Tree) and key.data == "text" else inner
-            )
+            return f"{inner}.{unquote(str(key.children[0]))}" if isinstance(key, Tree) and key.data == "text" else inner
         return None
 
     def walk(node: Any) -> None:
@@ -165,7 +163,7 @@ def _paths(tree: Any) -> frozenset[str]:
     return frozenset(found)
 
 
-def _place(node: Any) -> int:
+def _node_position(node: Any) -> int:
     """Where expr-lang says that a node stands."""
     while isinstance(node, Tree):
         if node.data in ("binary", "negated_binary", "coalesce", "either", "both"):
@@ -177,11 +175,11 @@ def _place(node: Any) -> int:
     return node.start_pos or 0 if node is not None else 0
 
 
-def _word(node: Any) -> str:
+def _word_text(node: Any) -> str:
     return str(node.children[0]) if isinstance(node, Tree) else str(node)
 
 
-class _Run:
+class _Evaluation:
     """One evaluation."""
 
     def __init__(self, text: str, environment: Mapping[str, Any], functions: Mapping[str, Any], meter: Meter) -> None:
@@ -190,65 +188,65 @@ class _Run:
         self._environment = dict(environment)
         self._functions = functions
 
-    def value(self, node: Any, pointer: Pointed | None) -> Any:
+    def value(self, node: Any, pointer: PredicateItem | None) -> Any:
         """Of a tree, with what `#` stands for."""
         self._meter.spend(1)
         return getattr(self, f"_{node.data}")(node.children, pointer, node)
 
     def _fail(self, message: str, node: Any) -> ExpressionError:
-        return ExpressionError(pointed(message, self._source, _place(node)))
+        return ExpressionError(point_at(message, self._source, _node_position(node)))
 
-    def _let(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _let(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         self._meter.spend(len(self._environment) // CHARACTERS_A_STEP)
         environment = {**self._environment, str(c[1]): self.value(c[3], pointer)}
-        return _Run(self._source, environment, self._functions, self._meter).value(c[5], pointer)
+        return _Evaluation(self._source, environment, self._functions, self._meter).value(c[5], pointer)
 
-    def _ternary(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _ternary(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         return self.value(c[2] if self._boolean(c[0], pointer) else c[4], pointer)
 
-    def _if_else(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _if_else(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         return self.value(c[3] if self._boolean(c[1], pointer) else c[7], pointer)
 
-    def _elvis(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _elvis(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         first = self.value(c[0], pointer)
         return self.value(c[3], pointer) if first in (None, False) else first
 
-    def _parentheses(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _parentheses(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         return self.value(c[1], pointer)
 
-    def _boolean(self, node: Any, pointer: Pointed | None) -> bool:
+    def _boolean(self, node: Any, pointer: PredicateItem | None) -> bool:
         found = self.value(node, pointer)
         if not isinstance(found, bool):
             raise self._fail(f"interface conversion: interface {{}} is {go_type(found)}, not bool", node)
         return found
 
-    def _either(self, c: list[Any], pointer: Pointed | None, node: Any) -> bool:
+    def _either(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> bool:
         return any(self._boolean(child, pointer) for child in c[::2])
 
-    def _both(self, c: list[Any], pointer: Pointed | None, node: Any) -> bool:
+    def _both(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> bool:
         return all(self._boolean(child, pointer) for child in c[::2])
 
-    def _negate(self, c: list[Any], pointer: Pointed | None, node: Any) -> bool:
+    def _negate(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> bool:
         return not self._boolean(c[1], pointer)
 
-    def _coalesce(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _coalesce(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         first = self.value(c[0], pointer)
         return self.value(c[2], pointer) if first is None else first
 
-    def _sign(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _sign(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         found = self.value(c[1], pointer)
         if not is_number(found):
             raise self._fail(f"invalid operation: {c[0]} {go_type(found)}", node)
         return -found if c[0] == "-" else found
 
-    def _binary(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _binary(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         """One operator, or several of one rank, from the left."""
         found = self.value(c[0], pointer)
         for operator, right in zip(c[1::2], c[2::2], strict=True):
-            found = self._operated(found, operator, self.value(right, pointer))
+            found = self._operate(found, operator, self.value(right, pointer))
         return found
 
-    def _operated(self, a: Any, operator: Token, b: Any) -> Any:
+    def _operate(self, a: Any, operator: Token, b: Any) -> Any:
         self._meter.weigh(a)
         self._meter.weigh(b)
         try:
@@ -260,25 +258,25 @@ class _Run:
         except ExpressionError as error:
             raise self._fail(str(error), operator) from None
 
-    def _negated_binary(self, c: list[Any], pointer: Pointed | None, node: Any) -> bool:
+    def _negated_binary(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> bool:
         return not self._binary([c[0], c[2], c[3]], pointer, node)
 
-    def _member(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
-        of, name = self.value(c[0], pointer), _word(c[-1])
+    def _member(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
+        of, name = self.value(c[0], pointer), _word_text(c[-1])
         if isinstance(of, dict):
             return of.get(name)
         raise self._fail(f"cannot fetch {name} from {go_type(of)}", c[-1])
 
-    def _optional_member(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _optional_member(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         return None if self.value(c[0], pointer) is None else self._member(c, pointer, node)
 
-    def _pointer_member(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _pointer_member(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         of = pointer.value if pointer else None
         if isinstance(of, dict):
-            return of.get(_word(c[-1]))
-        raise self._fail(f"cannot fetch {_word(c[-1])} from {go_type(of)}", c[-1])
+            return of.get(_word_text(c[-1]))
+        raise self._fail(f"cannot fetch {_word_text(c[-1])} from {go_type(of)}", c[-1])
 
-    def _index(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _index(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         of, key = self.value(c[0], pointer), self.value(c[2], pointer)
         if isinstance(of, dict):
             return None if isinstance(key, list | dict) else of.get(key)
@@ -288,10 +286,10 @@ class _Run:
             raise self._fail(f"index out of range: {key} (array length is {len(of)})", c[1])
         raise self._fail(f"cannot fetch {key} from {go_type(of)}", c[2])
 
-    def _optional_index(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _optional_index(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         return None if self.value(c[0], pointer) is None else self._index([c[0], *c[2:]], pointer, node)
 
-    def _slice(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _slice(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         of = self.value(c[0], pointer)
         if not isinstance(of, list | str):
             raise self._fail(f"cannot slice {go_type(of)}", node)
@@ -301,31 +299,31 @@ class _Run:
             raise self._fail("invalid operation: slice index is no integer", node)
         return of[ends[0] : ends[1]]
 
-    def _piped(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _piped(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         rest = c[4] if len(c) > 4 else None
         if c[2].type == "PREDICATED":
             raise self._fail(f"a pipe into {c[2]} is not supported here; write {c[2]}(...)", c[2])
-        return self._called(str(c[2]), c[2], [self.value(c[0], pointer), *self._values(rest, pointer)])
+        return self._call_function(str(c[2]), c[2], [self.value(c[0], pointer), *self._argument_values(rest, pointer)])
 
-    def _call(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _call(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         callee = c[0]
         if callee.data == "name":
-            return self._called(str(callee.children[0]), callee, self._values(c[2], pointer))
+            return self._call_function(str(callee.children[0]), callee, self._argument_values(c[2], pointer))
         if callee.data == "member" and callee.children[0].data == "name":
-            group, name = str(callee.children[0].children[0]), _word(callee.children[-1])
+            group, name = str(callee.children[0].children[0]), _word_text(callee.children[-1])
             if isinstance(self._functions.get(group), Mapping):
-                return self._called(f"{group}.{name}", callee, self._values(c[2], pointer))
+                return self._call_function(f"{group}.{name}", callee, self._argument_values(c[2], pointer))
         raise self._fail("this is no function", callee)
 
-    def _called(self, name: str, place: Any, arguments: list[Any]) -> Any:
+    def _call_function(self, name: str, place: Any, arguments: list[Any]) -> Any:
         group, _, member = name.partition(".")
         function = self._functions.get(group)
         if member:
             function = function.get(member) if isinstance(function, Mapping) else None
         if function is None:
-            raise UnknownNameError(pointed(f"unknown name {name}", self._source, _place(place)))
+            raise UnknownNameError(point_at(f"unknown name {name}", self._source, _node_position(place)))
         self._meter.spend(CALL)
-        for argument in arguments if name not in AT_ONCE else ():
+        for argument in arguments if name not in CONSTANT_TIME else ():
             self._meter.weigh(argument)
         try:
             found = function(*arguments)
@@ -337,12 +335,12 @@ class _Run:
             self._meter.spend(len(found) // CHARACTERS_A_STEP)
         return found
 
-    def _values(self, arguments: Any, pointer: Pointed | None) -> list[Any]:
+    def _argument_values(self, arguments: Any, pointer: PredicateItem | None) -> list[Any]:
         if arguments is None:
             return []
         return [self.value(child, pointer) for child in arguments.children if isinstance(child, Tree)]
 
-    def _predicate_call(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _predicate_call(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         first, *rest = [child for child in c[2].children if isinstance(child, Tree)]
         over = self.value(first, pointer)
         if not isinstance(over, list):
@@ -351,7 +349,7 @@ class _Run:
         body = next((child for child in rest[0].children if isinstance(child, Tree)), None) if rest else None
 
         def predicate(item: Any, index: int, accumulated: Any = None) -> Any:
-            return self.value(body, Pointed(item, index, accumulated))
+            return self.value(body, PredicateItem(item, index, accumulated))
 
         try:
             return PREDICATES[str(c[0])](
@@ -362,32 +360,32 @@ class _Run:
         except (TypeError, ValueError, ArithmeticError) as error:
             raise self._fail(f"{c[0]}: {error}", c[0]) from None
 
-    def _pointer(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _pointer(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         if pointer is None:
             raise self._fail("cannot use pointer accessor outside predicate", node)
         return {"": pointer.value, "index": pointer.index, "acc": pointer.accumulated}[str(c[0])[1:]]
 
-    def _integer(self, c: list[Any], pointer: Pointed | None, node: Any) -> int:
+    def _integer(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> int:
         try:
-            return int64(int(str(c[0]).replace("_", ""), 0 if str(c[0])[1:2].isalpha() else 10))
+            return check_int64(int(str(c[0]).replace("_", ""), 0 if str(c[0])[1:2].isalpha() else 10))
         except ValueError:
             raise self._fail("integer literal is too large", c[0]) from None
 
-    def _real(self, c: list[Any], pointer: Pointed | None, node: Any) -> float:
+    def _real(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> float:
         return float(str(c[0]).replace("_", ""))
 
-    def _text(self, c: list[Any], pointer: Pointed | None, node: Any) -> str:
-        return unquoted(str(c[0]))
+    def _text(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> str:
+        return unquote(str(c[0]))
 
-    def _name(self, c: list[Any], pointer: Pointed | None, node: Any) -> Any:
+    def _name(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         name = str(c[0])
         constants = {"true": True, "false": False, "nil": None}
         return constants[name] if name in constants else self._environment.get(name)
 
-    def _array(self, c: list[Any], pointer: Pointed | None, node: Any) -> list[Any]:
-        return self._values(c[1], pointer)
+    def _array(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> list[Any]:
+        return self._argument_values(c[1], pointer)
 
-    def _mapping(self, c: list[Any], pointer: Pointed | None, node: Any) -> dict[Any, Any]:
+    def _mapping(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> dict[Any, Any]:
         found = {}
         for pair in c:
             if isinstance(pair, Tree):
@@ -396,7 +394,7 @@ class _Run:
                 if pair.data == "computed_pair":
                     name = self.value(pair.children[1], pointer)
                 else:
-                    name = unquoted(str(key)) if key.type == "STRING" else str(key)
+                    name = unquote(str(key)) if key.type == "STRING" else str(key)
                 if not isinstance(name, str):
                     raise self._fail(f"interface conversion: interface {{}} is {go_type(name)}, not string", node)
                 found[name] = self.value(value, pointer)

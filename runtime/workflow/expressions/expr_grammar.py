@@ -13,8 +13,8 @@ from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedToken
 from lark.lexer import Lexer
 
-from everstep.runtime.workflow.expressions.bounds import TOKEN, TOKENS, TOO_LONG, check_nesting, metered
-from everstep.runtime.workflow.expressions.errors import ExpressionSyntaxError, pointed
+from everstep.runtime.workflow.expressions.bounds import MAX_TOKENS, TOKEN, TOO_LONG, check_nesting, use_meter
+from everstep.runtime.workflow.expressions.errors import ExpressionSyntaxError, point_at
 
 GRAMMAR = r"""
 ?start: sequence
@@ -65,7 +65,7 @@ WORDS = {
     "startsWith": "WORD_COMPARATOR", "endsWith": "WORD_COMPARATOR", "matches": "WORD_COMPARATOR", "let": "LET",
     "if": "IF", "else": "ELSE",
 }  # fmt: skip
-PREDICATED = frozenset(
+PREDICATE_FUNCTIONS = frozenset(
     [
         "all",
         "any",
@@ -107,7 +107,7 @@ _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", "'": "'", '"': '"'}
 CHARACTERS_A_TOKEN = 4
 """Of a text that is no expression: its tokens were not all counted."""
-REMEMBERED = 200
+MAX_CACHED = 200
 """Characters of the longest expression whose tree is kept: a tree is some hundred times as large as its text."""
 BRACKETS = ("LPAR", "RPAR", "LBRACKET", "RBRACKET", "LBRACE", "RBRACE")
 
@@ -120,10 +120,10 @@ class _Lexer(Lexer):
 
     def lex(self, data: Any) -> Iterator[Token]:
         """Tokens with their places."""
-        return iter(_tokens(str(data)))
+        return iter(_tokenize(str(data)))
 
 
-def _tokens(source: str) -> list[Token]:
+def _tokenize(source: str) -> list[Token]:
     found: list[Token] = []
     position = 0
     while position < len(source):
@@ -135,13 +135,13 @@ def _tokens(source: str) -> list[Token]:
             continue
         match = _TOKEN.match(source, position)
         if match is None:
-            raise ExpressionSyntaxError(_unreadable(source, position))
+            raise ExpressionSyntaxError(_unreadable_message(source, position))
         kind, text = str(match.lastgroup), match.group()
         position = match.end()
         if kind == "space" and text == "/":
             position = source.find("*/", position + 1) + 2
             if position == 1:
-                raise ExpressionSyntaxError(pointed("unclosed comment", source, len(source) - 1))
+                raise ExpressionSyntaxError(point_at("unclosed comment", source, len(source) - 1))
         if kind == "space":
             continue
         if kind == "DECIMAL":
@@ -149,24 +149,24 @@ def _tokens(source: str) -> list[Token]:
         elif kind == "SYMBOL":
             kind = SYMBOLS[text]
         elif kind == "WORD":
-            called = text in PREDICATED and _CALLED.match(source, position)
+            called = text in PREDICATE_FUNCTIONS and _CALLED.match(source, position)
             kind = "PREDICATED" if called else WORDS.get(text, "NAME")
         found.append(Token(kind, text, start_pos=match.start()))
-        if len(found) > TOKENS:
+        if len(found) > MAX_TOKENS:
             raise ExpressionSyntaxError(TOO_LONG)
     return found
 
 
-def _unreadable(source: str, position: int) -> str:
+def _unreadable_message(source: str, position: int) -> str:
     if source[position] in "\"'`":
-        return pointed("literal not terminated", source, len(source) - 1)
-    return pointed(f"unrecognized character: U+{ord(source[position]):04X} '{source[position]}'", source, position)
+        return point_at("literal not terminated", source, len(source) - 1)
+    return point_at(f"unrecognized character: U+{ord(source[position]):04X} '{source[position]}'", source, position)
 
 
 _parser = Lark(GRAMMAR, parser="lalr", lexer=_Lexer, maybe_placeholders=True)
 
 
-class Parsed(NamedTuple):
+class ParseResult(NamedTuple):
     """What a text is."""
 
     tree: Tree[Token] | None
@@ -182,34 +182,34 @@ def parse(source: str) -> Tree[Token]:
     Each text is paid for once an event, whether it was remembered or not: what a log is folded to must not depend on
     what this process has read before.
     """
-    with metered() as meter:
-        found = _remembered(source) if len(source) <= REMEMBERED else _parsed(source)
-        meter.read(source, found.steps)
+    with use_meter() as meter:
+        found = _parse_cached(source) if len(source) <= MAX_CACHED else _parse_uncached(source)
+        meter.spend_reading(source, found.steps)
     if found.tree is None:
         raise ExpressionSyntaxError(found.wrong)
     return found.tree
 
 
-def _parsed(source: str) -> Parsed:
+def _parse_uncached(source: str) -> ParseResult:
     try:
         tree = _parser.parse(source)
         check_nesting(tree)
-        return Parsed(tree, TOKEN * sum(1 for _ in tree.scan_values(lambda _: True)))
+        return ParseResult(tree, TOKEN * sum(1 for _ in tree.scan_values(lambda _: True)))
     except UnexpectedToken as error:
         token, wrong = error.token, "unexpected token EOF"
         place = max(0, len(source) - 1) if token.type == "$END" else token.start_pos or 0
         if token.type != "$END":
-            wrong = f'unexpected token {_kind(token)}("{token}")'
-        wrong = pointed(wrong, source, place)
+            wrong = f'unexpected token {_token_kind(token)}("{token}")'
+        wrong = point_at(wrong, source, place)
     except ExpressionSyntaxError as error:
         wrong = str(error)
-    return Parsed(None, TOKEN * min(TOKENS, 1 + len(source) // CHARACTERS_A_TOKEN), wrong)
+    return ParseResult(None, TOKEN * min(MAX_TOKENS, 1 + len(source) // CHARACTERS_A_TOKEN), wrong)
 
 
-_remembered = lru_cache(maxsize=4096)(_parsed)
+_parse_cached = lru_cache(maxsize=4096)(_parse_uncached)
 
 
-def _kind(token: Token) -> str:
+def _token_kind(token: Token) -> str:
     """What expr-lang calls the token."""
     if token.type in ("NAME", "PREDICATED"):
         return "Identifier"
@@ -220,14 +220,14 @@ def _kind(token: Token) -> str:
     return "Bracket" if token.type in BRACKETS else "Operator"
 
 
-def unquoted(token: str) -> str:
+def unquote(token: str) -> str:
     """The text that a string literal stands for. Raises ExpressionSyntaxError for an unknown escape."""
     if token[0] == "`":
         return token[1:-1]
-    return _ESCAPE.sub(_escaped, token[1:-1])
+    return _ESCAPE.sub(_unescape, token[1:-1])
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _unescape(match: re.Match[str]) -> str:
     letters = match[1]
     if letters in _ESCAPES:
         return _ESCAPES[letters]

@@ -12,7 +12,7 @@ _DIGITS = 19
 """No number of 64 bits has more; digits of a fraction beyond them do not count."""
 
 
-def read(text: str) -> int:
+def parse_duration(text: str) -> int:
     """time.ParseDuration: nanoseconds. Raises ValueError with its words."""
     sign, body = (-1, text[1:]) if text[:1] == "-" else (1, text.removeprefix("+"))
     if body == "0":
@@ -35,7 +35,7 @@ def read(text: str) -> int:
     return sign * total
 
 
-def written(nanoseconds: int) -> str:
+def format_duration(nanoseconds: int) -> str:
     """Duration.String: `1h0m1.5s`; below a second in the largest unit of which there is one."""
     sign, left = "-" if nanoseconds < 0 else "", abs(nanoseconds)
     if not left:

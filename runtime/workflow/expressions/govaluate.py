@@ -16,7 +16,7 @@ from lark.lexer import Lexer
 from lark.visitors import Transformer_NonRecursive
 
 from everstep.runtime.workflow.expressions import regexp
-from everstep.runtime.workflow.expressions.bounds import TOKEN, TOKENS, metered, wrapped, written
+from everstep.runtime.workflow.expressions.bounds import MAX_TOKENS, TOKEN, check_length, use_meter, wrap_int64
 from everstep.runtime.workflow.expressions.errors import ExpressionError
 from everstep.runtime.workflow.expressions.operations import power, quotient
 from everstep.runtime.workflow.expressions.values import go_text
@@ -84,7 +84,7 @@ def should_run(text: str) -> bool:
     except LarkError:
         raise ExpressionError(f"Invalid 'when' expression '{text}': Unbalanced parenthesis") from None
     try:
-        with metered():
+        with use_meter():
             value = _Evaluator().transform(tree)
     except VisitError as error:
         raise ExpressionError(f"Failed to evaluate 'when' expresion '{text}': {error.orig_exc}") from None
@@ -101,10 +101,10 @@ class _Lexer(Lexer):
 
     def lex(self, data: Any) -> Iterator[Token]:
         """The tokens of a text."""
-        return iter(_tokens(str(data)))
+        return iter(_tokenize(str(data)))
 
 
-def _tokens(text: str) -> list[Token]:
+def _tokenize(text: str) -> list[Token]:
     found: list[Token] = []
     place, before = 0, "UNKNOWN"
     while True:
@@ -112,46 +112,48 @@ def _tokens(text: str) -> list[Token]:
             place += 1
         if place >= len(text):
             break
-        token, place = _read(text, place, before)
-        before = _kind(token)
+        token, place = _read_token(text, place, before)
+        before = _token_kind(token)
         found.append(token)
-        if len(found) > TOKENS:
-            raise ExpressionError(f"the expression has more than {TOKENS} tokens")
-    _check(found)
-    with metered() as meter:
+        if len(found) > MAX_TOKENS:
+            raise ExpressionError(f"the expression has more than {MAX_TOKENS} tokens")
+    _check_order(found)
+    with use_meter() as meter:
         meter.spend(TOKEN * len(found))
     return found
 
 
-def _kind(token: Token) -> str:
+def _token_kind(token: Token) -> str:
     return KINDS.get(token.type, token.type)
 
 
-def _check(tokens: list[Token]) -> None:
+def _check_order(tokens: list[Token]) -> None:
     """Every kind may follow the one before it, and parentheses match."""
     before, told = "UNKNOWN", "<nil>"
     for token in tokens:
-        kind = _kind(token)
+        kind = _token_kind(token)
         if kind not in FOLLOWS[before]:
-            raise ExpressionError(f"Cannot transition token types from {before} [{told}] to {kind} [{_told(token)}]")
-        before, told = kind, _told(token)
+            raise ExpressionError(
+                f"Cannot transition token types from {before} [{told}] to {kind} [{_token_text(token)}]"
+            )
+        before, told = kind, _token_text(token)
     if before not in ENDS:
         raise ExpressionError("Unexpected end of expression")
     if sum({"CLAUSE": 1, "CLAUSE_CLOSE": -1}.get(token.type, 0) for token in tokens):
         raise ExpressionError("Unbalanced parenthesis")
 
 
-def _told(token: Token) -> str:
+def _token_text(token: Token) -> str:
     if token.type == "NUMERIC":
-        return go_text(_number(token))
+        return go_text(_parse_number(token))
     return {"CLAUSE": "40", "CLAUSE_CLOSE": "41"}.get(token.type, str(token))
 
 
-def _number(text: str) -> float:
-    return float(wrapped(int(text, 16))) if text[:2] in ("0x", "0X") else float(text)
+def _parse_number(text: str) -> float:
+    return float(wrap_int64(int(text, 16))) if text[:2] in ("0x", "0X") else float(text)
 
 
-def _read(text: str, place: int, before: str) -> tuple[Token, int]:
+def _read_token(text: str, place: int, before: str) -> tuple[Token, int]:
     """The token that begins here, and where the next may."""
     first = text[place]
     if first.isdigit() or first == ".":
@@ -159,12 +161,12 @@ def _read(text: str, place: int, before: str) -> tuple[Token, int]:
         if match is None:
             raise ExpressionError(f"Invalid token: '{first}'")
         try:
-            _number(match.group())
+            _parse_number(match.group())
         except ValueError:
             raise ExpressionError(f"Unable to parse numeric value '{match.group()}' to float64") from None
         return Token("NUMERIC", match.group()), match.end()
     if first in "'\"":
-        return _quoted(text, place)
+        return _read_string(text, place)
     if first == "[":
         end = text.find("]", place)
         if end < 0:
@@ -186,7 +188,7 @@ def _read(text: str, place: int, before: str) -> tuple[Token, int]:
     return Token(SYMBOLS[symbol], symbol), place + len(symbol)
 
 
-def _quoted(text: str, place: int) -> tuple[Token, int]:
+def _read_string(text: str, place: int) -> tuple[Token, int]:
     """Either quote ends a string, whichever began it; a backslash takes the next character as it is."""
     read, position = "", place + 1
     while position < len(text):
@@ -204,7 +206,7 @@ def _quoted(text: str, place: int) -> tuple[Token, int]:
 _parser = Lark(GRAMMAR, parser="lalr", lexer=_Lexer, maybe_placeholders=False)
 
 
-def _date(text: str) -> float | None:
+def _date_seconds(text: str) -> float | None:
     """Seconds of a string that govaluate takes for a date."""
     for form in _DATES:
         try:
@@ -214,7 +216,7 @@ def _date(text: str) -> float | None:
     return None
 
 
-def _needs_numbers(symbol: str, what: str, *values: Any) -> None:
+def _check_numbers(symbol: str, what: str, *values: Any) -> None:
     for value in values:
         if not isinstance(value, float):
             raise ExpressionError(
@@ -222,12 +224,12 @@ def _needs_numbers(symbol: str, what: str, *values: Any) -> None:
             )
 
 
-def _bits(operation: Callable[[int, int], int]) -> Callable[[float, float], float]:
+def _bitwise(operation: Callable[[int, int], int]) -> Callable[[float, float], float]:
     """Of numbers as integers of 64 bits. What is no such number is 0."""
 
     def of(a: float, b: float) -> float:
-        whole = [wrapped(int(one)) if math.isfinite(one) else 0 for one in (a, b)]
-        return float(wrapped(operation(*whole)))
+        whole = [wrap_int64(int(one)) if math.isfinite(one) else 0 for one in (a, b)]
+        return float(wrap_int64(operation(*whole)))
 
     return of
 
@@ -236,16 +238,16 @@ def _modulo(a: float, b: float) -> float:
     return math.fmod(a, b) if b and math.isfinite(a) else math.nan
 
 
-def _shift(by: Callable[[int, int], int]) -> Callable[[int, int], int]:
+def _bounded_shift(by: Callable[[int, int], int]) -> Callable[[int, int], int]:
     """A shift is by as many bits as an unsigned number says."""
     return lambda a, b: by(a, b) if 0 <= b < 64 else by(a, 64)
 
 
 MODIFIERS: dict[str, Callable[[float, float], float]] = {
     "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
-    "/": quotient, "%": _modulo, "**": power, "&": _bits(lambda a, b: a & b), "|": _bits(lambda a, b: a | b),
-    "^": _bits(lambda a, b: a ^ b), "<<": _bits(_shift(lambda a, b: a << b)),
-    ">>": _bits(_shift(lambda a, b: a >> b)),
+    "/": quotient, "%": _modulo, "**": power, "&": _bitwise(lambda a, b: a & b), "|": _bitwise(lambda a, b: a | b),
+    "^": _bitwise(lambda a, b: a ^ b), "<<": _bitwise(_bounded_shift(lambda a, b: a << b)),
+    ">>": _bitwise(_bounded_shift(lambda a, b: a >> b)),
 }  # fmt: skip
 
 
@@ -254,10 +256,10 @@ class _Evaluator(Transformer_NonRecursive[Token, Any]):
     """Bottom up: nothing has side effects."""
 
     def number(self, token: Token) -> float:
-        return _number(token)
+        return _parse_number(token)
 
     def text(self, token: Token) -> Any:
-        found = _date(token) if token.type == "STRING" else None
+        found = _date_seconds(token) if token.type == "STRING" else None
         return str(token) if found is None else found
 
     def boolean(self, token: Token) -> bool:
@@ -297,15 +299,15 @@ class _Evaluator(Transformer_NonRecursive[Token, Any]):
             if not isinstance(value, bool):
                 raise ExpressionError(f"Value '{go_text(value)}' cannot be used with the prefix '!', it is not a bool")
             return not value
-        _needs_numbers(symbol, "prefix", value)
-        return -value if symbol == "-" else _bits(lambda a, _: ~a)(value, 0.0)
+        _check_numbers(symbol, "prefix", value)
+        return -value if symbol == "-" else _bitwise(lambda a, _: ~a)(value, 0.0)
 
     def modify(self, a: Any, symbol: Token, b: Any) -> Any:
         if symbol == "+" and (isinstance(a, str) or isinstance(b, str)):
             texts = go_text(a), go_text(b)
-            written(sum(map(len, texts)))
+            check_length(sum(map(len, texts)))
             return "".join(texts)
-        _needs_numbers(symbol, "modifier", a, b)
+        _check_numbers(symbol, "modifier", a, b)
         return MODIFIERS[symbol](a, b)
 
     def compare(self, a: Any, symbol: Token, b: Any) -> bool:
@@ -315,8 +317,8 @@ class _Evaluator(Transformer_NonRecursive[Token, Any]):
             return regexp.matches(go_text(b), go_text(a)) == (symbol == "=~")
         if symbol == "in":
             if not isinstance(b, list):
-                _needs_numbers(symbol, "comparator", b if isinstance(b, str) else go_text(b))
+                _check_numbers(symbol, "comparator", b if isinstance(b, str) else go_text(b))
             return any(type(a) is type(one) and a == one for one in b)
         if not (isinstance(a, str) and isinstance(b, str)):
-            _needs_numbers(symbol, "comparator", a, b)
+            _check_numbers(symbol, "comparator", a, b)
         return {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b}[symbol]

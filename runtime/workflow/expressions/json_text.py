@@ -4,13 +4,13 @@ import json
 import re
 from typing import Any
 
-from everstep.runtime.workflow.expressions.bounds import NESTING, metered
+from everstep.runtime.workflow.expressions.bounds import MAX_NESTING, use_meter
 from everstep.runtime.workflow.expressions.errors import ExpressionError
 
 _STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _HALF, _LONE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]"), re.compile("[\ud800-\udfff]")
 """Half a character, escaped or not."""
-DIGITS = 400
+MAX_DIGITS = 400
 """Of the longest integer that is read as one: no float is as large as the next."""
 
 
@@ -32,53 +32,53 @@ def read_json(text: str, exact: bool = False, floats: bool = False) -> Any:
     `exact`: with each number as a Number. `floats`: with each as a float, as Go has it where no type is asked for.
     """
     _check_nesting(text)
-    whole, real = (Number, Number) if exact else (float if floats else _whole, float)
+    whole, real = (Number, Number) if exact else (float if floats else _parse_int, float)
     try:
-        with metered():
-            found = json.loads(text, parse_int=whole, parse_float=real, parse_constant=_constant)
-            return _clean(found) if _HALF.search(text) else found
+        with use_meter():
+            found = json.loads(text, parse_int=whole, parse_float=real, parse_constant=_refuse_constant)
+            return _replace_lone_surrogates(found) if _HALF.search(text) else found
     except json.JSONDecodeError as error:
-        raise ExpressionError(_go_words(text, error)) from None
+        raise ExpressionError(_go_message(text, error)) from None
 
 
-def _whole(digits: str) -> int | float:
-    return int(digits) if len(digits) <= DIGITS else float(digits)
+def _parse_int(digits: str) -> int | float:
+    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
 
 
-def _constant(word: str) -> Any:
+def _refuse_constant(word: str) -> Any:
     """NaN and Infinity, which are no JSON."""
     at = 1 if word[0] == "-" else 0
     said = "in numeric literal" if at else "looking for beginning of value"
-    raise ExpressionError(f"invalid character {_quoted(word[at])} {said}")
+    raise ExpressionError(f"invalid character {_quote_character(word[at])} {said}")
 
 
 def _check_nesting(text: str) -> None:
     """Raise ExpressionError where brackets stand too deep in each other: below it, reading would."""
-    if text.count("[") + text.count("{") <= NESTING:
+    if text.count("[") + text.count("{") <= MAX_NESTING:
         return
     depth = 0
     for match in _STRUCTURE.finditer(text):
         character = match.group()[0]
         if character in "[{":
             depth += 1
-            if depth > NESTING:
-                raise ExpressionError(f"invalid character {_quoted(character)} exceeded max depth")
+            if depth > MAX_NESTING:
+                raise ExpressionError(f"invalid character {_quote_character(character)} exceeded max depth")
         elif character in "]}":
             depth -= 1
 
 
-def _clean(value: Any) -> Any:
+def _replace_lone_surrogates(value: Any) -> Any:
     """With what is half a character as the replacement character, as Go reads it."""
     if isinstance(value, str):
         return _LONE.sub("\ufffd", value)
     if isinstance(value, list):
-        return [_clean(inner) for inner in value]
+        return [_replace_lone_surrogates(inner) for inner in value]
     if isinstance(value, dict):
-        return {_clean(key): _clean(inner) for key, inner in value.items()}
+        return {_replace_lone_surrogates(key): _replace_lone_surrogates(inner) for key, inner in value.items()}
     return value
 
 
-def _go_words(text: str, error: json.JSONDecodeError) -> str:
+def _go_message(text: str, error: json.JSONDecodeError) -> str:
     rest = text[error.pos :]
     if not rest.strip():
         return "unexpected end of JSON input"
@@ -87,12 +87,13 @@ def _go_words(text: str, error: json.JSONDecodeError) -> str:
         if rest[0] == literal[0]:
             for wanted, found in zip(literal, rest, strict=False):
                 if wanted != found:
-                    return f"invalid character {_quoted(found)} in literal {literal} (expecting {_quoted(wanted)})"
+                    had, due = _quote_character(found), _quote_character(wanted)
+                    return f"invalid character {had} in literal {literal} (expecting {due})"
             return "unexpected end of JSON input"
     if error.msg == "Extra data":
-        return f"invalid character {_quoted(rest[0])} after top-level value"
-    return f"invalid character {_quoted(rest[0])} looking for beginning of value"
+        return f"invalid character {_quote_character(rest[0])} after top-level value"
+    return f"invalid character {_quote_character(rest[0])} looking for beginning of value"
 
 
-def _quoted(character: str) -> str:
+def _quote_character(character: str) -> str:
     return "'\\''" if character == "'" else f"'{character}'"

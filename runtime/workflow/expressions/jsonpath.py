@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from everstep.runtime.workflow.expressions.bounds import Meter, metered
+from everstep.runtime.workflow.expressions.bounds import Meter, use_meter
 from everstep.runtime.workflow.expressions.errors import ExpressionError
 from everstep.runtime.workflow.expressions.json_text import read_json
 
@@ -23,11 +23,11 @@ def jsonpath(text: str, path: str) -> Any:
         raise ExpressionError(f"invalid JSON: {error}") from None
     if not path.startswith("$"):
         raise ExpressionError(f"invalid JSONPath query '{path}': it begins with $")
-    with metered() as meter:
-        return _followed(document, path, meter)
+    with use_meter() as meter:
+        return _follow_path(document, path, meter)
 
 
-def _followed(document: Any, path: str, meter: Meter) -> Any:
+def _follow_path(document: Any, path: str, meter: Meter) -> Any:
     found, several, position = [document], False, 1
     while position < len(path):
         step = _STEP.match(path, position)
@@ -38,7 +38,7 @@ def _followed(document: Any, path: str, meter: Meter) -> Any:
         if step["deep"]:
             for value in found:
                 meter.weigh(value)
-            found = [below for value in found for below in _descent(value)]
+            found = [below for value in found for below in _descendants(value)]
         found = [below for value in found for below in _children(value, step)]
         meter.spend(len(found))
     if several:
@@ -48,7 +48,7 @@ def _followed(document: Any, path: str, meter: Meter) -> Any:
     return found[0]
 
 
-def _descent(value: Any) -> Iterator[Any]:
+def _descendants(value: Any) -> Iterator[Any]:
     """It, and all below it, from the top."""
     left = [value]
     while left:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep.runtime.workflow.expressions import regexp
-from everstep.runtime.workflow.expressions.bounds import made, wrapped, written
+from everstep.runtime.workflow.expressions.bounds import check_count, check_length, wrap_int64
 
 
 class NoSuchOperationError(Exception):
@@ -17,17 +17,17 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _numeric(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _on_numbers(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def checked(a: Any, b: Any) -> Any:
         if is_number(a) and is_number(b):
             found = operation(a, b)
-            return wrapped(found) if isinstance(found, int) else found
+            return wrap_int64(found) if isinstance(found, int) else found
         raise NoSuchOperationError
 
     return checked
 
 
-def _ordered(operation: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+def _on_ordered(operation: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
     def checked(a: Any, b: Any) -> bool:
         if (is_number(a) and is_number(b)) or (isinstance(a, str) and isinstance(b, str)):
             return operation(a, b)
@@ -36,7 +36,7 @@ def _ordered(operation: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool
     return checked
 
 
-def _textual(operation: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
+def _on_texts(operation: Callable[[str, str], bool]) -> Callable[[Any, Any], bool]:
     def checked(a: Any, b: Any) -> bool:
         if isinstance(a, str) and isinstance(b, str):
             return operation(a, b)
@@ -45,27 +45,27 @@ def _textual(operation: Callable[[str, str], bool]) -> Callable[[Any, Any], bool
     return checked
 
 
-def equal(a: Any, b: Any) -> bool:
+def is_equal(a: Any, b: Any) -> bool:
     """Numbers by value, everything else only within its own type."""
     if is_number(a) and is_number(b):
         return a == b
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(equal, a, b))
+        return len(a) == len(b) and all(map(is_equal, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(is_equal(a[key], b[key]) for key in a)
     return type(a) is type(b) and a == b
 
 
 def _add(a: Any, b: Any) -> Any:
     if isinstance(a, str) and isinstance(b, str):
-        written(len(a) + len(b))
+        check_length(len(a) + len(b))
         return a + b
-    return _numeric(lambda a, b: a + b)(a, b)
+    return _on_numbers(lambda a, b: a + b)(a, b)
 
 
-def _within(a: Any, b: Any) -> bool:
+def _is_in(a: Any, b: Any) -> bool:
     if isinstance(b, list):
-        return any(equal(a, one) for one in b)
+        return any(is_equal(a, one) for one in b)
     if isinstance(b, dict):
         return isinstance(a, str) and a in b
     if b is None:
@@ -82,7 +82,7 @@ def _modulo(a: Any, b: Any) -> int:
 def _range(a: Any, b: Any) -> list[int]:
     if not (isinstance(a, int) and isinstance(b, int)):
         raise NoSuchOperationError
-    made(b - a + 1)
+    check_count(b - a + 1)
     return list(range(a, b + 1))
 
 
@@ -104,23 +104,23 @@ def power(a: Any, b: Any) -> float:
 
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "==": equal,
-    "!=": lambda a, b: not equal(a, b),
-    "<": _ordered(lambda a, b: a < b),
-    "<=": _ordered(lambda a, b: a <= b),
-    ">": _ordered(lambda a, b: a > b),
-    ">=": _ordered(lambda a, b: a >= b),
+    "==": is_equal,
+    "!=": lambda a, b: not is_equal(a, b),
+    "<": _on_ordered(lambda a, b: a < b),
+    "<=": _on_ordered(lambda a, b: a <= b),
+    ">": _on_ordered(lambda a, b: a > b),
+    ">=": _on_ordered(lambda a, b: a >= b),
     "+": _add,
-    "-": _numeric(lambda a, b: a - b),
-    "*": _numeric(lambda a, b: a * b),
-    "/": _numeric(quotient),
+    "-": _on_numbers(lambda a, b: a - b),
+    "*": _on_numbers(lambda a, b: a * b),
+    "/": _on_numbers(quotient),
     "%": _modulo,
-    "**": _numeric(power),
-    "^": _numeric(power),
+    "**": _on_numbers(power),
+    "^": _on_numbers(power),
     "..": _range,
-    "in": _within,
-    "contains": _textual(lambda a, b: b in a),
-    "startsWith": _textual(lambda a, b: a.startswith(b)),
-    "endsWith": _textual(lambda a, b: a.endswith(b)),
-    "matches": _textual(lambda a, b: regexp.matches(b, a)),
+    "in": _is_in,
+    "contains": _on_texts(lambda a, b: b in a),
+    "startsWith": _on_texts(lambda a, b: a.startswith(b)),
+    "endsWith": _on_texts(lambda a, b: a.endswith(b)),
+    "matches": _on_texts(lambda a, b: regexp.matches(b, a)),
 }

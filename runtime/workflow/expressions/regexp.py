@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from everstep.runtime.workflow.expressions.bounds import metered, written
+from everstep.runtime.workflow.expressions.bounds import check_length, use_meter
 from everstep.runtime.workflow.expressions.errors import ExpressionError
 
 MEMORY = 8 << 20
@@ -22,7 +22,7 @@ _GROUP = re.compile(r"\$(?:\{(\w+)\}|(\w+)|(\$))")
 
 
 @lru_cache(maxsize=64)
-def compiled(pattern: str) -> Any:
+def compile_pattern(pattern: str) -> Any:
     """The pattern. Raises ExpressionError."""
     import re2  # Here, not above: 20 ms, and most manifests have none.
 
@@ -41,26 +41,26 @@ def compiled(pattern: str) -> Any:
 
 def matches(pattern: str, text: str) -> bool:
     """Is it somewhere in the text?"""
-    return compiled(pattern).search(_bytes(text)) is not None
+    return compile_pattern(pattern).search(_bytes(text)) is not None
 
 
-def found(pattern: str, text: str) -> str:
+def find_first(pattern: str, text: str) -> str:
     """Where it is first; empty when nowhere."""
-    match = compiled(pattern).search(_bytes(text))
+    match = compile_pattern(pattern).search(_bytes(text))
     return _text(match.group()) if match else ""
 
 
-def every(pattern: str, text: str, count: int = -1) -> list[str]:
+def find_all(pattern: str, text: str, count: int = -1) -> list[str]:
     """What it finds, at most so many; all of them below 0."""
-    return [_text(match.group()) for match in _each(pattern, _bytes(text), count)]
+    return [_text(match.group()) for match in _iterate_matches(pattern, _bytes(text), count)]
 
 
-def replaced(pattern: str, text: str, new: str, literal: bool = False) -> str:
+def replace_all(pattern: str, text: str, new: str, literal: bool = False) -> str:
     """The text with `new` for what it finds; `$1` and `${name}` in it are groups, unless it is `literal`."""
     given, pieces, place, length = _bytes(text), list[bytes](), 0, len(text)
-    for match in _each(pattern, given):
-        piece = _bytes(new if literal else _GROUP.sub(lambda one, match=match: _group(match, one), new))
-        length = written(length + len(piece))
+    for match in _iterate_matches(pattern, given):
+        piece = _bytes(new if literal else _GROUP.sub(lambda one, match=match: _group_text(match, one), new))
+        length = check_length(length + len(piece))
         pieces += (given[place : match.start()], piece)
         place = match.end()
     return _text(b"".join([*pieces, given[place:]]))
@@ -73,7 +73,7 @@ def split(pattern: str, text: str, count: int = -1) -> list[str]:
     given, parts, place, end = _bytes(text), list[str](), 0, 0
     if pattern and not given:
         return [""]
-    for match in _each(pattern, given):
+    for match in _iterate_matches(pattern, given):
         if count > 0 and len(parts) == count - 1:
             break
         end = match.start()
@@ -83,10 +83,10 @@ def split(pattern: str, text: str, count: int = -1) -> list[str]:
     return parts if end == len(given) else [*parts, _text(given[place:])]
 
 
-def _each(pattern: str, text: bytes, count: int = -1) -> Iterator[Any]:
+def _iterate_matches(pattern: str, text: bytes, count: int = -1) -> Iterator[Any]:
     """What it finds, as Go goes on after each (regexp, `allMatches`): no empty one right behind another."""
-    search, place, before = compiled(pattern).search, 0, -1
-    with metered() as meter:
+    search, place, before = compile_pattern(pattern).search, 0, -1
+    with use_meter() as meter:
         while place <= len(text) and count:
             meter.spend(STEPS + (len(text) - place) // BYTES_A_STEP)
             match = search(text, place)
@@ -96,11 +96,11 @@ def _each(pattern: str, text: bytes, count: int = -1) -> Iterator[Any]:
             if not empty or match.start() != before:
                 count -= 1
                 yield match
-            place = _next(text, place) if empty else match.end()
+            place = _next_character(text, place) if empty else match.end()
             before = match.end()
 
 
-def _next(text: bytes, place: int) -> int:
+def _next_character(text: bytes, place: int) -> int:
     """Where the character after the one at this place begins."""
     place += 1
     while place < len(text) and text[place] & 0xC0 == 0x80:
@@ -108,7 +108,7 @@ def _next(text: bytes, place: int) -> int:
     return place
 
 
-def _group(match: Any, name: "re.Match[str]") -> str:
+def _group_text(match: Any, name: "re.Match[str]") -> str:
     """What `$name` stands for (Go's regexp, Expand): a group that is not there is empty."""
     if name[3]:
         return "$"

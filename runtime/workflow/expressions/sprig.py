@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Any
 
 from everstep.runtime.workflow.expressions import go_duration, regexp
-from everstep.runtime.workflow.expressions.bounds import INT_MAX, INT_MIN, made, wrapped, written
-from everstep.runtime.workflow.expressions.builtins import joined, replaced, unique, unique_key
+from everstep.runtime.workflow.expressions.bounds import INT_MAX, INT_MIN, check_count, check_length, wrap_int64
+from everstep.runtime.workflow.expressions.builtins import join_texts, replace_text, unique_key, unique_values
 from everstep.runtime.workflow.expressions.errors import ExpressionError
 from everstep.runtime.workflow.expressions.json_text import read_json
 from everstep.runtime.workflow.expressions.values import Int64, go_json, go_pretty_json, go_text
@@ -47,7 +47,7 @@ def to_float(value: Any) -> float:
         return 0.0
 
 
-def _empty(value: Any) -> bool:
+def _is_empty(value: Any) -> bool:
     return value in (None, False, 0, "", 0.0) or value == [] or value == {}
 
 
@@ -68,15 +68,15 @@ def _untitle(text: str) -> str:
     return re.sub(r"(^|\s)(\S)", lambda m: m[1] + m[2].lower(), text)
 
 
-def _truncated(length: int, text: str) -> str:
+def _truncate(length: int, text: str) -> str:
     return text[length:] if length < 0 and len(text) > -length else text[:length] if length >= 0 else text
 
 
-def _abbreviated(width: int, text: str) -> str:
+def _abbreviate(width: int, text: str) -> str:
     return text if width < 4 or len(text) <= width else text[: width - 3] + "..."
 
 
-def _wrapped(width: int, text: str, separator: str = "\n") -> str:
+def _wrap(width: int, text: str, separator: str = "\n") -> str:
     lines, words, length = list[str](), list[str](), 0
     for word in text.split(" "):
         if length and length + 1 + len(word) > width:
@@ -85,20 +85,20 @@ def _wrapped(width: int, text: str, separator: str = "\n") -> str:
         if length or word:
             length += len(word) + (1 if length else 0)
             words.append(word)
-    return joined([*lines, " ".join(words)], separator)
+    return join_texts([*lines, " ".join(words)], separator)
 
 
-def _indented(spaces: int, text: str) -> str:
+def _indent(spaces: int, text: str) -> str:
     if spaces < 0:
         raise ExpressionError("strings: negative Repeat count")
-    written(len(text) + spaces * (text.count("\n") + 1))
+    check_length(len(text) + spaces * (text.count("\n") + 1))
     return "\n".join(" " * spaces + line for line in text.split("\n"))
 
 
-def _repeated(count: int, text: str) -> str:
+def _repeat(count: int, text: str) -> str:
     if count < 0:
         raise ExpressionError("strings: negative Repeat count")
-    written(len(text) * made(count))
+    check_length(len(text) * check_count(count))
     return text * count
 
 
@@ -107,14 +107,14 @@ def _strings(values: Any) -> list[str]:
 
 
 def _until(stop: int) -> list[int]:
-    return _stepped(0, stop, 1 if stop >= 0 else -1)
+    return _until_step(0, stop, 1 if stop >= 0 else -1)
 
 
-def _stepped(start: int, stop: int, step: int) -> list[int]:
+def _until_step(start: int, stop: int, step: int) -> list[int]:
     if step == 0:
         return []
     numbers = range(start, stop, step)
-    made(max(0, (stop - start) // step))
+    check_count(max(0, (stop - start) // step))
     return list(numbers)
 
 
@@ -132,7 +132,7 @@ def _seq(*parameters: int) -> str:
         step = -1
     if step == 0:
         return ""
-    made((end - start) // step)
+    check_count((end - start) // step)
     return " ".join(map(str, range(start, end + (1 if step > 0 else -1), step)))
 
 
@@ -153,13 +153,13 @@ def _dict(*pairs: Any) -> dict[str, Any]:
     return {**found, go_text(pairs[-1]): ""} if len(pairs) % 2 else found
 
 
-def _merged(overwrite: bool, *maps: dict[str, Any]) -> dict[str, Any]:
+def _merge(overwrite: bool, *maps: dict[str, Any]) -> dict[str, Any]:
     merged = dict(maps[0])
     for one in maps[1:]:
         for key, value in one.items():
             if isinstance(merged.get(key), dict) and isinstance(value, dict):
-                merged[key] = _merged(overwrite, merged[key], value)
-            elif overwrite or _empty(merged.get(key)):
+                merged[key] = _merge(overwrite, merged[key], value)
+            elif overwrite or _is_empty(merged.get(key)):
                 merged[key] = value
     return merged
 
@@ -197,7 +197,7 @@ def _integers(operation: Callable[[int, int], int]) -> Callable[..., Int64]:
     def folded(first: Any, *rest: Any) -> Int64:
         found = to_int(first)
         for value in rest:
-            found = wrapped(operation(found, to_int(value)))
+            found = wrap_int64(operation(found, to_int(value)))
         return Int64(found)
 
     return folded
@@ -224,18 +224,18 @@ def _duration(value: Any) -> str:
     count = value if isinstance(value, Int64) else 0
     if isinstance(value, str) and (found := re.fullmatch(r"([+-]?)0*([0-9]*)", value)):
         count = max(INT_MIN, min(INT_MAX, int(f"{found[1]}{found[2][:20] or 0}")))
-    return go_duration.written(wrapped(count * go_duration.SECOND))
+    return go_duration.format_duration(wrap_int64(count * go_duration.SECOND))
 
 
 _ROUNDED = {"y": 365 * 24, "mo": 30 * 24, "d": 24, "h": 1}
 
 
-def _rounded_duration(value: Any) -> str:
+def _round_duration(value: Any) -> str:
     """The largest unit of which there is more than one, and how many: of a text, or of nanoseconds as an int64."""
     count = abs(value) if isinstance(value, Int64) else 0
     if isinstance(value, str):
         with suppress(ValueError):
-            count = abs(go_duration.read(value))
+            count = abs(go_duration.parse_duration(value))
     units = {name: hours * go_duration.HOUR for name, hours in _ROUNDED.items()}
     units |= {"m": go_duration.MINUTE, "s": go_duration.SECOND}
     return next((f"{count // size}{name}" for name, size in units.items() if count > size), "0s")
@@ -253,7 +253,7 @@ def _extension(path: str) -> str:
     return "".join(posixpath.basename(path).rpartition(".")[1:]) if "." in posixpath.basename(path) else ""
 
 
-def _url_joined(parts: dict[str, str]) -> str:
+def _url_join(parts: dict[str, str]) -> str:
     from urllib.parse import urlunsplit
 
     at = "@".join(filter(None, [parts.get("userinfo", ""), parts.get("host", "")]))
@@ -261,7 +261,7 @@ def _url_joined(parts: dict[str, str]) -> str:
     return urlunsplit((parts.get("scheme", ""), at, path, query, fragment))
 
 
-def _url(text: str) -> dict[str, str]:
+def _url_parse(text: str) -> dict[str, str]:
     from urllib.parse import urlsplit
 
     parts = urlsplit(text)
@@ -275,24 +275,24 @@ TEXT: dict[str, Callable[..., Any]] = {
     "trim": lambda s: s.strip(), "trimAll": lambda c, s: s.strip(c), "trimall": lambda c, s: s.strip(c),
     "trimPrefix": lambda p, s: s.removeprefix(p), "trimSuffix": lambda p, s: s.removesuffix(p),
     "upper": lambda s: s.upper(), "lower": lambda s: s.lower(), "title": _title, "untitle": _untitle,
-    "repeat": _repeated, "substr": lambda a, b, s: s[max(0, a) : b if b >= 0 else None],
-    "trunc": _truncated, "abbrev": _abbreviated, "nospace": lambda s: re.sub(r"\s", "", s),
+    "repeat": _repeat, "substr": lambda a, b, s: s[max(0, a) : b if b >= 0 else None],
+    "trunc": _truncate, "abbrev": _abbreviate, "nospace": lambda s: re.sub(r"\s", "", s),
     "initials": lambda s: "".join(word[0] for word in s.split()), "swapcase": lambda s: s.swapcase(),
     "contains": lambda p, s: p in s, "hasPrefix": lambda p, s: s.startswith(p),
     "hasSuffix": lambda p, s: s.endswith(p), "quote": lambda *v: " ".join(json.dumps(s) for s in _strings(list(v))),
     "squote": lambda *v: " ".join(f"'{s}'" for s in _strings(list(v))), "cat": lambda *v: " ".join(_strings(list(v))),
-    "indent": _indented, "nindent": lambda n, s: "\n" + _indented(n, s), "replace": lambda a, b, s: replaced(s, a, b),
+    "indent": _indent, "nindent": lambda n, s: "\n" + _indent(n, s), "replace": lambda a, b, s: replace_text(s, a, b),
     "plural": lambda one, many, n: one if n == 1 else many, "snakecase": lambda s: "_".join(_words(s)).lower(),
-    "kebabcase": lambda s: "-".join(_words(s)).lower(), "camelcase": _camel, "wrap": _wrapped,
-    "wrapWith": lambda width, separator, s: _wrapped(width, s, separator), "toString": go_text,
-    "toStrings": _strings, "join": lambda glue, values: joined(_strings(values), glue),
+    "kebabcase": lambda s: "-".join(_words(s)).lower(), "camelcase": _camel, "wrap": _wrap,
+    "wrapWith": lambda width, separator, s: _wrap(width, s, separator), "toString": go_text,
+    "toStrings": _strings, "join": lambda glue, values: join_texts(_strings(values), glue),
     "splitList": lambda separator, s: s.split(separator),
     "split": lambda separator, s: {f"_{i}": part for i, part in enumerate(s.split(separator))},
     "splitn": lambda separator, n, s: {f"_{i}": part for i, part in enumerate(s.split(separator, n - 1))},
     "sortAlpha": lambda values: sorted(_strings(values)),
-    "regexMatch": regexp.matches, "regexFind": regexp.found, "regexFindAll": regexp.every,
-    "regexReplaceAll": regexp.replaced,
-    "regexReplaceAllLiteral": lambda r, s, new: regexp.replaced(r, s, new, literal=True),
+    "regexMatch": regexp.matches, "regexFind": regexp.find_first, "regexFindAll": regexp.find_all,
+    "regexReplaceAll": regexp.replace_all,
+    "regexReplaceAllLiteral": lambda r, s, new: regexp.replace_all(r, s, new, literal=True),
     "regexSplit": regexp.split, "regexQuoteMeta": lambda s: _META.sub(r"\\\g<0>", s),
     "semverCompare": allows, "b64enc": lambda s: base64.b64encode(s.encode()).decode(),
     "b64dec": lambda s: base64.b64decode(s).decode(), "b32enc": lambda s: base64.b32encode(s.encode()).decode(),
@@ -301,13 +301,13 @@ TEXT: dict[str, Callable[..., Any]] = {
     "base": _base, "dir": lambda p: posixpath.dirname(p) or ".", "clean": posixpath.normpath,
     "ext": _extension, "isAbs": posixpath.isabs, "osBase": _base,
     "osDir": lambda p: posixpath.dirname(p) or ".", "osClean": posixpath.normpath,
-    "osExt": _extension, "osIsAbs": posixpath.isabs, "urlParse": _url,
-    "urlJoin": _url_joined,
+    "osExt": _extension, "osIsAbs": posixpath.isabs, "urlParse": _url_parse,
+    "urlJoin": _url_join,
 }  # fmt: skip
 NUMBERS: dict[str, Callable[..., Any]] = {
     "atoi": to_int, "int": to_int, "int64": lambda v: Int64(to_int(v)), "float64": to_float,
-    "toDecimal": lambda v: Int64(wrapped(int(str(v), 8)) if re.fullmatch("[0-7]+", str(v)) else 0),
-    "add": _integers(lambda a, b: a + b), "add1": lambda a: Int64(wrapped(to_int(a) + 1)),
+    "toDecimal": lambda v: Int64(wrap_int64(int(str(v), 8)) if re.fullmatch("[0-7]+", str(v)) else 0),
+    "add": _integers(lambda a, b: a + b), "add1": lambda a: Int64(wrap_int64(to_int(a) + 1)),
     "sub": _integers(lambda a, b: a - b),
     "mul": _integers(lambda a, b: a * b), "div": _integers(_quotient),
     "mod": _integers(lambda a, b: a - b * _quotient(a, b)), "max": _integers(max), "biggest": _integers(max),
@@ -315,30 +315,30 @@ NUMBERS: dict[str, Callable[..., Any]] = {
     "subf": _floats(lambda a, b: a - b), "mulf": _floats(lambda a, b: a * b),
     "divf": _floats(lambda a, b: a / b if b else math.inf), "maxf": _floats(max), "minf": _floats(min),
     "ceil": lambda v: float(math.ceil(to_float(v))), "floor": lambda v: float(math.floor(to_float(v))),
-    "duration": _duration, "durationRound": _rounded_duration,
-    "round": _round, "until": _until, "seq": _seq, "untilStep": _stepped,
+    "duration": _duration, "durationRound": _round_duration,
+    "round": _round, "until": _until, "seq": _seq, "untilStep": _until_step,
 }  # fmt: skip
 LISTS: dict[str, Callable[..., Any]] = {
     "list": lambda *v: list(v), "tuple": lambda *v: list(v), "first": lambda v: v[0] if v else None,
     "last": lambda v: v[-1] if v else None, "rest": lambda v: v[1:], "initial": lambda v: v[:-1],
     "append": lambda v, one: [*v, one], "push": lambda v, one: [*v, one], "prepend": lambda v, one: [one, *v],
     "concat": lambda *v: [item for one in v for item in one], "reverse": lambda v: v[::-1],
-    "uniq": unique,
+    "uniq": unique_values,
     "without": lambda v, *out: _without(v, {unique_key(one) for one in out}), "has": lambda one, v: one in v,
-    "compact": lambda v: [item for item in v if not _empty(item)],
+    "compact": lambda v: [item for item in v if not _is_empty(item)],
     "slice": lambda v, a=0, b=None: v[a:b], "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(v), n)],
     "dict": _dict, "get": lambda d, k: d.get(k, ""), "set": lambda d, k, v: {**d, k: v},
     "unset": lambda d, k: {key: value for key, value in d.items() if key != k}, "hasKey": lambda d, k: k in d,
     "pluck": lambda k, *d: [one[k] for one in d if k in one], "keys": lambda *d: [k for one in d for k in one],
     "pick": lambda d, *k: {key: d[key] for key in k if key in d},
     "omit": lambda d, *k: {key: value for key, value in d.items() if key not in k},
-    "values": lambda d: list(d.values()), "merge": lambda *d: _merged(False, *d), "dig": _dig,
-    "mergeOverwrite": lambda *d: _merged(True, *d), "deepCopy": copy.deepcopy,
+    "values": lambda d: list(d.values()), "merge": lambda *d: _merge(False, *d), "dig": _dig,
+    "mergeOverwrite": lambda *d: _merge(True, *d), "deepCopy": copy.deepcopy,
 }  # fmt: skip
 OTHERS: dict[str, Callable[..., Any]] = {
-    "default": lambda d, v=None: d if _empty(v) else v, "empty": _empty,
-    "coalesce": lambda *v: next((one for one in v if not _empty(one)), None),
-    "all": lambda *v: not any(map(_empty, v)), "any": lambda *v: not all(map(_empty, v)),
+    "default": lambda d, v=None: d if _is_empty(v) else v, "empty": _is_empty,
+    "coalesce": lambda *v: next((one for one in v if not _is_empty(one)), None),
+    "all": lambda *v: not any(map(_is_empty, v)), "any": lambda *v: not all(map(_is_empty, v)),
     "ternary": lambda yes, no, which: yes if which else no, "fail": _fail, "toJson": go_json,
     "mustToJson": go_json, "toPrettyJson": go_pretty_json, "toRawJson": lambda v: go_json(v, escape=False),
     "fromJson": lambda s: read_json(s, floats=True), "mustFromJson": lambda s: read_json(s, floats=True),

@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from everstep.runtime.workflow.expressions import (
-    Expanded,
+    ExpandedScope,
     ExpressionError,
     ExpressionSyntaxError,
     UnknownNameError,
+    dotted_paths,
     evaluate,
-    expand,
-    paths,
+    expand_names,
 )
-from everstep.runtime.workflow.expressions.bounds import Meter, metered
+from everstep.runtime.workflow.expressions.bounds import Meter, use_meter
 from everstep.runtime.workflow.expressions.sprig import SPRIG
 from everstep.runtime.workflow.expressions.values import go_json, go_text
 
 _UNQUOTABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
-LATE = ("retries", "lastRetry", "item", "workflow.status", "workflow.failures")
+LATE_NAMES = ("retries", "lastRetry", "item", "workflow.status", "workflow.failures")
 """What an expression may read before it is bound: the tag waits for it."""
 FUNCTIONS = {"sprig": SPRIG}
 
@@ -37,8 +37,8 @@ def substitute(value: Any, scope: Mapping[str, Any], strict: bool = False) -> An
     `strict`: an expression that fails is an error, not text that stays. Raises TagError for that, for an expression
     that cannot be read, and for a value with control characters; ExpressionError for more text than there is room for.
     """
-    with metered() as meter:
-        return _Pass(scope, strict, meter).over(value)
+    with use_meter() as meter:
+        return _Pass(scope, strict, meter).replace_tags(value)
 
 
 class _Pass:
@@ -48,54 +48,54 @@ class _Pass:
         self._scope = scope
         self._strict = strict
         self._meter = meter
-        self._expanded: Expanded | None = None
+        self._expanded: ExpandedScope | None = None
         self._quoted: dict[str, str] = {}
 
-    def over(self, value: Any) -> Any:
+    def replace_tags(self, value: Any) -> Any:
         """The value with its tags replaced."""
         if isinstance(value, str):
-            return self._text(value) if "{{" in value else value
+            return self._replace_in_text(value) if "{{" in value else value
         if isinstance(value, dict | Mapping):  # Most are dicts: asking for that first takes a tenth of the time.
-            return {self.over(key): self.over(inner) for key, inner in value.items()}
+            return {self.replace_tags(key): self.replace_tags(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
-            return [self.over(inner) for inner in value]
+            return [self.replace_tags(inner) for inner in value]
         return value
 
-    def _text(self, text: str) -> str:
+    def _replace_in_text(self, text: str) -> str:
         pieces, place = list[str](), 0
-        for begin, end in _places(text):
-            new = self._replaced(text[begin:end])
+        for begin, end in _tag_spans(text):
+            new = self._replace_tag(text[begin:end])
             if end - begin == len(text):
                 return new  # As it is: what many nodes are given is kept once.
-            self._meter.write(begin - place + len(new))
+            self._meter.spend_text(begin - place + len(new))
             pieces += (text[place:begin], new)
             place = end
         return "".join([*pieces, text[place:]])
 
-    def _replaced(self, tag: str) -> str:
+    def _replace_tag(self, tag: str) -> str:
         inner = tag[2:-2]
         if inner.startswith("="):
-            return self._evaluated(tag, inner[1:])
+            return self._evaluate_tag(tag, inner[1:])
         name = inner.strip()
         if name in self._scope:
-            return self._value(name)
+            return self._name_text(name)
         before, braces, nested = inner.rpartition("{{")
         if braces and before and nested in self._scope:
-            return "{{" + before + self._value(nested)
+            return "{{" + before + self._name_text(nested)
         return tag
 
-    def _value(self, name: str) -> str:
+    def _name_text(self, name: str) -> str:
         """Looked through once, however often it stands in what is passed over."""
         if name not in self._quoted:
-            self._quoted[name] = _quotable(self._scope[name], name)
+            self._quoted[name] = _quotable_text(self._scope[name], name)
         return self._quoted[name]
 
-    def _evaluated(self, tag: str, expression: str) -> str:
+    def _evaluate_tag(self, tag: str, expression: str) -> str:
         try:
-            if any(_unbound(path, self._scope) for path in paths(expression)):
+            if any(_is_unbound(path, self._scope) for path in dotted_paths(expression)):
                 return tag
             if self._expanded is None:
-                self._expanded = expand(self._scope)
+                self._expanded = expand_names(self._scope)
             found = evaluate(expression, self._expanded, FUNCTIONS)
             if found is not None:
                 return found if isinstance(found, str) else go_json(found)
@@ -110,7 +110,7 @@ class _Pass:
         return tag
 
 
-def _places(text: str) -> Iterator[tuple[int, int]]:
+def _tag_spans(text: str) -> Iterator[tuple[int, int]]:
     """(begin, end) of every tag: the first braces that close one end it."""
     place = 0
     while (begin := text.find("{{", place)) >= 0 and (end := text.find("}}", begin + 2)) >= 0:
@@ -121,7 +121,7 @@ def _places(text: str) -> Iterator[tuple[int, int]]:
 def without_tags(text: str, instead: str = "") -> str:
     """The text with something else for each of its tags."""
     pieces, place = list[str](), 0
-    for begin, end in _places(text):
+    for begin, end in _tag_spans(text):
         pieces.append(text[place:begin])
         place = end
     return instead.join([*pieces, text[place:]])
@@ -130,30 +130,30 @@ def without_tags(text: str, instead: str = "") -> str:
 def tags(value: Any) -> list[str]:
     """The simple tags and expressions (with their `=`) that are left in a text, or in lists and mappings of texts."""
     found: list[str] = []
-    each_text(value, lambda text: found.extend(text[begin + 2 : end - 2] for begin, end in _places(text)))
+    for_each_text(value, lambda text: found.extend(text[begin + 2 : end - 2] for begin, end in _tag_spans(text)))
     return found
 
 
-def each_text(value: Any, seen: Callable[[str], None]) -> None:
+def for_each_text(value: Any, seen: Callable[[str], None]) -> None:
     """Call `seen` for every text in it."""
     if isinstance(value, str):
         seen(value)
     elif isinstance(value, dict | Mapping):
         for key, inner in value.items():
-            each_text(key, seen)
-            each_text(inner, seen)
+            for_each_text(key, seen)
+            for_each_text(inner, seen)
     elif isinstance(value, list | tuple):
         for inner in value:
-            each_text(inner, seen)
+            for_each_text(inner, seen)
 
 
-def reads(value: Any) -> set[str]:
+def names_read(value: Any) -> set[str]:
     """The dotted names that all tags of a value read, with brackets written as dots."""
     found: set[str] = set()
     for tag in tags(value):
         if tag.startswith("="):
             try:
-                found |= paths(tag[1:])
+                found |= dotted_paths(tag[1:])
             except ExpressionError:
                 continue
         else:
@@ -161,7 +161,7 @@ def reads(value: Any) -> set[str]:
     return found
 
 
-def _quotable(value: Any, name: str) -> str:
+def _quotable_text(value: Any, name: str) -> str:
     if value is None:
         raise TagError(
             f"unable to substitute {{{{{name}}}}}: output is an absent optional (skipped/omitted node with no default)"
@@ -172,7 +172,7 @@ def _quotable(value: Any, name: str) -> str:
     return text
 
 
-def _unbound(path: str, scope: Mapping[str, Any]) -> bool:
+def _is_unbound(path: str, scope: Mapping[str, Any]) -> bool:
     """It begins with a name that is bound later."""
-    late = next((name for name in LATE if path == name or path.startswith(f"{name}.")), None)
+    late = next((name for name in LATE_NAMES if path == name or path.startswith(f"{name}.")), None)
     return late is not None and not any(name == late or name.startswith(f"{late}.") for name in scope)

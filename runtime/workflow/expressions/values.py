@@ -6,7 +6,7 @@ import re
 import secrets
 from typing import Any
 
-from everstep.runtime.workflow.expressions.bounds import metered
+from everstep.runtime.workflow.expressions.bounds import use_meter
 from everstep.runtime.workflow.expressions.errors import ExpressionError
 from everstep.runtime.workflow.expressions.json_text import Number
 
@@ -32,18 +32,18 @@ def go_json(value: Any, sort_keys: bool = True, escape: bool = True) -> str:
 
     Raises ExpressionError for what JSON has not: infinity, and what is nested too deep.
     """
-    with metered():
-        text = json.dumps(_numbers(value), separators=(",", ":"), sort_keys=sort_keys, ensure_ascii=False)
+    with use_meter():
+        text = json.dumps(_mark_numbers(value), separators=(",", ":"), sort_keys=sort_keys, ensure_ascii=False)
     for character in "<>&\u2028\u2029" if escape else "\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return _unmarked(text)
+    return _unmark_numbers(text)
 
 
 def go_pretty_json(value: Any) -> str:
     """`json.MarshalIndent` with two spaces. Raises ExpressionError as `go_json`."""
-    with metered():
-        text = json.dumps(_numbers(value), indent=2, sort_keys=True, ensure_ascii=False)
-    return _unmarked(text)
+    with use_meter():
+        text = json.dumps(_mark_numbers(value), indent=2, sort_keys=True, ensure_ascii=False)
+    return _unmark_numbers(text)
 
 
 _MARK = secrets.token_hex(8)
@@ -51,7 +51,7 @@ _MARK = secrets.token_hex(8)
 _MARKED = re.compile(f'"{_MARK}([^"]*){_MARK}"')
 
 
-def _numbers(value: Any) -> Any:
+def _mark_numbers(value: Any) -> Any:
     if isinstance(value, Number):
         return f"{_MARK}{value.text}{_MARK}"
     if isinstance(value, float):
@@ -59,13 +59,13 @@ def _numbers(value: Any) -> Any:
             raise ExpressionError(f"json: unsupported value: {go_float(value)}")
         return int(value) if value == int(value) and abs(value) < 1e21 else f"{_MARK}{go_float(value)}{_MARK}"
     if isinstance(value, dict):
-        return {str(key): _numbers(inner) for key, inner in value.items()}
+        return {str(key): _mark_numbers(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_numbers(inner) for inner in value]
+        return [_mark_numbers(inner) for inner in value]
     return value
 
 
-def _unmarked(text: str) -> str:
+def _unmark_numbers(text: str) -> str:
     return _MARKED.sub(r"\1", text) if _MARK in text else text
 
 

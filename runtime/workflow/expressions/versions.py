@@ -24,20 +24,20 @@ class Version(NamedTuple):
     major: int
     minor: int
     patch: int
-    before: str
+    prerelease: str
     """Of a version before that one: `beta.2`."""
 
     @property
     def order(self) -> tuple[Any, ...]:
         """What is compared."""
-        each = [(0, int(one), "") if one.isdigit() else (1, 0, one) for one in self.before.split(".")]
-        return (*self[:3], not self.before, each)
+        each = [(0, int(one), "") if one.isdigit() else (1, 0, one) for one in self.prerelease.split(".")]
+        return (*self[:3], not self.prerelease, each)
 
 
 class _Constraint(NamedTuple):
     operator: str
     version: Version
-    told: int
+    given_numbers: int
     """How many of its three numbers are given."""
 
 
@@ -47,11 +47,11 @@ def allows(constraints: str, version: str) -> bool:
     if not found:
         raise ExpressionError("invalid semantic version")
     have = Version(int(found[1]), int(found[2] or 0), int(found[3] or 0), found[4] or "")
-    alternatives = [_all_of(part) for part in constraints[: _LONGEST + 1].split("||")]
+    alternatives = [_parse_constraints(part) for part in constraints[: _LONGEST + 1].split("||")]
     return any(all(_holds(one, have) for one in some) for some in alternatives)
 
 
-def _all_of(text: str) -> list[_Constraint]:
+def _parse_constraints(text: str) -> list[_Constraint]:
     rest = _RANGE.sub(r">=\1,<=\6", text).strip()
     found: list[_Constraint] = []
     while rest:
@@ -72,11 +72,11 @@ def _all_of(text: str) -> list[_Constraint]:
 def _holds(constraint: _Constraint, have: Version) -> bool:
     """A version before another is wanted by nobody who names none such."""
     operator, wanted, told = constraint
-    if have.before and not wanted.before:
+    if have.prerelease and not wanted.prerelease:
         return False
     mine, theirs = (have[:told], wanted[:told]) if told < 3 else (have.order, wanted.order)
     since = have.order >= wanted.order
-    kept = _fixed(wanted, told) if operator == "^" else min(told, 2)
+    kept = _caret_count(wanted, told) if operator == "^" else min(told, 2)
     return {
         "=": mine == theirs,
         "!=": mine != theirs,
@@ -89,6 +89,6 @@ def _holds(constraint: _Constraint, have: Version) -> bool:
     }[operator]
 
 
-def _fixed(wanted: Version, told: int) -> int:
+def _caret_count(wanted: Version, told: int) -> int:
     """How many numbers `^` keeps: up to the first that is not 0."""
     return min(next((at + 1 for at, number in enumerate(wanted[:3]) if number), 3), told)

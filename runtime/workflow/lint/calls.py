@@ -4,63 +4,63 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from everstep.runtime.workflow.engine.loops import expand
+from everstep.runtime.workflow.engine.loops import expand_loop
 from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.expressions.json_text import read_json
 from everstep.runtime.workflow.expressions.tags import tags
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import Library
-from everstep.runtime.workflow.manifest.schema import Problem, nearest
-from everstep.runtime.workflow.manifest.template_walk import Called, hooks, tasks, template_of, templates
+from everstep.runtime.workflow.manifest.schema import Problem, nearest_hint
+from everstep.runtime.workflow.manifest.template_walk import TaskAt, called_template, hooks, tasks, templates
 
-Found = tuple[str, bool, Problem]
+RawFinding = tuple[str, bool, Problem]
 
 
-def findings(spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
+def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
     """Of every task, step and hook."""
     for at in templates(spec):
         for called in tasks(at):
-            template = template_of(called.task, spec, library)
+            template = called_template(called.task, spec, library)
             if template is not None:
-                yield from _arguments(called, template)
-            yield from _loop(called)
-            yield from _artifacts(called, spec, library)
+                yield from _argument_findings(called, template)
+            yield from _loop_findings(called)
+            yield from _artifact_findings(called, spec, library)
             if called.task.get("inline") and called.task.get("template"):
                 yield "inline", False, Problem((*called.where, "template"), "has no meaning beside inline; keep one")
             if called.task.get("inline") and at.inline:
                 said = "an inline template inside an inline template; name one of them"
                 yield "inline", False, Problem((*called.where, "inline"), said)
     for _, hook, where in hooks(spec):
-        template = template_of(hook, spec, library)
-        known = {str(one.get("name")): None for one in listed(spec, "templates")}
+        template = called_template(hook, spec, library)
+        known = {str(one.get("name")): None for one in list_at(spec, "templates")}
         if template is None:
             wanted = str(hook.get("template"))
-            said = f"there is no template {wanted!r}{nearest(wanted, known)}"
+            said = f"there is no template {wanted!r}{nearest_hint(wanted, known)}"
             yield "hook", True, Problem((*where, "template"), said)
             continue
-        given = {one.get("name") for one in listed(hook.get("arguments"), "parameters")}
+        given = {one.get("name") for one in list_at(hook.get("arguments"), "parameters")}
         if where[1] == "hooks":
-            given |= {one.get("name") for one in listed(spec, "arguments", "parameters")}
-        for one in listed(template, "inputs", "parameters"):
+            given |= {one.get("name") for one in list_at(spec, "arguments", "parameters")}
+        for one in list_at(template, "inputs", "parameters"):
             if (
                 one.get("value", one.get("default")) is None
                 and not one.get("valueFrom")
                 and one.get("name") not in given
             ):
                 yield "hook", True, Problem(where, f"inputs.parameters.{one.get('name')} was not supplied")
-    for index, entry in enumerate(listed(spec, "arguments", "parameters")):
+    for index, entry in enumerate(list_at(spec, "arguments", "parameters")):
         if isinstance(entry.get("value"), Mapping | list):
             here = ("spec", "arguments", "parameters", index, "value")
             yield "argument", False, Problem(here, "a map or list arrives as an empty text; write it as JSON in quotes")
 
 
-def _arguments(called: Called, template: Mapping[str, Any]) -> Iterator[Found]:
+def _argument_findings(called: TaskAt, template: Mapping[str, Any]) -> Iterator[RawFinding]:
     for kind in ("parameters", "artifacts"):
-        wanted = {str(one.get("name")): one for one in listed(template, "inputs", kind)}
-        for index, entry in enumerate(listed(called.task.get("arguments"), kind)):
+        wanted = {str(one.get("name")): one for one in list_at(template, "inputs", kind)}
+        for index, entry in enumerate(list_at(called.task.get("arguments"), kind)):
             here, name = (*called.where, "arguments", kind, index), str(entry.get("name"))
             if name not in wanted:
-                said = f"{template.get('name') or 'the template'} has no input {name!r}{nearest(name, wanted)}"
+                said = f"{template.get('name') or 'the template'} has no input {name!r}{nearest_hint(name, wanted)}"
                 yield "argument", False, Problem((*here, "name"), said)
                 continue
             value, enum = entry.get("value"), wanted[name].get("enum")
@@ -72,7 +72,7 @@ def _arguments(called: Called, template: Mapping[str, Any]) -> Iterator[Found]:
                 yield "enum", False, Problem((*here, "value"), said)
 
 
-def _loop(called: Called) -> Iterator[Found]:
+def _loop_findings(called: TaskAt) -> Iterator[RawFinding]:
     task = called.task
     sequence = task.get("withSequence")
     if sequence and "{{" not in str(sequence):
@@ -87,19 +87,19 @@ def _loop(called: Called) -> Iterator[Found]:
         sequence
     ):
         return
-    items = task.get("withItems") if given is None else _list(given)
+    items = task.get("withItems") if given is None else _json_list(given)
     if given is None and any("{{" in json.dumps(item) for item in items or []):
         return
     own = {key: task.get(key) for key in ("name", "withItems", "withParam", "withSequence")}
     try:
-        expand(own, {})
+        expand_loop(own, {})
         body = {key: value for key, value in task.items() if key in ("arguments", "when")}
-        yield from _keys(called, items, body)
+        yield from _item_key_findings(called, items, body)
     except ExpressionError as error:
         yield "items", True, Problem(called.where, str(error).splitlines()[0])
 
 
-def _keys(called: Called, items: Any, body: Mapping[str, Any]) -> Iterator[Found]:
+def _item_key_findings(called: TaskAt, items: Any, body: Mapping[str, Any]) -> Iterator[RawFinding]:
     """Every item has the keys that are read; a map is read as a whole only by mistake."""
     read = {tag.strip() for tag in tags(body) if not tag.startswith("=")}
     for item in items or []:
@@ -117,22 +117,22 @@ def _keys(called: Called, items: Any, body: Mapping[str, Any]) -> Iterator[Found
             return
 
 
-def _list(text: Any) -> Any:
+def _json_list(text: Any) -> Any:
     try:
         return read_json(str(text))
     except ExpressionError:
         return None
 
 
-def _artifacts(called: Called, spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
+def _artifact_findings(called: TaskAt, spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
     others = {str(one.task.get("name")): one.task for one in tasks(called.holder)}
-    for index, entry in enumerate(listed(called.task.get("arguments"), "artifacts")):
+    for index, entry in enumerate(list_at(called.task.get("arguments"), "artifacts")):
         here, text = (*called.where, "arguments", "artifacts", index, "from"), str(entry.get("from") or "")
         if text and "{{" not in text:
             yield "artifact", False, Problem(here, f"a tag has braces: {{{{{text}}}}}")
         elif ".outputs.parameters." in text or ".outputs.result" in text:
             yield "artifact", True, Problem(here, f"{text} is a parameter, no artifact")
-    for index, entry in enumerate(listed(called.task.get("arguments"), "parameters")):
+    for index, entry in enumerate(list_at(called.task.get("arguments"), "parameters")):
         for tag in tags(str(entry.get("value") or "")):
             parts = tag.strip().split(".")
             if parts[2:4] == ["outputs", "artifacts"] and parts[1] in others:

@@ -9,17 +9,17 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from everstep.runtime.workflow.expressions.bounds import metered
+from everstep.runtime.workflow.expressions.bounds import use_meter
 from everstep.runtime.workflow.lint import calls, fields, scripts, texts
 from everstep.runtime.workflow.manifest import parse
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import WORKFLOW_TEMPLATES, Library
-from everstep.runtime.workflow.manifest.schema import BEYOND, Problem, Where, dotted
+from everstep.runtime.workflow.manifest.schema import UNSUPPORTED, Problem, Where, dotted_path
 from everstep.runtime.workflow.manifest.yaml_source import Document
 
 RUNS_HERE = "here"
 """Code of what Argo would do and this machine does not."""
-NOBODY: Mapping[str, Document] = MappingProxyType({})
+NO_DOCUMENTS: Mapping[str, Document] = MappingProxyType({})
 INVALID = "invalid"
 """Code of what Argo refuses."""
 
@@ -35,20 +35,20 @@ class Finding(NamedTuple):
     file: str
 
     @property
-    def told(self) -> str:
+    def text_with_place(self) -> str:
         """`file:line: code: path: message`."""
-        return f"{self.file}:{self.line}: {self.said}"
+        return f"{self.file}:{self.line}: {self.text}"
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """`code: path: message`."""
-        place = f"{dotted(self.where)}: " if self.where else ""
+        place = f"{dotted_path(self.where)}: " if self.where else ""
         return f"{self.code}: {place}{self.message}"
 
 
-def findings(document: Document, library: Library, others: Mapping[str, Document] = NOBODY) -> list[Finding]:
+def findings(document: Document, library: Library, others: Mapping[str, Document] = NO_DOCUMENTS) -> list[Finding]:
     """All that is found, in the order of the lines. `others`: where the objects stand that it refers to."""
-    with metered():
+    with use_meter():
         return _findings(document, library, others)
 
 
@@ -59,20 +59,22 @@ def _findings(document: Document, library: Library, others: Mapping[str, Documen
     source = document.value
     found = []
     for one in parse.problems(source, library):
-        code = RUNS_HERE if one.message.endswith(BEYOND) else INVALID
+        code = RUNS_HERE if one.message.endswith(UNSUPPORTED) else INVALID
         other = others.get(one.of)
-        found.append(_of(other, one._replace(of=""), code, True) if other else _of(document, one, code, True))
+        found.append(
+            _to_finding(other, one._replace(of=""), code, True) if other else _to_finding(document, one, code, True)
+        )
     found += [Finding(line, where, "duplicate-key", True, f"{where[-1]!r} is there twice; the last one counts",
                       document.file) for where, line in document.repeated]  # fmt: skip
     wrong = any(one.code == INVALID for one in found)
     if isinstance(source, Mapping) and isinstance(source.get("spec"), Mapping) and not wrong:
-        for code, error, problem in _more(source, library):
+        for code, error, problem in _raw_findings(source, library):
             if not any(one.where == problem.where and one.message == problem.message for one in found):
-                found.append(_of(document, problem, code, error))
+                found.append(_to_finding(document, problem, code, error))
     return sorted(found, key=lambda one: (one.line, not one.error))
 
 
-def _of(document: Document, problem: Problem, code: str, error: bool) -> Finding:
+def _to_finding(document: Document, problem: Problem, code: str, error: bool) -> Finding:
     said = f"{problem.of}: {problem.message}" if problem.of else problem.message
     return Finding(document.line(problem.where), problem.where, code, error, said, document.file)
 
@@ -85,16 +87,16 @@ def _as_workflow(template: Mapping[str, Any]) -> dict[str, Any]:
     given = spec.get("arguments")
     entries = [
         one if not isinstance(one, Mapping) or "value" in one else {"valueFrom": {"supplied": {}}, **one}
-        for one in listed(given, "parameters")
+        for one in list_at(given, "parameters")
     ]
-    first = next((one.get("name") for one in listed(spec, "templates") if isinstance(one, Mapping)), "")
+    first = next((one.get("name") for one in list_at(spec, "templates") if isinstance(one, Mapping)), "")
     more = {"arguments": {**given, "parameters": entries}} if entries and isinstance(given, Mapping) else {}
     return {**template, "kind": parse.KIND, "spec": {**spec, "entrypoint": spec.get("entrypoint") or first, **more}}
 
 
-def _more(source: Mapping[str, Any], library: Library) -> Iterator[tuple[str, bool, Problem]]:
+def _raw_findings(source: Mapping[str, Any], library: Library) -> Iterator[tuple[str, bool, Problem]]:
     """(code, whether it is an error, the problem) of what Argo's own validation lets pass."""
-    spec = library.merged(source["spec"]) or source["spec"]
+    spec = library.merged_spec(source["spec"]) or source["spec"]
     if source.get("apiVersion") != "argoproj.io/v1alpha1":
         yield "version", False, Problem(("apiVersion",), "the version is argoproj.io/v1alpha1")
     every: list[Iterable[tuple[str, bool, Problem]]] = [
@@ -110,13 +112,13 @@ def _more(source: Mapping[str, Any], library: Library) -> Iterator[tuple[str, bo
 def as_json(found: list[Finding]) -> list[dict[str, Any]]:
     """For programs."""
     return [
-        {"file": one.file, "line": one.line, "path": dotted(one.where), "code": one.code,
+        {"file": one.file, "line": one.line, "path": dotted_path(one.where), "code": one.code,
          "severity": "error" if one.error else "warning", "message": one.message}
         for one in found
     ]  # fmt: skip
 
 
-def _place(one: Finding) -> dict[str, Any]:
+def _sarif_location(one: Finding) -> dict[str, Any]:
     return {"physicalLocation": {"artifactLocation": {"uri": one.file}, "region": {"startLine": one.line}}}
 
 
@@ -126,8 +128,8 @@ def as_sarif(found: list[Finding]) -> dict[str, Any]:
         {
             "ruleId": one.code,
             "level": "error" if one.error else "warning",
-            "message": {"text": f"{dotted(one.where)}: {one.message}"},
-            "locations": [_place(one)],
+            "message": {"text": f"{dotted_path(one.where)}: {one.message}"},
+            "locations": [_sarif_location(one)],
         }
         for one in found
     ]

@@ -8,38 +8,38 @@ from typing import Any
 
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.schema import Problem
-from everstep.runtime.workflow.manifest.template_walk import tasks, template_of, templates
+from everstep.runtime.workflow.manifest.template_walk import called_template, tasks, templates
 
-Found = tuple[str, bool, Problem]
+RawFinding = tuple[str, bool, Problem]
 PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
 _SHELL = re.compile(r"(?:.*/)?(?:ba|da|k|z)?sh$")
 _RESULT = re.compile(r"\{\{\s*(?:tasks|steps)\.([-\w]+)\.outputs\.result\s*\}\}")
 _DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Tuple, ast.ListComp, ast.DictComp, ast.SetComp)
 
 
-def findings(spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
+def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
     """Of every loop over a result."""
     for at in templates(spec):
         others = {str(one.task.get("name")): one.task for one in tasks(at)}
         for called in tasks(at):
             read = _RESULT.fullmatch(str(called.task.get("withParam") or "").strip())
             if read and (producer := others.get(read[1])):
-                script = (template_of(producer, spec, library) or {}).get("script") or {}
-                if said := _said(script):
+                script = (called_template(producer, spec, library) or {}).get("script") or {}
+                if said := _output_mistake(script):
                     yield "items", False, Problem((*called.where, "withParam"), f"{read[1]} {said}")
 
 
-def _said(script: Mapping[str, Any]) -> str:
+def _output_mistake(script: Mapping[str, Any]) -> str:
     """What is wrong with what the script prints first, as far as its text tells; else empty."""
     command, source = script.get("command") or [""], str(script.get("source") or "")
     if PYTHON.match(str(command[0])):
-        return _python(source)
+        return _python_mistake(source)
     if _SHELL.match(str(command[0])):
-        return _shell(source)
+        return _shell_mistake(source)
     return ""
 
 
-def _python(source: str) -> str:
+def _python_mistake(source: str) -> str:
     try:
         body = ast.parse(source).body
     except SyntaxError:
@@ -50,10 +50,10 @@ def _python(source: str) -> str:
     if any(isinstance(one, _DISPLAYS) for one in printed):
         return "prints a list as Python writes it, which is no JSON; say print(json.dumps(...))"
     first = printed[0] if printed else None
-    return _noise(first.value) if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+    return _noise_mistake(first.value) if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
 
 
-def _shell(source: str) -> str:
+def _shell_mistake(source: str) -> str:
     """Of a script that begins with an echo of plain words."""
     first = re.split(r"[;\n]|&&", source.strip(), maxsplit=1)[0]
     if re.search(r"[$`|<>{&]", first):
@@ -62,10 +62,10 @@ def _shell(source: str) -> str:
         words = shlex.split(first)
     except ValueError:
         return ""
-    return _noise(" ".join(words[1:])) if words[:1] == ["echo"] and len(words) > 1 else ""
+    return _noise_mistake(" ".join(words[1:])) if words[:1] == ["echo"] and len(words) > 1 else ""
 
 
-def _noise(text: str) -> str:
+def _noise_mistake(text: str) -> str:
     if text.lstrip().startswith("[") or text.startswith("-"):
         return ""
     return f"prints {text!r} first, and withParam takes all of it as one JSON list; send what is no list to stderr"

@@ -11,94 +11,110 @@ from everstep.runtime.workflow.expressions import (
     ExpressionError,
     ExpressionSyntaxError,
     UnknownNameError,
+    dotted_paths,
     evaluate,
-    paths,
 )
 from everstep.runtime.workflow.expressions.expr_grammar import parse
 from everstep.runtime.workflow.expressions.govaluate import should_run
-from everstep.runtime.workflow.expressions.tags import FUNCTIONS, LATE, each_text, substitute, tags, without_tags
+from everstep.runtime.workflow.expressions.tags import (
+    FUNCTIONS,
+    LATE_NAMES,
+    for_each_text,
+    substitute,
+    tags,
+    without_tags,
+)
 from everstep.runtime.workflow.expressions.values import parameter_text
-from everstep.runtime.workflow.manifest.depends import Ancestry, DependsError, depends_of, needs, satisfied
-from everstep.runtime.workflow.manifest.fields import LEAVES, kind_of, listed
+from everstep.runtime.workflow.manifest.depends import Ancestry, DependsError, depends_of, is_satisfied, needs
+from everstep.runtime.workflow.manifest.fields import LEAVES, kind_of, list_at
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.schema import Problem, Where
-from everstep.runtime.workflow.manifest.template_walk import At, Called, hooks, tasks, template_of, templates
+from everstep.runtime.workflow.manifest.template_walk import (
+    TaskAt,
+    TemplateAt,
+    called_template,
+    hooks,
+    tasks,
+    templates,
+)
 
-Found = tuple[str, bool, Problem]
+RawFinding = tuple[str, bool, Problem]
 ROOTS = ("workflow", "inputs", "outputs", "tasks", "steps", "item", "pod", "node", "retries", "lastRetry")
 _SINGLE = re.compile(r"(?<!\{)\{((?:inputs|workflow|tasks|steps)\.[\w.-]+)\}(?!\})")
 _BARE = re.compile(r"(?<![\w{.'\"-])\[?((?:workflow|inputs|tasks|steps)\.[\w.-]+)\]?")
-RETRY = {"retries": "0", "lastRetry.exitCode": "1", "lastRetry.status": "Failed", "lastRetry.duration": "1",
+RETRY_SCOPE = {"retries": "0", "lastRetry.exitCode": "1", "lastRetry.status": "Failed", "lastRetry.duration": "1",
          "lastRetry.message": ""}  # fmt: skip
 
 
-def findings(spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
+def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
     """Of every text of the workflow."""
     known = {f"workflow.parameters.{e.get('name')}": parameter_text(e.get("value"))
-             for e in listed(spec, "arguments", "parameters") if e.get("value") is not None}  # fmt: skip
+             for e in list_at(spec, "arguments", "parameters") if e.get("value") is not None}  # fmt: skip
     for at in templates(spec):
         entry = at.template.get("name") == spec.get("entrypoint")
-        scope = {**known, **_inputs(at.template, entry)}
-        yield from _template(at, scope, spec)
+        scope = {**known, **_known_inputs(at.template, entry)}
+        yield from _template_findings(at, scope, spec)
         for called in tasks(at):
-            yield from _task(called, scope, spec, library)
+            yield from _task_findings(called, scope, spec, library)
     for name, hook, where in hooks(spec):
-        yield from _hook(name, hook, where)
+        yield from _hook_findings(name, hook, where)
 
 
-def _inputs(template: Mapping[str, Any], entry: bool) -> dict[str, str]:
+def _known_inputs(template: Mapping[str, Any], entry: bool) -> dict[str, str]:
     """Inputs whose value is known before a run: of the entrypoint, which is called with nothing else."""
     found: dict[str, str] = {}
-    for one in listed(template, "inputs", "parameters"):
+    for one in list_at(template, "inputs", "parameters"):
         value = one.get("value", one.get("default"))
         if entry and value is not None:
             found[f"inputs.parameters.{one.get('name')}"] = parameter_text(value)
     return found
 
 
-def _template(at: At, scope: Mapping[str, str], spec: Mapping[str, Any]) -> Iterator[Found]:
+def _template_findings(at: TemplateAt, scope: Mapping[str, str], spec: Mapping[str, Any]) -> Iterator[RawFinding]:
     leaf = kind_of(at.template) in LEAVES
     body = {key: value for key, value in at.template.items() if key not in ("dag", "steps")}
-    yield from _tags(body, at, scope, leaf, spec)
+    yield from _tag_findings(body, at, scope, leaf, spec)
     strategy = at.template.get("retryStrategy") or {}
     if strategy.get("expression"):
-        yield from _condition(str(strategy["expression"]), (*at.where, "retryStrategy", "expression"))
-    for index, entry in enumerate(listed(at.template, "outputs", "parameters")):
+        yield from _condition_findings(str(strategy["expression"]), (*at.where, "retryStrategy", "expression"))
+    for index, entry in enumerate(list_at(at.template, "outputs", "parameters")):
         expression = (entry.get("valueFrom") or {}).get("expression")
         if expression:
             where = (*at.where, "outputs", "parameters", index, "valueFrom", "expression")
-            yield from _syntax(str(expression), where)
-    for index, metric in enumerate(listed(at.template, "metrics", "prometheus")):
+            yield from _syntax_findings(str(expression), where)
+    for index, metric in enumerate(list_at(at.template, "metrics", "prometheus")):
         when = str(metric.get("when") or "")
         if when:
-            yield from _when(when, (*at.where, "metrics", "prometheus", index, "when"), {}, error=False)
+            yield from _when_findings(when, (*at.where, "metrics", "prometheus", index, "when"), {}, error=False)
 
 
-def _syntax(expression: str, where: Where) -> Iterator[Found]:
+def _syntax_findings(expression: str, where: Where) -> Iterator[RawFinding]:
     try:
         parse(expression)
     except ExpressionSyntaxError as error:
-        yield "expression", True, Problem(where, _one_line(error))
+        yield "expression", True, Problem(where, _first_line(error))
 
 
-def _one_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def _tags(value: Any, at: At, scope: Mapping[str, str], leaf: bool, spec: Mapping[str, Any]) -> Iterator[Found]:
+def _tag_findings(
+    value: Any, at: TemplateAt, scope: Mapping[str, str], leaf: bool, spec: Mapping[str, Any]
+) -> Iterator[RawFinding]:
     """Every tag of a template's own texts."""
     for tag in dict.fromkeys(tags(value)):
         if tag.startswith("="):
-            yield from _expression(tag[1:], at, scope, leaf, spec)
+            yield from _expression_findings(tag[1:], at, scope, leaf, spec)
         else:
-            yield from _simple(tag.strip(), at, leaf)
+            yield from _simple_tag_findings(tag.strip(), at, leaf)
     texts: list[str] = []
-    each_text(value, texts.append)
+    for_each_text(value, texts.append)
     for name in dict.fromkeys(name for text in texts for name in _SINGLE.findall(text)):
         yield "tag", False, Problem(at.where, f"{{{name}}} is plain text; a tag has two braces: {{{{{name}}}}}")
 
 
-def _simple(name: str, at: At, leaf: bool) -> Iterator[Found]:
+def _simple_tag_findings(name: str, at: TemplateAt, leaf: bool) -> Iterator[RawFinding]:
     root = re.split(r"[.\[]", name)[0]
     if leaf and root == "item":
         yield (
@@ -111,46 +127,52 @@ def _simple(name: str, at: At, leaf: bool) -> Iterator[Found]:
         yield "tag", False, Problem(at.where, f"{{{{{name}}}}} stays as it stands; did you mean {near[0]}?")
     parts = name.split(".")
     if root == "outputs" and len(parts) == 4 and parts[3] == "path":
-        declared = {str(one.get("name")) for one in listed(at.template, "outputs", parts[1])}
+        declared = {str(one.get("name")) for one in list_at(at.template, "outputs", parts[1])}
         if parts[2] not in declared:
             yield "tag", False, Problem(at.where, f"{{{{{name}}}}}: the template has no such output")
 
 
-def _expression(text: str, at: At, scope: Mapping[str, str], leaf: bool, spec: Mapping[str, Any]) -> Iterator[Found]:
+def _expression_findings(
+    text: str, at: TemplateAt, scope: Mapping[str, str], leaf: bool, spec: Mapping[str, Any]
+) -> Iterator[RawFinding]:
     """One `{{=...}}` of a template."""
     try:
-        read = paths(text)
+        read = dotted_paths(text)
     except ExpressionSyntaxError as error:
-        yield "expression", True, Problem(at.where, f"{{{{={text}}}}}: {_one_line(error)}")
+        yield "expression", True, Problem(at.where, f"{{{{={text}}}}}: {_first_line(error)}")
         return
     if "?" in text:
         return
-    wanted = {f"inputs.parameters.{one.get('name')}" for one in listed(at.template, "inputs", "parameters")}
-    given = {f"workflow.parameters.{one.get('name')}" for one in listed(spec, "arguments", "parameters")}
+    wanted = {f"inputs.parameters.{one.get('name')}" for one in list_at(at.template, "inputs", "parameters")}
+    given = {f"workflow.parameters.{one.get('name')}" for one in list_at(spec, "arguments", "parameters")}
     for path in sorted(read):
         for prefix, known in (("inputs.parameters.", wanted), ("workflow.parameters.", given)):
             if path.startswith(prefix) and path not in known and path != f"{prefix}json":
                 yield "expression", False, Problem(at.where, f"{{{{={text}}}}}: {path} is not known: the tag stays")
                 return
     try:
-        late = any(path == one or path.startswith(f"{one}.") for one in LATE for path in read)
+        late = any(path == one or path.startswith(f"{one}.") for one in LATE_NAMES for path in read)
         if not late and (read <= scope.keys() or not any(path.split(".")[0] in ROOTS for path in read)):
             evaluate(text, scope, FUNCTIONS)
     except UnknownNameError as error:
-        yield "expression", False, Problem(at.where, f"{{{{={text}}}}}: {_one_line(error)}: the tag stays as it stands")
+        yield (
+            "expression",
+            False,
+            Problem(at.where, f"{{{{={text}}}}}: {_first_line(error)}: the tag stays as it stands"),
+        )
     except ExpressionError as error:
         kind = "the tag stays as it stands" if leaf else "the task fails"
-        yield "expression", False, Problem(at.where, f"{{{{={text}}}}}: {_one_line(error)}: {kind}")
+        yield "expression", False, Problem(at.where, f"{{{{={text}}}}}: {_first_line(error)}: {kind}")
 
 
-def _condition(text: str, where: Where) -> Iterator[Found]:
+def _condition_findings(text: str, where: Where) -> Iterator[RawFinding]:
     """A retryStrategy.expression."""
     if "{{" in text:
         return
     try:
-        found = evaluate(text, RETRY, FUNCTIONS)
+        found = evaluate(text, RETRY_SCOPE, FUNCTIONS)
     except (ExpressionSyntaxError, UnknownNameError) as error:
-        yield "expression", True, Problem(where, _one_line(error))
+        yield "expression", True, Problem(where, _first_line(error))
         return
     except ExpressionError:
         return
@@ -176,23 +198,25 @@ def _compares_text(tree: Any) -> bool:
     return any(map(_compares_text, tree.children))
 
 
-def _task(called: Called, scope: Mapping[str, str], spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
+def _task_findings(
+    called: TaskAt, scope: Mapping[str, str], spec: Mapping[str, Any], library: Library
+) -> Iterator[RawFinding]:
     task, where = called.task, called.where
     body = {key: value for key, value in task.items() if key not in ("inline", "hooks")}
-    at = At(called.holder.template, where)
-    yield from _tags(body, at, scope, False, spec)
+    at = TemplateAt(called.holder.template, where)
+    yield from _tag_findings(body, at, scope, False, spec)
     when = str(task.get("when") or "")
     if when:
-        yield from _when(when, (*where, "when"), scope, error=True)
+        yield from _when_findings(when, (*where, "when"), scope, error=True)
     if task.get("depends"):
-        yield from _depends(called)
-    yield from _order(called, spec, library)
+        yield from _depends_findings(called)
+    yield from _order_findings(called, spec, library)
     looped = any(task.get(kind) for kind in ("withItems", "withParam", "withSequence"))
     if not looped and any(re.split(r"[.\[]", tag.strip())[0] == "item" for tag in tags(body)):
         yield "item", False, Problem(where, "{{item}} has no meaning without withItems, withParam or withSequence")
 
 
-def _when(text: str, where: Where, scope: Mapping[str, str], error: bool) -> Iterator[Found]:
+def _when_findings(text: str, where: Where, scope: Mapping[str, str], error: bool) -> Iterator[RawFinding]:
     for name in _BARE.findall(without_tags(text)):
         yield "when", False, Problem(where, f"{name} is a word; a tag has braces: {{{{{name}}}}}")
     try:
@@ -204,51 +228,51 @@ def _when(text: str, where: Where, scope: Mapping[str, str], error: bool) -> Ite
     except ExpressionError as wrong:
         if not tags(known) or "Invalid 'when'" in str(wrong):
             mend = "; put quotes around what may be empty or have spaces" if "Invalid" in str(wrong) else ""
-            yield "when", error, Problem(where, f"{_one_line(wrong)}{mend}")
+            yield "when", error, Problem(where, f"{_first_line(wrong)}{mend}")
 
 
-def _depends(called: Called) -> Iterator[Found]:
-    every = {str(one.get("name")): one for one in listed(called.holder.template, "dag", "tasks")}
+def _depends_findings(called: TaskAt) -> Iterator[RawFinding]:
+    every = {str(one.get("name")): one for one in list_at(called.holder.template, "dag", "tasks")}
     text = depends_of(called.task, every)
     try:
-        satisfied(text, {name: {} for name, _ in needs(text)})
+        is_satisfied(text, {name: {} for name, _ in needs(text)})
     except DependsError as error:
-        yield "depends", True, Problem((*called.where, "depends"), _one_line(error))
+        yield "depends", True, Problem((*called.where, "depends"), _first_line(error))
 
 
-def _order(called: Called, spec: Mapping[str, Any], library: Library) -> Iterator[Found]:
+def _order_findings(called: TaskAt, spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
     """A task may read only what it waits for, and what that gives."""
     if called.prefix != "tasks":
         return
-    every = {str(one.get("name")): one for one in listed(called.holder.template, "dag", "tasks")}
+    every = {str(one.get("name")): one for one in list_at(called.holder.template, "dag", "tasks")}
     waits = {name: {need for need, _ in needs(depends_of(one, every))} for name, one in every.items()}
     ancestors, own = Ancestry(waits), str(called.task.get("name"))
     body = {key: value for key, value in called.task.items() if key not in ("inline", "hooks")}
     for tag in tags(body):
-        names = _paths(tag[1:]) if tag.startswith("=") else {tag.strip()}
+        names = _known_paths(tag[1:]) if tag.startswith("=") else {tag.strip()}
         for name in sorted(names):
             parts = name.split(".")
             if parts[0] != "tasks" or len(parts) < 3 or parts[1] not in every:
                 continue
-            if not ancestors.has(own, parts[1]):
+            if not ancestors.is_ancestor(own, parts[1]):
                 said = f"reads {name}, but does not wait for {parts[1]}; add it to depends"
                 yield "order", True, Problem(called.where, said)
             elif tag.startswith("=") and parts[2:4] == ["outputs", "parameters"] and len(parts) == 5 and "?" not in tag:
-                template = template_of(every[parts[1]], spec, library) or {}
-                declared = {str(one.get("name")) for one in listed(template, "outputs", "parameters")}
+                template = called_template(every[parts[1]], spec, library) or {}
+                declared = {str(one.get("name")) for one in list_at(template, "outputs", "parameters")}
                 if parts[4] not in declared:
                     yield "order", True, Problem(called.where, f"{parts[1]} has no output parameter {parts[4]}")
 
 
-def _paths(expression: str) -> frozenset[str]:
+def _known_paths(expression: str) -> frozenset[str]:
     try:
-        return paths(expression)
+        return dotted_paths(expression)
     except ExpressionError:
         return frozenset()
 
 
-def _hook(name: str, hook: Mapping[str, Any], where: Where) -> Iterator[Found]:
+def _hook_findings(name: str, hook: Mapping[str, Any], where: Where) -> Iterator[RawFinding]:
     if hook.get("expression"):
-        yield from _syntax(str(hook["expression"]), (*where, "expression"))
+        yield from _syntax_findings(str(hook["expression"]), (*where, "expression"))
     elif name != "exit":
         yield "hook", True, Problem(where, "needs an expression; only the hook named exit has none")

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from everstep.runtime.workflow.manifest.depends import OF_LOOPS, STATES, depends_of, needs
-from everstep.runtime.workflow.manifest.references import looped
-from everstep.runtime.workflow.manifest.schema import Problem, Where, nearest
+from everstep.runtime.workflow.manifest.depends import LOOP_STATES, STATES, depends_of, needs
+from everstep.runtime.workflow.manifest.references import has_items
+from everstep.runtime.workflow.manifest.schema import Problem, Where, nearest_hint
 
 
-def styles(tasks: Sequence[Mapping[str, Any]], here: Where) -> Iterator[Problem]:
+def style_problems(tasks: Sequence[Mapping[str, Any]], here: Where) -> Iterator[Problem]:
     """Either `depends` or `dependencies` in one DAG, and what goes with them."""
     depends = any(task.get("depends") for task in tasks)
     if depends and any(task.get("dependencies") for task in tasks):
@@ -23,7 +23,7 @@ def styles(tasks: Sequence[Mapping[str, Any]], here: Where) -> Iterator[Problem]
             yield Problem((*here, index, "name"), f"{task['name']!r} begins with a digit, which depends cannot name")
 
 
-def named(
+def reference_problems(
     entries: Sequence[Mapping[str, Any]], tasks: Mapping[str, Mapping[str, Any]], here: Where
 ) -> Iterator[Problem]:
     """Every task that another waits for is there, and can be in the state that is asked for."""
@@ -31,8 +31,10 @@ def named(
         field = (*here, index, "depends" if task.get("depends") else "dependencies")
         for name, state in needs(depends_of(task, tasks)):
             if name not in tasks:
-                yield Problem(field, f"there is no task {name}{nearest(name, tasks)}")
+                yield Problem(field, f"there is no task {name}{nearest_hint(name, tasks)}")
             elif state and state not in STATES:
-                yield Problem(field, f"{state} is none of {', '.join(STATES)}{nearest(state, dict.fromkeys(STATES))}")
-            elif state in OF_LOOPS and not looped(tasks[name]):
+                yield Problem(
+                    field, f"{state} is none of {', '.join(STATES)}{nearest_hint(state, dict.fromkeys(STATES))}"
+                )
+            elif state in LOOP_STATES and not has_items(tasks[name]):
                 yield Problem(field, f"{name}.{state} needs items, and {name} has none")

@@ -8,13 +8,13 @@ from typing import Any
 from everstep.runtime.workflow.expressions import ExpressionError, evaluate
 
 STATES = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted", "Daemoned", "AnySucceeded", "AllFailed")
-OF_LOOPS = ("AnySucceeded", "AllFailed")
+LOOP_STATES = ("AnySucceeded", "AllFailed")
 _NEED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9]*)(?:\.([A-Za-z]+))?")
 
 
 _PLAIN = re.compile(r"\s*[A-Za-z0-9][-A-Za-z0-9]*(\s*&&\s*[A-Za-z0-9][-A-Za-z0-9]*)*\s*")
 """Only bare names, which need no grammar."""
-GOOD = ("Succeeded", "Skipped", "Daemoned")
+GOOD_STATES = ("Succeeded", "Skipped", "Daemoned")
 """What a bare name stands for."""
 
 
@@ -32,24 +32,24 @@ def depends_of(task: Mapping[str, Any], tasks: Mapping[str, Mapping[str, Any]]) 
     """A task's condition; `dependencies` is the `&&` of bare names, which `continueOn` of those tasks widens."""
     if task.get("depends"):
         return str(task["depends"])
-    return " && ".join(_bare(name, tasks) for name in task.get("dependencies") or [])
+    return " && ".join(_dependency_condition(name, tasks) for name in task.get("dependencies") or [])
 
 
-def _bare(name: str, tasks: Mapping[str, Mapping[str, Any]]) -> str:
+def _dependency_condition(name: str, tasks: Mapping[str, Mapping[str, Any]]) -> str:
     goes_on = (tasks.get(name) or {}).get("continueOn") or {}
     more = [f"{name}.{state}" for key, state in (("error", "Errored"), ("failed", "Failed")) if goes_on.get(key)]
     return f"({name} || {' || '.join(more)})" if more else name
 
 
-def satisfied(text: str, states: Mapping[str, Mapping[str, bool]]) -> bool:
+def is_satisfied(text: str, states: Mapping[str, Mapping[str, bool]]) -> bool:
     """Does it hold? `states` gives the true states of each task that it names. Raises DependsError."""
     if _PLAIN.fullmatch(text):
-        return all(any(states[name].get(state) for state in GOOD) for name, _ in needs(text))
-    written = _NEED.sub(_written, text)
+        return all(any(states[name].get(state) for state in GOOD_STATES) for name, _ in needs(text))
+    written = _NEED.sub(_expr_need, text)
     environment: dict[str, Any] = {}
     for name, known in states.items():
         for state in STATES:
-            environment[f"{_word(name)}.{state}"] = known.get(state, False)
+            environment[f"{_expr_name(name)}.{state}"] = known.get(state, False)
     try:
         found = evaluate(written, environment)
     except ExpressionError as error:
@@ -59,13 +59,13 @@ def satisfied(text: str, states: Mapping[str, Mapping[str, bool]]) -> bool:
     return found
 
 
-def _word(name: str) -> str:
+def _expr_name(name: str) -> str:
     """As a name of expr-lang, in which - is minus."""
     return name.replace("-", "_")
 
 
-def _written(need: re.Match[str]) -> str:
-    name = _word(need[1])
+def _expr_need(need: re.Match[str]) -> str:
+    name = _expr_name(need[1])
     return f"{name}.{need[2]}" if need[2] else f"({name}.Succeeded || {name}.Skipped || {name}.Daemoned)"
 
 
@@ -75,15 +75,15 @@ class Ancestry:
     def __init__(self, waits: Mapping[str, set[str]]) -> None:
         self._waits = waits
 
-    def all(self, name: str) -> set[str]:
+    def ancestors(self, name: str) -> set[str]:
         """Everything that a task waits for."""
-        return set(self._up(name))
+        return set(self._walk_up(name))
 
-    def has(self, name: str, other: str) -> bool:
+    def is_ancestor(self, name: str, other: str) -> bool:
         """Does it wait for the other?"""
-        return any(one == other for one in self._up(name))
+        return any(one == other for one in self._walk_up(name))
 
-    def _up(self, name: str) -> Iterator[str]:
+    def _walk_up(self, name: str) -> Iterator[str]:
         """Nearest first."""
         seen, queue = {name}, [name]
         for one in queue:

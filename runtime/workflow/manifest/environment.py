@@ -7,43 +7,43 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from everstep.runtime.workflow.manifest.fields import listed
-from everstep.runtime.workflow.manifest.library import Library, NotThereError
+from everstep.runtime.workflow.manifest.fields import list_at
+from everstep.runtime.workflow.manifest.library import Library, MissingObjectError
 from everstep.runtime.workflow.manifest.pod_rules import quantity
 from everstep.runtime.workflow.manifest.schema import Problem, Where
 
 _REFERENCE = re.compile(r"\$(\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
-WHOLE = ("metadata.labels", "metadata.annotations")
+VOLUME_ONLY_FIELDS = ("metadata.labels", "metadata.annotations")
 """Fields that only a volume can show."""
 _LABEL = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 
-class Told(NamedTuple):
+class ContainerCommand(NamedTuple):
     """What a container is given."""
 
     command: list[str]
     environment: dict[str, str]
 
 
-def told(container: Mapping[str, Any], library: Library, facts: Mapping[str, str]) -> Told:
+def container_command(container: Mapping[str, Any], library: Library, facts: Mapping[str, str]) -> ContainerCommand:
     """Command and variables of a container; `facts` is what fieldRef reads. Raises NotThereError."""
     found: dict[str, str] = {}
-    for source in listed(container, "envFrom"):
+    for source in list_at(container, "envFrom"):
         prefix = str(source.get("prefix") or "")
         for kind, field in (("ConfigMap", "configMapRef"), ("Secret", "secretRef")):
             if source.get(field):
                 values = library.values(kind, source[field])
                 found |= {f"{prefix}{key}": value for key, value in values.items()}
-    for variable in listed(container, "env"):
-        value = _value(variable, container, library, facts)
+    for variable in list_at(container, "env"):
+        value = _variable_value(variable, container, library, facts)
         if value is not None:
-            found[str(variable["name"])] = expanded(value, found)
-    command = listed(container, "command") or library.entry_point(str(container.get("image") or ""))
-    words = [*command, *listed(container, "args")]
-    return Told([expanded(str(word), found) for word in words], found)
+            found[str(variable["name"])] = expand_references(value, found)
+    command = list_at(container, "command") or library.entry_point(str(container.get("image") or ""))
+    words = [*command, *list_at(container, "args")]
+    return ContainerCommand([expand_references(str(word), found) for word in words], found)
 
 
-def _value(
+def _variable_value(
     variable: Mapping[str, Any], container: Mapping[str, Any], library: Library, facts: Mapping[str, str]
 ) -> str | None:
     source = variable.get("valueFrom") or {}
@@ -54,16 +54,16 @@ def _value(
     if source.get("fieldRef"):
         return facts.get(str(source["fieldRef"].get("fieldPath")), "")
     if source.get("resourceFieldRef"):
-        return resource(source["resourceFieldRef"], container)
+        return resource_value(source["resourceFieldRef"], container)
     return str(variable.get("value") or "")
 
 
-def expanded(text: str, known: Mapping[str, str]) -> str:
+def expand_references(text: str, known: Mapping[str, str]) -> str:
     """`$(NAME)` replaced where the name is known; `$$` is a dollar."""
     return _REFERENCE.sub(lambda m: "$" if m[1] == "$" else known.get(m[2], m[0]), text)
 
 
-def facts_of(
+def pod_facts(
     name: str, namespace: str, account: str, uid: str, labels: Mapping[str, Any], annotations: Mapping[str, Any]
 ) -> dict[str, str]:
     """What fieldRef can read of a pod on this machine."""
@@ -78,12 +78,14 @@ def facts_of(
     return found
 
 
-def known_field(path: str) -> bool:
+def is_known_field(path: str) -> bool:
     """Can a variable have it?"""
-    return _LABEL.fullmatch(path) is not None or (path in facts_of("", "", "", "", {}, {}) and path not in WHOLE)
+    return _LABEL.fullmatch(path) is not None or (
+        path in pod_facts("", "", "", "", {}, {}) and path not in VOLUME_ONLY_FIELDS
+    )
 
 
-def resource(reference: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+def resource_value(reference: Mapping[str, Any], container: Mapping[str, Any]) -> str:
     """What a resourceFieldRef reads of a container, in divisors, rounded up.
 
     A request that is not given is the limit, a limit that is not given the machine's.
@@ -102,22 +104,22 @@ def resource(reference: Mapping[str, Any], container: Mapping[str, Any]) -> str:
 
 def problems(container: Mapping[str, Any], library: Library, where: Where) -> Iterator[Problem]:
     """ConfigMaps and Secrets that are not there: on a cluster the pod would wait for them for ever."""
-    for index, variable in enumerate(listed(container, "env")):
+    for index, variable in enumerate(list_at(container, "env")):
         source = variable.get("valueFrom") or {}
         for field, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
             reference = source.get(field)
             if reference and "{{" not in str(reference):
                 try:
                     library.value(kind, reference)
-                except NotThereError as error:
+                except MissingObjectError as error:
                     yield Problem((*where, "env", index, "valueFrom", field), str(error))
         path = str((source.get("fieldRef") or {}).get("fieldPath") or "metadata.name")
-        if not known_field(path):
+        if not is_known_field(path):
             yield Problem((*where, "env", index, "valueFrom", "fieldRef"), f"{path} is not known on this machine")
-    for index, source in enumerate(listed(container, "envFrom")):
+    for index, source in enumerate(list_at(container, "envFrom")):
         for field, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
             if source.get(field) and "{{" not in str(source[field]):
                 try:
                     library.values(kind, source[field])
-                except NotThereError as error:
+                except MissingObjectError as error:
                     yield Problem((*where, "envFrom", index, field), str(error))

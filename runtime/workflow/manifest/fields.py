@@ -34,7 +34,7 @@ def kind_of(template: Mapping[str, Any]) -> str:
     return next((kind for kind in KINDS if kind in template and template[kind] is not None), "")
 
 
-def listed(holder: Any, *keys: str) -> list[Any]:
+def list_at(holder: Any, *keys: str) -> list[Any]:
     """The list at that path below a mapping; empty where there is none."""
     for key in keys:
         holder = holder.get(key) if isinstance(holder, Mapping) else None
@@ -60,8 +60,8 @@ def metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
 def argument_problems(arguments: Any, where: Where) -> Iterator[Problem]:
     """Of the arguments that the workflow or a task gives."""
     for kind in ("parameters", "artifacts"):
-        yield from names_problems(listed(arguments, kind), (*where, kind), IO_NAME, _IO_RULE)
-    for index, entry in enumerate(listed(arguments, "parameters")):
+        yield from name_problems(list_at(arguments, kind), (*where, kind), IO_NAME, _IO_RULE)
+    for index, entry in enumerate(list_at(arguments, "parameters")):
         here = (*where, "parameters", index)
         if entry.get("value") is None and entry.get("valueFrom") is None:
             yield Problem(here, f"{entry.get('name')} needs a value or a valueFrom")
@@ -74,7 +74,7 @@ def argument_problems(arguments: Any, where: Where) -> Iterator[Problem]:
             yield Problem(
                 (*here, "value"), f"{entry['value']!r} is none of its enum: {', '.join(map(str, entry['enum']))}"
             )
-    for index, entry in enumerate(listed(arguments, "artifacts")):
+    for index, entry in enumerate(list_at(arguments, "artifacts")):
         here = (*where, "artifacts", index)
         if entry.get("from") and entry.get("fromExpression"):
             yield Problem(here, "has both from and fromExpression; keep one")
@@ -87,7 +87,7 @@ def _has_location(artifact: Mapping[str, Any]) -> bool:
     return any(artifact.get(place) for place in places)
 
 
-def names_problems(entries: Sequence[Any], where: Where, pattern: re.Pattern[str], rule: str) -> Iterator[Problem]:
+def name_problems(entries: Sequence[Any], where: Where, pattern: re.Pattern[str], rule: str) -> Iterator[Problem]:
     """Each entry has a name, a good one, and its own."""
     seen: set[str] = set()
     for index, entry in enumerate(entries):
@@ -102,14 +102,14 @@ def names_problems(entries: Sequence[Any], where: Where, pattern: re.Pattern[str
         seen.add(str(name))
 
 
-def task_names(entries: Sequence[Any], where: Where) -> Iterator[Problem]:
+def task_name_problems(entries: Sequence[Any], where: Where) -> Iterator[Problem]:
     """Of the tasks of a DAG, or of the steps of a group."""
-    yield from names_problems(entries, where, FIELD_NAME, _NAME_RULE)
+    yield from name_problems(entries, where, FIELD_NAME, _NAME_RULE)
 
 
-def templates_problems(templates: Sequence[Any], where: Where) -> Iterator[Problem]:
+def template_name_problems(templates: Sequence[Any], where: Where) -> Iterator[Problem]:
     """Of the list of templates."""
-    yield from names_problems(templates, where, FIELD_NAME, _NAME_RULE)
+    yield from name_problems(templates, where, FIELD_NAME, _NAME_RULE)
 
 
 def template_problems(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
@@ -121,44 +121,44 @@ def template_problems(template: Mapping[str, Any], where: Where) -> Iterator[Pro
     if not kind:
         yield Problem(where, f"says not what it is; give it one of {', '.join(KINDS)}")
         return
-    yield from _inputs(template, kind, where)
-    yield from _outputs(template, kind, where)
-    yield from _limits(template, kind, where)
+    yield from _input_problems(template, kind, where)
+    yield from _output_problems(template, kind, where)
+    yield from _limit_problems(template, kind, where)
     policy = (template.get("retryStrategy") or {}).get("retryPolicy")
     if policy and policy not in POLICIES:
         yield Problem((*where, "retryStrategy", "retryPolicy"), f"{policy} is none of {', '.join(POLICIES)}")
-    yield from _metrics(template, where)
+    yield from _metric_problems(template, where)
     if kind in ("container", "script"):
-        yield from _container(template[kind], (*where, kind))
+        yield from _container_problems(template[kind], (*where, kind))
     if kind == "resource":
-        yield from _resource(template[kind], (*where, kind))
+        yield from _resource_problems(template[kind], (*where, kind))
     if kind == "containerSet":
-        yield from _container_set(template, where)
+        yield from _container_set_problems(template, where)
     for more in ("initContainers", "sidecars"):
-        for index, one in enumerate(listed(template, more)):
+        for index, one in enumerate(list_at(template, more)):
             if not one.get("name") and more == "initContainers":
                 yield Problem((*where, more, index), "needs a name")
             if one.get("name") in RESERVED[:1]:
                 yield Problem((*where, more, index, "name"), f"{one['name']} is the name of a container of Argo's own")
 
 
-def _inputs(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
+def _input_problems(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
     inputs = template.get("inputs") or {}
     for what in ("parameters", "artifacts"):
-        yield from names_problems(listed(inputs, what), (*where, "inputs", what), IO_NAME, _IO_RULE)
-    for index, entry in enumerate(listed(inputs, "parameters")):
+        yield from name_problems(list_at(inputs, what), (*where, "inputs", what), IO_NAME, _IO_RULE)
+    for index, entry in enumerate(list_at(inputs, "parameters")):
         if "enum" in entry and entry["enum"] is not None and not entry["enum"]:
             yield Problem((*where, "inputs", "parameters", index, "enum"), "is empty; list the values that are allowed")
     taken: dict[str, str] = {}
-    for index, entry in enumerate(listed(inputs, "artifacts")):
+    for index, entry in enumerate(list_at(inputs, "artifacts")):
         here, path = (*where, "inputs", "artifacts", index), str(entry.get("path") or "")
-        yield from _artifact_path(entry, kind, here)
+        yield from _artifact_path_problems(entry, kind, here)
         if kind == "container" and path and path in taken:
             yield Problem((*here, "path"), f"{path} is where {taken[path]} lies")
         taken[path] = str(entry.get("name"))
 
 
-def _artifact_path(entry: Mapping[str, Any], kind: str, here: Where) -> Iterator[Problem]:
+def _artifact_path_problems(entry: Mapping[str, Any], kind: str, here: Where) -> Iterator[Problem]:
     path = str(entry.get("path") or "")
     if kind in PODS and not path:
         yield Problem(here, f"{entry.get('name')} needs a path")
@@ -168,24 +168,24 @@ def _artifact_path(entry: Mapping[str, Any], kind: str, here: Where) -> Iterator
         yield Problem((*here, "path"), f"{path} climbs out with ..")
 
 
-def _outputs(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
+def _output_problems(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
     outputs = template.get("outputs") or {}
     for what in ("parameters", "artifacts"):
-        yield from names_problems(listed(outputs, what), (*where, "outputs", what), IO_NAME, _IO_RULE)
-        for index, entry in enumerate(listed(outputs, what)):
+        yield from name_problems(list_at(outputs, what), (*where, "outputs", what), IO_NAME, _IO_RULE)
+        for index, entry in enumerate(list_at(outputs, what)):
             name = str(entry.get("globalName") or "")
             if name and not IO_NAME.fullmatch(name) and "{{" not in name:
                 yield Problem((*where, "outputs", what, index, "globalName"), f"{name!r} is no name; {_IO_RULE}")
-    for index, entry in enumerate(listed(outputs, "parameters")):
-        yield from _output_parameter(entry, kind, (*where, "outputs", "parameters", index))
-    for index, entry in enumerate(listed(outputs, "artifacts")):
+    for index, entry in enumerate(list_at(outputs, "parameters")):
+        yield from _output_parameter_problems(entry, kind, (*where, "outputs", "parameters", index))
+    for index, entry in enumerate(list_at(outputs, "artifacts")):
         if kind in PODS:
-            yield from _artifact_path(entry, kind, (*where, "outputs", "artifacts", index))
+            yield from _artifact_path_problems(entry, kind, (*where, "outputs", "artifacts", index))
         elif entry.get("path"):
             yield Problem((*where, "outputs", "artifacts", index, "path"), "has no meaning where no container is")
 
 
-def _output_parameter(entry: Mapping[str, Any], kind: str, here: Where) -> Iterator[Problem]:
+def _output_parameter_problems(entry: Mapping[str, Any], kind: str, here: Where) -> Iterator[Problem]:
     source = entry.get("valueFrom")
     if source is not None and entry.get("value") is not None:
         yield Problem(here, "has both value and valueFrom; keep one")
@@ -205,7 +205,7 @@ def _output_parameter(entry: Mapping[str, Any], kind: str, here: Where) -> Itera
         yield Problem((*here, "valueFrom"), "needs a parameter or an expression: of one of its own tasks or steps")
 
 
-def _limits(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
+def _limit_problems(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Problem]:
     if template.get("parallelism") is not None and kind not in ("steps", "dag"):
         yield Problem((*where, "parallelism"), "only steps and dag templates have it")
     deadline = template.get("activeDeadlineSeconds")
@@ -224,7 +224,7 @@ def _limits(template: Mapping[str, Any], kind: str, where: Where) -> Iterator[Pr
             yield Problem((*where, "timeout"), f"{timeout!r} has no unit; write {timeout}s")
 
 
-def _resource(resource: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+def _resource_problems(resource: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     if resource.get("action") not in ACTIONS:
         yield Problem((*where, "action"), f"{resource.get('action')!r} is none of {', '.join(ACTIONS)}")
     if not resource.get("manifest") and not resource.get("manifestFrom"):
@@ -237,8 +237,8 @@ def _resource(resource: Mapping[str, Any], where: Where) -> Iterator[Problem]:
             yield Problem((*where, "manifest"), str(error))
 
 
-def _metrics(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
-    for index, metric in enumerate(listed(template, "metrics", "prometheus")):
+def _metric_problems(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    for index, metric in enumerate(list_at(template, "metrics", "prometheus")):
         here = (*where, "metrics", "prometheus", index)
         if not METRIC_NAME.fullmatch(str(metric.get("name") or "")):
             yield Problem((*here, "name"), f"{metric.get('name')!r} is no metric's name; use letters, digits and _")
@@ -251,19 +251,19 @@ def _metrics(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
             yield Problem((*here, kinds[0]), "needs a value")
 
 
-def _container(container: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+def _container_problems(container: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     if not container.get("image"):
         yield Problem(where, "needs an image")
     taken: set[str] = set()
-    for index, mount in enumerate(listed(container, "volumeMounts")):
+    for index, mount in enumerate(list_at(container, "volumeMounts")):
         path = str(mount.get("mountPath") or "")
         if path in taken:
             yield Problem((*where, "volumeMounts", index, "mountPath"), f"{path} is there twice")
         taken.add(path)
 
 
-def _container_set(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
-    containers = listed(template, "containerSet", "containers")
+def _container_set_problems(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    containers = list_at(template, "containerSet", "containers")
     here = (*where, "containerSet", "containers")
     if not containers:
         yield Problem(here, "is empty")
@@ -272,10 +272,10 @@ def _container_set(template: Mapping[str, Any], where: Where) -> Iterator[Proble
     outputs = template.get("outputs") or {}
     inputs = template.get("inputs") or {}
     if (
-        listed(outputs, "parameters") or listed(outputs, "artifacts") or listed(inputs, "artifacts")
+        list_at(outputs, "parameters") or list_at(outputs, "artifacts") or list_at(inputs, "artifacts")
     ) and "main" not in names:
         yield Problem(here, "one must be named main, as there are inputs or outputs")
-    yield from names_problems(containers, here, FIELD_NAME, _NAME_RULE)
+    yield from name_problems(containers, here, FIELD_NAME, _NAME_RULE)
     needs = {name: set(one.get("dependencies") or []) for name, one in zip(names, containers, strict=True)}
     for index, one in enumerate(containers):
         if names[index] in RESERVED:
@@ -283,11 +283,11 @@ def _container_set(template: Mapping[str, Any], where: Where) -> Iterator[Proble
         for other in one.get("dependencies") or []:
             if other not in names:
                 yield Problem((*here, index, "dependencies"), f"there is no container {other}")
-    if left := in_circles(needs):
+    if left := cyclic_names(needs):
         yield Problem(here, f"{', '.join(sorted(left))} wait for each other")
 
 
-def in_circles(needs: Mapping[str, set[str]]) -> set[str]:
+def cyclic_names(needs: Mapping[str, set[str]]) -> set[str]:
     """Those that can never begin, as they wait for each other. What is not a key counts as done."""
     waiting = {name: {need for need in wanted if need in needs} for name, wanted in needs.items()}
     followers: dict[str, list[str]] = {name: [] for name in needs}

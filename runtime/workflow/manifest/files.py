@@ -9,15 +9,15 @@ from typing import Any
 
 from everstep.runtime.workflow.manifest.library import KINDS, WORKFLOW_TEMPLATES, Library
 from everstep.runtime.workflow.manifest.parse import ManifestError
-from everstep.runtime.workflow.manifest.python_files import declared
-from everstep.runtime.workflow.manifest.schema import Problem, Where, dotted
+from everstep.runtime.workflow.manifest.python_files import read_python
+from everstep.runtime.workflow.manifest.schema import Problem, Where, dotted_path
 from everstep.runtime.workflow.manifest.yaml_source import Document, ReadError, read
 
 ENDINGS = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedWorkflow:
     """One Workflow (or WorkflowTemplate), where it stands, and the objects beside it."""
 
     document: Document
@@ -25,7 +25,7 @@ class Loaded:
     others: Mapping[str, Document]
     """Where the objects stand, by kind and name."""
 
-    def place(self, problem: Problem) -> str:
+    def location(self, problem: Problem) -> str:
         """`file:line` of what is wrong."""
         document = self.others.get(problem.of, self.document)
         return f"{document.file}:{document.line(problem.where)}"
@@ -36,7 +36,7 @@ def load(
     with_: Iterable[Path] = (),
     images: Mapping[str, Sequence[str]] = MappingProxyType({}),
     templates: bool = False,
-) -> Loaded:
+) -> LoadedWorkflow:
     """The one Workflow of these files (YAML, or Python that declares it); it may refer to what else they have.
 
     `with_`: files and folders of more that it may refer to. `images`: what images run whose containers name no
@@ -44,33 +44,37 @@ def load(
     Workflow or several, an object of another kind.
     """
     try:
-        documents = [one for path in _files(files) for one in (declared if path.suffix == ".py" else read)(path)]
-        others = [one for path in _files(with_) for one in read(path)]
+        documents = [
+            one for path in _expand_paths(files) for one in (read_python if path.suffix == ".py" else read)(path)
+        ]
+        others = [one for path in _expand_paths(with_) for one in read(path)]
     except ReadError as error:
         raise ManifestError(str(error)) from None
     for one in [*documents, *others]:
         if _kind(one) not in KINDS:
-            raise ManifestError(f"{_head(one)}: kind {_kind(one) or 'none'}: use {', '.join(KINDS)}")
-        for where, said in _wrong(one.value):
-            raise ManifestError(f"{one.file}:{one.line(where)}: {dotted(where)}: {said}")
+            raise ManifestError(f"{_kind_location(one)}: kind {_kind(one) or 'none'}: use {', '.join(KINDS)}")
+        for where, said in _object_mistakes(one.value):
+            raise ManifestError(f"{one.file}:{one.line(where)}: {dotted_path(where)}: {said}")
     workflows = [one for one in documents if _kind(one) == "Workflow"]
     if not workflows and templates:
         workflows = [one for one in documents if _kind(one) in WORKFLOW_TEMPLATES][:1]
     if not workflows:
-        raise ManifestError(f"{_head(documents[0]) if documents else ', '.join(map(str, files))}: there is no Workflow")
+        raise ManifestError(
+            f"{_kind_location(documents[0]) if documents else ', '.join(map(str, files))}: there is no Workflow"
+        )
     if len(workflows) > 1:
-        raise ManifestError(f"{_head(workflows[1])}: a second Workflow; one is run at a time")
+        raise ManifestError(f"{_kind_location(workflows[1])}: a second Workflow; one is run at a time")
     beside = [one for one in [*documents, *others] if _kind(one) != "Workflow"]
     named = {f"{_kind(one)} {(one.value.get('metadata') or {}).get('name')}": one for one in beside}
-    return Loaded(workflows[0], Library.of((one.value for one in beside), images), named)
+    return LoadedWorkflow(workflows[0], Library.from_objects((one.value for one in beside), images), named)
 
 
-def _head(document: Document) -> str:
+def _kind_location(document: Document) -> str:
     """Where a document says what it is."""
     return f"{document.file}:{document.line(('kind',))}"
 
 
-def _wrong(value: Mapping[str, Any]) -> Iterator[tuple[Where, str]]:
+def _object_mistakes(value: Mapping[str, Any]) -> Iterator[tuple[Where, str]]:
     """What nobody could look up in an object, and what a cluster would not take as a ConfigMap or Secret."""
     for field in ("metadata", "spec", "data", "stringData"):
         if not isinstance(value.get(field) or {}, Mapping):
@@ -83,11 +87,11 @@ def _wrong(value: Mapping[str, Any]) -> Iterator[tuple[Where, str]]:
         for key, text in (value.get(field) or {}).items():
             if not isinstance(text, str):
                 yield (field, str(key)), "is no text; put quotes around it"
-            elif kind == "Secret" and field == "data" and not _base64(text):
+            elif kind == "Secret" and field == "data" and not _is_base64(text):
                 yield (field, str(key)), "is no base64; what is plain text stands in stringData"
 
 
-def _base64(text: str) -> bool:
+def _is_base64(text: str) -> bool:
     try:
         base64.b64decode("".join(text.split()), validate=True)
     except ValueError:
@@ -95,7 +99,7 @@ def _base64(text: str) -> bool:
     return True
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
+def _expand_paths(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
             yield from sorted(one for one in path.rglob("*") if one.suffix in ENDINGS)

@@ -8,7 +8,7 @@ from typing import Any
 
 from everstep.runtime.workflow.manifest.fields import KINDS as KINDS_OF_TEMPLATES
 from everstep.runtime.workflow.manifest.fields import kind_of
-from everstep.runtime.workflow.manifest.schema import Problem, Where, nearest
+from everstep.runtime.workflow.manifest.schema import Problem, Where, nearest_hint
 from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
 
 WORKFLOW_TEMPLATES = ("WorkflowTemplate", "ClusterWorkflowTemplate")
@@ -21,7 +21,7 @@ ONE_BY_ONE = ("hooks", "labelsFrom")
 KINDS = ("Workflow", *WORKFLOW_TEMPLATES, "ConfigMap", "Secret")
 
 
-class NotThereError(LookupError):
+class MissingObjectError(LookupError):
     """Something that is referred to is in none of the files."""
 
 
@@ -39,7 +39,7 @@ class Library:
         return list(self.images.get(image) or self.images.get(bare) or [])
 
     @classmethod
-    def of(
+    def from_objects(
         cls, objects: Iterable[Mapping[str, Any]], images: Mapping[str, Sequence[str]] = MappingProxyType({})
     ) -> "Library":
         """Of the objects of some files; the later of two of one name counts."""
@@ -51,14 +51,14 @@ class Library:
         kind = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
         found = self.objects.get((kind, str(reference.get("name"))))
         if found is None:
-            raise NotThereError(f"there is no {kind} {reference.get('name')!r} in these files")
+            raise MissingObjectError(f"there is no {kind} {reference.get('name')!r} in these files")
         return found.get("spec") or {}
 
     def templates(self, reference: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """Those of the WorkflowTemplate of a templateRef, by name; none where it is not there."""
         try:
             spec = self.workflow_template(reference)
-        except NotThereError:
+        except MissingObjectError:
             return {}
         return {str(one.get("name")): one for one in spec.get("templates") or []}
 
@@ -70,7 +70,7 @@ class Library:
                 return template
         known = {str(template.get("name")): None for template in spec.get("templates") or []}
         wanted = str(reference.get("template"))
-        raise NotThereError(f"{reference.get('name')!r} has no template {wanted!r}{nearest(wanted, known)}")
+        raise MissingObjectError(f"{reference.get('name')!r} has no template {wanted!r}{nearest_hint(wanted, known)}")
 
     def value(self, kind: str, reference: Mapping[str, Any]) -> str | None:
         """The value of a key of a ConfigMap or Secret; None when it is optional and not there. Raises NotThereError."""
@@ -80,7 +80,7 @@ class Library:
             return values[key]
         if reference.get("optional"):
             return None
-        raise NotThereError(f"{kind} {reference.get('name')!r} has no key {key!r}{nearest(key, values)}")
+        raise MissingObjectError(f"{kind} {reference.get('name')!r} has no key {key!r}{nearest_hint(key, values)}")
 
     def values(self, kind: str, reference: Mapping[str, Any]) -> dict[str, str]:
         """All of a ConfigMap or Secret; none when it is optional and not there. Raises NotThereError."""
@@ -88,16 +88,16 @@ class Library:
         if found is None:
             if reference.get("optional"):
                 return {}
-            raise NotThereError(f"there is no {kind} {reference.get('name')!r} in these files")
+            raise MissingObjectError(f"there is no {kind} {reference.get('name')!r} in these files")
         if not isinstance(found.get("data") or {}, Mapping) or not isinstance(found.get("stringData") or {}, Mapping):
-            raise NotThereError(f"{kind} {reference.get('name')!r} has data that is no map")
+            raise MissingObjectError(f"{kind} {reference.get('name')!r} has data that is no map")
         values = {str(key): str(value) for key, value in (found.get("data") or {}).items()}
         if kind == "Secret":
             values = {key: base64.b64decode(value).decode(errors="replace") for key, value in values.items()}
             values |= {str(key): str(value) for key, value in (found.get("stringData") or {}).items()}
         return values
 
-    def referred(self, value: Any) -> dict[str, Mapping[str, Any]]:
+    def referred_templates(self, value: Any) -> dict[str, Mapping[str, Any]]:
         """The WorkflowTemplates that something refers to, also by way of others, by kind and name."""
         found: dict[str, Mapping[str, Any]] = {}
         open_ = [value]
@@ -123,12 +123,12 @@ class Library:
         found = self.objects.get(("ConfigMap", name)) or {}
         labels = (found.get("metadata") or {}).get("labels") or {}
         if labels.get(TYPE_LABEL) != "Parameter":
-            raise NotThereError(
+            raise MissingObjectError(
                 f"ConfigMap '{name}' does not exist. Please make sure it has the label {TYPE_LABEL}: Parameter to be "
                 "detectable by the controller"
             )
         if key not in (found.get("data") or {}):
-            raise NotThereError(f"ConfigMap '{name}' does not have the key '{key}'")
+            raise MissingObjectError(f"ConfigMap '{name}' does not have the key '{key}'")
         return str(found["data"][key])
 
     def artifact_repository(self, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Library:
         key = spec["artifactRepositoryRef"].get("key") or annotations.get(DEFAULT_REPOSITORY) or ""
         text = (found.get("data") or {}).get(key)
         if text is None:
-            raise NotThereError(
+            raise MissingObjectError(
                 "failed to resolve artifact repository: failed to find any artifact repository for artifact "
                 f'repository ref "{name}#{key}"'
             )
@@ -149,9 +149,9 @@ class Library:
             return dict(read_text(text)[0].value["s3"])
         except (ReadError, IndexError, TypeError, KeyError, ValueError):
             why = f"{name}#{key} has no s3, the one kind that is known here"
-            raise NotThereError(f"failed to resolve artifact repository: {why}") from None
+            raise MissingObjectError(f"failed to resolve artifact repository: {why}") from None
 
-    def merged(self, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def merged_spec(self, spec: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The spec with that of its workflowTemplateRef below it; None when that is not there.
 
         Maps are merged, lists of named things by name; a hook or a label's expression is one thing. Whether the
@@ -162,10 +162,10 @@ class Library:
             return spec
         try:
             below = self.workflow_template(reference)
-        except NotThereError:
+        except MissingObjectError:
             return None
-        merged = _joined({key: value for key, value in below.items() if key != "suspend"}, spec, "")
-        return {**merged, "arguments": _arguments(below.get("arguments") or {}, spec.get("arguments") or {})}
+        merged = _merge_specs({key: value for key, value in below.items() if key != "suspend"}, spec, "")
+        return {**merged, "arguments": _merge_arguments(below.get("arguments") or {}, spec.get("arguments") or {})}
 
 
 def with_defaults(template: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -175,35 +175,35 @@ def with_defaults(template: Mapping[str, Any], defaults: Mapping[str, Any]) -> M
     """
     kind = kind_of(template)
     meant = {key: value for key, value in defaults.items() if key not in KINDS_OF_TEMPLATES or key == kind}
-    return _merged(meant, template)
+    return _merge_named(meant, template)
 
 
-def _merged(below: Any, above: Any) -> Any:
+def _merge_named(below: Any, above: Any) -> Any:
     if isinstance(below, Mapping) and isinstance(above, Mapping):
-        return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
+        return {**below, **{key: _merge_named(below.get(key), value) for key, value in above.items()}}
     both = isinstance(below, list) and isinstance(above, list)
     if both and all(isinstance(one, Mapping) and "name" in one for one in [*below, *above]):
         named = {one["name"]: one for one in above}
-        return [*(_merged(one, named.pop(one["name"], {})) for one in below), *named.values()]
+        return [*(_merge_named(one, named.pop(one["name"], {})) for one in below), *named.values()]
     return below if above is None else above
 
 
-def _joined(below: Any, above: Any, field: str) -> Any:
+def _merge_specs(below: Any, above: Any, field: str) -> Any:
     """What the upper says, over the lower."""
     if above is None:
         return below
     if isinstance(below, Mapping) and isinstance(above, Mapping):
         if field in ONE_BY_ONE:
             return {**below, **above}
-        return {**below, **{key: _joined(below.get(key), value, key) for key, value in above.items()}}
+        return {**below, **{key: _merge_specs(below.get(key), value, key) for key, value in above.items()}}
     if field in BY_NAME and isinstance(below, list) and isinstance(above, list):
         named = {one.get("name"): one for one in below}
-        own = [_joined(named.pop(one.get("name"), None), one, "") for one in above]
+        own = [_merge_specs(named.pop(one.get("name"), None), one, "") for one in above]
         return [*own, *named.values()]
     return above
 
 
-def _arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _merge_arguments(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Those of both; of one name the upper counts."""
     merged: dict[str, list[Any]] = {}
     for kind in ("parameters", "artifacts"):
@@ -223,7 +223,7 @@ def missing_secrets(holder: Mapping[str, Any], library: Library, where: Where) -
         if key.endswith("Secret"):
             try:
                 library.value("Secret", value)
-            except NotThereError as error:
+            except MissingObjectError as error:
                 yield Problem((*where, key), str(error))
         else:
             yield from missing_secrets(value, library, (*where, key))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from everstep.runtime.workflow.expressions import ExpressionError
-from everstep.runtime.workflow.expressions.bounds import metered
+from everstep.runtime.workflow.expressions.bounds import use_meter
 from everstep.runtime.workflow.manifest import cycles, environment, pod_rules, schema, validate, volume_sources
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import Library, missing_secrets, with_defaults
 from everstep.runtime.workflow.manifest.schema import Problem
 from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
@@ -71,7 +71,7 @@ class Manifest:
         reference = task.get("templateRef")
         if reference:
             home = f"{'cluster/' if reference.get('clusterScope') else ''}{reference.get('name')}"
-            known = self._at(home)
+            known = self._home_templates(home)
             if str(reference.get("template")) not in known:
                 name = f"{reference.get('name')}.{reference.get('template')}"
                 raise ExpressionError(f"template reference {name} not found")
@@ -79,21 +79,21 @@ class Manifest:
         elif task.get("inline"):
             found = task["inline"]
         else:
-            known = self._at(home)
+            known = self._home_templates(home)
             if str(task.get("template")) not in known:
                 raise ExpressionError(f"template {task.get('template')} not found")
             found = known[str(task.get("template"))]
         defaults = self.spec.get("templateDefaults")
         return (with_defaults(found, defaults) if defaults else found), home
 
-    def _at(self, home: str) -> Mapping[str, Mapping[str, Any]]:
+    def _home_templates(self, home: str) -> Mapping[str, Mapping[str, Any]]:
         """Templates by name."""
         if not home:
             return self.templates
         cluster, _, name = home.rpartition("/")
         return self.library.templates({"name": name, "clusterScope": bool(cluster)})
 
-    def title(self, task: Mapping[str, Any]) -> str:
+    def template_name(self, task: Mapping[str, Any]) -> str:
         """The name of the template that a task calls; empty where it has none."""
         return str(task.get("template") or "")
 
@@ -105,13 +105,13 @@ def parse(source: Mapping[str, Any] | str, library: Library = NO_LIBRARY) -> Man
             source = read_text(source)[0].value
         except ReadError as error:
             raise ManifestError(str(error)) from None
-    with metered():
+    with use_meter():
         found = tuple(problems(source, library))
     if found:
-        raise ManifestError(found[0].said, found)
+        raise ManifestError(found[0].text, found)
     assert isinstance(source, Mapping)
-    spec = library.merged(source.get("spec") or {}) or {}
-    return Manifest(source, spec, library, {str(one["name"]): one for one in listed(spec, "templates")})
+    spec = library.merged_spec(source.get("spec") or {}) or {}
+    return Manifest(source, spec, library, {str(one["name"]): one for one in list_at(spec, "templates")})
 
 
 def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
@@ -124,30 +124,30 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
         yield Problem(("kind",), f"{version} {kind}: only {GROUP}v1alpha1 {KIND} can be run")
         return
     found = list(schema.problems(source))
-    for place, referred in library.referred(source).items():
+    for place, referred in library.referred_templates(source).items():
         found += [one._replace(of=place) for one in schema.problems(referred)]
-    beyond = [one for one in found if one.message.endswith(schema.BEYOND)]
+    beyond = [one for one in found if one.message.endswith(schema.UNSUPPORTED)]
     mistakes = [one for one in found if one not in beyond] or list(validate.problems(source, library))
     yield from [*mistakes, *beyond]
     if not mistakes:
         spec = source.get("spec") or {}
-        yield from cycles.problems(library.merged(spec) or spec, library)
+        yield from cycles.problems(library.merged_spec(spec) or spec, library)
         if spec.get("parallelism") == 0:
             yield Problem(("spec", "parallelism"), "0 lets nothing begin: on Argo this would wait for ever")
-        yield from _unnamed(spec, ("spec",))
+        yield from _mutex_problems(spec, ("spec",))
         yield from pod_rules.volume_problems(spec, ("spec",))
-        yield from volume_sources.problems(listed(spec, "volumes"), library, ("spec", "volumes"))
-        for index, template in enumerate(listed(spec, "templates")):
+        yield from volume_sources.problems(list_at(spec, "volumes"), library, ("spec", "volumes"))
+        for index, template in enumerate(list_at(spec, "templates")):
             yield from _pod_problems(template, spec, library, ("spec", "templates", index))
-        for place, referred in library.referred(source).items():
+        for place, referred in library.referred_templates(source).items():
             below = referred.get("spec") or {}
-            for index, template in enumerate(listed(below, "templates")):
+            for index, template in enumerate(list_at(below, "templates")):
                 told = _pod_problems(template, below, library, ("spec", "templates", index))
                 yield from (one._replace(of=place) for one in told)
 
 
-def _unnamed(holder: Mapping[str, Any], where: schema.Where) -> Iterator[Problem]:
-    for index, one in enumerate(listed(holder, "synchronization", "mutexes")):
+def _mutex_problems(holder: Mapping[str, Any], where: schema.Where) -> Iterator[Problem]:
+    for index, one in enumerate(list_at(holder, "synchronization", "mutexes")):
         if not one.get("name"):
             yield Problem((*where, "synchronization", "mutexes", index), "needs a name")
 
@@ -157,7 +157,7 @@ def _containers(template: Mapping[str, Any], where: schema.Where) -> Iterator[tu
         if template.get(kind):
             yield (*where, kind), template[kind]
     for fields in (("initContainers",), ("sidecars",), ("containerSet", "containers")):
-        for index, container in enumerate(listed(template, *fields)):
+        for index, container in enumerate(list_at(template, *fields)):
             yield (*where, *fields, index), container
 
 
@@ -174,7 +174,7 @@ def _pod_problems(
         if not container.get("command") and not own and not library.entry_point(image) and "{{" not in image:
             yield Problem((*place, "command"), f"is required; or say what its image runs: --image {image}=COMMAND")
     for side in ("inputs", "outputs"):
-        for index, entry in enumerate(listed(template, side, "artifacts")):
+        for index, entry in enumerate(list_at(template, side, "artifacts")):
             yield from missing_secrets(entry, library, (*where, side, "artifacts", index))
             if entry.get("git") and not entry["git"].get("repo"):
                 yield Problem((*where, side, "artifacts", index, "git"), "needs a repo")
@@ -184,12 +184,12 @@ def _pod_problems(
         yield from pod_rules.http_problems(template["http"], library, (*where, "http"))
     if template.get("memoize") and not (template["memoize"].get("cache") or {}).get("configMap"):
         yield Problem((*where, "memoize"), "needs a cache with a configMap")
-    yield from _unnamed(template, where)
-    yield from volume_sources.problems(listed(template, "volumes"), library, (*where, "volumes"))
-    for index, task in enumerate(listed(template, "dag", "tasks")):
+    yield from _mutex_problems(template, where)
+    yield from volume_sources.problems(list_at(template, "volumes"), library, (*where, "volumes"))
+    for index, task in enumerate(list_at(template, "dag", "tasks")):
         if task.get("inline"):
             yield from _pod_problems(task["inline"], spec, library, (*where, "dag", "tasks", index, "inline"))
-    for number, group in enumerate(listed(template, "steps")):
+    for number, group in enumerate(list_at(template, "steps")):
         for index, step in enumerate(group or []):
             if step.get("inline"):
                 yield from _pod_problems(step["inline"], spec, library, (*where, "steps", number, index, "inline"))

@@ -7,20 +7,20 @@ from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.manifest import schema
 from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
 
-WRONG = "Error applying PodSpecPatch"
+PATCH_ERROR = "Error applying PodSpecPatch"
 BY_NAME = ("containers", "initContainers", "env", "volumes", "volumeMounts", "ports")
 """Lists that are merged by their items' names; volumeMounts by path."""
 
 
-def patched(template: Mapping[str, Any], patch: str) -> dict[str, Any]:
+def apply_patch(template: Mapping[str, Any], patch: str) -> dict[str, Any]:
     """The template with the patch over its containers and volumes. Raises ExpressionError."""
     try:
         found = [one.value for one in read_text(patch)]
     except ReadError:
-        raise ExpressionError(WRONG) from None
+        raise ExpressionError(PATCH_ERROR) from None
     pod = found[0] if found else {}
     if not isinstance(pod, Mapping):
-        raise ExpressionError(WRONG)
+        raise ExpressionError(PATCH_ERROR)
     kind = "script" if template.get("script") else "container"
     main = template.get(kind) or {}
     own = {
@@ -33,10 +33,11 @@ def patched(template: Mapping[str, Any], patch: str) -> dict[str, Any]:
         given = pod.get(field) or []
         unknown = "there is no such field"
         if not isinstance(given, list) or any(
-            not one.message.startswith((unknown, schema.BEYOND)) for one in schema.typed(given, kind_of_field)
+            not one.message.startswith((unknown, schema.UNSUPPORTED))
+            for one in schema.type_problems(given, kind_of_field)
         ):
-            raise ExpressionError(WRONG)
-        changed[field] = _merged_list(own[field], given, "name")
+            raise ExpressionError(PATCH_ERROR)
+        changed[field] = _merge_lists(own[field], given, "name")
     first, *sidecars = changed["containers"]
     result = {**template, kind: {key: value for key, value in first.items() if key != "name" or "name" in main}}
     for field, value in (
@@ -49,15 +50,15 @@ def patched(template: Mapping[str, Any], patch: str) -> dict[str, Any]:
     return result
 
 
-def _merged(below: Any, above: Any, field: str) -> Any:
+def _merge(below: Any, above: Any, field: str) -> Any:
     if isinstance(below, Mapping) and isinstance(above, Mapping):
-        return {**below, **{key: _merged(below.get(key), value, key) for key, value in above.items()}}
+        return {**below, **{key: _merge(below.get(key), value, key) for key, value in above.items()}}
     if field in BY_NAME and isinstance(below, list) and isinstance(above, list):
-        return _merged_list(below, above, "mountPath" if field == "volumeMounts" else "name")
+        return _merge_lists(below, above, "mountPath" if field == "volumeMounts" else "name")
     return above
 
 
-def _merged_list(below: list[Any], above: list[Any], by: str) -> list[Any]:
+def _merge_lists(below: list[Any], above: list[Any], by: str) -> list[Any]:
     named = {one.get(by): one for one in above}
-    both = [_merged(one, named.pop(one.get(by)), "") if one.get(by) in named else one for one in below]
+    both = [_merge(one, named.pop(one.get(by)), "") if one.get(by) in named else one for one in below]
     return [*both, *named.values()]

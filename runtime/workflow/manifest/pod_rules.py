@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from everstep.runtime.workflow.manifest.fields import LABEL_VALUE, listed
-from everstep.runtime.workflow.manifest.library import Library, NotThereError
+from everstep.runtime.workflow.manifest.fields import LABEL_VALUE, list_at
+from everstep.runtime.workflow.manifest.library import Library, MissingObjectError
 from everstep.runtime.workflow.manifest.schema import Problem, Where
 
 ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
@@ -24,13 +24,13 @@ def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where)
     """Of the pod that a container or script template makes."""
     for kind in ("container", "script"):
         if template.get(kind):
-            yield from _container(template[kind], (*where, kind))
-            yield from _volumes(template, spec, (*where, kind), template[kind], where)
+            yield from _container_problems(template[kind], (*where, kind))
+            yield from _mount_problems(template, spec, (*where, kind), template[kind], where)
     names = ["main"]
     for kind in ("initContainers", "sidecars"):
         names = ["init"] if kind == "initContainers" else ["main"]
-        for index, one in enumerate(listed(template, kind)):
-            yield from _container(one, (*where, kind, index))
+        for index, one in enumerate(list_at(template, kind)):
+            yield from _container_problems(one, (*where, kind, index))
             if not one.get("name"):
                 yield Problem((*where, kind, index), "needs a name")
             elif one["name"] in names:
@@ -40,7 +40,7 @@ def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where)
         if not LABEL_VALUE.fullmatch(str(value)) and "{{" not in str(value):
             yield Problem((*where, "metadata", "labels", key), f"{value!r} is no label's value")
     taken: dict[str, str] = {}
-    for index, entry in enumerate(listed(template, "inputs", "artifacts")):
+    for index, entry in enumerate(list_at(template, "inputs", "artifacts")):
         here, path = (*where, "inputs", "artifacts", index), str(entry.get("path") or "")
         if path and path in taken:
             yield Problem((*here, "path"), f"{path} is where {taken[path]} lies")
@@ -52,16 +52,16 @@ def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where)
 
 def volume_problems(spec: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     """Of the volumes of the whole workflow."""
-    for index, volume in enumerate(listed(spec, "volumes")):
+    for index, volume in enumerate(list_at(spec, "volumes")):
         if not DNS_LABEL.fullmatch(str(volume.get("name") or "")):
             yield Problem((*where, "volumes", index, "name"), f"{volume.get('name')!r} is no name; use a-z, 0-9 and -")
-    for index, claim in enumerate(listed(spec, "volumeClaimTemplates")):
+    for index, claim in enumerate(list_at(spec, "volumeClaimTemplates")):
         if not (claim.get("metadata") or {}).get("name"):
             yield Problem((*where, "volumeClaimTemplates", index, "metadata"), "needs a name")
 
 
-def _container(container: Mapping[str, Any], where: Where) -> Iterator[Problem]:
-    for index, variable in enumerate(listed(container, "env")):
+def _container_problems(container: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    for index, variable in enumerate(list_at(container, "env")):
         if not ENV_NAME.fullmatch(str(variable.get("name") or "")):
             here = (*where, "env", index, "name")
             yield Problem(here, f"{variable.get('name')!r} is no name of a variable; use letters, digits, _, - and .")
@@ -84,14 +84,14 @@ def quantity(text: Any) -> Decimal:
     return Decimal(match[1]) * (Decimal(10) ** int(match[3]) if match[3] else _SUFFIXES.get(match[2] or "", Decimal(1)))
 
 
-def _volumes(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where, container: Mapping[str, Any],
+def _mount_problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where, container: Mapping[str, Any],
              of: Where) -> Iterator[Problem]:  # fmt: skip
-    claims = {str((one.get("metadata") or {}).get("name")) for one in listed(spec, "volumeClaimTemplates")}
-    known = {str(one.get("name")) for one in [*listed(spec, "volumes"), *listed(template, "volumes")]} | claims
-    for index, mount in enumerate(listed(container, "volumeMounts")):
+    claims = {str((one.get("metadata") or {}).get("name")) for one in list_at(spec, "volumeClaimTemplates")}
+    known = {str(one.get("name")) for one in [*list_at(spec, "volumes"), *list_at(template, "volumes")]} | claims
+    for index, mount in enumerate(list_at(container, "volumeMounts")):
         if str(mount.get("name")) not in known:
             yield Problem((*where, "volumeMounts", index, "name"), f"there is no volume {mount.get('name')!r}")
-    for index, volume in enumerate(listed(template, "volumes")):
+    for index, volume in enumerate(list_at(template, "volumes")):
         if not DNS_LABEL.fullmatch(str(volume.get("name") or "")):
             yield Problem((*of, "volumes", index, "name"), f"{volume.get('name')!r} is no name; use a-z, 0-9 and -")
 
@@ -100,10 +100,10 @@ def http_problems(http: Mapping[str, Any], library: Library, where: Where) -> It
     """Of an http template: no address, Secrets that are not there."""
     if not http.get("url"):
         yield Problem((*where, "url"), "is required")
-    for index, entry in enumerate(listed(http, "headers")):
+    for index, entry in enumerate(list_at(http, "headers")):
         reference = (entry.get("valueFrom") or {}).get("secretKeyRef")
         if reference and "{{" not in str(entry):
             try:
                 library.value("Secret", reference)
-            except NotThereError as error:
+            except MissingObjectError as error:
                 yield Problem((*where, "headers", index, "valueFrom"), str(error))

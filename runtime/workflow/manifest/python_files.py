@@ -6,7 +6,7 @@ from pathlib import Path
 
 from everstep.runtime.workflow.manifest.yaml_source import Document, ReadError, read_text
 
-DECLARED = """
+PRINT_DECLARED = """
 import os, runpy, sys
 sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[1]))
 known = runpy.run_path(sys.argv[1])
@@ -18,18 +18,18 @@ print("---\\n".join(one.to_yaml() for one in declared.values()))
 """Run with the file's own folder first in sys.path and without being `__main__`, so that nothing is submitted."""
 
 
-def declared(path: Path) -> list[Document]:
+def read_python(path: Path) -> list[Document]:
     """The documents of a pipeline. Raises ReadError: it fails, or declares nothing."""
     if not path.is_file():
         raise ReadError(f"{path}: No such file or directory")
-    found = read_text(_printed(path, "-c", DECLARED, str(path)), f"{path} -o yaml")
-    found = found or read_text(_printed(path, str(path), "-o", "yaml"), f"{path} -o yaml")
+    found = read_text(_run_python(path, "-c", PRINT_DECLARED, str(path)), f"{path} -o yaml")
+    found = found or read_text(_run_python(path, str(path), "-o", "yaml"), f"{path} -o yaml")
     if not found:
         raise ReadError(f"{path}: declares no Workflow: keep one in a variable, or print it when asked for -o yaml")
     return found
 
 
-def _printed(path: Path, *command: str) -> str:
+def _run_python(path: Path, *command: str) -> str:
     ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     if ended.returncode:
         said = ended.stderr.strip().splitlines()

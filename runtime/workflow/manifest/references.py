@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from everstep.runtime.workflow.expressions.tags import each_text, tags
-from everstep.runtime.workflow.manifest.fields import kind_of, listed
+from everstep.runtime.workflow.expressions.tags import for_each_text, tags
+from everstep.runtime.workflow.manifest.fields import kind_of, list_at
 
 PREFIXES = ("item.", "steps.", "inputs.", "outputs.", "pod.", "workflow.", "tasks.")
 """A tag that begins so must be known; any other is text."""
 _ANY_ITEM = "item.*"
 
 
-def unknown(value: Any, scope: Mapping[str, Any]) -> Iterator[str]:
+def unknown_tags(value: Any, scope: Mapping[str, Any]) -> Iterator[str]:
     """Names of simple tags of a known kind that the scope has not."""
     for tag in tags(value):
         name = tag.strip()
@@ -24,22 +24,22 @@ def unknown(value: Any, scope: Mapping[str, Any]) -> Iterator[str]:
         yield name
 
 
-def unclosed(value: Any) -> Iterator[str]:
+def unclosed_tags(value: Any) -> Iterator[str]:
     """The beginnings of tags of a known kind that nothing closes."""
     texts: list[str] = []
-    each_text(value, texts.append)
+    for_each_text(value, texts.append)
     for text in texts:
         rest = text.rpartition("{{")[2] if "{{" in text else ""
         if rest and "}}" not in rest and rest.strip().startswith(PREFIXES):
             yield rest[:40]
 
 
-def looped(entry: Mapping[str, Any]) -> bool:
+def has_items(entry: Mapping[str, Any]) -> bool:
     """Has it items?"""
     return bool(entry.get("withItems") or entry.get("withParam") or entry.get("withSequence"))
 
 
-def items(entry: Mapping[str, Any]) -> dict[str, str]:
+def item_scope(entry: Mapping[str, Any]) -> dict[str, str]:
     """What `{{item}}` may be in a task or step. The API server drops nulls."""
     found: dict[str, str] = {}
     for item in entry.get("withItems") or []:
@@ -54,7 +54,7 @@ def items(entry: Mapping[str, Any]) -> dict[str, str]:
     return found | ({"item": ""} if entry.get("withSequence") else {})
 
 
-def produced(prefix: str, template: Mapping[str, Any] | None, in_loop: bool) -> dict[str, str]:
+def output_scope(prefix: str, template: Mapping[str, Any] | None, in_loop: bool) -> dict[str, str]:
     """What a task or step gives others to read."""
     if template is None:
         return {f"{prefix}.outputs.result": ""}
@@ -68,10 +68,10 @@ def produced(prefix: str, template: Mapping[str, Any] | None, in_loop: bool) -> 
     if in_loop:
         found[f"{prefix}.outputs.parameters"] = ""
     for what in ("parameters", "artifacts"):
-        found |= {f"{prefix}.outputs.{what}.{entry.get('name')}": "" for entry in listed(template, "outputs", what)}
+        found |= {f"{prefix}.outputs.{what}.{entry.get('name')}": "" for entry in list_at(template, "outputs", what)}
     return found
 
 
-def always(prefix: str) -> dict[str, str]:
+def status_scope(prefix: str) -> dict[str, str]:
     """What can be read of everything that has run."""
     return {f"{prefix}.{name}": "" for name in ("status", "id", "startedAt", "finishedAt", "hostNodeName", "ip")}

@@ -130,7 +130,7 @@ Mutex: name=str+ namespace=str+ database=bool
 Semaphore: configMapKeyRef=KeyRef+ namespace=str+ database=any
 """
 
-BEYOND = "not supported by the executor on this machine"
+UNSUPPORTED = "not supported by the executor on this machine"
 REASONS: dict[str, str] = dict.fromkeys(("resource", "manifestFrom", "event"), "it needs a cluster; ")
 REASONS |= dict.fromkeys(("gcs", "azure", "oss", "hdfs", "artifactory"), "use s3, http, git or raw; ")
 REASONS |= {"plugin": "it needs a plugin of the controller; ", "database": "use a mutex or a ConfigMap's semaphore; "}
@@ -146,9 +146,9 @@ class Problem(NamedTuple):
     """`WorkflowTemplate NAME` when it is of that, not of the workflow."""
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """`path: message`, of whom it is first: one line."""
-        return " ".join(": ".join(filter(None, (self.of, dotted(self.where), self.message))).splitlines())
+        return " ".join(": ".join(filter(None, (self.of, dotted_path(self.where), self.message))).splitlines())
 
 
 class _Field(NamedTuple):
@@ -156,7 +156,7 @@ class _Field(NamedTuple):
     mark: str
 
 
-def _kinds() -> dict[str, dict[str, _Field]]:
+def _parse_table() -> dict[str, dict[str, _Field]]:
     kinds: dict[str, dict[str, _Field]] = {}
     fields: dict[str, _Field] = {}
     for word in TABLE.split():
@@ -169,61 +169,61 @@ def _kinds() -> dict[str, dict[str, _Field]]:
     return kinds
 
 
-KINDS = _kinds()
+KINDS = _parse_table()
 
 
 def problems(value: Any, kind: str = "Manifest", where: Where = ()) -> Iterator[Problem]:
     """What Argo's reader would refuse (unknown fields, wrong types), and what this machine does not do."""
-    yield from _typed(value, kind, where)
+    yield from _type_problems(value, kind, where)
 
 
-def _typed(value: Any, declared: str, where: Where) -> Iterator[Problem]:
+def _type_problems(value: Any, declared: str, where: Where) -> Iterator[Problem]:
     if value is None or declared == "any":
         return
     if declared[0] == "[":
         if not isinstance(value, list):
-            yield Problem(where, f"must be a list, not {_told(value)}")
+            yield Problem(where, f"must be a list, not {_describe(value)}")
             return
         for index, item in enumerate(value):
             if item is None and not declared.startswith(("[[", "[any")):
                 yield Problem((*where, index), "must not be null")
-            yield from _typed(item, declared[1:-1], (*where, index))
+            yield from _type_problems(item, declared[1:-1], (*where, index))
     elif declared[0] == "{":
         if not isinstance(value, Mapping):
-            yield Problem(where, f"must be a mapping, not {_told(value)}")
+            yield Problem(where, f"must be a mapping, not {_describe(value)}")
             return
         for key, item in value.items():
-            yield from _typed(item, declared[1:-1], (*where, str(key)))
+            yield from _type_problems(item, declared[1:-1], (*where, str(key)))
     elif declared in KINDS:
-        yield from _fields(value, declared, where)
+        yield from _field_problems(value, declared, where)
     else:
-        yield from _scalar(value, declared, where)
+        yield from _scalar_problems(value, declared, where)
 
 
-def typed(value: Any, declared: str) -> Iterator[Problem]:
+def type_problems(value: Any, declared: str) -> Iterator[Problem]:
     """What is wrong with a value of such a type."""
-    yield from _typed(value, declared, ())
+    yield from _type_problems(value, declared, ())
 
 
-def _fields(value: Any, kind: str, where: Where) -> Iterator[Problem]:
+def _field_problems(value: Any, kind: str, where: Where) -> Iterator[Problem]:
     if not isinstance(value, Mapping):
-        yield Problem(where, f"must be a mapping, not {_told(value)}")
+        yield Problem(where, f"must be a mapping, not {_describe(value)}")
         return
     known = KINDS[kind]
     for key, inner in value.items():
         here = (*where, str(key))
         field = known.get(str(key))
         if field is None:
-            yield Problem(here, f"there is no such field{nearest(str(key), known)}")
+            yield Problem(here, f"there is no such field{nearest_hint(str(key), known)}")
         else:
             beyond = not field.mark and inner is not None
             if beyond:
-                yield Problem(here, f"{REASONS.get(str(key), '')}{BEYOND}")
-            told = _typed(inner, field.type, here)
-            yield from (one for one in told if not beyond or not one.message.endswith(BEYOND))
+                yield Problem(here, f"{REASONS.get(str(key), '')}{UNSUPPORTED}")
+            told = _type_problems(inner, field.type, here)
+            yield from (one for one in told if not beyond or not one.message.endswith(UNSUPPORTED))
 
 
-def _scalar(value: Any, declared: str, where: Where) -> Iterator[Problem]:
+def _scalar_problems(value: Any, declared: str, where: Where) -> Iterator[Problem]:
     number = isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
     wanted = {
         "str": (isinstance(value, str), "a text"),
@@ -236,12 +236,12 @@ def _scalar(value: Any, declared: str, where: Where) -> Iterator[Problem]:
     fits, name = wanted[declared]
     if not fits:
         mend = "; put it in quotes" if declared == "str" and isinstance(value, bool | int | float) else ""
-        yield Problem(where, f"must be {name}, not {_told(value)}{mend}")
+        yield Problem(where, f"must be {name}, not {_describe(value)}{mend}")
     elif declared == "quantity" and not QUANTITY.fullmatch(str(value)) and "{{" not in str(value):
         yield Problem(where, f"{value!r} is no quantity; write 500m, 2 or 1Gi")
 
 
-def nearest(name: str, known: Mapping[str, Any]) -> str:
+def nearest_hint(name: str, known: Mapping[str, Any]) -> str:
     """`; did you mean X?` where some known name is like it."""
     lowered = {key.lower(): key for key in known}
     plain = name.replace("_", "").lower()
@@ -249,7 +249,7 @@ def nearest(name: str, known: Mapping[str, Any]) -> str:
     return f"; did you mean {found}?" if found else ""
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list):
@@ -257,7 +257,7 @@ def _told(value: Any) -> str:
     return f"{str(value).lower() if isinstance(value, bool) else value!r}"
 
 
-def dotted(where: Where) -> str:
+def dotted_path(where: Where) -> str:
     """`spec.templates[0].name`."""
     text = ""
     for part in where:

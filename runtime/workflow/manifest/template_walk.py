@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from everstep.runtime.workflow.manifest.fields import listed
-from everstep.runtime.workflow.manifest.library import Library, NotThereError
+from everstep.runtime.workflow.manifest.fields import list_at
+from everstep.runtime.workflow.manifest.library import Library, MissingObjectError
 from everstep.runtime.workflow.manifest.schema import Where
 
 
-class At(NamedTuple):
+class TemplateAt(NamedTuple):
     """A template and where it stands."""
 
     template: Mapping[str, Any]
@@ -16,48 +16,48 @@ class At(NamedTuple):
     inline: bool = False
 
 
-class Called(NamedTuple):
+class TaskAt(NamedTuple):
     """A task or step, in its template."""
 
     task: Mapping[str, Any]
     where: Where
-    holder: At
+    holder: TemplateAt
     prefix: str
     """`tasks` or `steps`."""
 
 
-def templates(spec: Mapping[str, Any]) -> Iterator[At]:
+def templates(spec: Mapping[str, Any]) -> Iterator[TemplateAt]:
     """All of them, inline ones too."""
-    for index, template in enumerate(listed(spec, "templates")):
-        yield from _with_inline(At(template, ("spec", "templates", index)))
+    for index, template in enumerate(list_at(spec, "templates")):
+        yield from _with_inline(TemplateAt(template, ("spec", "templates", index)))
 
 
-def _with_inline(at: At) -> Iterator[At]:
+def _with_inline(at: TemplateAt) -> Iterator[TemplateAt]:
     yield at
     for called in tasks(at):
         if called.task.get("inline"):
-            yield from _with_inline(At(called.task["inline"], (*called.where, "inline"), True))
+            yield from _with_inline(TemplateAt(called.task["inline"], (*called.where, "inline"), True))
 
 
-def tasks(at: At) -> Iterator[Called]:
+def tasks(at: TemplateAt) -> Iterator[TaskAt]:
     """The tasks of a DAG, or the steps of a steps template."""
-    for index, task in enumerate(listed(at.template, "dag", "tasks")):
-        yield Called(task, (*at.where, "dag", "tasks", index), at, "tasks")
-    for number, group in enumerate(listed(at.template, "steps")):
+    for index, task in enumerate(list_at(at.template, "dag", "tasks")):
+        yield TaskAt(task, (*at.where, "dag", "tasks", index), at, "tasks")
+    for number, group in enumerate(list_at(at.template, "steps")):
         for index, step in enumerate(group or []):
-            yield Called(step, (*at.where, "steps", number, index), at, "steps")
+            yield TaskAt(step, (*at.where, "steps", number, index), at, "steps")
 
 
-def template_of(task: Mapping[str, Any], spec: Mapping[str, Any], library: Library) -> Mapping[str, Any] | None:
+def called_template(task: Mapping[str, Any], spec: Mapping[str, Any], library: Library) -> Mapping[str, Any] | None:
     """What a task, step or hook calls; None when it is not there."""
     if task.get("templateRef"):
         try:
             return library.template(task["templateRef"])
-        except NotThereError:
+        except MissingObjectError:
             return None
     if task.get("inline"):
         return task["inline"]
-    return next((one for one in listed(spec, "templates") if one.get("name") == task.get("template")), None)
+    return next((one for one in list_at(spec, "templates") if one.get("name") == task.get("template")), None)
 
 
 def hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Where]]:

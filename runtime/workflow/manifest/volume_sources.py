@@ -3,17 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from everstep.runtime.workflow.manifest.environment import WHOLE, known_field, resource
-from everstep.runtime.workflow.manifest.fields import listed
-from everstep.runtime.workflow.manifest.library import Library, NotThereError
-from everstep.runtime.workflow.manifest.schema import BEYOND, Problem, Where
+from everstep.runtime.workflow.manifest.environment import VOLUME_ONLY_FIELDS, is_known_field, resource_value
+from everstep.runtime.workflow.manifest.fields import list_at
+from everstep.runtime.workflow.manifest.library import Library, MissingObjectError
+from everstep.runtime.workflow.manifest.schema import UNSUPPORTED, Problem, Where
 
 KINDS = (
     "emptyDir", "ephemeral", "configMap", "secret", "projected", "downwardAPI", "persistentVolumeClaim", "hostPath",
 )  # fmt: skip
 
 
-class Shown(NamedTuple):
+class VolumeSources(NamedTuple):
     """What files of volumes are made of."""
 
     library: Library
@@ -25,12 +25,12 @@ class Shown(NamedTuple):
 
 def is_secret(volume: Mapping[str, Any]) -> bool:
     """Does it show something of a Secret?"""
-    return any(one.get("secret") for one in [volume, *listed(volume, "projected", "sources")])
+    return any(one.get("secret") for one in [volume, *list_at(volume, "projected", "sources")])
 
 
-def files_of(volume: Mapping[str, Any], shown: Shown) -> Iterator[tuple[str, str]]:
+def volume_files(volume: Mapping[str, Any], shown: VolumeSources) -> Iterator[tuple[str, str]]:
     """Names and texts of what a ConfigMap, a Secret, the pod itself or a projection shows."""
-    sources = listed(volume, "projected", "sources") or [volume]
+    sources = list_at(volume, "projected", "sources") or [volume]
     for source in sources:
         for field, kind, key in (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName")):
             given = source.get(field)
@@ -38,28 +38,28 @@ def files_of(volume: Mapping[str, Any], shown: Shown) -> Iterator[tuple[str, str
                 continue
             name = given.get(key) or given.get("name")
             values = shown.library.values(kind, {"name": name, "optional": given.get("optional")})
-            items = {str(item["key"]): str(item["path"]) for item in listed(given, "items")}
+            items = {str(item["key"]): str(item["path"]) for item in list_at(given, "items")}
             for one, text in values.items():
                 if not items or one in items:
                     yield items.get(one, one), text
-        for item in listed(source, "downwardAPI", "items"):
-            yield str(item["path"]), _told(item, shown)
+        for item in list_at(source, "downwardAPI", "items"):
+            yield str(item["path"]), _downward_value(item, shown)
 
 
-def _told(item: Mapping[str, Any], shown: Shown) -> str:
+def _downward_value(item: Mapping[str, Any], shown: VolumeSources) -> str:
     """What the pod is told of itself."""
     if item.get("fieldRef"):
         return shown.facts.get(str(item["fieldRef"].get("fieldPath")), "")
     reference = item.get("resourceFieldRef") or {}
     named = (one for one in shown.containers if one.get("name") == reference.get("containerName"))
-    return resource(reference, next(named, {}))
+    return resource_value(reference, next(named, {}))
 
 
-def _items(volume: Mapping[str, Any]) -> Iterator[Any]:
+def _volume_items(volume: Mapping[str, Any]) -> Iterator[Any]:
     """Those of its ConfigMaps and Secrets."""
-    for source in (volume, *listed(volume, "projected", "sources")):
+    for source in (volume, *list_at(volume, "projected", "sources")):
         for field in ("configMap", "secret"):
-            yield from listed(source, field, "items")
+            yield from list_at(source, field, "items")
 
 
 def _is_file(item: Any) -> bool:
@@ -72,16 +72,16 @@ def problems(volumes: Sequence[Mapping[str, Any]], library: Library, where: Wher
         kinds = [kind for kind in volume if kind != "name" and volume[kind] is not None]
         for kind in kinds:
             if kind not in KINDS:
-                yield Problem((*where, index, kind), BEYOND)
-        for item in listed(volume, "downwardAPI", "items"):
+                yield Problem((*where, index, kind), UNSUPPORTED)
+        for item in list_at(volume, "downwardAPI", "items"):
             path = str((item.get("fieldRef") or {}).get("fieldPath") or "metadata.name")
-            if path not in WHOLE and not known_field(path):
+            if path not in VOLUME_ONLY_FIELDS and not is_known_field(path):
                 yield Problem((*where, index, "downwardAPI"), f"{path} is not known on this machine")
-        if any(not _is_file(item) for item in _items(volume)):
+        if any(not _is_file(item) for item in _volume_items(volume)):
             yield Problem((*where, index), "each of its items needs a key and a path, both texts")
             continue
         try:
             if "{{" not in str(volume):
-                list(files_of(volume, Shown(library, {}, ())))
-        except NotThereError as error:
+                list(volume_files(volume, VolumeSources(library, {}, ())))
+        except MissingObjectError as error:
             yield Problem((*where, index), str(error))

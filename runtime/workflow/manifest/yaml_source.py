@@ -12,14 +12,14 @@ from typing import Any
 
 import yaml
 
-Path_ = tuple[str | int, ...]
-BYTES = 3 << 20
+FieldPath = tuple[str | int, ...]
+MAX_BYTES = 3 << 20
 """Of a file. Kubernetes takes an object of 1.5 MiB at most (etcd's limit of a request)."""
-NESTING = 100
+MAX_NESTING = 100
 """How deep lists and mappings may stand in each other; a template inside a template takes five."""
-DIGITS = 300
+MAX_DIGITS = 300
 """Of a number: a float holds no longer one."""
-VALUES = 200_000
+MAX_VALUES = 200_000
 """Of a document, those counted that an alias stands for as often as it does. Go's reader bounds their share."""
 
 
@@ -33,22 +33,22 @@ class Document:
 
     value: Any
     file: str
-    lines: dict[Path_, int] = field(default_factory=dict)
+    lines: dict[FieldPath, int] = field(default_factory=dict)
     """Line (from 1) of each field and list item, by its path from the top."""
-    repeated: list[tuple[Path_, int]] = field(default_factory=list)
+    repeated: list[tuple[FieldPath, int]] = field(default_factory=list)
     """Keys that a mapping has twice, and the line of the second."""
 
-    def line(self, path: Path_) -> int:
+    def line(self, path: FieldPath) -> int:
         """Of the field, or of the nearest around it."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
 
-_Fast: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_BaseLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Loader(_Fast):
+class _Loader(_BaseLoader):
     """Plain words as Go's YAML reader takes them; a timestamp is a text."""
 
 
@@ -73,7 +73,7 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     text = node.value.replace("_", "")
     sign, digits = (-1, text[1:]) if text[:1] == "-" else (1, text.lstrip("+"))
     base = {"0x": 16, "0b": 2, "0o": 8}.get(digits[:2], 8 if len(digits) > 1 and digits[0] == "0" else 10)
-    if len(digits) > DIGITS:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     found = sign * int(digits[2:] if digits[:2] in ("0x", "0b", "0o") else digits, base)
     return found if -(1 << 63) <= found < 1 << 64 else float(found)
@@ -98,7 +98,7 @@ def read(path: Path) -> list[Document]:
     """The documents of a file (several between `---`). Raises ReadError."""
     try:
         with path.open("rb") as file:
-            given = file.read(BYTES + 1)
+            given = file.read(MAX_BYTES + 1)
         text = given.decode()
     except OSError as error:
         raise ReadError(f"{path}: {error.strerror}") from None
@@ -109,8 +109,8 @@ def read(path: Path) -> list[Document]:
 
 def read_text(text: str, file: str = "") -> list[Document]:
     """The documents of a text; empty ones are left out. Raises ReadError."""
-    if len(text) > BYTES:
-        raise ReadError(f"{file or 'the text'}: larger than {BYTES >> 20} MiB; Kubernetes takes objects of 1.5 MiB")
+    if len(text) > MAX_BYTES:
+        raise ReadError(f"{file or 'the text'}: larger than {MAX_BYTES >> 20} MiB; Kubernetes takes objects of 1.5 MiB")
     loader, found = None, []
     try:
         _check_nesting(text)
@@ -120,7 +120,7 @@ def read_text(text: str, file: str = "") -> list[Document]:
             _check_size(node, {})
             value = loader.construct_document(node)
             if value is not None:
-                found.append(Document(value, file, dict(_lines(node, ())), list(_repeated(node, ()))))
+                found.append(Document(value, file, dict(_line_numbers(node, ())), list(_repeated_keys(node, ()))))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         said = " ".join(str(error.problem or error.context or error).split())
@@ -143,11 +143,13 @@ class _BoundError(yaml.MarkedYAMLError):
 def _check_nesting(text: str) -> None:
     """Before anything is made of it: what makes it recurses. Raises MarkedYAMLError."""
     depth = 0
-    for event in yaml.parse(text, Loader=_Fast):
+    for event in yaml.parse(text, Loader=_BaseLoader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
-            if depth > NESTING:
-                raise _BoundError(f"lists and mappings stand more than {NESTING} deep in each other", event.start_mark)
+            if depth > MAX_NESTING:
+                raise _BoundError(
+                    f"lists and mappings stand more than {MAX_NESTING} deep in each other", event.start_mark
+                )
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -161,12 +163,12 @@ def _check_size(node: yaml.Node, sizes: dict[yaml.Node, int], around: tuple[yaml
     if node not in sizes:
         each = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
         sizes[node] = 1 + sum(_check_size(one, sizes, (*around, node)) for one in each)
-        if sizes[node] > VALUES or len(around) > NESTING:
-            raise _BoundError(f"with its aliases it has more than {VALUES} values", node.start_mark)
+        if sizes[node] > MAX_VALUES or len(around) > MAX_NESTING:
+            raise _BoundError(f"with its aliases it has more than {MAX_VALUES} values", node.start_mark)
     return sizes[node]
 
 
-def _repeated(node: yaml.Node, path: Path_) -> Iterator[tuple[Path_, int]]:
+def _repeated_keys(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, int]]:
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -174,19 +176,19 @@ def _repeated(node: yaml.Node, path: Path_) -> Iterator[tuple[Path_, int]]:
             if name in seen and name != "<<":
                 yield (*path, name), key.start_mark.line + 1
             seen.add(name)
-            yield from _repeated(value, (*path, name))
+            yield from _repeated_keys(value, (*path, name))
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            yield from _repeated(value, (*path, index))
+            yield from _repeated_keys(value, (*path, index))
 
 
-def _lines(node: yaml.Node, path: Path_) -> Iterator[tuple[Path_, int]]:
+def _line_numbers(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, int]]:
     yield path, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = (*path, str(key.value))
-            yield from _lines(value, here)
+            yield from _line_numbers(value, here)
             yield here, key.start_mark.line + 1
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            yield from _lines(value, (*path, index))
+            yield from _line_numbers(value, (*path, index))

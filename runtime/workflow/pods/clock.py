@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable
 from everstep.runtime.workflow.engine.events import Event, PodStarted
 
 Seconds = Callable[[], float]
-Began = Callable[[int], int]
+StartTime = Callable[[int], int]
 """When the process of that pid began, in ticks after boot; 0: there is none."""
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-def by_the_wall() -> float:
+def wall_clock() -> float:
     """The machine's clock, which somebody may set."""
     return time.time()
 
 
-def since_boot() -> float:
+def boot_clock() -> float:
     """Seconds after boot, those asleep counted: what processes' start times are in."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -30,7 +30,7 @@ def since_boot() -> float:
 class Clock:
     """Of one launcher. Its seconds are Unix time, as the machine's clock told it."""
 
-    def __init__(self, begin: float, monotonic: Seconds = time.monotonic, wall: Seconds = by_the_wall) -> None:
+    def __init__(self, begin: float, monotonic: Seconds = time.monotonic, wall: Seconds = wall_clock) -> None:
         self._begin = begin
         self._monotonic = monotonic
         self._wall = wall
@@ -40,14 +40,14 @@ class Clock:
         """The run's time."""
         return self._begin + self._monotonic() - self._began
 
-    def of_file(self, modified: float, earliest: float) -> float:
+    def file_time(self, modified: float, earliest: float) -> float:
         """The run's time at which a file was written, by its age; neither before `earliest` nor after now."""
         now = self.now()
         return max(min(now - (self._wall() - modified), now), min(earliest, now))
 
 
-def resumed(
-    told: Iterable[Event], began: Began, wall: Seconds = by_the_wall, boot: Seconds = since_boot,
+def resume_clock(
+    told: Iterable[Event], began: StartTime, wall: Seconds = wall_clock, boot: Seconds = boot_clock,
     monotonic: Seconds = time.monotonic,
 ) -> Clock:  # fmt: skip
     """The clock of a launcher to whom these events were told."""

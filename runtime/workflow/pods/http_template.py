@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from everstep.runtime.workflow.expressions import ExpressionError, holds
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import Library
 
 TIMEOUT_S = 30
 
 
-class Answer(NamedTuple):
+class HttpOutcome(NamedTuple):
     """What a request came to."""
 
     result: str | None
@@ -28,13 +28,13 @@ class Answer(NamedTuple):
     """Why there is none."""
 
 
-def command(http: Mapping[str, Any], library: Library, folder: Path, report: Path) -> list[str]:
+def prepare_command(http: Mapping[str, Any], library: Library, folder: Path, report: Path) -> list[str]:
     """The command that sends it, and the file that tells it what. Raises NotThereError."""
     given = (http.get("bodyFrom") or {}).get("bytes")
     spec = {
         "method": str(http.get("method") or "GET"),
         "url": str(http.get("url") or ""),
-        "headers": [(str(one["name"]), _header(one, library)) for one in listed(http, "headers")],
+        "headers": [(str(one["name"]), _header_value(one, library)) for one in list_at(http, "headers")],
         "body": given or base64.b64encode(str(http.get("body") or "").encode()).decode(),
         "timeout_s": int(http.get("timeoutSeconds") or TIMEOUT_S),
         "insecure": bool(http.get("insecureSkipVerify")),
@@ -47,31 +47,31 @@ def command(http: Mapping[str, Any], library: Library, folder: Path, report: Pat
     return [sys.executable, "-I", "-S", program, str(place), str(report)]
 
 
-def _header(entry: Mapping[str, Any], library: Library) -> str:
+def _header_value(entry: Mapping[str, Any], library: Library) -> str:
     reference = (entry.get("valueFrom") or {}).get("secretKeyRef")
     return (library.value("Secret", reference) or "") if reference else str(entry.get("value") or "")
 
 
-def answer(http: Mapping[str, Any], report: Path) -> Answer:
+def read_outcome(http: Mapping[str, Any], report: Path) -> HttpOutcome:
     """What the pod of such a template wrote down before it ended."""
     try:
         found = json.loads(report.read_text())
     except FileNotFoundError:
-        return Answer(None, error="pod deleted")
+        return HttpOutcome(None, error="pod deleted")
     if "error" in found:
-        return Answer(None, error=found["error"])
+        return HttpOutcome(None, error=found["error"])
     condition, body = str(http.get("successCondition") or ""), found["body"]
     if not condition:
         good = 200 <= found["status"] < 300
-        return Answer(body, "" if good else f"received non-2xx response code: {found['status']}")
+        return HttpOutcome(body, "" if good else f"received non-2xx response code: {found['status']}")
     asked = {
         "method": str(http.get("method") or ""), "url": str(http.get("url") or ""), "body": str(http.get("body") or ""),
-        "headers": {str(one["name"]): [str(one.get("value") or "")] for one in listed(http, "headers")},
+        "headers": {str(one["name"]): [str(one.get("value") or "")] for one in list_at(http, "headers")},
     }  # fmt: skip
     came = {"statusCode": found["status"], "body": body, "headers": found["headers"]}
     try:
         if holds(condition, {"request": asked, "response": came}):
-            return Answer(body)
+            return HttpOutcome(body)
     except ExpressionError as error:
-        return Answer(None, error=str(error))
-    return Answer(body, f"successCondition '{condition}' evaluated false")
+        return HttpOutcome(None, error=str(error))
+    return HttpOutcome(body, f"successCondition '{condition}' evaluated false")

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).absolute().parents[4]))
 
 from everstep.runtime.net import web
 
-BODY_BYTES = 16 << 20
+MAX_BODY_BYTES = 16 << 20
 """Of an answer: what is longer is an error, as nobody could read such a result."""
 
 
@@ -35,7 +35,7 @@ def main() -> None:
 
 def _send(spec: dict[str, Any]) -> dict[str, Any]:
     # A server that gives its answer drop by drop ends no wait for the next drop.
-    signal.signal(signal.SIGALRM, _late)
+    signal.signal(signal.SIGALRM, _raise_timeout)
     signal.setitimer(signal.ITIMER_REAL, spec["timeout_s"])
     context = ssl._create_unverified_context() if spec["insecure"] else None
     try:
@@ -45,7 +45,7 @@ def _send(spec: dict[str, Any]) -> dict[str, Any]:
             headers: dict[str, list[str]] = {}
             for name, value in answer.headers:
                 headers.setdefault("-".join(part.capitalize() for part in name.split("-")), []).append(value)
-            text = answer.body(BODY_BYTES).decode(errors="replace")
+            text = answer.body(MAX_BODY_BYTES).decode(errors="replace")
             return {"status": answer.status, "headers": headers, "body": text}
     except web.WebError as error:
         return {"error": str(error)}
@@ -55,7 +55,7 @@ def _send(spec: dict[str, Any]) -> dict[str, Any]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _late(*_: object) -> None:
+def _raise_timeout(*_: object) -> None:
     raise TimeoutError("context deadline exceeded")
 
 

@@ -14,37 +14,38 @@ from typing import NamedTuple
 from everstep.runtime.store.s3_settings import ACCESS_KEY, CA_FILES, ENDPOINTS, REGIONS, SECRET_KEY, TOKEN
 
 
-class Variables(NamedTuple):
+class VariableGroup(NamedTuple):
     """Some of one kind. A `*` stands for any more letters."""
 
     names: tuple[str, ...]
     why: str
 
 
-LISTED = (
-    Variables(("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_*", "TERM",
+INHERITED_GROUPS = (
+    VariableGroup(("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_*", "TERM",
                "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),
               "a program finds its parts and folders, and writes as the person reads"),
-    Variables(("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "JAVA_HOME",
+    VariableGroup(("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "JAVA_HOME",
                "JDK_JAVA_OPTIONS", "SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_*"),
               "Python, Java and Spark are this machine's, as an image's would be its own"),
-    Variables(("OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "RAYON_*", "TOKENIZERS_PARALLELISM",
+    VariableGroup(("OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "RAYON_*", "TOKENIZERS_PARALLELISM",
                "MALLOC_*"),
               "threads and memory"),
-    Variables(("CUDA_*", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE",
+    VariableGroup(("CUDA_*", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE",
                "HIP_*", "ROCR_*", "NCCL_*", "GLOO_*", "UCX_*", "FI_*", "TORCH_*", "PYTORCH_*",
                "TORCHINDUCTOR_*", "TRITON_*", "CUBLAS_*", "XLA_*", "LOGLEVEL"),
               "devices, and how libraries use and reach them"),
-    Variables(("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_*", "HF_ENDPOINT", "TRANSFORMERS_*"),
+    VariableGroup(("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_*", "HF_ENDPOINT", "TRANSFORMERS_*"),
               "where models lie on this machine (not HF_TOKEN)"),
-    Variables(("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+    VariableGroup(("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
                "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
               "the way out of this machine, and whom to believe there"),
-    Variables(("EVERSTEP_*",), "Everstep's own settings (not EVERSTEP_POD and EVERSTEP_JOB_TOKEN: a launcher that runs "
+    VariableGroup(("EVERSTEP_*",),
+              "Everstep's own settings (not EVERSTEP_POD and EVERSTEP_JOB_TOKEN: a launcher that runs "
               "in a pod does not hand on what that pod is told of itself)"),
 )  # fmt: skip
-NEVER = ("EVERSTEP_POD", "EVERSTEP_JOB_TOKEN")
-OF_THE_STORE = Variables(
+NEVER_INHERITED = ("EVERSTEP_POD", "EVERSTEP_JOB_TOKEN")
+STORE_VARIABLES = VariableGroup(
     tuple(dict.fromkeys((*ENDPOINTS, ACCESS_KEY, SECRET_KEY, TOKEN, *REGIONS, *CA_FILES))),
     "the store and its keys, only for Everstep's own steps (a container whose command is `python -m "
     "everstep.steps.NAME`), as only these are given the Secret on Argo",
@@ -52,12 +53,14 @@ OF_THE_STORE = Variables(
 _OWN_STEP = re.compile(r"everstep\.steps\.[a-z]+")
 
 
-def inherited(environment: Mapping[str, str], more: Iterable[str] = (), command: Sequence[str] = ()) -> dict[str, str]:
+def inherited_variables(
+    environment: Mapping[str, str], more: Iterable[str] = (), command: Sequence[str] = ()
+) -> dict[str, str]:
     """What a container with that command gets. `more`: names that a person has added."""
-    patterns = [name for kind in LISTED for name in kind.names]
-    patterns += OF_THE_STORE.names if is_own_step(command) else ()
-    found = {name: environment[name] for name in matching(environment, patterns) if name not in NEVER}
-    return found | {name: environment[name] for name in matching(environment, more)}
+    patterns = [name for kind in INHERITED_GROUPS for name in kind.names]
+    patterns += STORE_VARIABLES.names if is_own_step(command) else ()
+    found = {name: environment[name] for name in matching_names(environment, patterns) if name not in NEVER_INHERITED}
+    return found | {name: environment[name] for name in matching_names(environment, more)}
 
 
 def is_own_step(command: Sequence[str]) -> bool:
@@ -65,18 +68,18 @@ def is_own_step(command: Sequence[str]) -> bool:
     return len(command) > 2 and tuple(command[:2]) == ("python", "-m") and bool(_OWN_STEP.fullmatch(command[2]))
 
 
-def matching(environment: Mapping[str, str], patterns: Iterable[str]) -> list[str]:
+def matching_names(environment: Mapping[str, str], patterns: Iterable[str]) -> list[str]:
     """Names of variables that are set and meant."""
-    meant = _any_of(tuple(patterns))
+    meant = _compile_patterns(tuple(patterns))
     return [name for name in environment if meant.match(name)]
 
 
 @cache
-def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+def _compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """Once, not for every pod: there are some eighty."""
     return re.compile("|".join(map(translate, patterns)) or "(?!)")
 
 
-def unknown(environment: Mapping[str, str], more: Iterable[str]) -> list[str]:
+def unset_names(environment: Mapping[str, str], more: Iterable[str]) -> list[str]:
     """What a person has added and is not set."""
-    return [one for one in more if not matching(environment, [one])]
+    return [one for one in more if not matching_names(environment, [one])]

@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-OWN = ("/tmp", "/mnt", "/argo/staging", "/argo/inputs/artifacts")
+ALWAYS_PRIVATE = ("/tmp", "/mnt", "/argo/staging", "/argo/inputs/artifacts")
 """Always private, and empty at first."""
-NAMED = {"/var/run/argo": re.compile(r"/var/run/argo|ARGO_PROGRESS_FILE")}
+PRIVATE_IF_NAMED = {"/var/run/argo": re.compile(r"/var/run/argo|ARGO_PROGRESS_FILE")}
 """Private where the pod names them: each bind costs some tenths of a millisecond, and /run has many entries."""
 _WORD = re.compile(r"(?:(?<![\w.~})/-])|(?<=//)|(?<=\s-[a-zA-Z])|(?<=^-[a-zA-Z]))/tmp/[^/\s'\",:;=]+")
 """A folder of /tmp, also in `file:///tmp/x` and `-I/tmp/x`, but not in `/var/tmp/x` or `$HOME/tmp/x`."""
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
     mounts: dict[str, tuple[str, bool]]
     """Volumes and input artifacts: (where they come from, read only), by the pod's path."""
 
-    def place(self, path: str) -> Path:
+    def host_path(self, path: str) -> Path:
         """Where the machine finds what the pod calls `path`."""
         path = os.path.normpath(path)
         for _ in range(40):
@@ -49,13 +49,13 @@ class Plan(NamedTuple):
                 return Path(self.mounts[at][0] + path[len(at) :])
             if any(path == bind or path.startswith(f"{bind}/") for bind in self.binds):
                 return Path(path)
-            found = self._linked(path)
+            found = self._follow_link(path)
             if found is None:
                 break
             path = found
         return Path(self.root + path)
 
-    def _linked(self, path: str) -> str | None:
+    def _follow_link(self, path: str) -> str | None:
         """The path with its first link followed; None when there is none."""
         parts = Path(path).parts[1:]
         for length in range(1, len(parts) + 1):
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
         return None
 
 
-def plan(
+def plan_root(
     root: Path, files: Iterable[str], mounts: Mapping[str, tuple[str, bool]], words: Iterable[str], keep: Iterable[str],
     isolated: bool = True, made: Iterable[str] = (), private: Collection[str] = (),
 ) -> Plan:  # fmt: skip
@@ -80,23 +80,24 @@ def plan(
     """
     declared = [os.path.normpath(path) for path in files if path.startswith("/")]
     words = list(words)
-    named = [path for path, pattern in NAMED.items() if any(map(pattern.search, words))]
-    own = {_real(path) for path in [*OWN, *named, *private]}
+    named = [path for path, pattern in PRIVATE_IF_NAMED.items() if any(map(pattern.search, words))]
+    own = {_real_parent_path(path) for path in [*ALWAYS_PRIVATE, *named, *private]}
     folders = [os.path.dirname(path) for path in declared]
-    folders = [_there(folder, own) for folder in folders] if isolated else folders
+    folders = [_nearest_existing(folder, own) for folder in folders] if isolated else folders
     changed = own | {
-        _real(folder) for folder in [*folders, *made, *(os.path.dirname(os.path.normpath(at)) for at in mounts)]
+        _real_parent_path(folder)
+        for folder in [*folders, *made, *(os.path.dirname(os.path.normpath(at)) for at in mounts)]
     }
-    owners = {} if private else _owners(words, declared)
+    owners = {} if private else _mentioned_owners(words, declared)
     trusted = {path for path, owner in owners.items() if owner in (0, os.geteuid())}
     mounts = {**{path: (path, True) for path in owners.keys() - trusted}, **mounts}
     kept = {os.path.normpath(path) for path in keep} | trusted
-    maker = _Maker(own, kept, _below(changed))
+    maker = _Planner(own, kept, _private_entries(changed))
     maker.make("/", empty=False)
     return Plan(str(root), maker.folders, maker.binds, maker.links, {os.path.normpath(p): m for p, m in mounts.items()})
 
 
-class _Maker:
+class _Planner:
     """Goes through the private folders, outer ones first."""
 
     def __init__(self, own: set[str], kept: set[str], below: Mapping[str, set[str]]) -> None:
@@ -110,8 +111,8 @@ class _Maker:
     def make(self, folder: str, empty: bool) -> None:
         """One of them; `empty`: it shows nothing of the machine but what is kept."""
         self.folders.append(folder)
-        entries = {} if empty else _entries(folder)
-        names = self._below.get(folder, set()) | (_kept_below(folder, self._kept) if empty else set())
+        entries = {} if empty else _folder_entries(folder)
+        names = self._below.get(folder, set()) | (_kept_entries(folder, self._kept) if empty else set())
         for name in sorted(names):
             path = os.path.join(folder, name)
             kind = entries.pop(name, "")
@@ -129,12 +130,12 @@ class _Maker:
                 self.binds.append(path)
 
 
-def _real(path: str) -> str:
+def _real_parent_path(path: str) -> str:
     """The path with the links around its last part followed."""
     return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) if path != "/" else path
 
 
-def _there(folder: str, own: set[str]) -> str:
+def _nearest_existing(folder: str, own: set[str]) -> str:
     """The nearest folder above a file that the pod has without making it."""
     above = [one for one in own if folder == one or folder.startswith(f"{one}/")]
     if above:
@@ -144,7 +145,7 @@ def _there(folder: str, own: set[str]) -> str:
     return folder
 
 
-def _below(private: Iterable[str]) -> dict[str, set[str]]:
+def _private_entries(private: Iterable[str]) -> dict[str, set[str]]:
     """Of every folder on the way to a private one: which of its entries are private."""
     found: dict[str, set[str]] = {}
     for path in private:
@@ -154,13 +155,13 @@ def _below(private: Iterable[str]) -> dict[str, set[str]]:
     return found
 
 
-def _kept_below(folder: str, kept: set[str]) -> set[str]:
+def _kept_entries(folder: str, kept: set[str]) -> set[str]:
     """Names in a private folder on the way to something that is kept."""
     prefix = folder.rstrip("/") + "/"
     return {path.removeprefix(prefix).split("/")[0] for path in kept if path.startswith(prefix) and path != prefix}
 
 
-def _entries(folder: str) -> dict[str, str]:
+def _folder_entries(folder: str) -> dict[str, str]:
     """What is in a folder of the machine: link, folder or file."""
     try:
         with os.scandir(folder) as found:
@@ -169,7 +170,7 @@ def _entries(folder: str) -> dict[str, str]:
         return {}
 
 
-def _owners(words: Iterable[str], declared: Iterable[str]) -> dict[str, int]:
+def _mentioned_owners(words: Iterable[str], declared: Iterable[str]) -> dict[str, int]:
     """Folders of this machine's /tmp that the pod is told of and does not declare itself, and whose each is."""
     found = dict[str, int]()
     for path in (path for word in words for path in _WORD.findall(word)):
@@ -181,7 +182,7 @@ def _owners(words: Iterable[str], declared: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def rewritten(text: str, moved: Mapping[str, str]) -> str:
+def rewrite_paths(text: str, moved: Mapping[str, str]) -> str:
     """The text with those folders' names replaced, for a kernel without namespaces; the longest name counts."""
     names = "|".join(re.escape(folder) for folder in sorted(moved, key=len, reverse=True))
     return re.sub(rf"(?:{names})(?=/|$|[\s'\"\\;)])", lambda match: moved[match[0]], text) if names else text

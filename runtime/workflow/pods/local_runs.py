@@ -1,7 +1,7 @@
 """docs/local-runs.md, made of the code's variables and limits by this module."""
 
-from everstep.runtime.workflow.artifacts.archives import LIMITS, UNPACKED
-from everstep.runtime.workflow.pods.inherited import LISTED, OF_THE_STORE
+from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, UNPACKED_VARIABLE
+from everstep.runtime.workflow.pods.inherited import INHERITED_GROUPS, STORE_VARIABLES
 
 DOCS = """\
 # What a local run gives its pods, and what it keeps from them
@@ -59,10 +59,14 @@ is asked only with keys of the manifest's own (`accessKeySecret`, `secretKeySecr
 
 def render() -> str:
     """docs/local-runs.md."""
-    rows = [f"| {', '.join(f'`{name}`' for name in one.names)} | {one.why} |" for one in (*LISTED, OF_THE_STORE)]
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in one.names)} | {one.why} |"
+        for one in (*INHERITED_GROUPS, STORE_VARIABLES)
+    ]
     return DOCS.format(
-        variables="\n".join(rows), bytes=f"{LIMITS.unpacked_bytes:,}", ratio=LIMITS.ratio, unpacked=UNPACKED,
-        members=f"{LIMITS.members:,}", header=f"{LIMITS.header_bytes:,}",
+        variables="\n".join(rows), bytes=f"{DEFAULT_LIMITS.unpacked_bytes:,}", ratio=DEFAULT_LIMITS.ratio,
+        unpacked=UNPACKED_VARIABLE,
+        members=f"{DEFAULT_LIMITS.members:,}", header=f"{DEFAULT_LIMITS.header_bytes:,}",
     )  # fmt: skip
 
 

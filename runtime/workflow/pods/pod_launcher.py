@@ -11,7 +11,7 @@ from typing import Any
 
 from everstep.runtime.net import web
 from everstep.runtime.workflow.artifacts import artifacts, repository
-from everstep.runtime.workflow.artifacts.archives import LIMITS, Limits
+from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, UnpackLimits
 from everstep.runtime.workflow.artifacts.inside import BadPathError
 from everstep.runtime.workflow.engine import containers
 from everstep.runtime.workflow.engine.engine import Engine
@@ -21,20 +21,25 @@ from everstep.runtime.workflow.engine.template_call import LOCATIONS
 from everstep.runtime.workflow.expressions import ExpressionError, evaluate
 from everstep.runtime.workflow.expressions.tags import substitute
 from everstep.runtime.workflow.expressions.values import go_json
-from everstep.runtime.workflow.manifest.durations import seconds
-from everstep.runtime.workflow.manifest.environment import Told, expanded, facts_of, told
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.durations import parse_seconds
+from everstep.runtime.workflow.manifest.environment import (
+    ContainerCommand,
+    container_command,
+    expand_references,
+    pod_facts,
+)
+from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.pods import http_template, progress, volumes
 from everstep.runtime.workflow.pods.clock import Clock
-from everstep.runtime.workflow.pods.inherited import inherited
+from everstep.runtime.workflow.pods.inherited import inherited_variables
 from everstep.runtime.workflow.pods.pod_outputs import collect
-from everstep.runtime.workflow.pods.processes import NOT_STARTED, SCRIPT, Pod, PodError, check_command
+from everstep.runtime.workflow.pods.processes import NOT_STARTED, SCRIPT_PATH, Pod, PodError, check_command
 from everstep.runtime.workflow.pods.sandbox import Sandbox
 from everstep.runtime.workflow.pods.spawner import RESULT_BYTES
 
 
-class Launch:
+class PodLauncher:
     """The pods of one run.
 
     `path`: folders of programs. `variables`: names of more of the launcher's own that pods get.
@@ -47,7 +52,7 @@ class Launch:
         clock: Clock,
         path: Sequence[Path] = (),
         variables: Sequence[str] = (),
-        limits: Limits = LIMITS,
+        limits: UnpackLimits = DEFAULT_LIMITS,
         sandbox: Sandbox | None = None,
     ) -> None:
         self._sandbox = sandbox
@@ -65,134 +70,142 @@ class Launch:
     def pod(self, node: Node) -> Pod:
         """Its place. A node of a later life of the run has another."""
         logs = self._folder / "logs" / f"{log_name(self._engine.name, node)}.log"
-        return Pod(progress.place(self._engine, node, self._folder), logs)
+        return Pod(progress.pod_folder(self._engine, node, self._folder), logs)
 
-    async def data(self, node: Node) -> PodEnded:
+    async def run_data_template(self, node: Node) -> PodEnded:
         """What a data template gives: the paths of its source, transformed."""
         told: dict[str, Any] = node.spec["data"]
         try:
-            found: Any = await asyncio.to_thread(self._repository.paths, told["source"]["artifactPaths"])
+            found: Any = await asyncio.to_thread(self._repository.list_keys, told["source"]["artifactPaths"])
             if not found and not told.get("transformation"):
                 found = None  # Go's empty list, as its JSON says it.
         except artifacts.ArtifactError as error:
-            return self._not_data(node, f"source: unable to source artifact paths: {error}")
-        for number, step in enumerate(listed(told, "transformation")):
+            return self._data_failure(node, f"source: unable to source artifact paths: {error}")
+        for number, step in enumerate(list_at(told, "transformation")):
             try:
                 found = evaluate(str(step.get("expression") or "data"), {"data": found})
             except ExpressionError as error:
-                return self._not_data(node, f"transformation: error processing data step {number}: {error}")
+                return self._data_failure(node, f"transformation: error processing data step {number}: {error}")
         return PodEnded(self._clock.now(), node.name, 0, result=go_json(found))
 
-    def _not_data(self, node: Node, why: str) -> PodEnded:
+    def _data_failure(self, node: Node, why: str) -> PodEnded:
         said = f"unable to process data template: unable to process data {why}"
         return PodEnded(self._clock.now(), node.name, 64, said=said)
 
-    async def load(self, node: Node, ending: web.Ending) -> None:
+    async def load_inputs(self, node: Node, ending: web.Ending) -> None:
         """Put a pod's input artifacts in place; `ending` may end it. Raises ArtifactError."""
         pod = self.pod(node)
         for entry in node.inputs["artifacts"]:
             if entry.get("path") and any(entry.get(place) for place in LOCATIONS):
-                await asyncio.to_thread(self._repository.load, entry, pod.artifact(entry), ending)
+                await asyncio.to_thread(self._repository.load, entry, pod.artifact_path(entry), ending)
 
-    def request(self, node: Node) -> dict[str, Any]:
+    def start_request(self, node: Node) -> dict[str, Any]:
         """What the runner is asked for. Raises PodError, NotThereError."""
         try:
-            return self._request(node, self.pod(node))
+            return self._start_request(node, self.pod(node))
         except BadPathError as error:
             raise PodError(str(error)) from None
 
-    def _request(self, node: Node, pod: Pod) -> dict[str, Any]:
+    def _start_request(self, node: Node, pod: Pod) -> dict[str, Any]:
         if node.spec.get("http"):
-            told = Told(
-                http_template.command(node.spec["http"], self._engine.manifest.library, pod.told, pod.report),
-                inherited(os.environ, self._variables),
+            told = ContainerCommand(
+                http_template.prepare_command(
+                    node.spec["http"], self._engine.manifest.library, pod.handoff_folder, pod.report_file
+                ),
+                inherited_variables(os.environ, self._variables),
             )
-            return pod.request(node.spec, told, self._cwd)
-        several = containers.several(node.spec)
-        mounted = self._mounts(node, pod)
-        found = self._several(node, pod, mounted) if several else self._told(node, self._main(node))
+            return pod.start_request(node.spec, told, self._cwd)
+        several = containers.has_several_containers(node.spec)
+        mounted = self._pod_mounts(node, pod)
+        found = (
+            self._prepare_podrun(node, pod, mounted)
+            if several
+            else self._container_command(node, self._main_container(node))
+        )
         if not several and node.spec.get("script"):
-            found = found._replace(command=[*found.command, SCRIPT])
+            found = found._replace(command=[*found.command, SCRIPT_PATH])
         captures = node.captures and not several
-        return pod.request(node.spec, found, self._cwd, captures, mounted.together, mounted.staged, self._sandbox)
+        return pod.start_request(
+            node.spec, found, self._cwd, captures, mounted.merged, mounted.staged_paths, self._sandbox
+        )
 
-    def _main(self, node: Node) -> Mapping[str, Any]:
+    def _main_container(self, node: Node) -> Mapping[str, Any]:
         return node.spec.get("container") or node.spec["script"]
 
-    def _several(self, node: Node, pod: Pod, mounted: volumes.Mounted) -> Told:
+    def _prepare_podrun(self, node: Node, pod: Pod, mounted: volumes.PodMounts) -> ContainerCommand:
         """The command that runs several containers, and the file that tells it which."""
-        groups = containers.of_pod(node.spec)
+        groups = containers.pod_containers(node.spec)
         strategy = (node.spec.get("containerSet") or {}).get("retryStrategy") or {}
-        staged = mounted.staged
+        staged = mounted.staged_paths
         own = {
             name: {path: (staged[mount.source], mount.read_only) for path, mount in some.items()}
             for name, some in mounted.own.items()
         }
         spec: dict[str, Any] = {
-            kind: [{**self._container(node, one), "mounts": own[one["name"]]} for one in some]
+            kind: [{**self._container_spec(node, one), "mounts": own[one["name"]]} for one in some]
             for kind, some in groups.items()
         }
         spec["retries"] = int(strategy.get("retries") or 0)
         spec["shut_in"] = self._sandbox is not None
-        spec["wait_s"] = seconds(strategy.get("duration") or 0)
+        spec["wait_s"] = parse_seconds(strategy.get("duration") or 0)
         spec["capture"] = str(pod.stdout_of_several) if node.captures else ""
         spec["capture_bytes"] = RESULT_BYTES
-        pod.told.mkdir(parents=True, exist_ok=True)
-        pod.spec.touch(0o600)
-        pod.spec.write_text(json.dumps(spec))
+        pod.handoff_folder.mkdir(parents=True, exist_ok=True)
+        pod.spec_file.touch(0o600)
+        pod.spec_file.write_text(json.dumps(spec))
         program = str(Path(__file__).with_name("podrun.py"))
-        command = [sys.executable, "-I", "-S", program, str(pod.spec), str(pod.report)]
-        return Told(command, inherited(os.environ, self._variables))
+        command = [sys.executable, "-I", "-S", program, str(pod.spec_file), str(pod.report_file)]
+        return ContainerCommand(command, inherited_variables(os.environ, self._variables))
 
-    def _container(self, node: Node, container: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._told(node, container)
+    def _container_spec(self, node: Node, container: Mapping[str, Any]) -> dict[str, Any]:
+        found = self._container_command(node, container)
         check_command(found.command[0], found.environment.get("PATH"))
-        script = [SCRIPT] if node.spec.get("script") and container.get("name") == "main" else []
+        script = [SCRIPT_PATH] if node.spec.get("script") and container.get("name") == "main" else []
         return {
             "name": container["name"],
             "command": [*found.command, *script],
             "environment": found.environment,
             "cwd": os.path.join(self._cwd, str(container.get("workingDir") or "")),
-            "dependencies": listed(container, "dependencies"),
+            "dependencies": list_at(container, "dependencies"),
         }
 
-    def _told(self, node: Node, container: Mapping[str, Any]) -> Told:
+    def _container_command(self, node: Node, container: Mapping[str, Any]) -> ContainerCommand:
         """Command and variables of a container: the launcher's own, Argo's, the container's."""
         engine = self._engine
-        found = self._own(told(container, engine.manifest.library, self._facts(node)))
+        found = self._find_brought_program(container_command(container, engine.manifest.library, self._pod_facts(node)))
         return found._replace(environment={
-            **inherited(os.environ, self._variables, found.command),
+            **inherited_variables(os.environ, self._variables, found.command),
             "PATH": self._path,
             "EVERSTEP_RUN_DIR": str(self._folder),
             "ARGO_CONTAINER_NAME": str(container.get("name") or "main"),
             "ARGO_DEADLINE": "0001-01-01T00:00:00Z",
             "ARGO_INCLUDE_SCRIPT_OUTPUT": str(node.captures).lower(),
             "ARGO_NODE_ID": node_id(engine.name, node.name),
-            "ARGO_PROGRESS_FILE": progress.FILE,
+            "ARGO_PROGRESS_FILE": progress.PROGRESS_FILE,
             "ARGO_PROGRESS_FILE_TICK_DURATION": "3s",
             "ARGO_PROGRESS_PATCH_TICK_DURATION": "1m0s",
             "ARGO_WORKFLOW_NAME": engine.name,
             **found.environment,
         })  # fmt: skip
 
-    def _facts(self, node: Node) -> dict[str, str]:
+    def _pod_facts(self, node: Node) -> dict[str, str]:
         """What the pod can be told of itself: also the labels and annotations that Argo gives every pod."""
         engine = self._engine
-        scope = engine.variables.globals(node.started)
+        scope = engine.variables.global_scope(node.started)
         every, own = engine.manifest.spec.get("podMetadata") or {}, node.spec.get("metadata") or {}
         labels = {"workflows.argoproj.io/completed": "false", "workflows.argoproj.io/workflow": engine.name}
         annotations = {
             "workflows.argoproj.io/node-id": node_id(engine.name, node.name),
             "workflows.argoproj.io/node-name": node.name,
         }
-        return facts_of(
+        return pod_facts(
             pod_name(engine.name, node.name, node.pod_template), scope["workflow.namespace"],
             scope["workflow.serviceAccountName"], str(uuid.uuid5(uuid.UUID(engine.uid), f"{node.name} {node.life}")),
             {**labels, **(every.get("labels") or {}), **(own.get("labels") or {})},
             {**annotations, **(every.get("annotations") or {}), **(own.get("annotations") or {})},
         )  # fmt: skip
 
-    def _own(self, found: Told) -> Told:
+    def _find_brought_program(self, found: ContainerCommand) -> ContainerCommand:
         """A program that only an image has at that absolute path is looked for among those that were brought."""
         program = Path(found.command[0])
         if program.is_absolute() and not program.exists():
@@ -201,39 +214,44 @@ class Launch:
             return found._replace(command=[str(own), *found.command[1:]])
         return found
 
-    def _mounts(self, node: Node, pod: Pod) -> volumes.Mounted:
+    def _pod_mounts(self, node: Node, pod: Pod) -> volumes.PodMounts:
         """The volumes that a pod's containers mount."""
         spec = self._engine.manifest.spec
-        own = substitute(spec.get("volumes") or [], self._engine.variables.globals(node.started))
+        own = substitute(spec.get("volumes") or [], self._engine.variables.global_scope(node.started))
         if self._sandbox and any(one.get("hostPath") for one in [*own, *(node.spec.get("volumes") or [])]):
             raise PodError("a volume of kind hostPath leaves the sandbox")
-        known = [*volumes.claimed(spec, self._engine.name), *own, *(node.spec.get("volumes") or [])]
-        library, facts = self._engine.manifest.library, self._facts(node)
+        known = [*volumes.claim_volumes(spec, self._engine.name), *own, *(node.spec.get("volumes") or [])]
+        library, facts = self._engine.manifest.library, self._pod_facts(node)
         every = [
-            {**one, "volumeMounts": [_expanded(mount, one, library, facts) for mount in listed(one, "volumeMounts")]}
-            for some in containers.of_pod(node.spec).values()
+            {
+                **one,
+                "volumeMounts": [
+                    _expand_sub_path(mount, one, library, facts) for mount in list_at(one, "volumeMounts")
+                ],
+            }
+            for some in containers.pod_containers(node.spec).values()
             for one in some
         ]
-        return volumes.mounts(every, known, pod.folder, self._folder / "claims", library, facts)
+        return volumes.resolve_mounts(every, known, pod.folder, self._folder / "claims", library, facts)
 
-    async def ended(self, node: Node) -> PodEnded:
+    async def collect_end(self, node: Node) -> PodEnded:
         """What a pod left behind whose process is gone; its Secrets are not kept."""
         pod = self.pod(node)
         try:
-            return await self._ended(node, pod)
+            return await self._collect_end(node, pod)
         finally:
             pod.forget_secrets()
 
-    async def _ended(self, node: Node, pod: Pod) -> PodEnded:
+    async def _collect_end(self, node: Node, pod: Pod) -> PodEnded:
         if node.spec.get("http"):
-            came = http_template.answer(node.spec["http"], pod.report)
+            came = http_template.read_outcome(node.spec["http"], pod.report_file)
             return PodEnded(self._clock.now(), node.name, None, error=came.error, said=came.failed, result=came.result)
         outputs = node.spec.get("outputs") or {}
         code = pod.exit_code()
         name = pod_name(self._engine.name, node.name, node.pod_template)
-        scope = {**self._engine.variables.globals(node.started), "pod.name": name}
+        scope = {**self._engine.variables.global_scope(node.started), "pod.name": name}
         prefix = substitute(str(self._repository.s3.get("keyFormat") or repository.KEY_FORMAT), scope)
-        keys = {str(e["name"]): artifacts.key_of(e, prefix) for e in listed(outputs, "artifacts")}
+        keys = {str(e["name"]): artifacts.artifact_key(e, prefix) for e in list_at(outputs, "artifacts")}
         if keys:
             left = await asyncio.to_thread(collect, pod.folder, outputs, keys, self._repository)
         else:
@@ -241,24 +259,29 @@ class Launch:
         if left.said and code == 0:
             code = NOT_STARTED
         # A launcher that was killed may have missed the end: the exit file's time is when it was.
-        at = self._clock.now() if code is None else self._clock.of_file(pod.exit_file.stat().st_mtime, node.started)
+        at = self._clock.now() if code is None else self._clock.file_time(pod.exit_file.stat().st_mtime, node.started)
         return PodEnded(
             at, node.name, code, left.parameters, left.artifacts,
             left.missing if code is not None else "", left.said, pod.result() if node.captures else None,
-            pod.reported(),
+            pod.container_exits(),
         )  # fmt: skip
 
-    def forget(self) -> None:
+    def remove_leftovers(self) -> None:
         """The workflow has ended: its own volume claims go, and Secrets of pods that nobody saw the end of."""
         for folder in (self._folder / "pods").glob("*"):
             Pod(folder, folder).forget_secrets()
-        volumes.forget_claims(self._engine.manifest.spec, self._engine.name, self._folder / "claims")
+        volumes.remove_claims(self._engine.manifest.spec, self._engine.name, self._folder / "claims")
 
 
-def _expanded(
+def _expand_sub_path(
     mount: Mapping[str, Any], container: Mapping[str, Any], library: Library, facts: Mapping[str, str]
 ) -> Mapping[str, Any]:
     """A volume mount whose subPathExpr reads the container's variables."""
     if not mount.get("subPathExpr"):
         return mount
-    return {**mount, "subPath": expanded(str(mount["subPathExpr"]), told(container, library, facts).environment)}
+    return {
+        **mount,
+        "subPath": expand_references(
+            str(mount["subPathExpr"]), container_command(container, library, facts).environment
+        ),
+    }

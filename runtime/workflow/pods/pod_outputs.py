@@ -13,11 +13,11 @@ from everstep.runtime.workflow.pods import isolation
 
 PARAMETER_BYTES = 8 << 20
 """Of an output parameter. Kubernetes takes 1.5 MiB of a whole workflow."""
-OUTPUTS = "/var/run/argo/outputs"
+OUTPUTS_FOLDER = "/var/run/argo/outputs"
 """Where Argo keeps outputs on their way; its messages name it."""
 
 
-class Collected(NamedTuple):
+class PodOutputs(NamedTuple):
     """What a pod left behind."""
 
     parameters: dict[str, str]
@@ -33,7 +33,7 @@ class _MissingError(Exception):
     """An output is not there, or none that can be kept: why."""
 
 
-class _Root(NamedTuple):
+class _PodRoot(NamedTuple):
     """The pod's root, as it was left."""
 
     plan: isolation.Plan
@@ -44,19 +44,23 @@ class _Root(NamedTuple):
         """Its text; None: there is a folder. Raises _MissingError."""
         source = entry.get("valueFrom") or {}
         path, default = os.path.join(self.cwd, source["path"]), source.get("default")
-        place = _left(self.plan, path)
-        if self.sandbox and not _own(self.plan, place):
+        place = _left_path(self.plan, path)
+        if self.sandbox and not _is_own_path(self.plan, place):
             raise _MissingError(f"{source['path']} is outside of the sandbox")
         if os.path.isdir(place):  # Path's own raises for a name that is too long.
             return None
         if "default" not in source and os.path.exists(place) and not os.path.isfile(place):
             raise _MissingError(f"{source['path']} is no regular file")
         try:
-            text = _text(place)
+            text = _read_text(place)
         except OSError:
             if "default" in source:
                 return parameter_text(default)
-            kept = f"/mainctrfs{path}" if _in_volume(self.plan, path) else f"{OUTPUTS}/parameters{source['path']}"
+            kept = (
+                f"/mainctrfs{path}"
+                if _is_in_volume(self.plan, path)
+                else f"{OUTPUTS_FOLDER}/parameters{source['path']}"
+            )
             raise _MissingError(f"open {kept}: no such file or directory") from None
         if text is None:
             most = PARAMETER_BYTES >> 20
@@ -66,13 +70,13 @@ class _Root(NamedTuple):
     def save(self, entry: Mapping[str, Any], key: str, repository: Repository) -> bool:
         """Keep an artifact; False: it is not there, and need not be. Raises _MissingError."""
         path = str(entry["path"])
-        if self.sandbox and not _own(self.plan, self.plan.place(path)):
+        if self.sandbox and not _is_own_path(self.plan, self.plan.host_path(path)):
             raise _MissingError(f"{path} is outside of the sandbox")
-        place, below = _left(self.plan, path), _in_volume(self.plan, path)
+        place, below = _left_path(self.plan, path), _is_in_volume(self.plan, path)
         if not os.path.exists(place):
             if entry.get("optional"):
                 return False
-            missing = f"stat /mainctrfs{path}" if below else f"open {OUTPUTS}/artifacts{path}.tgz"
+            missing = f"stat /mainctrfs{path}" if below else f"open {OUTPUTS_FOLDER}/artifacts{path}.tgz"
             raise _MissingError(f"{missing}: no such file or directory")
         if not place.is_file() and not place.is_dir():
             raise _MissingError(f"{path} is not a regular file or directory")
@@ -83,19 +87,19 @@ class _Root(NamedTuple):
         return True
 
 
-def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], repository: Repository) -> Collected:
+def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], repository: Repository) -> PodOutputs:
     """What the pod of that folder left: parameters up to the first that is not there; artifacts, under those keys."""
-    found = Collected({}, {})
+    found = PodOutputs({}, {})
     if not outputs:
         return found
     made = json.loads((folder / "plan.json").read_text())
-    root = _Root(isolation.Plan(**made["plan"]), made["cwd"], made["sandbox"])
+    root = _PodRoot(isolation.Plan(**made["plan"]), made["cwd"], made["sandbox"])
     said = gone = absent = ""
     try:
         for entry in outputs.get("parameters") or []:
             text = root.parameter(entry)
             if text is None:
-                said = said or _directory(entry["valueFrom"]["path"])
+                said = said or _directory_error(entry["valueFrom"]["path"])
             found.parameters[entry["name"]] = (text or "").removesuffix("\n")
     except _MissingError as error:
         gone = str(error)
@@ -109,16 +113,16 @@ def collect(folder: Path, outputs: Mapping[str, Any], keys: Mapping[str, str], r
     return found._replace(said=said, missing=f"wait: Error (exit code 64): {missing}" if missing else "")
 
 
-def _left(plan: isolation.Plan, path: str) -> Path:
+def _left_path(plan: isolation.Plan, path: str) -> Path:
     """Where the machine finds what the pod left at `path`; nothing is there for a link to what the pod does not see."""
-    real = os.path.realpath(plan.place(path))
+    real = os.path.realpath(plan.host_path(path))
     seen = [os.path.realpath(one) for one in (plan.root, *(source for source, _ in plan.mounts.values()), *plan.binds)]
     if any(real == one or real.startswith(f"{one.rstrip('/')}/") for one in seen):
         return Path(real)
     return Path(os.devnull, "nothing")  # Which nobody can make.
 
 
-def _text(place: Path) -> str | None:
+def _read_text(place: Path) -> str | None:
     """None: it is too large. Raises OSError for what is no file: the other end of a pipe may never come."""
     if not place.is_file():
         raise FileNotFoundError(place)
@@ -127,18 +131,18 @@ def _text(place: Path) -> str | None:
     return None if len(given) > PARAMETER_BYTES else given.decode(errors="replace")
 
 
-def _own(plan: isolation.Plan, place: Path) -> bool:
+def _is_own_path(plan: isolation.Plan, place: Path) -> bool:
     """Is it in the pod's own folders or volumes, whatever links it made in them?"""
     found = os.path.realpath(place)
     own = [plan.root, *(source for source, _ in plan.mounts.values())]
     return any(found == folder or found.startswith(f"{folder}/") for folder in map(os.path.realpath, own))
 
 
-def _in_volume(plan: isolation.Plan, path: str) -> bool:
+def _is_in_volume(plan: isolation.Plan, path: str) -> bool:
     """Is it below a mounted volume? Input artifacts are mounts of another kind."""
     return any(path.startswith(f"{at}/") and "/artifacts/" not in source for at, (source, _) in plan.mounts.items())
 
 
-def _directory(path: str) -> str:
-    kept = f"{OUTPUTS}/parameters/{path}"
+def _directory_error(path: str) -> str:
+    kept = f"{OUTPUTS_FOLDER}/parameters/{path}"
     return f"failed to copy {path} to {kept}: write {kept}: copy_file_range: is a directory"

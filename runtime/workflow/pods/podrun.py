@@ -38,24 +38,24 @@ def main() -> None:
 
 def _run(spec: dict[str, Any], ended: list[tuple[str, int, str]]) -> int:
     for one in spec["init"]:
-        code = _code(_start(one, spec["shut_in"]).wait())
+        code = _exit_code(_start(one, spec["shut_in"]).wait())
         ended.append((one["name"], code, ""))
         if code or _stopping.is_set():
             return code
     sidecars = [(one["name"], _start(one, spec["shut_in"])) for one in spec["sidecars"]]
     codes: dict[str, tuple[int, str]] = {}
     lock = threading.Condition()
-    threads = [threading.Thread(target=_main, args=(spec, one, codes, lock)) for one in spec["main"]]
+    threads = [threading.Thread(target=_run_main, args=(spec, one, codes, lock)) for one in spec["main"]]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     ended += [(one["name"], *codes[one["name"]]) for one in spec["main"]]
-    ended += _end(sidecars)
+    ended += _end_sidecars(sidecars)
     return codes.get("main", next(iter(codes.values())))[0]
 
 
-def _main(
+def _run_main(
     spec: dict[str, Any], one: dict[str, Any], codes: dict[str, tuple[int, str]], lock: threading.Condition
 ) -> None:
     """One main container: after its dependencies, again as often as the set's retryStrategy allows."""
@@ -66,7 +66,7 @@ def _main(
     told = (NEVER_RAN, failed) if failed else (0, "")
     if not failed:
         for attempt in range(spec["retries"] + 1):
-            told = (_once(spec, one), "")
+            told = (_run_once(spec, one), "")
             if not told[0] or _stopping.is_set() or attempt == spec["retries"]:
                 break
             time.sleep(spec["wait_s"])
@@ -75,9 +75,9 @@ def _main(
         lock.notify_all()
 
 
-def _once(spec: dict[str, Any], one: dict[str, Any]) -> int:
+def _run_once(spec: dict[str, Any], one: dict[str, Any]) -> int:
     if one["name"] != "main" or not spec["capture"]:
-        return _code(_start(one, spec["shut_in"]).wait())
+        return _exit_code(_start(one, spec["shut_in"]).wait())
     process = _start(one, spec["shut_in"], stdout=subprocess.PIPE)
     assert process.stdout is not None
     last = bytearray()
@@ -87,7 +87,7 @@ def _once(spec: dict[str, Any], one: dict[str, Any]) -> int:
         os.write(1, piece)
     with open(spec["capture"], "wb") as kept:
         kept.write(last)
-    return _code(process.wait())
+    return _exit_code(process.wait())
 
 
 def _start(one: dict[str, Any], shut_in: bool, stdout: int | None = None) -> "subprocess.Popen[bytes]":
@@ -107,11 +107,11 @@ def _start(one: dict[str, Any], shut_in: bool, stdout: int | None = None) -> "su
     return subprocess.Popen(command, env=one["environment"], cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout)
 
 
-def _code(status: int) -> int:
+def _exit_code(status: int) -> int:
     return 128 - status if status < 0 else status
 
 
-def _end(sidecars: list[tuple[str, "subprocess.Popen[bytes]"]]) -> list[tuple[str, int, str]]:
+def _end_sidecars(sidecars: list[tuple[str, "subprocess.Popen[bytes]"]]) -> list[tuple[str, int, str]]:
     """Main has ended: sidecars are told to, and made to after a while."""
     for _, process in sidecars:
         if process.poll() is None:
@@ -124,7 +124,7 @@ def _end(sidecars: list[tuple[str, "subprocess.Popen[bytes]"]]) -> list[tuple[st
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        found.append((name, _code(process.returncode), ""))
+        found.append((name, _exit_code(process.returncode), ""))
     return found
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from everstep.runtime.system import processes
 
 
-def end(run_dir: Path) -> None:
+def kill_leftovers(run_dir: Path) -> None:
     """SIGKILL every process that a pod of this run has left."""
     run = f"EVERSTEP_RUN_DIR={run_dir}".encode()
     processes.kill_processes(lambda told: run in told and any(one.startswith(b"ARGO_NODE_ID=") for one in told))

@@ -21,17 +21,17 @@ from typing import Any
 import msgspec
 
 from everstep.runtime.system import atomic
-from everstep.runtime.workflow.artifacts.inside import inside
-from everstep.runtime.workflow.engine.containers import of_pod, several
-from everstep.runtime.workflow.manifest.environment import Told
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.artifacts.inside import resolve_inside
+from everstep.runtime.workflow.engine.containers import has_several_containers, pod_containers
+from everstep.runtime.workflow.manifest.environment import ContainerCommand
+from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.pods import isolation
-from everstep.runtime.workflow.pods.sandbox import Sandbox, homes
+from everstep.runtime.workflow.pods.sandbox import Sandbox, private_folders
 from everstep.runtime.workflow.pods.spawner import RESULT_BYTES
-from everstep.runtime.workflow.pods.volumes import SECRETS
+from everstep.runtime.workflow.pods.volumes import SECRETS_FOLDER
 
-MARK = "EVERSTEP_POD_MARK"
-SCRIPT = "/argo/staging/script"
+MARK_VARIABLE = "EVERSTEP_POD_MARK"
+SCRIPT_PATH = "/argo/staging/script"
 """Where a script template finds its source, as on Argo."""
 NOT_STARTED = 64
 """Exit code of a container whose command is not there, or whose output is a directory, as Argo's emissary gives it."""
@@ -39,7 +39,7 @@ REPORT_BYTES = 8 << 20
 """Of the report of several containers."""
 NO_MOUNTS: Mapping[str, tuple[str, bool]] = MappingProxyType({})
 NO_STAGED: Mapping[str, str] = MappingProxyType({})
-_reported = msgspec.json.Decoder(list[tuple[str, int, str]]).decode
+_decode_report = msgspec.json.Decoder(list[tuple[str, int, str]]).decode
 
 
 class PodError(OSError):
@@ -58,10 +58,10 @@ class Pod:
         """Has the exit code once the command is over."""
         return self.folder / "exit"
 
-    def request(
+    def start_request(
         self,
         template: Mapping[str, Any],
-        told: Told,
+        told: ContainerCommand,
         cwd: Path,
         captures: bool = False,
         mounts: Mapping[str, tuple[str, bool]] = NO_MOUNTS,
@@ -75,118 +75,123 @@ class Pod:
         Raises PodError when it cannot be started, BadPathError for an input artifact that leads out of its volume.
         """
         command = list(told.command)
-        environment = {**told.environment, MARK: str(self.folder)}
+        environment = {**told.environment, MARK_VARIABLE: str(self.folder)}
         check_command(command[0], environment.get("PATH"))
-        root = self._root(template, [*command, *told.environment.values()], cwd, mounts, sandbox)
+        root = self._make_root(template, [*command, *told.environment.values()], cwd, mounts, sandbox)
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        isolated = namespaces()
-        moved = {} if isolated else self._moved(template, root, staged)
+        isolated = has_namespaces()
+        moved = {} if isolated else self._move_folders(template, root, staged)
         if template.get("script"):
-            source = isolation.rewritten(str(template["script"].get("source") or ""), moved)
-            self._write(root, SCRIPT, source)
-        command = [isolation.rewritten(word, moved) for word in command]
+            source = isolation.rewrite_paths(str(template["script"].get("source") or ""), moved)
+            self._write_script(root, SCRIPT_PATH, source)
+        command = [isolation.rewrite_paths(word, moved) for word in command]
+        several = has_several_containers(template)
+        shut_in = sandbox.spawner_request(self._run_folder, self.handoff_folder, cwd, several) if sandbox else None
         return {
-            "claim": str(self.claim), "exit": str(self.exit_file), "log": str(self.log), "command": command,
-            "cwd": str(cwd) if several(template) else _working(template, cwd), "environment": environment,
+            "claim": str(self.claim_file), "exit": str(self.exit_file), "log": str(self.log), "command": command,
+            "cwd": str(cwd) if several else _working_dir(template, cwd),
+            "environment": environment,
             "captures": captures, "namespace": isolated,
-            "sandbox": sandbox.asked(self._run, self.told, cwd, several(template)) if sandbox else None,
-            **(_shown_once(root, mounts, staged) if several(template) else root)._asdict(),
+            "sandbox": shut_in,
+            **(_with_staged_volumes(root, mounts, staged) if several else root)._asdict(),
         }  # fmt: skip
 
-    def _moved(self, template: Mapping[str, Any], root: isolation.Plan, staged: Mapping[str, str]) -> dict[str, str]:
+    def _move_folders(
+        self, template: Mapping[str, Any], root: isolation.Plan, staged: Mapping[str, str]
+    ) -> dict[str, str]:
         """Where the pod's folders are, for a pod without a root of its own; several containers are told at once."""
-        for path in _declared(template):
-            root.place(path).parent.mkdir(parents=True, exist_ok=True)
+        for path in _declared_paths(template):
+            root.host_path(path).parent.mkdir(parents=True, exist_ok=True)
         moved = {folder: root.root + folder for folder in root.folders if folder != "/"}
         moved |= {path: path for path in root.binds}
         moved |= {path: source for path, (source, _) in root.mounts.items()}
-        if several(template):
-            spec, sources = json.loads(self.spec.read_text()), {place: source for source, place in staged.items()}
+        if has_several_containers(template):
+            spec, sources = json.loads(self.spec_file.read_text()), {place: source for source, place in staged.items()}
             for kind in ("init", "main", "sidecars"):
-                spec[kind] = [_rewritten(one, moved, sources) for one in spec[kind]]
-            self.spec.write_text(json.dumps(spec))
+                spec[kind] = [_rewrite_container(one, moved, sources) for one in spec[kind]]
+            self.spec_file.write_text(json.dumps(spec))
         return moved
 
     @property
-    def spec(self) -> Path:
+    def spec_file(self) -> Path:
         """What the pod's own program reads: several containers, a request."""
-        return self.told / "spec.json"
+        return self.handoff_folder / "spec.json"
 
     @property
-    def told(self) -> Path:
+    def handoff_folder(self) -> Path:
         """Has what the pod's own program reads and writes: all of this folder that a sandbox lets it see."""
         return self.folder / "told"
 
-    def started(self, answer: str) -> tuple[int, int]:
+    def started_process(self, answer: str) -> tuple[int, int]:
         """(pid, start time) of the process that has the claim, whoever asked for it. Raises PodError."""
-        found = self.claimed()
+        found = self.claiming_process()
         if answer not in ("started", "late") or found is None:
             raise PodError(answer)
         return found
 
-    def artifact(self, entry: Mapping[str, Any]) -> Path:
+    def artifact_path(self, entry: Mapping[str, Any]) -> Path:
         """Where an input artifact is put before it is bound into the pod."""
         return self.folder / "artifacts" / str(entry["name"])
 
-    def _write(self, root: isolation.Plan, path: str, text: str) -> None:
-        place = root.place(path)
+    def _write_script(self, root: isolation.Plan, path: str, text: str) -> None:
+        place = root.host_path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
         place.chmod(0o755)
 
-    def _root(
+    def _make_root(
         self, template: Mapping[str, Any], words: list[str], cwd: Path, mounts: Mapping[str, tuple[str, bool]],
         sandbox: Sandbox | None,
     ) -> isolation.Plan:  # fmt: skip
         """Make the plan, once; later the same is read again."""
         inputs: dict[str, tuple[str, bool]] = {}
-        for entry in listed(template, "inputs", "artifacts"):
-            path, place = str(entry.get("path") or ""), self.artifact(entry)
+        for entry in list_at(template, "inputs", "artifacts"):
+            path, place = str(entry.get("path") or ""), self.artifact_path(entry)
             volume = next((at for at in mounts if path.startswith(f"{at}/")), None)
             if volume is not None and place.exists():
-                there = inside(Path(mounts[volume][0]), path[len(volume) + 1 :])
+                there = resolve_inside(Path(mounts[volume][0]), path[len(volume) + 1 :])
                 there.parent.mkdir(parents=True, exist_ok=True)
                 place.rename(there)
             elif place.exists():
                 inputs[path] = (str(place), False)
-        absent = _absent(template) if namespaces() else []
-        made = isolation.plan(
+        absent = _missing_working_dirs(template) if has_namespaces() else []
+        made = isolation.plan_root(
             self.folder / "root",
-            _declared(template),
+            _declared_paths(template),
             {**mounts, **inputs},
-            [*words, *_sources(template)],
-            [] if sandbox else [str(cwd), str(self._run)],
-            namespaces(),
+            [*words, *_script_texts(template)],
+            [] if sandbox else [str(cwd), str(self._run_folder)],
+            has_namespaces(),
             absent,
-            homes() if sandbox else (),
+            private_folders() if sandbox else (),
         )
         Path(made.root).mkdir(parents=True, exist_ok=True)
-        for place in map(made.place, absent):
+        for place in map(made.host_path, absent):
             if not place.exists():
                 place.mkdir(parents=True)
-        told = {"cwd": _working(template, cwd), "sandbox": sandbox is not None}
+        told = {"cwd": _working_dir(template, cwd), "sandbox": sandbox is not None}
         atomic.replace(self.folder / "plan.json", json.dumps({**told, "plan": made._asdict()}))
         return made
 
     def forget_secrets(self) -> None:
         """Remove what only the running pod may read: Secrets, as volumes and in the variables of its containers."""
-        shutil.rmtree(self.folder / SECRETS, ignore_errors=True)
-        self.spec.unlink(missing_ok=True)
+        shutil.rmtree(self.folder / SECRETS_FOLDER, ignore_errors=True)
+        self.spec_file.unlink(missing_ok=True)
 
     @property
-    def _run(self) -> Path:
+    def _run_folder(self) -> Path:
         """The run's folder."""
         return self.folder.parent.parent
 
     @property
-    def claim(self) -> Path:
+    def claim_file(self) -> Path:
         """Names the process that runs the pod. It is linked into place, so that there is only one."""
         return self.folder / "claim"
 
-    def claimed(self) -> tuple[int, int] | None:
+    def claiming_process(self) -> tuple[int, int] | None:
         """(pid, start time) of the process that ran or runs the command; None before there is one."""
         try:
-            pid, began = self.claim.read_text().split()
+            pid, began = self.claim_file.read_text().split()
         except FileNotFoundError:
             return None
         return int(pid), int(began)
@@ -199,17 +204,17 @@ class Pod:
     @property
     def stdout_of_several(self) -> Path:
         """The same, of a pod of several containers, which writes it itself."""
-        return self.told / "stdout"
+        return self.handoff_folder / "stdout"
 
     @property
-    def report(self) -> Path:
+    def report_file(self) -> Path:
         """Where a pod of several containers says how each ended."""
-        return self.told / "containers.json"
+        return self.handoff_folder / "containers.json"
 
-    def reported(self) -> list[tuple[str, int, str]]:
+    def container_exits(self) -> list[tuple[str, int, str]]:
         """(name, exit code, whose failure kept it from running) of each of several containers."""
         try:
-            return _reported(_last(self.report, REPORT_BYTES))
+            return _decode_report(_read_tail(self.report_file, REPORT_BYTES))
         except (OSError, msgspec.DecodeError):
             return []
 
@@ -224,11 +229,11 @@ class Pod:
         """Its standard output as `outputs.result`: the last 256 KiB, without one newline at the end."""
         for path in (self.stdout, self.stdout_of_several):
             with suppress(OSError):
-                return _last(path, RESULT_BYTES).decode(errors="replace").removesuffix("\n")
+                return _read_tail(path, RESULT_BYTES).decode(errors="replace").removesuffix("\n")
         return ""
 
 
-def _shown_once(
+def _with_staged_volumes(
     root: isolation.Plan, volumes: Mapping[str, tuple[str, bool]], staged: Mapping[str, str]
 ) -> isolation.Plan:
     """The plan with each volume in one place instead of where containers mount it."""
@@ -237,13 +242,15 @@ def _shown_once(
     return root._replace(mounts={**others, **{place: (source, False) for source, place in staged.items()}})
 
 
-def _rewritten(container: Mapping[str, Any], moved: Mapping[str, str], sources: Mapping[str, str]) -> dict[str, Any]:
+def _rewrite_container(
+    container: Mapping[str, Any], moved: Mapping[str, str], sources: Mapping[str, str]
+) -> dict[str, Any]:
     """The container's words for a pod without a root of its own; its mounts are where they come from."""
     own = {path: sources[place] for path, (place, _) in container["mounts"].items()}
-    return json.loads(isolation.rewritten(json.dumps({**container, "mounts": {}}), {**moved, **own}))
+    return json.loads(isolation.rewrite_paths(json.dumps({**container, "mounts": {}}), {**moved, **own}))
 
 
-def _last(path: Path, limit: int) -> bytes:
+def _read_tail(path: Path, limit: int) -> bytes:
     """The end of a file that a pod wrote. Raises OSError, also where the pod has put something else there."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
@@ -253,29 +260,29 @@ def _last(path: Path, limit: int) -> bytes:
         return file.read(limit)
 
 
-def _declared(template: Mapping[str, Any]) -> list[str]:
+def _declared_paths(template: Mapping[str, Any]) -> list[str]:
     """Paths of files that a template names."""
-    paths = [(entry.get("valueFrom") or {}).get("path") for entry in listed(template, "outputs", "parameters")]
+    paths = [(entry.get("valueFrom") or {}).get("path") for entry in list_at(template, "outputs", "parameters")]
     for side in ("inputs", "outputs"):
-        paths += [entry.get("path") for entry in listed(template, side, "artifacts")]
+        paths += [entry.get("path") for entry in list_at(template, side, "artifacts")]
     return [str(path) for path in paths if path]
 
 
-def _sources(template: Mapping[str, Any]) -> Iterator[str]:
+def _script_texts(template: Mapping[str, Any]) -> Iterator[str]:
     """Texts besides the command in which a pod may be told of folders of the machine."""
     if template.get("script"):
         yield str(template["script"].get("source") or "")
 
 
-def _working(template: Mapping[str, Any], cwd: Path) -> str:
+def _working_dir(template: Mapping[str, Any], cwd: Path) -> str:
     """The container's workingDir; a relative one begins where the launcher was started."""
     container = template.get("container") or template.get("script") or {}
     return os.path.join(cwd, str(container.get("workingDir") or ""))
 
 
-def _absent(template: Mapping[str, Any]) -> list[str]:
+def _missing_working_dirs(template: Mapping[str, Any]) -> list[str]:
     """Folders in which containers begin and that this machine has not: they are made, as a cluster's node does it."""
-    every = [one for some in of_pod(template).values() for one in some]
+    every = [one for some in pod_containers(template).values() for one in some]
     folders = {os.path.normpath(str(one.get("workingDir") or "/")) for one in every}
     return sorted(folder for folder in folders if folder.startswith("/") and not os.path.isdir(folder))
 
@@ -293,7 +300,7 @@ def check_command(command: str, path: str | None) -> None:
 
 
 @lru_cache(maxsize=1)
-def namespaces() -> bool:
+def has_namespaces() -> bool:
     """Does the kernel let us make mount namespaces? Tried in a child."""
     code = "import ctypes, os; os._exit(ctypes.CDLL(None).unshare(0x20000 | (os.getuid() and 0x10000000)) != 0)"
     return subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False, capture_output=True).returncode == 0

@@ -10,9 +10,9 @@ from pathlib import Path
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase, node_id
 
-FILE = "/var/run/argo/progress"
+PROGRESS_FILE = "/var/run/argo/progress"
 LEAVES = (NodeType.POD, NodeType.HTTP, NodeType.SUSPEND)
-_SAID = re.compile(r"(\d+)/(\d+)")
+_REPORT = re.compile(r"(\d+)/(\d+)")
 
 
 class Progress:
@@ -23,13 +23,13 @@ class Progress:
         self._folder = folder
         self._ended: dict[tuple[str, int], tuple[int, int]] = {}
 
-    def look(self) -> tuple[str, dict[str, str]]:
+    def compute(self) -> tuple[str, dict[str, str]]:
         """(of the whole workflow, of each node by its name), now."""
         nodes = self._engine.nodes
         sums: dict[str, tuple[int, int]] = {}
         for node in reversed(nodes.values()):
             if node.type in LEAVES:
-                sums[node.name] = self._of_leaf(node)
+                sums[node.name] = self._leaf_progress(node)
             done, whole = sums.get(node.name, (0, 0))
             above = node.owner if node.owner in nodes else node.boundary
             before = sums.get(above, (0, 0))
@@ -37,22 +37,24 @@ class Progress:
         told = {name: f"{done}/{whole}" for name, (done, whole) in sums.items() if whole}
         return told.pop("", "0/0"), told
 
-    def _of_leaf(self, node: Node) -> tuple[int, int]:
+    def _leaf_progress(self, node: Node) -> tuple[int, int]:
         """(done, of how many); what has ended well has done all."""
         known = self._ended.get((node.name, node.life))
         if known:
             return known
-        done, whole = self._said(node) if node.type is NodeType.POD and node.phase is not Phase.PENDING else (0, 1)
+        done, whole = (
+            self._reported_progress(node) if node.type is NodeType.POD and node.phase is not Phase.PENDING else (0, 1)
+        )
         if not node.phase.fulfilled:
             return done, whole
         self._ended[node.name, node.life] = found = (done if node.phase.bad else whole, whole)
         return found
 
-    def _said(self, node: Node) -> tuple[int, int]:
-        root = place(self._engine, node, self._folder) / "root"
-        for path in (FILE, os.path.realpath(FILE)):
+    def _reported_progress(self, node: Node) -> tuple[int, int]:
+        root = pod_folder(self._engine, node, self._folder) / "root"
+        for path in (PROGRESS_FILE, os.path.realpath(PROGRESS_FILE)):
             try:
-                said = _SAID.fullmatch(Path(f"{root}{path}").read_text().strip().split("\n")[-1].strip())
+                said = _REPORT.fullmatch(Path(f"{root}{path}").read_text().strip().split("\n")[-1].strip())
             except OSError:
                 continue
             if said and 0 < int(said[2]) >= int(said[1]):
@@ -60,6 +62,6 @@ class Progress:
         return 0, 1
 
 
-def place(engine: Engine, node: Node, folder: Path) -> Path:
+def pod_folder(engine: Engine, node: Node, folder: Path) -> Path:
     """The folder of a node's pod. A node of a later life of the run has another."""
     return folder / "pods" / (node_id(engine.name, node.name) + (f".{node.life}" if node.life else ""))

@@ -9,13 +9,13 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.manifest.fields import list_at
 
 EVERY_S = 1.0
 TIMEOUT_S = 1.0
 
 
-async def passed(probe: Mapping[str, Any]) -> None:
+async def wait_until_ready(probe: Mapping[str, Any]) -> None:
     """Until it has passed as often in a row as it wants."""
     await asyncio.sleep(float(probe.get("initialDelaySeconds") or 0))
     left = wanted = int(probe.get("successThreshold") or 1)
@@ -28,7 +28,7 @@ async def passed(probe: Mapping[str, Any]) -> None:
 async def _passes(probe: Mapping[str, Any]) -> bool:
     timeout = float(probe.get("timeoutSeconds") or TIMEOUT_S)
     if probe.get("httpGet"):
-        return await asyncio.to_thread(_answers, probe["httpGet"], timeout)
+        return await asyncio.to_thread(_http_get_succeeds, probe["httpGet"], timeout)
     place = probe["tcpSocket"]
     try:
         async with asyncio.timeout(timeout):
@@ -39,11 +39,11 @@ async def _passes(probe: Mapping[str, Any]) -> bool:
     return True
 
 
-def _answers(place: Mapping[str, Any], timeout: float) -> bool:
+def _http_get_succeeds(place: Mapping[str, Any], timeout: float) -> bool:
     """200 to 399, as the kubelet judges it."""
     scheme, host = str(place.get("scheme") or "http").lower(), place.get("host") or "127.0.0.1"
     request = urllib.request.Request(f"{scheme}://{host}:{place['port']}/{str(place.get('path') or '').lstrip('/')}")
-    for one in listed(place, "httpHeaders"):
+    for one in list_at(place, "httpHeaders"):
         request.add_header(str(one["name"]), str(one.get("value") or ""))
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout):

@@ -27,11 +27,11 @@ class Runner(Protocol):
         """
         ...
 
-    async def gone(self, pid: int, began: int) -> None:
+    async def wait_until_gone(self, pid: int, began: int) -> None:
         """Until that process is no more."""
         ...
 
-    def send(self, pid: int, began: int, signum: signal.Signals) -> None:
+    def send_signal(self, pid: int, began: int, signum: signal.Signals) -> None:
         """Signal all processes of the pod, if it is still that one."""
         ...
 
@@ -40,7 +40,7 @@ class Runner(Protocol):
         ...
 
 
-class Processes:
+class ProcessRunner:
     """Pods as sessions of processes; the process that forks them is begun with the first one."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Processes:
             answers[claim] = answer
         return answers
 
-    async def gone(self, pid: int, began: int) -> None:
+    async def wait_until_gone(self, pid: int, began: int) -> None:
         """Told by a pidfd."""
         try:
             descriptor = os.pidfd_open(pid)
@@ -84,7 +84,7 @@ class Processes:
             loop.remove_reader(descriptor)  # Else the loop takes the next descriptor of this number for one it watches.
             os.close(descriptor)
 
-    def send(self, pid: int, began: int, signum: signal.Signals) -> None:
+    def send_signal(self, pid: int, began: int, signum: signal.Signals) -> None:
         """To the pod's session."""
         if start_time(pid) == began:
             with suppress(ProcessLookupError):

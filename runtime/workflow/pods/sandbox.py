@@ -38,14 +38,14 @@ class Sandbox:
     writable: tuple[str, ...] = ()
     """Folders of this machine that pods write to besides their own."""
 
-    def asked(self, run: Path, told: Path, cwd: Path, several: bool) -> dict[str, Any]:
+    def spawner_request(self, run: Path, told: Path, cwd: Path, several: bool) -> dict[str, Any]:
         """What the spawner is asked for, for a pod of that run: paths of the machine, outer ones first.
 
         `several`: its containers are shut in each, by the pod's own program. `told` is the one folder of the pod's that
         it sees as it is. Makes what it may write to.
         """
         hidden = [str(run.parent), *(str(run / name) for name in HIDDEN)]
-        shown = [*_programs(), str(cwd), str(run)]
+        shown = [*_program_folders(), str(cwd), str(run)]
         writable = [*self.writable, *(str(run / name) for name in SHARED), str(told)]
         for path in writable:
             os.makedirs(path, exist_ok=True)
@@ -58,17 +58,17 @@ class Sandbox:
         }
 
 
-def homes() -> list[str]:
+def private_folders() -> list[str]:
     """Folders of this machine that hold what is somebody's own."""
     return [*PRIVATE, os.path.expanduser("~")]
 
 
-def _programs() -> list[str]:
+def _program_folders() -> list[str]:
     """Where this Python is, and what it imports: it may be in a home."""
     return [os.path.realpath(sys.base_prefix), sys.prefix, *(path for path in sys.path if os.path.isdir(path))]
 
 
-def check() -> None:
+def check_available() -> None:
     """Raise NoSandboxError where the kernel lets nobody make one. Tried with a pod that does nothing."""
     program = str(Path(__file__).with_name("spawner.py"))
     tried = subprocess.run(

@@ -34,25 +34,25 @@ AT_FDCWD, AT_RECURSIVE, MOUNT_SETATTR, MOUNT_ATTR_RDONLY = -100, 0x8000, 442, 1
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 24, 38, 47, 4
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-KERNELS = ("sys", "irq", "bus", "fs", "sysrq-trigger")
+KERNEL_ENTRIES = ("sys", "irq", "bus", "fs", "sysrq-trigger")
 """Of /proc: what root could change the machine by."""
-SHUT_IN = 'trap : TERM INT; "$@"; exit $?'
+SANDBOX_INIT = 'trap : TERM INT; "$@"; exit $?'
 """The first process of a sandbox."""
-LOCKED = 2 | 4 | 8 | 1024 | 2048
+LOCKED_MOUNT_FLAGS = 2 | 4 | 8 | 1024 | 2048
 """Flags of a mount (nosuid, nodev, noexec, noatime, nodiratime) that a user namespace cannot take away."""
-_TELL = """
+_RECORD_EXIT = """
 trap : TERM INT
 exit=$1; shift
 tell() { until echo $1 2> /dev/null > "$2" || [ ! -d "${2%/*}" ]; do command -p sleep 1; done; }
 """
 """How a pod ended is told once: it waits for room on a full disk, as long as there is a folder to tell it in."""
-RUN = f"""{_TELL}
+RUN_SCRIPT = f"""{_RECORD_EXIT}
 "$@"
 code=$?; tell $code "$exit"; exit $code
 """
 RESULT_BYTES = 256 * 1024
 """So much of what a pod prints is kept as its result, from the end; all of it goes to the log."""
-CAPTURE = f"""{_TELL}
+CAPTURE_SCRIPT = f"""{_RECORD_EXIT}
 {{ trap : TERM INT; "$@"; tell $? "$exit.code"; }} | (
   trap '' TERM INT
   command -p tee -a /dev/fd/3 | command -p tail -c {RESULT_BYTES} > "$exit.stdout"
@@ -65,18 +65,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> None:
     """Serve until standard input ends; with arguments, become a container."""
     if sys.argv[1:2] == ["try"]:
-        _try(json.loads(sys.argv[2]))
+        _probe_sandbox(json.loads(sys.argv[2]))
     if len(sys.argv) > 1:
-        _contain(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3:])
+        _become_container(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3:])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for line in sys.stdin:
         if os.fork() == 0:
-            _child(json.loads(line))
+            _become_child(json.loads(line))
 
 
-def _child(start: dict[str, Any]) -> None:
+def _become_child(start: dict[str, Any]) -> None:
     """Become the pod. Never returns."""
     try:
         os.setsid()
@@ -87,16 +87,16 @@ def _child(start: dict[str, Any]) -> None:
             signal.signal(number, signal.SIG_DFL)
         out = os.open(start["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         if start["sandbox"]:
-            _shut_in(start, out)
+            _supervise_sandboxed(start, out)
         if start["namespace"]:
-            _enter(start)
+            _enter_root(start)
         os.chdir(start["cwd"])
         _answer(start, "started")
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out, 1)
         os.dup2(out, 2)
         os.closerange(3, 64)
-        shell = CAPTURE if start["captures"] else RUN
+        shell = CAPTURE_SCRIPT if start["captures"] else RUN_SCRIPT
         os.execve("/bin/sh", ["/bin/sh", "-c", shell, "pod", start["exit"], *start["command"]], start["environment"])
     except OSError as error:
         _answer(start, f"{error.filename or 'pod'}: {error.strerror}")
@@ -126,7 +126,7 @@ def _claim(path: str) -> bool:
     return True
 
 
-def _enter(start: dict[str, Any]) -> None:
+def _enter_root(start: dict[str, Any]) -> None:
     """A mount namespace whose root is the pod's."""
     _unshare()
     _make_root(start)
@@ -136,7 +136,7 @@ def _enter(start: dict[str, Any]) -> None:
 def _make_root(start: dict[str, Any]) -> None:
     """Private folders, and in them the machine's files."""
     root = start["root"]
-    _call("mount", root.encode(), root.encode(), None, MS_BIND | MS_REC, None)
+    _call_libc("mount", root.encode(), root.encode(), None, MS_BIND | MS_REC, None)
     for folder in start["folders"]:
         os.makedirs(root + folder, exist_ok=True)
     for link, target in start["links"].items():
@@ -149,25 +149,25 @@ def _make_root(start: dict[str, Any]) -> None:
             _bind(path, root + path)
             _set_read_only(root + path)
     if start["sandbox"]:
-        _show(start["sandbox"]["views"], root)
+        _apply_views(start["sandbox"]["views"], root)
         _make_devices(root)
     _mount(start["mounts"], root)
 
 
 def _pivot(root: str) -> None:
     os.chdir(root)
-    _call("pivot_root", b".", b".")
-    _call("umount2", b".", MNT_DETACH)
+    _call_libc("pivot_root", b".", b".")
+    _call_libc("umount2", b".", MNT_DETACH)
     os.chdir("/")
 
 
-def _contain(own: dict[str, Any], folder: str, command: list[str]) -> None:
+def _become_container(own: dict[str, Any], folder: str, command: list[str]) -> None:
     """Become the command, with its own mounts. Never returns."""
     try:
         _unshare()
         _mount(own["mounts"], "")
         if own["shut_in"]:
-            _let_go()
+            _drop_privileges()
         os.chdir(folder)
         os.execvp(command[0], command)
     except OSError as error:
@@ -179,19 +179,19 @@ def _unshare() -> None:
     """Mounts of our own from here on."""
     if _libc.unshare(CLONE_NEWNS):  # Root may, and who is the first of a sandbox.
         _unshare_user(CLONE_NEWNS)
-    _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    _call_libc("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
 
 
 def _unshare_user(more: int) -> None:
     """A user namespace of our own in which we are who we are, and others that it owns."""
     uid, gid = os.getuid(), os.getgid()
-    _call("unshare", CLONE_NEWUSER | more)
+    _call_libc("unshare", CLONE_NEWUSER | more)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
 
 
-def _shut_in(start: dict[str, Any], out: int) -> None:
+def _supervise_sandboxed(start: dict[str, Any], out: int) -> None:
     """Outside of the sandbox: have the pod begun, keep its output, record its exit code. Never returns."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # They are the pod's: it is in our process group.
@@ -207,7 +207,7 @@ def _shut_in(start: dict[str, Any], out: int) -> None:
     _answer(start, "started")
     if start["captures"]:
         os.close(output)
-        _keep(kept, out, start["exit"] + ".stdout")
+        _copy_output(kept, out, start["exit"] + ".stdout")
     code = os.waitstatus_to_exitcode(os.waitpid(pod, 0)[1])
     code = code if code >= 0 else 128 - code
     fresh = f"{start['exit']}.part"
@@ -217,7 +217,7 @@ def _shut_in(start: dict[str, Any], out: int) -> None:
     os._exit(code)
 
 
-def _keep(source: int, out: int, path: str) -> None:
+def _copy_output(source: int, out: int, path: str) -> None:
     """Write what comes to the log, and its end to that file."""
     last = bytearray()
     while piece := os.read(source, 65536):
@@ -252,33 +252,33 @@ def _begin_pod(start: dict[str, Any], beginning: int, output: int) -> None:
 
 def _become_pod(start: dict[str, Any], output: int) -> None:
     """The first process of the pod's namespaces: make its root, let go of all privileges, become its program."""
-    _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    _call_libc("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     if not start["sandbox"]["network"]:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
             fcntl.ioctl(own, SIOCSIFFLAGS, struct.pack("16sh", b"lo", IFF_UP))
     _make_root(start)
     _pivot(start["root"])
     if not start["sandbox"]["several"]:
-        _let_go()
+        _drop_privileges()
     os.chdir(start["cwd"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    os.execve("/bin/sh", ["/bin/sh", "-c", SHUT_IN, "pod", *start["command"]], start["environment"])
+    os.execve("/bin/sh", ["/bin/sh", "-c", SANDBOX_INIT, "pod", *start["command"]], start["environment"])
 
 
-def _let_go() -> None:
+def _drop_privileges() -> None:
     """Of all privileges: the next program has none, and none after it gets some."""
-    _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    _call_libc("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call_libc("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for capability in range(64):
         if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0):
             break
 
 
-def _try(sandbox: dict[str, Any]) -> None:
+def _probe_sandbox(sandbox: dict[str, Any]) -> None:
     """Can a pod be shut in here? Never returns."""
     root = f"/tmp/everstep-try-{os.getpid()}"
     os.mkdir(root, 0o700)
@@ -298,7 +298,7 @@ def _try(sandbox: dict[str, Any]) -> None:
     os._exit(code)
 
 
-def _show(views: list[tuple[str, str]], root: str) -> None:
+def _apply_views(views: list[tuple[str, str]], root: str) -> None:
     """Hide paths of the machine, and show others again, outer ones first."""
     for path, kind in views:
         place = root + path
@@ -309,22 +309,22 @@ def _show(views: list[tuple[str, str]], root: str) -> None:
             if kind == "shown":
                 _set_read_only(place)
         elif os.path.isdir(path):
-            _call("mount", b"none", place.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"size=16m,mode=755")
+            _call_libc("mount", b"none", place.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"size=16m,mode=755")
         else:
-            _call("mount", b"/dev/null", place.encode(), None, MS_BIND, None)
+            _call_libc("mount", b"/dev/null", place.encode(), None, MS_BIND, None)
 
 
 def _make_devices(root: str) -> None:
     """The pod's own /proc, /dev and shared memory."""
     os.makedirs(f"{root}/proc", exist_ok=True)
-    _call("mount", b"proc", f"{root}/proc".encode(), b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
-    for name in KERNELS:
+    _call_libc("mount", b"proc", f"{root}/proc".encode(), b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
+    for name in KERNEL_ENTRIES:
         path = f"{root}/proc/{name}"
         if os.path.exists(path):
             _bind(path, path)
             _set_read_only(path)
     os.makedirs(f"{root}/dev", exist_ok=True)
-    _call("mount", b"none", f"{root}/dev".encode(), b"tmpfs", MS_NOSUID | MS_NOEXEC, b"size=1m,mode=755")
+    _call_libc("mount", b"none", f"{root}/dev".encode(), b"tmpfs", MS_NOSUID | MS_NOEXEC, b"size=1m,mode=755")
     for path in [*(f"/dev/{name}" for name in DEVICES), *glob.glob("/dev/nvidia*"), *glob.glob("/dev/dri")]:
         if os.path.exists(path):
             _bind(path, root + path)
@@ -332,7 +332,7 @@ def _make_devices(root: str) -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         os.symlink(f"/proc/self/fd/{number}", f"{root}/dev/{name}")
     os.mkdir(f"{root}/dev/shm")
-    _call("mount", b"none", f"{root}/dev/shm".encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=1777")
+    _call_libc("mount", b"none", f"{root}/dev/shm".encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=1777")
 
 
 def _set_read_only(path: str) -> None:
@@ -348,8 +348,8 @@ def _mount(mounts: dict[str, tuple[str, bool]], root: str) -> None:
     for path, (source, read_only) in sorted(mounts.items()):
         _bind(source, root + path)
         if read_only:
-            flags = MS_REMOUNT | MS_BIND | MS_RDONLY | (os.statvfs(root + path).f_flag & LOCKED)
-            _call("mount", b"none", (root + path).encode(), None, flags, None)
+            flags = MS_REMOUNT | MS_BIND | MS_RDONLY | (os.statvfs(root + path).f_flag & LOCKED_MOUNT_FLAGS)
+            _call_libc("mount", b"none", (root + path).encode(), None, flags, None)
 
 
 def _bind(path: str, place: str) -> None:
@@ -358,10 +358,10 @@ def _bind(path: str, place: str) -> None:
     elif not os.path.exists(place):
         os.makedirs(os.path.dirname(place), exist_ok=True)
         os.close(os.open(place, os.O_WRONLY | os.O_CREAT, 0o644))
-    _call("mount", path.encode(), place.encode(), None, MS_BIND | MS_REC, None)
+    _call_libc("mount", path.encode(), place.encode(), None, MS_BIND | MS_REC, None)
 
 
-def _call(name: str, *arguments: Any) -> None:
+def _call_libc(name: str, *arguments: Any) -> None:
     if getattr(_libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

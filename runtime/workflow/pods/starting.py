@@ -10,16 +10,16 @@ from everstep.runtime.workflow.artifacts import artifacts
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import Event, PodEnded, PodLoading, PodStarted
 from everstep.runtime.workflow.engine.nodes import Node
-from everstep.runtime.workflow.manifest.library import NotThereError
+from everstep.runtime.workflow.manifest.library import MissingObjectError
 from everstep.runtime.workflow.pods.clock import Clock
-from everstep.runtime.workflow.pods.pod_launcher import Launch
+from everstep.runtime.workflow.pods.pod_launcher import PodLauncher
 from everstep.runtime.workflow.pods.processes import NOT_STARTED, PodError
 from everstep.runtime.workflow.pods.runner import Runner
 
-STARTS = 16
+STARTS_AT_ONCE = 16
 """How many pods are started side by side, before the launcher looks at anything else."""
 CANCELLED = "context canceled"
-AT_ONCE = 110
+MAX_PODS = 110
 """How many pods run at once: as many as a node of Kubernetes has ("maxPods" of the kubelet's configuration). Others
 stay Pending, as they do there. A daemon that is ready does not count: what uses it may be what waits."""
 
@@ -28,7 +28,7 @@ class Starter:
     """Of one launcher. `record` takes events; `changed` is called when there is something to look at."""
 
     def __init__(
-        self, engine: Engine, launch: Launch, runner: Runner, clock: Clock, record: Callable[[Event], None],
+        self, engine: Engine, launch: PodLauncher, runner: Runner, clock: Clock, record: Callable[[Event], None],
         changed: Callable[[], None],
     ) -> None:  # fmt: skip
         self._engine = engine
@@ -50,24 +50,26 @@ class Starter:
                 ending.end(CANCELLED)
             if task.done():
                 task.result()
-        running = sum(not node.daemoned for node in self._engine.running())
-        room = AT_ONCE - running - len(self._loading)
-        ready = (node for node in self._engine.pending() if node.name not in self._loading)
-        some = list(islice(ready, max(0, min(STARTS, room))))
+        running = sum(not node.daemoned for node in self._engine.running_pods())
+        room = MAX_PODS - running - len(self._loading)
+        ready = (node for node in self._engine.pending_pods() if node.name not in self._loading)
+        some = list(islice(ready, max(0, min(STARTS_AT_ONCE, room))))
         for node in some:
-            if self._loads(node):
+            if self._needs_loading(node):
                 ending = web.Ending()
                 self._loading[node.name] = (asyncio.create_task(self._load(node, ending)), ending)
         self._start([node for node in some if node.name not in self._loading])
         if some:
             self._changed()
 
-    def _loads(self, node: Node) -> bool:
+    def _needs_loading(self, node: Node) -> bool:
         """Is there something to be done for it before its pod?"""
         if node.spec.get("data"):
             return True
         return bool(
-            node.inputs.get("artifacts") and node.name not in self._loaded and not self._launch.pod(node).claimed()
+            node.inputs.get("artifacts")
+            and node.name not in self._loaded
+            and not self._launch.pod(node).claiming_process()
         )
 
     def end_loading(self) -> None:
@@ -81,9 +83,9 @@ class Starter:
         self._record(PodLoading(self._clock.now(), node.name))
         try:
             if node.spec.get("data"):
-                self._record(await self._launch.data(node))
+                self._record(await self._launch.run_data_template(node))
             else:
-                await self._launch.load(node, ending)
+                await self._launch.load_inputs(node, ending)
                 self._loaded.add(node.name)
         except artifacts.ArtifactError as error:
             said = f"init: Error (exit code 64): {error}"
@@ -98,25 +100,25 @@ class Starter:
         requests = []
         for node in nodes:
             pod = self._launch.pod(node)
-            if found := pod.claimed():
+            if found := pod.claiming_process():
                 self._record(PodStarted(self._clock.now(), node.name, *found))
                 continue
             try:
-                requests.append(self._launch.request(node))
-                asked[str(pod.claim)] = node
-            except (PodError, NotThereError, ValueError) as error:  # ValueError: a number that is none.
-                self._cannot(node, error)
+                requests.append(self._launch.start_request(node))
+                asked[str(pod.claim_file)] = node
+            except (PodError, MissingObjectError, ValueError) as error:  # ValueError: a number that is none.
+                self._record_start_failure(node, error)
         for claim, answer in self._runner.start(requests).items() if requests else ():
             node = asked[claim]
             try:
-                pid, began = self._launch.pod(node).started(answer)
+                pid, began = self._launch.pod(node).started_process(answer)
             except PodError as error:
-                self._cannot(node, error)
+                self._record_start_failure(node, error)
                 continue
             faults.point("executor.after_start", node=node.name)
             self._record(PodStarted(self._clock.now(), node.name, pid, began))
 
-    def _cannot(self, node: Node, error: Exception) -> None:
+    def _record_start_failure(self, node: Node, error: Exception) -> None:
         log = self._launch.pod(node).log
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"{error}\n", errors="replace")

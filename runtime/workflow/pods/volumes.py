@@ -7,16 +7,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from everstep.runtime.workflow.artifacts.inside import BadPathError, inside
-from everstep.runtime.workflow.manifest.fields import listed
+from everstep.runtime.workflow.artifacts.inside import BadPathError, resolve_inside
+from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import Library
-from everstep.runtime.workflow.manifest.volume_sources import Shown, files_of, is_secret
+from everstep.runtime.workflow.manifest.volume_sources import VolumeSources, is_secret, volume_files
 
-SECRETS = "secrets"
+SECRETS_FOLDER = "secrets"
 """The folder of a pod's that has its volumes with something of a Secret. It goes when the pod has ended."""
-DATA = "..data"
+DATA_FOLDER = "..data"
 """Where the kubelet has the files of a ConfigMap or Secret, so that all of them change at once."""
-KEPT = ("/dev", "/proc", "/sys")
+MACHINE_FOLDERS = ("/dev", "/proc", "/sys")
 """A mount below these stays the machine's own: a volume in memory at /dev/shm is the machine's shared memory."""
 
 
@@ -27,18 +27,18 @@ class Mount(NamedTuple):
     read_only: bool = False
 
 
-STAGED = "/argo/staging/volumes"
+STAGED_FOLDER = "/argo/staging/volumes"
 """Where a pod of several containers has the folders from which each mounts its own."""
 
 
-class Mounted(NamedTuple):
+class PodMounts(NamedTuple):
     """The volumes of a pod's containers."""
 
     own: dict[str, dict[str, Mount]]
     """By container, by path."""
 
     @property
-    def together(self) -> dict[str, Mount]:
+    def merged(self) -> dict[str, Mount]:
         """By path; where containers differ, as main has it."""
         found: dict[str, Mount] = {}
         for name in sorted(self.own, key=lambda name: name == "main"):
@@ -46,99 +46,99 @@ class Mounted(NamedTuple):
         return found
 
     @property
-    def staged(self) -> dict[str, str]:
+    def staged_paths(self) -> dict[str, str]:
         """Where in the pod each of their folders is."""
         sources = sorted({mount.source for own in self.own.values() for mount in own.values()})
-        return {source: f"{STAGED}/{number}" for number, source in enumerate(sources)}
+        return {source: f"{STAGED_FOLDER}/{number}" for number, source in enumerate(sources)}
 
 
-def mounts(
+def resolve_mounts(
     containers: Sequence[Mapping[str, Any]],
     volumes: Sequence[Mapping[str, Any]],
     pod: Path,
     claims: Path,
     library: Library,
     facts: Mapping[str, str],
-) -> Mounted:
+) -> PodMounts:
     """Where each volume mount of these containers comes from; its folders are made.
 
     Raises NotThereError, and BadPathError for a claim, a subPath or a file's name that leads out of its folder.
     """
     known = {str(volume.get("name")): volume for volume in volumes}
-    shown = Shown(library, facts, containers)
-    every = Mounted({})
+    shown = VolumeSources(library, facts, containers)
+    every = PodMounts({})
     for container in containers:
         found: dict[str, Mount] = {}
         every.own[str(container.get("name"))] = found
-        for mount in listed(container, "volumeMounts"):
+        for mount in list_at(container, "volumeMounts"):
             path, name = str(mount.get("mountPath")), str(mount.get("name"))
-            if path.startswith(KEPT) or name not in known:
+            if path.startswith(MACHINE_FOLDERS) or name not in known:
                 continue
-            folder, fixed = _folder(known[name], pod, claims, shown)
+            folder, fixed = _volume_folder(known[name], pod, claims, shown)
             below = str(mount.get("subPath") or "")
-            source = folder.resolve() if below in ("", ".") else inside(folder, below)
+            source = folder.resolve() if below in ("", ".") else resolve_inside(folder, below)
             if not source.exists():
                 source.mkdir(parents=True)
             found[path.rstrip("/")] = Mount(str(source), bool(mount.get("readOnly")) or fixed)
     return every
 
 
-def _folder(volume: Mapping[str, Any], pod: Path, claims: Path, shown: Shown) -> tuple[Path, bool]:
+def _volume_folder(volume: Mapping[str, Any], pod: Path, claims: Path, shown: VolumeSources) -> tuple[Path, bool]:
     """(the folder, whether nobody may write there)."""
     if volume.get("hostPath"):
         return Path(str(volume["hostPath"].get("path"))), False
     if volume.get("persistentVolumeClaim"):
-        folder = inside(claims, str(volume["persistentVolumeClaim"].get("claimName")))
+        folder = resolve_inside(claims, str(volume["persistentVolumeClaim"].get("claimName")))
         folder.mkdir(parents=True, exist_ok=True)
         return folder, bool(volume["persistentVolumeClaim"].get("readOnly"))
-    above = pod / (SECRETS if is_secret(volume) else "volumes")
+    above = pod / (SECRETS_FOLDER if is_secret(volume) else "volumes")
     above.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = inside(above, str(volume["name"]))
+    folder = resolve_inside(above, str(volume["name"]))
     made = not folder.exists()
     folder.mkdir(exist_ok=True)
     if made:
         try:
-            _fill(folder, volume, shown)
+            _write_files(folder, volume, shown)
         except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
             raise BadPathError(f"volume {volume['name']}: {error.filename} is a file and a folder") from None
     return folder, not any(isinstance(volume.get(kind), Mapping) for kind in ("emptyDir", "ephemeral"))
 
 
-def _fill(folder: Path, volume: Mapping[str, Any], shown: Shown) -> None:
+def _write_files(folder: Path, volume: Mapping[str, Any], shown: VolumeSources) -> None:
     """Write the files as the kubelet does: below ..data, with a link for each name at the top.
 
     A Secret's folder is for nobody else on this machine to enter, and its files are only to be read, unless they have
     a mode of their own.
     """
-    data = folder / DATA
+    data = folder / DATA_FOLDER
     given = next((volume[kind] for kind in ("configMap", "secret", "projected", "downwardAPI") if volume.get(kind)), {})
-    own = {str(item["path"]): item["mode"] for item in listed(given, "items") if item.get("mode") is not None}
+    own = {str(item["path"]): item["mode"] for item in list_at(given, "items") if item.get("mode") is not None}
     secret = is_secret(volume)
     if secret:
         folder.chmod(0o700)
     mode = given.get("defaultMode", 0o400 if secret else 0o644)
-    for name, text in files_of(volume, shown):
+    for name, text in volume_files(volume, shown):
         top = name.split("/")[0]
         if top.startswith(".."):
             raise BadPathError(f"volume {volume['name']}: {name!r}: a file's name does not begin with ..")
-        place = inside(data, name)
+        place = resolve_inside(data, name)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)  # Of two sources the later counts.
         with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
             os.fchmod(file.fileno(), int(own.get(name, mode)) & 0o7777)
         if not (folder / top).is_symlink():
-            (folder / top).symlink_to(f"{DATA}/{top}")
+            (folder / top).symlink_to(f"{DATA_FOLDER}/{top}")
 
 
-def claimed(spec: Mapping[str, Any], workflow: str) -> list[dict[str, Any]]:
+def claim_volumes(spec: Mapping[str, Any], workflow: str) -> list[dict[str, Any]]:
     """spec.volumeClaimTemplates as volumes of claims that are the workflow's own."""
-    names = [str((one.get("metadata") or {}).get("name")) for one in listed(spec, "volumeClaimTemplates")]
+    names = [str((one.get("metadata") or {}).get("name")) for one in list_at(spec, "volumeClaimTemplates")]
     return [{"name": name, "persistentVolumeClaim": {"claimName": f"{workflow}-{name}"}} for name in names]
 
 
-def forget_claims(spec: Mapping[str, Any], workflow: str, claims: Path) -> None:
+def remove_claims(spec: Mapping[str, Any], workflow: str, claims: Path) -> None:
     """The workflow has ended: its own claims go."""
-    for volume in claimed(spec, workflow):
+    for volume in claim_volumes(spec, workflow):
         with suppress(BadPathError):  # None of its pods could have had it.
-            shutil.rmtree(inside(claims, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True)
+            shutil.rmtree(resolve_inside(claims, volume["persistentVolumeClaim"]["claimName"]), ignore_errors=True)

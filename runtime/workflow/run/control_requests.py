@@ -18,7 +18,7 @@ from everstep.runtime.workflow.engine.node_completion import NOT_SET
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Phase, node_id
 
 
-class Ask(msgspec.Struct, frozen=True):
+class ControlRequest(msgspec.Struct, frozen=True):
     """One wish."""
 
     what: str
@@ -30,19 +30,19 @@ class Ask(msgspec.Struct, frozen=True):
     parameters: dict[str, str] = {}
 
 
-class AskError(ValueError):
+class ControlRequestError(ValueError):
     """It cannot be done: one line."""
 
 
-FIELDS = ("displayName", "name", "templateName", "phase", "id", "inputs.parameters")
+SELECTOR_FIELDS = ("displayName", "name", "templateName", "phase", "id", "inputs.parameters")
 
 
-def ask(folder: Path, wish: Ask) -> Path:
+def submit_request(folder: Path, wish: ControlRequest) -> Path:
     """Leave it for the launcher of that run folder, which takes the file away, after `refuse` if it cannot be done.
 
     Raises AskError for a selector that cannot be read.
     """
-    _conditions(wish.selector)
+    _parse_selector(wish.selector)
     asks = folder / "asks"
     asks.mkdir(exist_ok=True)
     path = asks / f"{time.time_ns()}-{os.getpid()}.json"
@@ -50,12 +50,12 @@ def ask(folder: Path, wish: Ask) -> Path:
     return path
 
 
-def refuse(path: Path, why: str) -> None:
+def refuse_request(path: Path, why: str) -> None:
     """Say to who asked that nothing was done."""
     atomic.replace(path.with_suffix(".refused"), why.encode())
 
 
-def refusal(path: Path) -> str:
+def take_refusal(path: Path) -> str:
     """Why an ask that was taken away was not done, told once; empty when it was."""
     said = path.with_suffix(".refused")
     if not said.exists():
@@ -65,24 +65,24 @@ def refusal(path: Path) -> str:
     return why
 
 
-def asked(folder: Path) -> Iterator[tuple[Path, Ask]]:
+def pending_requests(folder: Path) -> Iterator[tuple[Path, ControlRequest]]:
     """What lies there, oldest first."""
     for path in sorted((folder / "asks").glob("*.json")):
-        yield path, msgspec.json.decode(path.read_bytes(), type=Ask)
+        yield path, msgspec.json.decode(path.read_bytes(), type=ControlRequest)
 
 
-def events(engine: Engine, wish: Ask, now: float) -> list[Event]:
+def request_events(engine: Engine, wish: ControlRequest, now: float) -> list[Event]:
     """What it means for the run as it is. Raises AskError: it cannot be done, and nothing of it was."""
     if wish.what in ("stop", "terminate"):
         return [ShutdownAsked(now, wish.what.capitalize())]
     waiting = [node for node in engine.nodes.values() if node.type is NodeType.SUSPEND and not node.phase.fulfilled]
-    chosen = [node.name for node in waiting if _matches(engine, node, _conditions(wish.selector))]
+    chosen = [node.name for node in waiting if _matches(engine, node, _parse_selector(wish.selector))]
     if wish.what == "resume":
         for name in chosen:
             _check_resumable(engine.nodes[name])
         return [NodesResumed(now, chosen, bool(wish.selector))]
     if not chosen:
-        raise AskError(f"no suspended node matches --node-field-selector {wish.selector}")
+        raise ControlRequestError(f"no suspended node matches --node-field-selector {wish.selector}")
     for name in chosen:
         _check_settable(engine.nodes[name], wish.parameters)
     return [NodeSet(now, name, wish.phase, wish.message, wish.parameters) for name in chosen]
@@ -91,37 +91,39 @@ def events(engine: Engine, wish: Ask, now: float) -> list[Event]:
 def _check_resumable(node: Node) -> None:
     for entry in node.outputs.parameters:
         if entry.get("value") is None and (entry.get("valueFrom") or {}).get("default") is None:
-            raise AskError(NOT_SET.format(entry["name"]))
+            raise ControlRequestError(NOT_SET.format(entry["name"]))
 
 
 def _check_settable(node: Node, parameters: Mapping[str, str]) -> None:
     known = {entry["name"]: entry for entry in node.outputs.parameters}
     for name in parameters:
         if name not in known:
-            raise AskError(f"node is not expecting output parameter '{name}'")
+            raise ControlRequestError(f"node is not expecting output parameter '{name}'")
         entry = known[name]
         if "supplied" not in (entry.get("valueFrom") or {}) or entry.get("value") is not None:
             why = "because it is not supplied or was already set"
-            raise AskError(f"cannot set output parameter '{name}' {why}")
+            raise ControlRequestError(f"cannot set output parameter '{name}' {why}")
 
 
-def succeeded(engine: Engine, selector: str) -> list[str]:
+def succeeded_nodes(engine: Engine, selector: str) -> list[str]:
     """Nodes that succeeded and are selected; none without a selector. Raises AskError where it selects none."""
-    conditions = _conditions(selector)
+    conditions = _parse_selector(selector)
     well = [node for node in engine.nodes.values() if node.phase is Phase.SUCCEEDED and conditions]
     found = [node.name for node in well if _matches(engine, node, conditions)]
     if conditions and not found:
-        raise AskError(f"no node that has succeeded matches --node-field-selector {selector}")
+        raise ControlRequestError(f"no node that has succeeded matches --node-field-selector {selector}")
     return found
 
 
-def _conditions(selector: str) -> list[tuple[str, str, bool]]:
+def _parse_selector(selector: str) -> list[tuple[str, str, bool]]:
     found = []
     for part in filter(None, selector.split(",")):
         field, operator, value = part.partition("!=") if "!=" in part else part.partition("=")
         field, value = field.strip(), value.removeprefix("=").strip()
-        if not operator or not field.startswith(FIELDS):
-            raise AskError(f"--node-field-selector {selector!r}: write FIELD=VALUE with one of {', '.join(FIELDS)}")
+        if not operator or not field.startswith(SELECTOR_FIELDS):
+            raise ControlRequestError(
+                f"--node-field-selector {selector!r}: write FIELD=VALUE with one of {', '.join(SELECTOR_FIELDS)}"
+            )
         found.append((field, value, operator == "="))
     return found
 

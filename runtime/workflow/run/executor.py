@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from everstep.runtime import faults
 from everstep.runtime.system.rotate import Rotation
-from everstep.runtime.workflow.artifacts.archives import LIMITS, Limits
-from everstep.runtime.workflow.engine.containers import probe_of
+from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, UnpackLimits
+from everstep.runtime.workflow.engine.containers import readiness_probe
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import (
     Event,
@@ -30,18 +30,18 @@ from everstep.runtime.workflow.engine.nodes import Node, Phase
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import NO_LIBRARY, Manifest, parse
 from everstep.runtime.workflow.pods import clock, process_cleanup, readiness
-from everstep.runtime.workflow.pods.pod_launcher import Launch
-from everstep.runtime.workflow.pods.processes import namespaces
-from everstep.runtime.workflow.pods.runner import Processes, Runner, start_time
+from everstep.runtime.workflow.pods.pod_launcher import PodLauncher
+from everstep.runtime.workflow.pods.processes import has_namespaces
+from everstep.runtime.workflow.pods.runner import ProcessRunner, Runner, start_time
 from everstep.runtime.workflow.pods.sandbox import Sandbox
-from everstep.runtime.workflow.pods.sandbox import check as check_sandbox
+from everstep.runtime.workflow.pods.sandbox import check_available as check_sandbox
 from everstep.runtime.workflow.pods.starting import Starter
 from everstep.runtime.workflow.run import control_requests, run_folder, status
-from everstep.runtime.workflow.run.run_locks import Shared
+from everstep.runtime.workflow.run.run_locks import SharedState
 
-LOOK_EVERY_S = 0.3
+LOCK_POLL_S = 0.3
 """How often it is looked whether others gave back a lock."""
-LISTEN_EVERY_S = 0.2
+REQUEST_POLL_S = 0.2
 SHARED_FOLDERS = (
     "this kernel gives no namespaces: pods share this machine's folders, and paths in their commands are rewritten"
 )
@@ -68,8 +68,8 @@ class RunOptions:
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Of a run that has ended: other values of the workflow's parameters."""
     variables: tuple[str, ...] = ()
-    """Names of the launcher's own variables that pods get besides those of `inherited.LISTED`."""
-    limits: Limits = LIMITS
+    """Names of the launcher's own variables that pods get besides those of `inherited.INHERITED_GROUPS`."""
+    limits: UnpackLimits = DEFAULT_LIMITS
     """What archives of artifacts may unpack to."""
 
 
@@ -102,17 +102,17 @@ async def execute(
     manifest = parse(source, options.library)
     if options.sandbox:
         check_sandbox()
-    with run_folder.writable(options.runs, options.name):
-        return await _execute(manifest, source, options, signals, runner or Processes())
+    with run_folder.explain_write_errors(options.runs, options.name):
+        return await _execute(manifest, source, options, signals, runner or ProcessRunner())
 
 
 async def _execute(
     manifest: Manifest, source: dict[str, Any], options: RunOptions, signals: Sequence[signal.Signals], runner: Runner
 ) -> RunResult:
-    folder = run_folder.enter(options.runs.absolute(), options.name, source, options.sandbox)
+    folder = run_folder.ensure_folder(options.runs.absolute(), options.name, source, options.sandbox)
     with run_folder.lock(folder):
-        given = run_folder.Beside(options.library, tuple(options.path), options.variables, options.sandbox)
-        run_folder.begin(folder, source, given)
+        given = run_folder.RunInputs(options.library, tuple(options.path), options.variables, options.sandbox)
+        run_folder.write_inputs(folder, source, given)
         executor = _Executor(manifest, options, folder, runner)
         await executor.run(signals)
         return executor.result()
@@ -125,30 +125,30 @@ class _Executor:
         self._options = options
         self._folder = folder
         before = list(read_events(folder / "events.jsonl"))
-        self._clock = clock.resumed(before, start_time)
+        self._clock = clock.resume_clock(before, start_time)
         self._log = EventLog(folder / "events.jsonl")
         if not before:
             before = [RunCreated(self._clock.now(), options.name, str(uuid.uuid4()))]
-            self._append(before[0])
+            self._append_event(before[0])
         first, *rest = before
         assert isinstance(first, RunCreated)
         self.engine = Engine(manifest, first)
         for event in rest:
             self.engine.handle(event)
         if self.engine.finished and (options.restart or self.engine.phase is not Phase.SUCCEEDED):
-            again = control_requests.succeeded(self.engine, options.restart)
+            again = control_requests.succeeded_nodes(self.engine, options.restart)
             self._record(RunResumed(self._clock.now(), again, dict(options.parameters)))
         self._changed = asyncio.Event()
         self._runner = runner
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}
-        self._launch = Launch(
+        self._launch = PodLauncher(
             self.engine, folder, self._clock, options.path, options.variables, options.limits, options.sandbox
         )
         self._starter = Starter(self.engine, self._launch, runner, self._clock, self._record, self._changed.set)
-        self._shared = Shared(folder.parent, options.name)
-        self._holding = self._shared.held()
-        self._status = status.Writer(self.engine, folder)
+        self._shared = SharedState(folder.parent, options.name)
+        self._holding = self._shared.lock_holders()
+        self._status = status.StatusWriter(self.engine, folder)
         self._written, self._stale = 0.0, True
         self._unwritten: OSError | None = None
         self._logs = Rotation()
@@ -168,30 +168,30 @@ class _Executor:
         """Until the workflow has ended."""
         loop = asyncio.get_running_loop()
         for signum in signals:
-            loop.add_signal_handler(signum, self._asked_to_stop)
-        if not namespaces():
+            loop.add_signal_handler(signum, self._stop_on_signal)
+        if not has_namespaces():
             print(SHARED_FOLDERS, file=sys.stderr)
-        view, listener = asyncio.create_task(self._show()), asyncio.create_task(self._listen())
+        view, listener = asyncio.create_task(self._notify_view_regularly()), asyncio.create_task(self._poll_requests())
         self._logs.start()
         listener.add_done_callback(lambda _: self._changed.set())
         try:
             self._status.write()  # Before the first pod: whoever finds one without its launcher sees the run.
-            self._hear()
+            self._handle_requests()
             while not self.engine.finished:
                 self._changed.clear()
                 if listener.done():
                     listener.result()  # What went wrong in it ends the executor.
                 if self._unwritten:
                     raise self._unwritten
-                self._act()
-                self._write(time.monotonic())
+                self._apply_decisions()
+                self._write_status_if_due(time.monotonic())
                 if self.engine.finished:
                     break
-                await self._wait()
-            await self._end_all()
-            await asyncio.to_thread(process_cleanup.end, self._folder)
+                await self._wait_for_change()
+            await self._end_remaining_pods()
+            await asyncio.to_thread(process_cleanup.kill_leftovers, self._folder)
             self._open_gates()
-            self._launch.forget()
+            self._launch.remove_leftovers()
         finally:
             view.cancel()
             listener.cancel()
@@ -201,14 +201,14 @@ class _Executor:
             finally:
                 self._log.close()
                 self._runner.close()
-            self._tell()
+            self._notify_view()
 
-    async def _wait(self) -> None:
+    async def _wait_for_change(self) -> None:
         """For a change, the engine's next deadline, or the time to write the status."""
         waits = [self._written + self._status.every_s - time.monotonic()] if self._stale else []
         deadline = self.engine.next_deadline()
         waits += [] if deadline is None else [deadline - self._clock.now()]
-        waits += [LOOK_EVERY_S] if self.engine.gates else []
+        waits += [LOCK_POLL_S] if self.engine.gates else []
         await asyncio.sleep(0)  # What has happened meanwhile is seen, also when there is more to be done at once.
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(waits)) if waits else None):
@@ -218,28 +218,28 @@ class _Executor:
             self._stale = True
             self.engine.advance(now)
 
-    def _write(self, now: float) -> None:
+    def _write_status_if_due(self, now: float) -> None:
         """The status, if it changed and is old enough."""
         if self._stale and now - self._written >= self._status.every_s:
             self._status.write()
             self._written, self._stale = time.monotonic(), False
 
-    def _append(self, event: Event) -> None:
+    def _append_event(self, event: Event) -> None:
         facts = {"event": type(event).__name__}
         faults.point("executor.before_event", **facts)
         self._log.append(event)
         faults.point("executor.after_event", **facts)
 
     def _record(self, event: Event) -> None:
-        self._append(event)
+        self._append_event(event)
         self.engine.handle(event)
         self._stale = True
 
-    def _act(self) -> None:
+    def _apply_decisions(self) -> None:
         """Start some of what is pending, watch what runs, end what shall end; found after a crash it is adopted."""
         self._open_gates()
         self._starter.start_some()
-        for node in self.engine.running():
+        for node in self.engine.running_pods():
             if node.name not in self._watched:
                 self._watched[node.name] = asyncio.create_task(self._watch(node))
         for task in self._watched.values():
@@ -248,7 +248,7 @@ class _Executor:
         for name, kill in self.engine.kills.items():
             if name not in self._ending or kill.at_once:
                 grace = 0.0 if kill.at_once else GRACE_S
-                self._ending[name] = asyncio.create_task(self._end(self.engine.nodes[name], grace))
+                self._ending[name] = asyncio.create_task(self._end_pod(self.engine.nodes[name], grace))
 
     def _open_gates(self) -> None:
         """Take locks and look up remembered outputs for calls that wait; give back what is not needed any more."""
@@ -259,14 +259,14 @@ class _Executor:
         for name in list(self._holding):
             node = self.engine.nodes.get(name)
             if (node is not None and node.phase.fulfilled) or self.engine.finished:
-                self._shared.release(name)
+                self._shared.release_locks(name)
                 self._holding.discard(name)
         for name, gate in list(self.engine.gates.items()):
             now = self._clock.now()
             if gate.memo is not None:
-                found = self._shared.remembered(gate.memo, now)
+                found = self._shared.look_up(gate.memo, now)
                 self._record(GateOpened(now, name, found.hit, found.parameters, found.artifacts, found.result))
-            elif self._shared.take(name, gate.locks):
+            elif self._shared.take_locks(name, gate.locks):
                 self._holding.add(name)
                 self._record(GateOpened(now, name))
 
@@ -279,27 +279,27 @@ class _Executor:
 
     async def _watch_pod(self, node: Node) -> None:
         """Wait for the pod's process, then read its exit code and outputs."""
-        probe = None if node.daemoned else probe_of(node.spec)
-        asking = asyncio.create_task(self._ask_ready(node, probe)) if probe else None
+        probe = None if node.daemoned else readiness_probe(node.spec)
+        asking = asyncio.create_task(self._probe_readiness(node, probe)) if probe else None
         log = self._launch.pod(node).log
         self._logs.paths.add(log)
         try:
-            await self._runner.gone(node.pid, node.start_time)
+            await self._runner.wait_until_gone(node.pid, node.start_time)
         finally:
             self._logs.paths.discard(log)
             if asking:
                 asking.cancel()
-        ended = await self._launch.ended(node)
+        ended = await self._launch.collect_end(node)
         faults.point("executor.after_exit", node=node.name)
         self._record(ended)
         del self._watched[node.name]
 
-    async def _ask_ready(self, node: Node, probe: Mapping[str, Any]) -> None:
-        await readiness.passed(probe)
+    async def _probe_readiness(self, node: Node, probe: Mapping[str, Any]) -> None:
+        await readiness.wait_until_ready(probe)
         self._record(PodReady(self._clock.now(), node.name))
         self._changed.set()
 
-    def _asked_to_stop(self) -> None:
+    def _stop_on_signal(self) -> None:
         strategy = "Terminate" if self.engine.shutdown else "Stop"
         try:
             self._record(ShutdownAsked(self._clock.now(), strategy))
@@ -309,46 +309,46 @@ class _Executor:
         print("stopping; once more to stop at once" if strategy == "Stop" else "terminating", file=sys.stderr)
         self._changed.set()
 
-    async def _end(self, node: Node, grace_s: float) -> None:
+    async def _end_pod(self, node: Node, grace_s: float) -> None:
         pid, began = node.pid, node.start_time
         if grace_s:
-            self._runner.send(pid, began, signal.SIGTERM)
+            self._runner.send_signal(pid, began, signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
-                await self._runner.gone(pid, began)
+                await self._runner.wait_until_gone(pid, began)
         except TimeoutError:
-            self._runner.send(pid, began, signal.SIGKILL)
+            self._runner.send_signal(pid, began, signal.SIGKILL)
 
-    async def _end_all(self) -> None:
+    async def _end_remaining_pods(self) -> None:
         """The workflow has ended; what still runs in it (a hook failed it) has no meaning."""
         for watch in self._watched.values():
             watch.cancel()
-        left = {node.name: node for node in self.engine.running()}
+        left = {node.name: node for node in self.engine.running_pods()}
         left |= {name: self.engine.nodes[name] for name in self.engine.kills}
-        await asyncio.gather(*(self._end(node, GRACE_S) for node in left.values()))
+        await asyncio.gather(*(self._end_pod(node, GRACE_S) for node in left.values()))
 
-    async def _listen(self) -> None:
+    async def _poll_requests(self) -> None:
         """Do what somebody outside asks."""
         while True:
-            self._hear()
-            await asyncio.sleep(LISTEN_EVERY_S)
+            self._handle_requests()
+            await asyncio.sleep(REQUEST_POLL_S)
 
-    def _hear(self) -> None:
-        for path, wish in control_requests.asked(self._folder):
+    def _handle_requests(self) -> None:
+        for path, wish in control_requests.pending_requests(self._folder):
             try:
-                for event in control_requests.events(self.engine, wish, self._clock.now()):
+                for event in control_requests.request_events(self.engine, wish, self._clock.now()):
                     self._record(event)
-            except control_requests.AskError as error:
-                control_requests.refuse(path, str(error))
+            except control_requests.ControlRequestError as error:
+                control_requests.refuse_request(path, str(error))
             path.unlink()
             self._changed.set()
 
-    async def _show(self) -> None:
+    async def _notify_view_regularly(self) -> None:
         while True:
-            self._tell()
+            self._notify_view()
             await asyncio.sleep(0.5)
 
-    def _tell(self) -> None:
+    def _notify_view(self) -> None:
         if self._options.on_change:
             self.engine.now = self._clock.now()
             self._options.on_change(self.engine, self._folder)

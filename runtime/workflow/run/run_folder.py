@@ -19,9 +19,9 @@ from everstep.runtime.workflow.pods.sandbox import Sandbox
 
 RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""
-TRY_S = 1.0
+LOCK_WAIT_S = 1.0
 """Who only looks which process runs it (`launcher`) has the lock for a moment, too."""
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Of these errors a person can be told how to go on."""
 
 
@@ -37,7 +37,7 @@ def check_name(name: str) -> None:
         raise ManifestError(f"name {name!r}: use at most 63 of a-z, 0-9 and -, a letter or digit at both ends")
 
 
-def enter(runs: Path, name: str, source: Mapping[str, Any], sandbox: Sandbox | None = None) -> Path:
+def ensure_folder(runs: Path, name: str, source: Mapping[str, Any], sandbox: Sandbox | None = None) -> Path:
     """The folder for that run; made if it is new.
 
     Raises ManifestError: no name, a run of another manifest, or one whose pods are shut in otherwise.
@@ -47,13 +47,13 @@ def enter(runs: Path, name: str, source: Mapping[str, Any], sandbox: Sandbox | N
     known = folder / "manifest.json"
     if known.exists() and json.loads(known.read_text())["spec"] != source["spec"]:
         raise ManifestError(f"name {name}: {folder} has a run of another manifest; choose another name")
-    if known.exists() and beside(folder).sandbox != sandbox:
+    if known.exists() and read_inputs(folder).sandbox != sandbox:
         raise ManifestError(f"name {name}: {folder} has a run with other flags of its sandbox; give the same")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def begin(folder: Path, source: Mapping[str, Any], given: "Beside") -> None:
+def write_inputs(folder: Path, source: Mapping[str, Any], given: "RunInputs") -> None:
     """Write down, once, what is run and what it was given besides."""
     known = folder / "manifest.json"
     if known.exists():
@@ -65,14 +65,14 @@ def begin(folder: Path, source: Mapping[str, Any], given: "Beside") -> None:
         "variables": list(given.variables),
         "sandbox": asdict(given.sandbox) if given.sandbox else None,
     }
-    _private(folder / "beside.json").write_text(json.dumps(told, indent=1))
+    _make_private(folder / "beside.json").write_text(json.dumps(told, indent=1))
     with atomic.replacing(known) as file:
         file.write(json.dumps(source, indent=1).encode())
         faults.point("executor.before_manifest")
     faults.point("executor.after_manifest")
 
 
-class Beside(NamedTuple):
+class RunInputs(NamedTuple):
     """What a run was given besides its manifest."""
 
     library: Library = NO_LIBRARY
@@ -83,31 +83,31 @@ class Beside(NamedTuple):
     sandbox: Sandbox | None = None
 
 
-def beside(folder: Path) -> Beside:
+def read_inputs(folder: Path) -> RunInputs:
     """Of the run in that folder."""
     known = folder / "beside.json"
     if not known.exists():
-        return Beside()
+        return RunInputs()
     given = json.loads(known.read_text())
     path, variables = tuple(map(Path, given["path"])), tuple(given.get("variables", ()))
     shut = given.get("sandbox")
     sandbox = Sandbox(shut["network"], tuple(shut["writable"])) if shut else None
-    return Beside(Library.of(given["objects"], given["images"]), path, variables, sandbox)
+    return RunInputs(Library.from_objects(given["objects"], given["images"]), path, variables, sandbox)
 
 
-def _private(path: Path) -> Path:
+def _make_private(path: Path) -> Path:
     """Make the file, for nobody else to read: it may hold secrets."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
     return path
 
 
 @contextmanager
-def writable(runs: Path, name: str) -> Iterator[None]:
+def explain_write_errors(runs: Path, name: str) -> Iterator[None]:
     """Raises CannotWriteError where nothing can be written any more: the disk is full, or failed."""
     try:
         yield
     except OSError as error:
-        if error.errno not in UNWRITABLE:
+        if error.errno not in UNWRITABLE_ERRNOS:
             raise
         mend = f"make room, then take the run up: everstep workflow resume {name} --runs {runs}"
         raise CannotWriteError(f"{error.filename or runs / name}: {error.strerror}; {mend}") from error
@@ -117,7 +117,7 @@ def writable(runs: Path, name: str) -> Iterator[None]:
 def lock(folder: Path) -> Iterator[None]:
     """Nobody else runs it meanwhile. Raises ManifestError where somebody does."""
     held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    if not _taken(held):
+    if not _try_lock(held):
         holder = os.read(held, 20).decode() or "unknown"
         os.close(held)
         raise ManifestError(f"name {folder.name}: process {holder} runs it already")
@@ -129,9 +129,9 @@ def lock(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
-def _taken(held: int) -> bool:
+def _try_lock(held: int) -> bool:
     """Lock it, if that can be had within TRY_S."""
-    end = time.monotonic() + TRY_S
+    end = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,7 +143,7 @@ def _taken(held: int) -> bool:
             return True
 
 
-def launcher(folder: Path) -> str | None:
+def launcher_pid(folder: Path) -> str | None:
     """The process that runs it; None when there is none."""
     with (folder / "lock").open("rb") as held:
         try:

@@ -13,19 +13,19 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from everstep.runtime.system import atomic
-from everstep.runtime.workflow.engine.gates import Found, Lock, Memo
+from everstep.runtime.workflow.engine.gates import GateResult, Lock, Memo
 
 
-class Shared:
+class SharedState:
     """Of one runs folder, as one run sees it."""
 
     def __init__(self, runs: Path, run: str) -> None:
         self._folder = runs / ".shared"
         self._run = run
 
-    def take(self, node: str, locks: Iterable[Lock]) -> bool:
+    def take_locks(self, node: str, locks: Iterable[Lock]) -> bool:
         """All of these locks for that node, or none."""
-        with self._guarded():
+        with self._guard():
             places = [(self._folder / "locks" / quote(lock.name, safe=""), lock.limit) for lock in locks]
             own = quote(f"{self._run}/{node}", safe="")
             for place, limit in places:
@@ -36,45 +36,45 @@ class Shared:
                 (place / own).touch()
         return True
 
-    def held(self) -> set[str]:
+    def lock_holders(self) -> set[str]:
         """Nodes of this run that hold a lock."""
         prefix = quote(f"{self._run}/", safe="")
         names = [one.name for one in self._folder.glob("locks/*/*")]
         return {unquote(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
 
-    def release(self, node: str) -> None:
+    def release_locks(self, node: str) -> None:
         """All that the node holds."""
         for one in self._folder.glob("locks/*/*"):
             if one.name == quote(f"{self._run}/{node}", safe=""):
                 one.unlink(missing_ok=True)
 
-    def remembered(self, memo: Memo, now: float) -> Found:
+    def look_up(self, memo: Memo, now: float) -> GateResult:
         """What a cache has under a key and is young enough."""
-        entry = self._cache(memo.cache).get(memo.key)
+        entry = self._read_cache(memo.cache).get(memo.key)
         if entry is None or (memo.max_age_s is not None and now - entry["created"] > memo.max_age_s):
-            return Found()
-        return Found(True, entry["parameters"], entry["artifacts"], entry["result"])
+            return GateResult()
+        return GateResult(True, entry["parameters"], entry["artifacts"], entry["result"])
 
     def remember(self, cache: str, key: str, outputs: Mapping[str, Any], now: float) -> None:
         """Keep the outputs of a node that ended well."""
-        with self._guarded():
-            known = self._cache(cache)
+        with self._guard():
+            known = self._read_cache(cache)
             known[key] = {"created": now, **outputs}
-            place = self._place(cache)
+            place = self._cache_path(cache)
             place.parent.mkdir(parents=True, exist_ok=True)
             atomic.replace(place, json.dumps(known))
 
-    def _place(self, cache: str) -> Path:
+    def _cache_path(self, cache: str) -> Path:
         return self._folder / "memo" / f"{quote(cache, safe='')}.json"
 
-    def _cache(self, cache: str) -> dict[str, Any]:
+    def _read_cache(self, cache: str) -> dict[str, Any]:
         try:
-            return json.loads(self._place(cache).read_text())
+            return json.loads(self._cache_path(cache).read_text())
         except FileNotFoundError:
             return {}
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _guard(self) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / "guard").open("w") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)

@@ -14,13 +14,13 @@ from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Outputs, log_name, node_id, pod_name
 from everstep.runtime.workflow.pods.progress import Progress
 
-EVERY_S = 1.0
+WRITE_EVERY_S = 1.0
 """How old `workflow.json` may become while something happens, if it is quickly written."""
-SHARE = 0.02
+WRITE_SHARE = 0.02
 """Of the time, for writing it: a run of twice the nodes writes twice as much, not four times."""
 
 
-class Writer:
+class StatusWriter:
     """Writes `workflow.json`; of a node that has not changed the text is kept."""
 
     def __init__(self, engine: Engine, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,7 +29,7 @@ class Writer:
         self._clock = clock
         self._progress = Progress(engine, folder)
         self._nodes: dict[str, tuple[tuple[Any, ...], msgspec.Raw]] = {}
-        self.every_s = EVERY_S
+        self.every_s = WRITE_EVERY_S
         """How old the file may become: longer where a write takes long, so that all of them take SHARE of the time."""
 
     def write(self) -> None:
@@ -38,7 +38,7 @@ class Writer:
         with atomic.replacing(self._folder / "workflow.json") as file:
             file.write(msgspec.json.encode(self._workflow()) + b"\n")
             faults.point("executor.before_status")
-        self.every_s = max(EVERY_S, (self._clock() - began) / SHARE)
+        self.every_s = max(WRITE_EVERY_S, (self._clock() - began) / WRITE_SHARE)
         faults.point("executor.after_status")
 
     def _workflow(self) -> dict[str, Any]:
@@ -53,24 +53,24 @@ class Writer:
         spec = dict(raw["spec"])
         if engine.shutdown:
             spec["shutdown"] = engine.shutdown
-        how_far, of_nodes = self._progress.look()
+        how_far, of_nodes = self._progress.compute()
         given = [{**entry, "name": entry["globalName"]} for entry in engine.variables.artifacts.values()]
         exported = {"parameters": list(engine.variables.outputs.values()), "artifacts": given}
         exported = {key: value for key, value in exported.items() if value}
         told = {
             "phase": engine.phase.value,
             "message": engine.message or None,
-            "startedAt": stamp(engine.created),
-            "finishedAt": stamp(engine.finished),
+            "startedAt": timestamp(engine.created),
+            "finishedAt": timestamp(engine.finished),
             "progress": how_far,
             "conditions": _conditions(engine) or None,
             "outputs": exported or None,
             "nodes": {
-                node_id(engine.name, node.name): self._text(node, of_nodes.get(node.name, ""))
+                node_id(engine.name, node.name): self._node_json(node, of_nodes.get(node.name, ""))
                 for node in engine.nodes.values()
             },
         }
-        times = {"uid": engine.uid, "creationTimestamp": stamp(engine.created)}
+        times = {"uid": engine.uid, "creationTimestamp": timestamp(engine.created)}
         return {
             "apiVersion": raw["apiVersion"],
             "kind": raw["kind"],
@@ -79,19 +79,19 @@ class Writer:
             "status": {key: value for key, value in told.items() if value is not None},
         }
 
-    def _text(self, node: Node, how_far: str) -> msgspec.Raw:
+    def _node_json(self, node: Node, how_far: str) -> msgspec.Raw:
         """A node as JSON; `how_far`: its progress."""
         values = () if node.phase.fulfilled else tuple(node.outputs.values().items())
         mark = (node.phase, node.message, node.finished, len(node.children), len(node.outbound), node.life, values,
                 how_far, node.daemoned)  # fmt: skip
         known = self._nodes.get(node.name)
         if known is None or known[0] != mark:
-            text = msgspec.json.encode(_node(self._engine, node, self._folder, how_far))
+            text = msgspec.json.encode(_node_status(self._engine, node, self._folder, how_far))
             known = self._nodes[node.name] = (mark, msgspec.Raw(text))
         return known[1]
 
 
-def stamp(moment: float) -> str | None:
+def timestamp(moment: float) -> str | None:
     """Unix time in Argo's form, with the fraction that Argo leaves out; None for 0."""
     return (
         datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -100,7 +100,7 @@ def stamp(moment: float) -> str | None:
     )
 
 
-def _node(engine: Engine, node: Node, folder: Path, how_far: str) -> dict[str, Any]:
+def _node_status(engine: Engine, node: Node, folder: Path, how_far: str) -> dict[str, Any]:
     told: dict[str, Any] = {
         "id": node_id(engine.name, node.name),
         "name": node.name,
@@ -111,13 +111,13 @@ def _node(engine: Engine, node: Node, folder: Path, how_far: str) -> dict[str, A
         "phase": node.phase.value,
         "message": node.message,
         "boundaryID": node_id(engine.name, node.boundary) if node.boundary else "",
-        "startedAt": stamp(node.started),
-        "finishedAt": stamp(node.finished),
+        "startedAt": timestamp(node.started),
+        "finishedAt": timestamp(node.finished),
         "progress": how_far,
         "daemoned": node.daemoned or None,
         "inputs": node.inputs or None,
-        "outputs": _outputs(node.outputs),
-        "memoizationStatus": _memo(node),
+        "outputs": _outputs_status(node.outputs),
+        "memoizationStatus": _memo_status(node),
         "children": [node_id(engine.name, child) for child in node.children],
         "outboundNodes": [node_id(engine.name, end) for end in node.outbound],
     }
@@ -131,15 +131,15 @@ def _conditions(engine: Engine) -> list[dict[str, str]]:
     """As Argo tells a watcher: does a pod run, has the whole ended."""
     found = []
     if any(node.type is NodeType.POD for node in engine.nodes.values()):
-        found.append({"type": "PodRunning", "status": str(bool(engine.running()))})
+        found.append({"type": "PodRunning", "status": str(bool(engine.running_pods()))})
     return [*found, {"type": "Completed", "status": "True"}] if engine.finished else found
 
 
-def _memo(node: Node) -> dict[str, Any] | None:
+def _memo_status(node: Node) -> dict[str, Any] | None:
     return {"hit": node.memo_hit, "key": node.memo[1], "cacheName": node.memo[0]} if node.memo[0] else None
 
 
-def _outputs(outputs: Outputs) -> dict[str, Any] | None:
+def _outputs_status(outputs: Outputs) -> dict[str, Any] | None:
     told = {
         "parameters": outputs.parameters,
         "artifacts": outputs.artifacts,

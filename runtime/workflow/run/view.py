@@ -19,7 +19,7 @@ MARKS = {
     Phase.PENDING: ("○", "dim"), Phase.RUNNING: ("●", "yellow"), Phase.SUCCEEDED: ("✔", "green"),
     Phase.SKIPPED: ("-", "dim"), Phase.OMITTED: ("-", "dim"), Phase.FAILED: ("✖", "red"), Phase.ERROR: ("✖", "red"),
 }  # fmt: skip
-SHOWN = (NodeType.POD, NodeType.RETRY, NodeType.SKIPPED, NodeType.SUSPEND, NodeType.HTTP)
+SHOWN_TYPES = (NodeType.POD, NodeType.RETRY, NodeType.SKIPPED, NodeType.SUSPEND, NodeType.HTTP)
 PLAIN_EVERY_S = 5.0
 LAST_LINES = 15
 
@@ -29,7 +29,7 @@ def watch() -> Iterator[Callable[[Engine, Path], None]]:
     """Gives what RunOptions.on_change takes."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield _Plain().show
+        yield _PlainView().show
         return
     newest: list[tuple[Engine, Path]] = []
     with Live(console=console, auto_refresh=False, transient=False) as live:
@@ -40,14 +40,14 @@ def watch() -> Iterator[Callable[[Engine, Path], None]]:
 
         yield show
     for engine, folder in newest:
-        for node in _steps(engine):
+        for node in _shown_steps(engine):
             if node.phase.bad:
-                _explain(engine, node, folder)
+                _print_log_tail(engine, node, folder)
 
 
-def _steps(engine: Engine) -> list[Node]:
+def _shown_steps(engine: Engine) -> list[Node]:
     """What a person calls a step: pods and their retries as one, the exit handler last."""
-    return [node for node in engine.nodes.values() if node.type in SHOWN and not _is_attempt(engine, node)]
+    return [node for node in engine.nodes.values() if node.type in SHOWN_TYPES and not _is_attempt(engine, node)]
 
 
 def _is_attempt(engine: Engine, node: Node) -> bool:
@@ -55,7 +55,7 @@ def _is_attempt(engine: Engine, node: Node) -> bool:
     return owner is not None and owner.type is NodeType.RETRY
 
 
-def _attempt(engine: Engine, node: Node) -> Node:
+def _last_attempt(engine: Engine, node: Node) -> Node:
     if node.type is not NodeType.RETRY:
         return node
     attempts = [name for name in node.children if name.startswith(f"{node.name}(")]
@@ -67,7 +67,7 @@ def _title(node: Node, engine: Engine) -> str:
 
 
 def _last_lines(engine: Engine, node: Node, folder: Path, count: int) -> list[str]:
-    path = folder / "logs" / f"{log_name(engine.name, _attempt(engine, node))}.log"
+    path = folder / "logs" / f"{log_name(engine.name, _last_attempt(engine, node))}.log"
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 16384))
@@ -76,7 +76,7 @@ def _last_lines(engine: Engine, node: Node, folder: Path, count: int) -> list[st
         return []
 
 
-def _line(engine: Engine, node: Node, folder: Path) -> str:
+def _status_line(engine: Engine, node: Node, folder: Path) -> str:
     if node.phase in (Phase.OMITTED, Phase.SKIPPED):
         return as_text(node.message)
     last = _last_lines(engine, node, folder, 1)
@@ -86,7 +86,7 @@ def _line(engine: Engine, node: Node, folder: Path) -> str:
     return f"{as_text(node.message)}: {words}{again}" if node.phase.bad else f"{words}{again}"
 
 
-def _seconds(node: Node, now: float) -> str:
+def _duration_text(node: Node, now: float) -> str:
     if node.phase in (Phase.OMITTED, Phase.SKIPPED, Phase.PENDING):
         return ""
     return f"{(node.finished or now) - node.started:.1f} s"
@@ -97,7 +97,7 @@ def table(engine: Engine, folder: Path, rows: int, width: int) -> Table:
 
     Of the width, names leave most to what the steps say.
     """
-    steps = _steps(engine)
+    steps = _shown_steps(engine)
     shown = steps if len(steps) <= rows else [one for one in steps if one.phase.bad or not one.phase.fulfilled][-rows:]
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(width=2, no_wrap=True)
@@ -106,16 +106,16 @@ def table(engine: Engine, folder: Path, rows: int, width: int) -> Table:
     grid.add_column(justify="right", no_wrap=True)
     for node in shown:
         mark, style = MARKS[node.phase]
-        line = Text(_line(engine, node, folder), overflow="ellipsis", no_wrap=True)
+        line = Text(_status_line(engine, node, folder), overflow="ellipsis", no_wrap=True)
         title = Text(_title(node, engine), overflow="ellipsis")
-        grid.add_row(Text(f" {mark}", style), title, line, _seconds(node, engine.now))
+        grid.add_row(Text(f" {mark}", style), title, line, _duration_text(node, engine.now))
     if len(shown) < len(steps):
         ended = sum(one.phase.fulfilled for one in steps)
         grid.add_row("", f"{ended} of {len(steps)} steps have ended", "", "")
     return grid
 
 
-class _Plain:
+class _PlainView:
     """A line when a step starts or ends, and now and then its newest log line."""
 
     def __init__(self) -> None:
@@ -125,31 +125,31 @@ class _Plain:
     def show(self, engine: Engine, folder: Path) -> None:
         """Print what is new."""
         now = time.monotonic()
-        for node in _steps(engine):
+        for node in _shown_steps(engine):
             before = self._seen.get(node.name)
             if node.phase is not before and node.phase is not Phase.PENDING:
                 self._seen[node.name] = node.phase
-                line = _line(engine, node, folder)
+                line = _status_line(engine, node, folder)
                 self._print(engine, node, line if node.phase.fulfilled else "started")
                 if node.phase.bad:
-                    _explain(engine, node, folder)
+                    _print_log_tail(engine, node, folder)
                 self._said[node.name] = (now, line)
             elif node.phase is Phase.RUNNING and now - self._said[node.name][0] >= PLAIN_EVERY_S:
-                line, said = _line(engine, node, folder), self._said[node.name][1]
+                line, said = _status_line(engine, node, folder), self._said[node.name][1]
                 self._said[node.name] = (now, line or said)
                 if line and line != said:
                     self._print(engine, node, line)
 
     def _print(self, engine: Engine, node: Node, line: str) -> None:
         mark = MARKS[node.phase][0]
-        told = f" {mark} {_title(node, engine):<11} {line:<60} {_seconds(node, engine.now):>8}"
+        told = f" {mark} {_title(node, engine):<11} {line:<60} {_duration_text(node, engine.now):>8}"
         print(told.rstrip(), file=sys.stderr, flush=True)
 
 
-def _explain(engine: Engine, node: Node, folder: Path) -> None:
+def _print_log_tail(engine: Engine, node: Node, folder: Path) -> None:
     """The last lines of a failed step's log, and where it is."""
     for line in _last_lines(engine, node, folder, LAST_LINES):
         print(f"     {line}", file=sys.stderr)
-    log = folder / "logs" / f"{log_name(engine.name, _attempt(engine, node))}.log"
+    log = folder / "logs" / f"{log_name(engine.name, _last_attempt(engine, node))}.log"
     if log.exists():
         print(f"   log: {log}", file=sys.stderr, flush=True)
